@@ -1,0 +1,50 @@
+# Everything starts from `make help`. PYTHON is only used to make the environment; after that .venv does the work.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOGDIR ?= runs
+
+export PYTHONUNBUFFERED := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup mnist test lint format proto tensorboard clean
+
+help: ## Show this list.
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
+
+setup: $(STAMP) ## Make .venv from requirements.lock (only when that or pyproject.toml changed).
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "make: $(PYTHON) is older than Python 3.11: pass a newer one, as in make PYTHON=python3.12" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+mnist: $(STAMP) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends with the test accuracy.
+	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
+		$(BIN)/python -m models.mnist.trainer --flagfile=configs/mnist_async.flags
+
+test: $(STAMP) ## Run the tests; one file: make test TESTS=tests/harness/test_launch.py
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(STAMP) ## Check style and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Put imports and layout in order.
+	$(BIN)/ruff check --select I --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP) ## Generate runtime/proto from protos/.
+	$(BIN)/python protos/generate.py
+
+tensorboard: $(STAMP) ## Show the training runs under LOGDIR (runs).
+	$(BIN)/tensorboard --logdir=$(LOGDIR)
+
+clean: ## Remove caches and build outputs; .venv and runs stay.
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,206 @@
+"""The coordinator: threads of a program that stop together, and an error in one that reaches the caller."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from runtime import OutOfRangeError
+
+_log = logging.getLogger(__name__)
+
+_TELL_EVERY_SECS = 10.0
+"""How often a wait says for whom."""
+
+ExcInfo = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
+
+
+class Coordinator:
+    """Stops a group of threads together.
+
+        coord = Coordinator()
+        threads = [threading.Thread(target=work, args=(coord,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        coord.join(threads)         # re-raises the first error of any thread
+
+        def work(coord):
+            with coord.stop_on_exception():
+                while not coord.should_stop():
+                    ...
+
+    All methods may be called from any thread, and `request_stop` from a signal handler too.
+
+    Args:
+        clean_stop_exception_types: exceptions that mean a stop without an error; by default the end of the input,
+            `(OutOfRangeError,)`.
+    """
+
+    def __init__(self, clean_stop_exception_types: Iterable[type[BaseException]] | None = None) -> None:
+        """See the class."""
+        self._clean_types = (
+            (OutOfRangeError,) if clean_stop_exception_types is None else tuple(clean_stop_exception_types)
+        )
+        # Guards all that follows. It has a re-entrant lock, where threading.Event has not: a signal handler may
+        # interrupt the very thread that is inside one of these methods, and call request_stop.
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._joined = False
+        self._error: tuple[BaseException, TracebackType | None] | None = None
+        self._registered: set[threading.Thread] = set()
+
+    def request_stop(self, ex: BaseException | ExcInfo | None = None) -> None:
+        """Asks all threads to stop; `should_stop` is true from now on.
+
+        The first request decides: its exception, if any, is what `join` raises, and later ones are only logged (they
+        tend to be consequences of the stop).
+
+        Args:
+            ex: why, as an exception or as `sys.exc_info()`; None, or one of the clean types, for no error.
+
+        Raises:
+            TypeError: `ex` is something else.
+            BaseException: `ex` itself, when `join` is over and could not report it any more.
+        """
+        error = ex[1] if isinstance(ex, tuple) else ex
+        if error is not None and not isinstance(error, BaseException):
+            raise TypeError(f"request_stop() takes an exception or sys.exc_info(), got {ex!r}")
+        failed = error is not None and not isinstance(error, self._clean_types)
+        with self._changed:
+            first, joined = not self._stopping, self._joined
+            if first and failed and error is not None and not joined:
+                self._error = (error, error.__traceback__)
+            # After join() a failure is raised here and stops nothing: there is nobody left to stop.
+            self._stopping = self._stopping or not (joined and failed)
+            self._changed.notify_all()
+        if not failed or error is None:
+            return
+        if joined:
+            raise error
+        how = "error reported to coordinator" if first else "error after the stop, not raised"
+        _log.log(logging.ERROR if first else logging.WARNING, "%s: %s: %s", how, type(error).__name__, error)
+
+    def clear_stop(self) -> None:
+        """Forgets the stop, its exception and the join, for another round with new threads."""
+        with self._changed:
+            self._stopping = False
+            self._joined = False
+            self._error = None
+
+    def should_stop(self) -> bool:
+        """Whether a stop was requested."""
+        with self._changed:
+            return self._stopping
+
+    def wait_for_stop(self, timeout: float | None = None) -> bool:
+        """Waits until a stop is requested.
+
+        Args:
+            timeout: seconds to wait at most; not above 0 only looks, None waits without limit.
+
+        Returns:
+            Whether a stop was requested.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping, timeout)
+
+    @contextmanager
+    def stop_on_exception(self) -> Iterator[None]:
+        """Turns any exception within, KeyboardInterrupt too, into a `request_stop` with it, and goes on after."""
+        try:
+            yield
+        except BaseException as error:
+            self.request_stop(error)
+
+    def register_thread(self, thread: threading.Thread) -> None:
+        """Makes `join` wait for a thread."""
+        with self._changed:
+            self._registered.add(thread)
+
+    def join(
+        self,
+        threads: Iterable[threading.Thread] | None = None,
+        stop_grace_period_secs: float = 120,
+        ignore_live_threads: bool = False,
+    ) -> None:
+        """Waits for threads to end: without limit until a stop is requested, and for the grace period after that.
+
+        Args:
+            threads: whom to wait for, beside the registered threads; their registration is over then.
+            stop_grace_period_secs: seconds that threads have to end once a stop is requested.
+            ignore_live_threads: only log threads that are alive after the grace period.
+
+        Raises:
+            BaseException: what stopped the threads, with its traceback; this comes before the next.
+            RuntimeError: threads are alive after the grace period; tells their names.
+        """
+        with self._changed:
+            covered = {*self._registered, *(threads or ())}
+        waited = covered - {threading.current_thread()}
+        watcher = self._wait_for_end_or_stop(waited)
+        deadline = time.monotonic() + stop_grace_period_secs
+        while (alive := _alive(waited)) and (left := deadline - time.monotonic()) > 0:
+            _join_all(alive, min(left, _TELL_EVERY_SECS))
+            if still := _alive(waited):
+                _log.info("stopping: %.0f s left for threads %s", max(0.0, deadline - time.monotonic()), _names(still))
+        if watcher is not None and not alive:
+            watcher.join()
+        with self._changed:
+            self._joined = True
+            self._registered -= covered
+        self.raise_requested_exception()
+        if not alive:
+            return
+        text = f"Coordinator stopped with threads still running: {_names(alive)}"
+        if not ignore_live_threads:
+            raise RuntimeError(text)
+        _log.info(text)
+
+    @property
+    def joined(self) -> bool:
+        """Whether `join` is over."""
+        with self._changed:
+            return self._joined
+
+    def raise_requested_exception(self) -> None:
+        """Raises the exception that stopped the threads, with its traceback, if there is one; it stays recorded."""
+        with self._changed:
+            recorded = self._error
+        if recorded is not None:
+            # Each raise adds frames to the exception: start again from those of the thread.
+            raise recorded[0].with_traceback(recorded[1])
+
+    def _wait_for_end_or_stop(self, threads: set[threading.Thread]) -> threading.Thread | None:
+        """Returns the helper thread that this needed, if any; it ends when the last of `threads` does."""
+        if self.should_stop() or not _alive(threads):
+            return None
+        # Nobody tells when a thread ends: somebody has to sit and wait for it.
+        watcher = threading.Thread(target=self._tell_when_ended, args=(threads,), name="coordinator-join", daemon=True)
+        watcher.start()
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._stopping or not _alive(threads), _TELL_EVERY_SECS):
+                _log.info("waiting for a stop, or for the end of threads %s", _names(_alive(threads)))
+        return watcher
+
+    def _tell_when_ended(self, threads: set[threading.Thread]) -> None:
+        for thread in _alive(threads):
+            thread.join()
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _alive(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
+    return sorted((thread for thread in threads if thread.is_alive()), key=lambda thread: thread.name)
+
+
+def _join_all(threads: Iterable[threading.Thread], timeout: float) -> None:
+    """Waits until all threads have ended, `timeout` seconds at most."""
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _names(threads: Iterable[threading.Thread]) -> str:
+    return " ".join(thread.name for thread in threads)

@@ -1,0 +1,139 @@
+"""The process around one task: whatever happens to anybody, the task's whole process tree ends.
+
+Run as a script, with the standard library only, so that it starts in milliseconds and weighs little:
+
+    python -I -S guard.py LAUNCHER_PID COMMAND...
+
+It starts COMMAND in a process group of its own, passes SIGINT, SIGTERM and SIGHUP on to that group, and ends as COMMAND
+ended: same exit code, or same signal. Before it leaves it kills every process that COMMAND left behind, also those that
+moved to a session of their own: as a child subreaper it inherits them. If the launcher dies, by `kill -9` too, the
+kernel tells the guard (PR_SET_PDEATHSIG), and if the guard is killed, the kernel kills COMMAND.
+
+Off Linux, where prctl(2) and /proc are missing, only the process group is ended and only by a guard that lives.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from typing import NoReturn
+
+KILL_SIGNAL = signal.SIGUSR2
+"""Asks the guard to SIGKILL everything at once; SIGKILL itself would not let it clean up."""
+CANNOT_START = 127
+WATCHED = frozenset({signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, KILL_SIGNAL})
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper() -> None:
+    """Makes this process inherit the orphans among its descendants, so that it can end them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_children() -> None:
+    """Kills and reaps every child of this process, until there is none left, adopted orphans included."""
+    while children := _children():
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def main(launcher: int, command: list[str]) -> NoReturn:
+    """Runs `command` until it ends or the process `launcher` does; never returns."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    become_subreaper()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != launcher:  # It died before the kernel knew that we want to be told.
+        sys.exit(1)
+    guard = os.getpid()
+    task = os.fork()
+    if task == 0:
+        _become(command, guard)
+    with contextlib.suppress(PermissionError, ProcessLookupError):  # The task does it too; whoever is first.
+        os.setpgid(task, task)
+    while os.waitid(os.P_PID, task, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        signum = signal.sigwait(WATCHED)
+        if signum == KILL_SIGNAL or os.getppid() != launcher:
+            _signal_group(task, signal.SIGKILL)
+        elif signum == signal.SIGCHLD:
+            _reap_orphans(task)
+        else:
+            _signal_group(task, signum)
+    # Not reaped yet, so its number cannot have been given to another group.
+    _signal_group(task, signal.SIGKILL)
+    _, status = os.waitpid(task, 0)
+    end_children()
+    _end_as(os.waitstatus_to_exitcode(status))
+
+
+def _become(command: list[str], guard: int) -> NoReturn:
+    """In the forked child: turns into the task."""
+    try:
+        os.setpgid(0, 0)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(1)
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these; a fresh program does not expect that.
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
+    os._exit(CANNOT_START)
+
+
+def _end_as(returncode: int) -> NoReturn:
+    """Ends this process the way the task ended."""
+    if returncode >= 0:
+        os._exit(returncode)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # The task wrote its core, if any; ours would overwrite it.
+    if -returncode not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(-returncode, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.kill(os.getpid(), -returncode)
+    os._exit(128 - returncode)
+
+
+def _signal_group(group: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signum)
+
+
+def _reap_orphans(task: int) -> None:
+    """Reaps adopted processes that ended, so that no zombies gather while the task runs."""
+    for pid in _children():
+        if pid != task:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _children() -> list[int]:
+    """The numbers of this process's children, zombies included; empty where there is no /proc."""
+    me = os.getpid()
+    with contextlib.suppress(FileNotFoundError):
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == me]
+    return []
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # The name, in brackets, may hold anything; after its closing bracket come the state and the parent.
+            return int(stat.read().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,92 @@
+"""From the bytes that tasks write to prefixed lines: one stream that a human or `grep` can read."""
+
+import collections
+import os
+import re
+from collections.abc import Sequence
+from typing import BinaryIO, TextIO
+
+MAX_LINE_BYTES = 1 << 16
+"""A longer line is shown in pieces, so that a task that never ends its line costs no memory."""
+TAIL_LINES = 20
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+# Everything below space and DEL, save tab and the escape that starts a colour: a terminal must survive binary output.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
+
+
+class LineBuffer:
+    r"""The bytes of one task, cut into clean lines.
+
+    Of a line that was redrawn with carriage returns (a progress bar) only the last state counts; bytes that are not
+    UTF-8 and control characters are shown as escapes (`\xff`).
+    """
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+
+    @property
+    def partial(self) -> bool:
+        """Whether the beginning of a line is waiting for its end."""
+        return bool(self._pending)
+
+    def feed(self, data: bytes) -> list[str]:
+        """Adds `data`; returns the lines that are complete now, without their ends."""
+        self._pending += data
+        *whole, rest = self._pending.split(b"\n")
+        lines = [piece for line in whole for piece in _pieces(line)]
+        *early, last = _pieces(rest) if len(rest) > MAX_LINE_BYTES else [rest]
+        self._pending = bytearray(last)
+        return self._remember([_clean(line) for line in lines + early])
+
+    def flush(self) -> list[str]:
+        """What is left of a line without an end, as a line; nothing when there is none."""
+        rest, self._pending = self._pending, bytearray()
+        return self._remember([_clean(rest)] if rest else [])
+
+    def _remember(self, lines: list[str]) -> list[str]:
+        self.tail.extend(lines)
+        return lines
+
+
+def _pieces(line: bytearray) -> list[bytearray]:
+    return [line[at : at + MAX_LINE_BYTES] for at in range(0, max(len(line), 1), MAX_LINE_BYTES)]
+
+
+def _clean(line: bytearray) -> str:
+    text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "backslashreplace")
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+class Printer:
+    """Writes `name | line`: coloured and aligned for a terminal, plain for everything else."""
+
+    def __init__(self, stream: BinaryIO, names: Sequence[str], colour: bool) -> None:
+        """Writes to `stream`; `names` are all the names that will come, in the order that gives them colours."""
+        self._stream = stream
+        self._prefixes = {name: _prefix(name, names, colour) for name in names}
+
+    def write(self, name: str, lines: Sequence[str]) -> None:
+        """Writes `lines` of the task `name`.
+
+        Raises:
+            BrokenPipeError: when nobody reads the stream any more.
+        """
+        if lines:
+            prefix = self._prefixes[name]
+            self._stream.write("".join(f"{prefix}{line}\n" for line in lines).encode())
+            self._stream.flush()
+
+
+def _prefix(name: str, names: Sequence[str], colour: bool) -> str:
+    if not colour:
+        return f"{name} | "
+    width = max(map(len, names))
+    return f"\x1b[{_COLOURS[list(names).index(name) % len(_COLOURS)]}m{name:<{width}} |\x1b[0m "
+
+
+def wants_colour(choice: str, stream: TextIO) -> bool:
+    """Whether to colour: `choice` is `always`, `never`, or `auto` (a terminal, and NO_COLOR not set)."""
+    if choice == "auto":
+        return stream.isatty() and not os.environ.get("NO_COLOR")
+    return choice == "always"

@@ -1,0 +1,295 @@
+"""What the launcher does next: a pure function of the state, one event, the time and the options.
+
+Events come in, instructions come out, nothing here starts a process or reads a clock, so every path can be tested in
+microseconds. The rules, in the order in which they matter:
+
+* A worker that exits with 0 is done. Any other end of a task is a failure; so is a ps task that leaves by itself.
+* A failed task is started again after a pause that doubles, at most `max_restarts` times; a task that ran for
+  `forgive_secs` since its last start has its count forgiven.
+* A task that failed too often fails for good. The chief (worker 0) and the ps tasks take everything down with them;
+  the other workers do not, for asynchronous training goes on without them.
+* Stopping goes in order, because a worker may need its ps for a last checkpoint: first the workers, then the ps tasks;
+  each of the two gets `grace_secs` before SIGKILL.
+* The exit code is that of the first task that failed for good, else 128+signal when a signal ended it, else 0.
+"""
+
+import enum
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+PS = "ps"
+WORKER = "worker"
+KILL_PATIENCE_SECS = 5.0
+"""How long a task may take to vanish after SIGKILL before the launcher leaves without it."""
+
+
+@dataclass(frozen=True, order=True)
+class TaskId:
+    """One task of the cluster, written `worker/1`."""
+
+    job: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.index}"
+
+
+CHIEF = TaskId(WORKER, 0)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user may choose; all times in seconds."""
+
+    max_restarts: int = 3
+    grace_secs: float = 10.0
+    backoff_secs: float = 0.5
+    max_backoff_secs: float = 30.0
+    forgive_secs: float = 60.0
+
+
+class Phase(enum.Enum):
+    """Where one task is in its life."""
+
+    WAITING = "waiting to be started again"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed for good"
+
+
+class Stage(enum.Enum):
+    """Where the whole cluster is in its life; only ever moves down this list."""
+
+    RUNNING = 0
+    STOPPING_WORKERS = 1
+    STOPPING_PS = 2
+    FINISHED = 3
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """One task: `attempt` counts all its starts from 0, `restarts` those that still count against the limit."""
+
+    phase: Phase
+    attempt: int = 0
+    restarts: int = 0
+    since: float = 0.0
+    """Running: when it was started. Waiting: when it is to be started."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The whole cluster as the launcher sees it."""
+
+    tasks: Mapping[TaskId, TaskState]
+    stage: Stage = Stage.RUNNING
+    failure_code: int | None = None
+    signal_code: int | None = None
+    deadline: float | None = None
+    """When patience with the tasks being stopped ends."""
+    killed: frozenset[TaskId] = frozenset()
+    """The tasks that have been sent SIGKILL."""
+
+    @property
+    def exit_code(self) -> int:
+        """The launcher's exit code, as far as it is known."""
+        return next((code for code in (self.failure_code, self.signal_code) if code is not None), 0)
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A task's process ended; `returncode` as in subprocess: negative for a signal."""
+
+    task: TaskId
+    returncode: int
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The launcher itself received a signal that asks it to stop."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed; nothing else happened."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start this task."""
+
+    task: TaskId
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send this signal to this running task; SIGKILL means its whole process tree."""
+
+    task: TaskId
+    signum: int
+
+
+@dataclass(frozen=True)
+class Say:
+    """Tell the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ShowTail:
+    """Show the user the last lines of this task."""
+
+    task: TaskId
+
+
+Event = Exited | Interrupted | Tick
+Instruction = Start | Send | Say | ShowTail
+
+
+def begin(tasks: Iterable[TaskId], now: float) -> tuple[State, tuple[Instruction, ...]]:
+    """The first state, and the instructions that start every task in the given order."""
+    states = {task: TaskState(Phase.RUNNING, since=now) for task in tasks}
+    return State(states), tuple(Start(task, 0) for task in states)
+
+
+def next_due(state: State) -> float | None:
+    """When the next `Tick` is due, on the clock that `react` is given; None when only an event can change anything."""
+    due = [task.since for task in state.tasks.values() if task.phase is Phase.WAITING]
+    if state.deadline is not None:
+        due.append(state.deadline)
+    return min(due, default=None)
+
+
+def react(state: State, event: Event, now: float, options: Options) -> tuple[State, tuple[Instruction, ...]]:
+    """The next state and what to do, after `event` at time `now` (seconds on any clock that only goes forward)."""
+    out: list[Instruction] = []
+    match event:
+        case Exited(task, returncode):
+            state = _on_exit(state, task, returncode, now, options, out)
+        case Interrupted(signum):
+            state = _on_signal(state, signum, now, options, out)
+        case Tick():
+            state = _on_tick(state, now, out)
+    return _advance(state, now, options, out), tuple(out)
+
+
+def _on_exit(
+    state: State, task: TaskId, returncode: int, now: float, options: Options, out: list[Instruction]
+) -> State:
+    was = state.tasks[task]
+    if was.phase is not Phase.RUNNING:
+        return state
+    if (task.job == WORKER and returncode == 0) or state.stage is not Stage.RUNNING:
+        return _with(state, task, replace(was, phase=Phase.DONE))
+    restarts = 0 if now - was.since >= options.forgive_secs else was.restarts
+    what = f"{task} {describe(returncode)}"
+    if restarts < options.max_restarts:
+        pause = min(options.backoff_secs * 2**restarts, options.max_backoff_secs)
+        out.append(Say(f"{what}; restart {restarts + 1} of {options.max_restarts} in {pause:g} s"))
+        waiting = TaskState(Phase.WAITING, attempt=was.attempt + 1, restarts=restarts + 1, since=now + pause)
+        return _with(state, task, waiting)
+    after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
+    fatal = task == CHIEF or task.job == PS
+    outcome = "stopping everything" if fatal else "going on without it"
+    out += [ShowTail(task), Say(f"{what} and failed for good{after}; {outcome}")]
+    state = _with(state, task, replace(was, phase=Phase.FAILED))
+    if state.failure_code is None:
+        state = replace(state, failure_code=exit_code_of(returncode) or 1)
+    return _stop_workers(state, signal.SIGTERM, now, options, out) if fatal else state
+
+
+def _on_signal(state: State, signum: int, now: float, options: Options, out: list[Instruction]) -> State:
+    name = signal.Signals(signum).name
+    if state.signal_code is not None:
+        out.append(Say(f"{name} again: killing every task"))
+        return _kill(state, _running(state), now, out)
+    state = replace(state, signal_code=128 + signum)
+    out.append(Say(f"{name}: stopping the workers, then the ps tasks, within {options.grace_secs:g} s each"))
+    passed_on = signum if signum in (signal.SIGINT, signal.SIGTERM) else signal.SIGTERM
+    if state.stage is Stage.RUNNING:
+        return _stop_workers(state, passed_on, now, options, out)
+    if state.stage is Stage.STOPPING_WORKERS:
+        out += [Send(task, passed_on) for task in _running(state, WORKER)]
+    return state
+
+
+def _on_tick(state: State, now: float, out: list[Instruction]) -> State:
+    for task, was in state.tasks.items():
+        if was.phase is Phase.WAITING and was.since <= now:
+            state = _with(state, task, replace(was, phase=Phase.RUNNING, since=now))
+            out.append(Start(task, was.attempt))
+    if state.deadline is None or now < state.deadline:
+        return state
+    late = _running(state, WORKER if state.stage is Stage.STOPPING_WORKERS else None)
+    stubborn = [task for task in late if task not in state.killed]
+    if stubborn:
+        out.append(Say(f"{', '.join(map(str, stubborn))} did not stop in time: killed"))
+        return _kill(state, stubborn, now, out)
+    out.append(Say(f"{', '.join(map(str, late))} could not be killed: left to the system"))
+    for task in late:
+        state = _with(state, task, replace(state.tasks[task], phase=Phase.FAILED))
+    return state
+
+
+def _advance(state: State, now: float, options: Options, out: list[Instruction]) -> State:
+    """Moves on to the next stage when nothing keeps the cluster in this one."""
+    if state.stage in (Stage.RUNNING, Stage.STOPPING_WORKERS) and not _alive(state, WORKER):
+        state = replace(_drop_waiting(state), stage=Stage.STOPPING_PS)
+        # SIGTERM whatever signal the launcher got: a ps is told to leave, it has no work that could be interrupted.
+        asked = [task for task in _running(state, PS) if task not in state.killed]
+        out += [Send(task, signal.SIGTERM) for task in asked]
+        state = replace(state, deadline=now + (options.grace_secs if asked else KILL_PATIENCE_SECS))
+    if state.stage is Stage.STOPPING_PS and not _running(state):
+        state = replace(state, stage=Stage.FINISHED, deadline=None)
+    return state
+
+
+def _stop_workers(state: State, signum: int, now: float, options: Options, out: list[Instruction]) -> State:
+    out += [Send(task, signum) for task in _running(state, WORKER)]
+    return replace(_drop_waiting(state), stage=Stage.STOPPING_WORKERS, deadline=now + options.grace_secs)
+
+
+def _kill(state: State, tasks: list[TaskId], now: float, out: list[Instruction]) -> State:
+    out += [Send(task, signal.SIGKILL) for task in tasks]
+    return replace(state, deadline=now + KILL_PATIENCE_SECS, killed=state.killed | set(tasks))
+
+
+def _alive(state: State, job: str) -> bool:
+    return any(t.job == job and was.phase in (Phase.RUNNING, Phase.WAITING) for t, was in state.tasks.items())
+
+
+def _drop_waiting(state: State) -> State:
+    for task, was in state.tasks.items():
+        if was.phase is Phase.WAITING:
+            state = _with(state, task, replace(was, phase=Phase.DONE))
+    return state
+
+
+def _running(state: State, job: str | None = None) -> list[TaskId]:
+    return [
+        task for task, was in state.tasks.items() if was.phase is Phase.RUNNING and (job is None or task.job == job)
+    ]
+
+
+def _with(state: State, task: TaskId, new: TaskState) -> State:
+    return replace(state, tasks={**state.tasks, task: new})
+
+
+def exit_code_of(returncode: int) -> int:
+    """A subprocess return code as a shell reports it: 128+signal for a signal."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def describe(returncode: int) -> str:
+    """A subprocess return code in words."""
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"

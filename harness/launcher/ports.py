@@ -1,0 +1,55 @@
+"""Free TCP ports for a local cluster, held until the tasks that will listen on them start."""
+
+import contextlib
+import pathlib
+import random
+import socket
+
+LOWEST = 10_000
+_TRIES = 500
+
+
+def hold_ports(count: int) -> list[socket.socket]:
+    """Binds `count` free TCP ports on all interfaces; close a socket just before its task starts.
+
+    The ports lie outside the range that the system hands out by itself where that leaves room, so that between the
+    close and the task's own bind no outgoing connection and no other program's "any port" can take them. The sockets
+    do not set SO_REUSEADDR: with it two launchers could hold the same port without noticing; and as a socket that
+    was never connected leaves nothing behind, the task can bind at once.
+
+    Raises:
+        OSError: if the system has no port to give.
+    """
+    lowest, highest = _quiet_range()
+    held: list[socket.socket] = []
+    with contextlib.ExitStack() as on_error:
+        for _ in range(count):
+            held.append(on_error.enter_context(_hold_one(lowest, highest)))
+        on_error.pop_all()
+    return held
+
+
+def _hold_one(lowest: int, highest: int) -> socket.socket:
+    chosen = random.SystemRandom()
+    for attempt in range(_TRIES + 1):
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # Port 0, the system's choice, when the range is too small or too full.
+        port = chosen.randint(lowest, highest) if attempt < _TRIES and highest - lowest >= _TRIES else 0
+        try:
+            holder.bind(("", port))
+        except OSError:
+            holder.close()
+            if port == 0:
+                raise
+        else:
+            return holder
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _quiet_range() -> tuple[int, int]:
+    """The unprivileged ports from LOWEST up that the system does not hand out by itself, first and last."""
+    try:
+        first = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
+    except OSError:
+        return LOWEST, LOWEST
+    return LOWEST, int(first) - 1

@@ -1,0 +1,1 @@
+"""Handwritten digits, an example to read top to bottom: `data` is learned from, `model` learns, `trainer` runs it."""

@@ -1,0 +1,281 @@
+"""What a cluster is: `ClusterSpec` maps jobs to numbered tasks and tasks to addresses.
+
+A `ClusterSpec` is an immutable value. Addresses are not looked at when it is made (a graph can be built for a
+cluster that does not exist yet); `validate` checks them, and a server calls it before it starts.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from runtime.errors import InvalidArgumentError
+from runtime.proto import cluster_pb2
+
+_MAX_DIFFERENCES = 5
+"""How many differences `difference` spells out; the rest is counted, so that the error stays readable."""
+
+
+@dataclass(frozen=True, order=True)
+class TaskId:
+    """Which task of a cluster; as text it is a device name, such as "/job:ps/task:0"."""
+
+    job: str
+    index: int
+
+    def __str__(self) -> str:
+        """The task as a device name and as errors show it."""
+        return f"/job:{self.job}/task:{self.index}"
+
+
+class _JobDefLike(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tasks(self) -> Mapping[int, str]: ...
+
+
+@runtime_checkable
+class ClusterDefLike(Protocol):
+    """A `ClusterDef` message: of `cluster_pb2`, or of anybody else's proto with the same fields."""
+
+    @property
+    def job(self) -> Sequence[_JobDefLike]:
+        """The jobs, each with `.name` and a mapping `.tasks` from index to address."""
+
+
+JobsLike = Mapping[str, Sequence[str] | Mapping[int, str] | Mapping[str, str]]
+"""What a `ClusterSpec` can be written as: job name to a list of addresses, or to {index: address}."""
+
+
+class ClusterSpec:
+    """The jobs and tasks of a cluster, with the address of each task.
+
+        ClusterSpec({"ps": ["ps0:2222"], "worker": ["w0:2222", "w1:2222"]})
+        ClusterSpec({"ps": ["ps0:2222"], "worker": {1: "w1:2222"}})    # sparse: only the tasks one needs to know
+
+    Args:
+        cluster: a mapping from job name to a list or tuple of addresses, or to a mapping from task index to
+            address; or a `ClusterSpec`; or a `ClusterDef` message.
+
+    Raises:
+        TypeError: `cluster`, a job or an address is of another type.
+        InvalidArgumentError: a task index is negative, or a job or index is given twice.
+    """
+
+    def __init__(self, cluster: "JobsLike | ClusterSpec | ClusterDefLike") -> None:
+        """See the class."""
+        self._jobs: dict[str, dict[int, str]] = {}
+        if isinstance(cluster, ClusterSpec):
+            self._jobs = {job: dict(tasks) for job, tasks in cluster._jobs.items()}
+        elif isinstance(cluster, Mapping):
+            self._jobs = {_job_name(job): _job_tasks(job, tasks) for job, tasks in cluster.items()}
+        elif isinstance(cluster, ClusterDefLike):
+            for job_def in cluster.job:
+                if job_def.name in self._jobs:
+                    raise InvalidArgumentError(f"job {job_def.name!r} is given twice")
+                self._jobs[job_def.name] = _job_tasks(job_def.name, job_def.tasks)
+        else:
+            raise TypeError(
+                "cluster must be a dictionary mapping one or more job names to lists of addresses or dictionaries "
+                f"of index to address, or a ClusterSpec or ClusterDef; got {type(cluster).__name__}"
+            )
+
+    @property
+    def jobs(self) -> list[str]:
+        """The job names, in the order they were given."""
+        return list(self._jobs)
+
+    def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
+        """The jobs as plain values: a list where the indices are 0, 1, 2..., else a dict from index to address."""
+        return {
+            job: list(tasks.values()) if tasks and max(tasks) == len(tasks) - 1 else dict(tasks)
+            for job, tasks in self._jobs.items()
+        }
+
+    def as_cluster_def(self) -> cluster_pb2.ClusterDef:
+        """The jobs as a message, sorted by name."""
+        return cluster_pb2.ClusterDef(
+            job=[cluster_pb2.JobDef(name=job, tasks=self._jobs[job]) for job in sorted(self._jobs)]
+        )
+
+    def num_tasks(self, job_name: str) -> int:
+        """How many tasks a job has; gaps between indices are not counted."""
+        return len(self._tasks(job_name))
+
+    def task_indices(self, job_name: str) -> list[int]:
+        """The indices of a job's tasks, ascending."""
+        return list(self._tasks(job_name))
+
+    def task_address(self, job_name: str, task_index: int) -> str:
+        """The address of one task, as it was given.
+
+        Raises:
+            InvalidArgumentError: no such job or task.
+        """
+        tasks = self._tasks(job_name)
+        if task_index not in tasks:
+            there = ", ".join(map(str, tasks)) or "none"
+            raise InvalidArgumentError(f"No task with index {task_index} in job {job_name!r}; its tasks: {there}")
+        return tasks[task_index]
+
+    def job_tasks(self, job_name: str) -> list[str | None]:
+        """The addresses of a job by index, with None where there is no task."""
+        tasks = self._tasks(job_name)
+        return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
+
+    def tasks(self) -> dict[TaskId, str]:
+        """The address of every task, sorted by job and index."""
+        return {TaskId(job, index): address for job in sorted(self._jobs) for index, address in self._jobs[job].items()}
+
+    def default_task(self) -> TaskId:
+        """The task for variables that no device was asked for.
+
+        It must be the same on every host, so it does not depend on the order in which the jobs were written:
+        the first task of "ps" where there is one, else the first task of the job whose name sorts first.
+
+        Raises:
+            InvalidArgumentError: the cluster has no tasks.
+        """
+        for job in sorted(self._jobs, key=lambda name: (name != "ps", name)):
+            if self._jobs[job]:
+                return TaskId(job, min(self._jobs[job]))
+        raise InvalidArgumentError("the cluster has no tasks")
+
+    def validate(self) -> None:
+        """Checks that every address is "host:port" and that no two tasks share one (port 0, "any", may repeat).
+
+        Raises:
+            InvalidArgumentError: tells the task and its address.
+        """
+        seen: dict[tuple[str, int], TaskId] = {}
+        for task, address in self.tasks().items():
+            try:
+                host, port = split_address(address)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"task {task.index} of job {task.job}: {error.message}") from None
+            first = seen.setdefault((host.lower(), port), task)
+            if port and first != task:
+                raise InvalidArgumentError(
+                    f"task {task.index} of job {task.job} and task {first.index} of job {first.job} "
+                    f"have the same address {address!r}: every task needs its own host:port"
+                )
+
+    def fingerprint(self) -> str:
+        """A short digest (16 hex digits): the same in every process for equal specs."""
+        canonical = json.dumps([[job, sorted(self._jobs[job].items())] for job in sorted(self._jobs)])
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def _tasks(self, job_name: str) -> dict[int, str]:
+        if job_name not in self._jobs:
+            there = ", ".join(self._jobs) or "none"
+            raise InvalidArgumentError(f"No such job in cluster: {job_name!r}; its jobs: {there}")
+        return self._jobs[job_name]
+
+    def __bool__(self) -> bool:
+        """Whether there are any jobs."""
+        return bool(self._jobs)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal jobs, tasks and addresses, however they were written.
+
+        A plain dict is equal in the form {job: {index: address}}.
+        """
+        if isinstance(other, ClusterSpec):
+            return self._jobs == other._jobs
+        return self._jobs == other if isinstance(other, Mapping) else NotImplemented
+
+    def __hash__(self) -> int:
+        """Equal specs have equal hashes."""
+        return hash(self.fingerprint())
+
+    def __repr__(self) -> str:
+        """`ClusterSpec({...})`, sorted by job."""
+        jobs = self.as_dict()
+        return f"ClusterSpec({ {job: jobs[job] for job in sorted(jobs)}!r})"
+
+
+def difference(here: ClusterSpec, there: ClusterSpec) -> str:
+    """Says in words how two cluster definitions differ; the empty string when they do not.
+
+    For example "task 1 of job ps: 'a:1' here, 'b:1' there".
+    """
+    found = []
+    for job in sorted({*here.jobs, *there.jobs}):
+        for ours, theirs, one, other in ((here, there, "here", "there"), (there, here, "there", "here")):
+            if job not in theirs._jobs:
+                found.append(f"job {job}: {_count(len(ours._jobs[job]))} {one}, no such job {other}")
+        if job not in here._jobs or job not in there._jobs:
+            continue
+        left, right = here._jobs[job], there._jobs[job]
+        for index in sorted({*left, *right}):
+            if left.get(index) != right.get(index):
+                found.append(
+                    f"task {index} of job {job}: {_shown(left.get(index))} here, {_shown(right.get(index))} there"
+                )
+    more = [f"and {len(found) - _MAX_DIFFERENCES} more"] if len(found) > _MAX_DIFFERENCES else []
+    return "; ".join(found[:_MAX_DIFFERENCES] + more)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits "host:port" or "[IPv6]:port" into the host (without brackets) and the port (0 to 65535).
+
+    Raises:
+        InvalidArgumentError: there is no host, no port, or something else in the address.
+    """
+    host, colon, port = address.rpartition(":")
+    if "/" in address:
+        raise InvalidArgumentError(f"address {address!r} must be plain 'host:port', without a scheme or path")
+    if not colon or not host or (host.startswith("[") and not host.endswith("]")):
+        raise InvalidArgumentError(f"address {address!r} has no port or no host: write 'host:port', such as 'ps0:2222'")
+    if ":" in host and not host.startswith("["):
+        raise InvalidArgumentError(f"address {address!r} is ambiguous: write an IPv6 address as '[::1]:2222'")
+    if not (port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise InvalidArgumentError(f"address {address!r} has a bad port {port!r}: it must be a number from 0 to 65535")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _count(tasks: int) -> str:
+    return f"{tasks} task" if tasks == 1 else f"{tasks} tasks"
+
+
+def _shown(address: str | None) -> str:
+    return "no such task" if address is None else repr(address)
+
+
+def _job_name(job: object) -> str:
+    if not isinstance(job, str):
+        raise TypeError(f"Job name {job!r} must be a string")
+    return job
+
+
+def _job_tasks(job: str, tasks: object) -> dict[int, str]:
+    """The tasks of one job by ascending index."""
+    if isinstance(tasks, Mapping):
+        pairs = [(_task_index(job, index), address) for index, address in tasks.items()]
+    elif isinstance(tasks, Sequence) and not isinstance(tasks, str | bytes):
+        pairs = list(enumerate(tasks))
+    else:
+        raise TypeError(f"The tasks of job {job!r} must be a list or a dictionary, not {type(tasks).__name__}")
+    for index, address in pairs:
+        if not isinstance(address, str):
+            raise TypeError(f"Task address {address!r} of task {index} of job {job!r} must be a string")
+    result = dict(sorted(pairs))
+    if len(result) != len(pairs):
+        raise InvalidArgumentError(f"job {job!r} has a task index twice: {sorted(index for index, _ in pairs)}")
+    return result
+
+
+def _task_index(job: str, index: object) -> int:
+    """The index of a task; "3" is as good as 3, as JSON has no other keys."""
+    try:
+        if isinstance(index, bool | float) or not isinstance(index, int | str):
+            raise ValueError
+        number = int(index)
+    except ValueError:
+        raise TypeError(f"Task index {index!r} of job {job!r} must be an integer") from None
+    if number < 0:
+        raise InvalidArgumentError(f"Task index {number} of job {job!r} must not be negative")
+    return number

@@ -1,0 +1,133 @@
+"""Device names: their spellings, their parts, and how one name completes another."""
+
+import functools
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runtime.errors import InvalidArgumentError
+
+SHORT_TYPES = frozenset({"CPU", "GPU", "TPU"})
+"""Device types with a short spelling: "/gpu:0" for "/device:GPU:0"."""
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """A device name in parts; None in a part means that any will do.
+
+    Attributes:
+        job: such as "worker".
+        replica: always 0 in what ran; kept because names from TF1 have it.
+        task: index in the job.
+        device_type: "CPU", "GPU" ... (made upper case).
+        device_index: number among the task's devices of that type.
+
+    Raises:
+        InvalidArgumentError: a part that cannot be in a device name, or an index without a type.
+    """
+
+    job: str | None = None
+    replica: int | None = None
+    task: int | None = None
+    device_type: str | None = None
+    device_index: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the parts."""
+        if self.device_type is not None:
+            object.__setattr__(self, "device_type", self.device_type.upper())
+        for part, text, pattern in (
+            ("job", self.job, r"[A-Za-z_][A-Za-z0-9_.-]*"),
+            ("device type", self.device_type, r"[A-Z][A-Z0-9_]*"),
+        ):
+            if text is not None and not re.fullmatch(pattern, text):
+                raise InvalidArgumentError(f"bad {part} {text!r} in a device name")
+        for part, number in (("replica", self.replica), ("task", self.task), ("device index", self.device_index)):
+            if number is not None and number < 0:
+                raise InvalidArgumentError(f"bad {part} {number} in a device name: it must not be negative")
+        if self.device_index is not None and self.device_type is None:
+            raise InvalidArgumentError(f"device index {self.device_index} needs a device type")
+
+    @staticmethod
+    def parse(name: str) -> "DeviceSpec":
+        """Reads a device name in any spelling.
+
+            /job:worker/replica:0/task:1/device:GPU:0    /job:worker/task:1/gpu:0    /job:ps    /cpu    /device:CPU:*
+
+        Raises:
+            InvalidArgumentError: it is not a device name; the text tells which part.
+        """
+        return _parse(name)
+
+    def to_string(self) -> str:
+        """The short form, '/job:worker/task:1/cpu:0'; empty when no part is set."""
+        return self._format(short=True)
+
+    def full_string(self) -> str:
+        """The full form, '/job:worker/replica:0/task:1/device:CPU:0'; parts that are not set are left out."""
+        return replace(self, replica=self.replica or 0)._format(short=False) if self.job else self._format(short=False)
+
+    def merge(self, inner: "DeviceSpec") -> "DeviceSpec":
+        """What `inner` asks for, and this spec where it does not say, part by part."""
+        if inner == ANYWHERE:
+            return self
+        return DeviceSpec(
+            job=self.job if inner.job is None else inner.job,
+            replica=self.replica if inner.replica is None else inner.replica,
+            task=self.task if inner.task is None else inner.task,
+            device_type=self.device_type if inner.device_type is None else inner.device_type,
+            device_index=self.device_index if inner.device_index is None else inner.device_index,
+        )
+
+    def __str__(self) -> str:
+        """The short form."""
+        return self.to_string()
+
+    def _format(self, short: bool) -> str:
+        parts = [("job", self.job), ("replica", self.replica), ("task", self.task)]
+        name = "".join(f"/{part}:{value}" for part, value in parts if value is not None)
+        if self.device_type is not None:
+            kind = (
+                self.device_type.lower() if short and self.device_type in SHORT_TYPES else f"device:{self.device_type}"
+            )
+            name += f"/{kind}:{'*' if self.device_index is None else self.device_index}"
+        return name
+
+
+ANYWHERE = DeviceSpec()
+"""No part is set."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(name: str) -> DeviceSpec:
+    fields: dict[str, Any] = {}
+    for part in filter(None, name.split("/")):
+        key, *values = part.split(":")
+        if key in ("job", "replica", "task") and len(values) == 1:
+            found: dict[str, Any] = {key: values[0] if key == "job" else _number(values[0], part, name)}
+            if values[0] == "*":
+                continue
+        elif key == "device" and len(values) in (1, 2):
+            found = {"device_type": values[0], "device_index": _number(values[1], part, name) if values[1:] else None}
+        elif key.upper() in SHORT_TYPES and len(values) <= 1:
+            found = {"device_type": key, "device_index": _number(values[0], part, name) if values else None}
+        else:
+            raise InvalidArgumentError(
+                f"cannot read {part!r} in device {name!r}: expected parts such as "
+                "/job:worker, /task:0, /cpu:0 or /device:GPU:0"
+            )
+        if fields.keys() & found.keys():
+            raise InvalidArgumentError(f"device {name!r} says {key!r} twice")
+        fields |= found
+    try:
+        return DeviceSpec(**fields)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{error.message} {name!r}") from None
+
+
+def _number(text: str, part: str, name: str) -> int | None:
+    if text == "*":
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidArgumentError(f"{part!r} in device {name!r} needs a number or '*'")
+    return int(text)

@@ -1,0 +1,197 @@
+"""The error types: every failure has a name, a gRPC status code and the task it came from.
+
+The whole tree, with the status code of each type and the built-in exception it also is:
+
+    OpError (Exception)
+    |-- CancelledError            1  the step, session or stage was cancelled by somebody
+    |-- UnknownError              2  an exception that has no better name
+    |-- InvalidArgumentError      3  ValueError: wrong feed, shape, dtype, name or flag
+    |-- DeadlineExceededError     4  TimeoutError: a time limit ran out
+    |-- NotFoundError             5  LookupError: no such variable, checkpoint, session or task
+    |-- AlreadyExistsError        6  the name is taken
+    |-- PermissionDeniedError     7  PermissionError: known who you are, and it is not allowed
+    |-- ResourceExhaustedError    8  out of memory, or over a configured limit
+    |-- FailedPreconditionError   9  uninitialised variable, closed session: do something first
+    |-- AbortedError             10  the task restarted and its state is gone; make a new session
+    |-- OutOfRangeError          11  the end of the input
+    |-- UnimplementedError       12  the task does not know this operation, method or version
+    |-- InternalError            13  a broken invariant: a bug of ours
+    |-- UnavailableError         14  ConnectionError: no contact with the task; try again
+    |-- DataLossError            15  a file or frame is damaged
+    `-- UnauthenticatedError     16  the credential is missing or wrong
+
+Catching the built-in works too: `except ConnectionError` catches `UnavailableError`, and so on.
+"""
+
+from types import MappingProxyType
+from typing import ClassVar, Final
+
+
+class OpError(Exception):
+    """Base of all errors of the runtime.
+
+    Attributes:
+        code: gRPC status number (1 to 16), the same for all errors of one type.
+        message: what went wrong, without the task.
+        task: where it went wrong, such as "/job:ps/task:0"; empty when it was here or nobody knows.
+    """
+
+    code: ClassVar[int] = 2
+
+    def __init__(self, message: str = "", *, task: str = "") -> None:
+        """Makes an error that reads "<task>: <message>"."""
+        # One positional argument only: OSError, a base of some subclasses, reads two as (errno, strerror).
+        # The rest lives in __dict__, which pickle and copy carry along.
+        super().__init__(message)
+        self.message = message
+        self.task = task
+
+    def __str__(self) -> str:
+        """The message, with the task in front when there is one."""
+        return f"{self.task}: {self.message}" if self.task else self.message
+
+    def __repr__(self) -> str:
+        """The constructor call that makes this error."""
+        where = f", task={self.task!r}" if self.task else ""
+        return f"{type(self).__name__}({self.message!r}{where})"
+
+
+class CancelledError(OpError):
+    """The step, session or stage was cancelled."""
+
+    code = 1
+
+
+class UnknownError(OpError):
+    """An exception that has no better name."""
+
+    code = 2
+
+
+class InvalidArgumentError(OpError, ValueError):
+    """A wrong feed, shape, dtype, name or flag."""
+
+    code = 3
+
+
+class DeadlineExceededError(OpError, TimeoutError):
+    """A time limit ran out before the work was done."""
+
+    code = 4
+
+
+class NotFoundError(OpError, LookupError):
+    """No such variable, checkpoint, session or task."""
+
+    code = 5
+
+
+class AlreadyExistsError(OpError):
+    """The name is taken."""
+
+    code = 6
+
+
+class PermissionDeniedError(OpError, PermissionError):
+    """The peer is known, and is not allowed to do this."""
+
+    code = 7
+
+
+class ResourceExhaustedError(OpError):
+    """Out of memory, or over a configured limit."""
+
+    code = 8
+
+
+class FailedPreconditionError(OpError):
+    """The state is not ready for this: an uninitialised variable, a closed session."""
+
+    code = 9
+
+
+class AbortedError(OpError):
+    """The task restarted and its state is gone: a new session is needed."""
+
+    code = 10
+
+
+class OutOfRangeError(OpError):
+    """The end of the input: an exhausted, closed queue or data set."""
+
+    code = 11
+
+
+class UnimplementedError(OpError):
+    """The task does not know this operation, method or version."""
+
+    code = 12
+
+
+class InternalError(OpError):
+    """A broken invariant of the runtime."""
+
+    code = 13
+
+
+class UnavailableError(OpError, ConnectionError):
+    """No contact with the task; trying again may help."""
+
+    code = 14
+
+
+class DataLossError(OpError):
+    """A file or frame is damaged beyond repair."""
+
+    code = 15
+
+
+class UnauthenticatedError(OpError):
+    """The credential is missing or wrong."""
+
+    code = 16
+
+
+ERROR_TYPES: Final = MappingProxyType(
+    {
+        error_type.code: error_type
+        for error_type in (
+            CancelledError,
+            UnknownError,
+            InvalidArgumentError,
+            DeadlineExceededError,
+            NotFoundError,
+            AlreadyExistsError,
+            PermissionDeniedError,
+            ResourceExhaustedError,
+            FailedPreconditionError,
+            AbortedError,
+            OutOfRangeError,
+            UnimplementedError,
+            InternalError,
+            UnavailableError,
+            DataLossError,
+            UnauthenticatedError,
+        )
+    }
+)
+"""The type of each gRPC status number from 1 to 16."""
+
+
+def error_from_code(code: int, message: str, task: str = "") -> OpError:
+    """Makes the error that a gRPC status number stands for.
+
+    Args:
+        code: status number; one that is not known (a newer peer's) gives an `UnknownError` that tells it.
+        message: what went wrong, without the task.
+        task: where it went wrong, such as "/job:ps/task:0".
+
+    Raises:
+        ValueError: `code` is 0, which is success.
+    """
+    if code == 0:
+        raise ValueError(f"status code 0 is success, not an error (message: {message!r})")
+    error_type: type[OpError] | None = ERROR_TYPES.get(code)
+    if error_type is None:
+        return UnknownError(f"{message} (status code {code})", task=task)
+    return error_type(message, task=task)

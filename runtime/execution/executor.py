@@ -1,0 +1,186 @@
+"""The executor: stages are registered once and run many times against the store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from runtime.errors import InternalError, InvalidArgumentError, OpError
+from runtime.execution.compiler import Compiler, Executable
+from runtime.execution.kernels import Context, find_kernel
+from runtime.execution.store import Slot, Store
+from runtime.graph.tracing import is_64_bit
+from runtime.plan.plan import Stage, VariableOutput
+from runtime.tensor_spec import TensorSpec
+
+_process_compiler = Compiler()
+
+
+class Executor:
+    """Runs stages for one task.
+
+    Args:
+        store: the task's state.
+        task: the task's name, for errors.
+        devices: the local devices that stages may name, by (type, index).
+        compiler: cache of executables, shared by all tasks of the process by default.
+    """
+
+    def __init__(
+        self, store: Store, task: str, devices: dict[tuple[str, int], jax.Device], compiler: Compiler | None = None
+    ) -> None:
+        self.store = store
+        self.task = task
+        self.compiler = compiler or _process_compiler
+        self._devices = devices
+
+    def prepare(self, stage: Stage) -> PreparedStage:
+        """Compiles a stage and finds its variables, so that running it looks nothing up.
+
+        Raises:
+            InvalidArgumentError: the device is not here, or the program is refused.
+            NotFoundError: a host kernel is not known.
+        """
+        device = self._devices.get((stage.device.type, stage.device.index))
+        if device is None and not stage.host:
+            have = ", ".join(f"{kind}:{i}" for kind, i in sorted(self._devices))
+            raise InvalidArgumentError(
+                f"no device {stage.device.type}:{stage.device.index} here, only {have}", task=self.task
+            )
+        return PreparedStage(self, stage, device)
+
+
+class PreparedStage:
+    """A stage that is ready to run on this task."""
+
+    def __init__(self, executor: Executor, stage: Stage, device: jax.Device | None) -> None:
+        self.stage = stage
+        self._store = executor.store
+        self._task = executor.task
+        self._slots = [self._store.slot(v.container, v.name) for v in stage.variables]
+        self._specs = [TensorSpec(v.shape, v.dtype) for v in stage.variables]
+        self._reads = [(self._slots[i], self._specs[i], i in stage.writes) for i in stage.reads]
+        self._writes = [(self._slots[i], self._specs[i]) for i in stage.writes]
+        self._kernels = [find_kernel(call.kernel) for call in stage.host]
+        self._executable: Executable | None = None
+        self._on_host = device is None or device.platform == "cpu"
+        self._wide = [i for i, s in enumerate(stage.inputs or ()) if is_64_bit(s.dtype)]
+        self._handed_out = [
+            (o.index, self._slots[o.index], self._specs[o.index]) for o in stage.outputs if isinstance(o, VariableOutput)
+        ]
+        if stage.program is not None and device is not None:
+            donate = [k for k, i in enumerate(stage.reads) if i in stage.writes]
+            self._executable = executor.compiler.executable(stage.program, donate, device)
+
+    def run(
+        self, inputs: Sequence[Any], client: int = 0, cancelled: threading.Event | None = None
+    ) -> tuple[list[Any], Any]:
+        """Runs the stage.
+
+        Args:
+            inputs: one array (numpy or jax) for each input. Numpy arrays that are 64-byte aligned are read in place,
+                so they must not change until the outputs are ready.
+            client: the session that it runs for.
+            cancelled: set when that session ends.
+
+        Returns:
+            One array for each output (jax arrays that may still be being computed, or numpy arrays), and something
+            for ``wait``.
+
+        Raises:
+            FailedPreconditionError: a variable is not initialised; names it.
+            InvalidArgumentError: a variable has another shape or dtype than this graph expects.
+        """
+        if self._kernels:
+            return self._run_host(inputs, client, cancelled or threading.Event()), None
+        if self._wide:
+            inputs = self._widened(inputs)
+        handed: list[Any] = []
+        results: Sequence[Any] = ()
+        store, executable, task = self._store, self._executable, self._task
+        with store.lock:
+            if executable is not None:
+                arguments = []
+                for slot, spec, written in self._reads:
+                    value = slot.checked(spec, task)
+                    # Somebody holds the array and has not pinned it yet: update a copy instead of donating it.
+                    arguments.append(value.copy() if written and slot.readers else value)
+                try:
+                    results = executable(*arguments, *inputs)
+                except OpError:
+                    raise
+                except Exception as error:
+                    raise self._failed(error) from error
+                fresh = False
+                for (slot, spec), new in zip(self._writes, results, strict=False):
+                    fresh = fresh or slot.value is None
+                    slot.value, slot.spec = new, spec
+                if fresh:
+                    store.changed.notify_all()
+            for _, slot, spec in self._handed_out:
+                handed.append(slot.checked(spec, task))
+                slot.readers += 1
+        if handed:
+            handed = self._pinned(handed)
+        computed = results[len(self._writes) :]
+        done = computed[0] if computed else None
+        if not handed:
+            return list(computed[: len(self.stage.outputs)]), done
+        values = iter(handed)
+        outputs = [next(values) if isinstance(o, VariableOutput) else computed[o.index] for o in self.stage.outputs]
+        return outputs, done
+
+    def _pinned(self, values: list[Any]) -> list[Any]:
+        """Makes handed-out variables safe from later updates, then lets updates donate again.
+
+        On the host a numpy view pins the memory without a copy: an update that meets a view writes elsewhere.
+        """
+        try:
+            return [np.asarray(v) for v in values] if self._on_host else [v.copy() for v in values]
+        except Exception as error:
+            raise self._failed(error) from error
+        finally:
+            self._store.release(slot for _, slot, _ in self._handed_out)
+
+    def wait(self, done: Any) -> None:
+        """Waits until a run is done and its inputs may be overwritten; takes what ``run`` gave last."""
+        if done is None:
+            return
+        try:
+            done.block_until_ready()
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _widened(self, inputs: Sequence[Any]) -> list[Any]:
+        """JAX narrows 64-bit numpy arrays unless it is told not to."""
+        arrays = list(inputs)
+        with jax.enable_x64(True):
+            for i in self._wide:
+                if not isinstance(arrays[i], jax.Array):
+                    arrays[i] = jax.device_put(arrays[i])
+        return arrays
+
+    def _run_host(self, inputs: Sequence[Any], client: int, cancelled: threading.Event) -> list[Any]:
+        values = [np.asarray(i) for i in inputs]
+        for call, fn in zip(self.stage.host, self._kernels, strict=True):
+            context = Context(self._store, self._task, call.op, client, cancelled)
+            results = fn(context, call.attrs, [values[i] for i in call.arguments])
+            if len(results) != call.results:
+                raise InternalError(f"kernel {call.kernel!r} gave {len(results)} results, not {call.results}")
+            values.extend(results)
+        return [values[o.index] for o in self.stage.outputs]
+
+    def _failed(self, error: Exception) -> OpError:
+        names = ", ".join(self.stage.operations[:5])
+        text = " ".join(str(error).split())[:500]
+        kind = InvalidArgumentError if isinstance(error, TypeError | ValueError) else InternalError
+        return kind(f"running [{names}] on {self.stage.device.name}: {text}", task=self._task)
+
+
+def slots_of(prepared: PreparedStage) -> Sequence[Slot]:
+    """The variables' slots of a prepared stage."""
+    return prepared._slots

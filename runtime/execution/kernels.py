@@ -1,0 +1,138 @@
+"""Host kernels: the few things a task does that are not XLA programs, by name. No code crosses the wire."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import InvalidArgumentError, NotFoundError
+from runtime.execution.store import Key, Store
+from runtime.tensor_spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a kernel may use.
+
+    Attributes:
+        store: the task's state.
+        task: the task's name.
+        op: name of the operation, for errors and output.
+        client: the session that the call belongs to.
+        cancelled: set when the session ends; a kernel that waits must end then with CancelledError.
+    """
+
+    store: Store
+    task: str
+    op: str = ""
+    client: int = 0
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+Kernel = Callable[[Context, Mapping[str, Any], Sequence[Array]], Sequence[Array]]
+KERNELS: dict[str, Kernel] = {}
+
+
+def kernel(name: str) -> Callable[[Kernel], Kernel]:
+    """Registers a host kernel under ``name``."""
+
+    def register(fn: Kernel) -> Kernel:
+        KERNELS[name] = fn
+        return fn
+
+    return register
+
+
+def find_kernel(name: str) -> Kernel:
+    """The kernel called ``name``. Raises NotFoundError when this task has none."""
+    try:
+        return KERNELS[name]
+    except KeyError:
+        raise NotFoundError(f"this task has no kernel {name!r}; it has {', '.join(sorted(KERNELS))}") from None
+
+
+def strings(items: Sequence[str | bytes]) -> Array:
+    """A 1-D string tensor."""
+    out = np.empty((len(items),), object)
+    out[:] = [i.encode() if isinstance(i, str) else i for i in items]
+    return out
+
+
+def _keys(attrs: Mapping[str, Any]) -> list[Key]:
+    return [(container, name) for container, name in attrs["variables"]]
+
+
+@kernel("identity")
+def _identity(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    return [inputs[0]]
+
+
+@kernel("concat")
+def _concat(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    return [np.concatenate(list(inputs))]
+
+
+@kernel("is_initialized")
+def _is_initialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    return [np.asarray(not context.store.uninitialized(_keys(attrs)))]
+
+
+@kernel("uninitialized")
+def _uninitialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    return [strings(context.store.uninitialized(_keys(attrs)))]
+
+
+@kernel("wait_initialized")
+def _wait_initialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    return [strings(context.store.wait_initialized(_keys(attrs), float(attrs["timeout_secs"]), context.cancelled))]
+
+
+@kernel("value_or")
+def _value_or(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    key = (attrs["container"], attrs["variable"])
+    if context.store.uninitialized([key]):
+        return [inputs[0]]
+    return [context.store.snapshot([key])[key]]
+
+
+@kernel("assign")
+def _assign(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    value = np.array(inputs[0], dtype=object)
+    context.store.replace({(attrs["container"], attrs["variable"]): (value, TensorSpec(value.shape, value.dtype))})
+    return [value]
+
+
+@kernel("read")
+def _read(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    key = (attrs["container"], attrs["variable"])
+    return [context.store.snapshot([key])[key]]
+
+
+@kernel("print")
+def _print(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    limit = int(attrs.get("summarize", 3))
+    shown = "".join(f"[{_show(array, limit)}]" for array in inputs[1:])
+    print(f"{attrs.get('message', '')}{shown}", file=sys.stderr, flush=True)
+    return [inputs[0]]
+
+
+def _show(array: Array, limit: int) -> str:
+    flat = np.asarray(array).ravel()
+    more = "..." if flat.size > limit else ""
+    items = (i.decode(errors="replace") if isinstance(i, bytes) else str(i) for i in flat[:limit].tolist())
+    return " ".join(items) + more
+
+
+@kernel("check")
+def _check(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    if not bool(np.all(inputs[0])):
+        shown = "".join(f"[{_show(array, int(attrs.get('summarize', 3)))}]" for array in inputs[1:])
+        raise InvalidArgumentError(f"check failed at {context.op!r}: {attrs.get('message', '')}{shown}", task=context.task)
+    return []

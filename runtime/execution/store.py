@@ -1,0 +1,165 @@
+"""The store: the variables and other named resources of one task, in named containers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
+from runtime.tensor_spec import TensorSpec
+
+Key = tuple[str, str]
+"""(container, name)."""
+
+
+class Slot:
+    """The place of one variable. Stages hold slots, so that a step looks nothing up by name.
+
+    Attributes:
+        key: (container, name).
+        value: a ``jax.Array`` (an object array for strings), or None while it is not initialised.
+        spec: shape and dtype of the value.
+        readers: how many references to the value are handed out and not yet pinned; while there are any, an update
+            must not donate the array.
+    """
+
+    __slots__ = ("key", "value", "spec", "readers")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.value: Any = None
+        self.spec: TensorSpec | None = None
+        self.readers = 0
+
+    def checked(self, spec: TensorSpec, task: str) -> Any:
+        """The value, for a program that expects ``spec``.
+
+        Raises:
+            FailedPreconditionError: not initialised.
+            InvalidArgumentError: it was initialised with another shape or dtype.
+        """
+        value = self.value
+        if value is None:
+            raise FailedPreconditionError(f"Attempting to use uninitialized value {self.key[1]}", task=task)
+        if self.spec is not spec and self.spec != spec:
+            assert self.spec is not None
+            raise InvalidArgumentError(
+                f"variable {self.key[1]!r} was initialised as {self.spec.dtype}{list(self.spec.shape)}, "
+                f"but this graph has it as {spec.dtype}{list(spec.shape)}",
+                task=task,
+            )
+        return value
+
+
+class Store:
+    """All state of one task. ``lock`` makes a stage atomic; it is held while a stage is dispatched, never during I/O."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        """Notified when a variable becomes initialised or a container is cleared."""
+        self._slots: dict[Key, Slot] = {}
+        self._resources: dict[Key, Any] = {}
+
+    def slot(self, container: str, name: str) -> Slot:
+        """The slot of a variable, made empty if it is not there."""
+        with self.lock:
+            return self._slots.setdefault((container, name), Slot((container, name)))
+
+    def uninitialized(self, keys: Iterable[Key]) -> list[str]:
+        """Names of those of ``keys`` that have no value, in the order given."""
+        with self.lock:
+            return [key[1] for key in keys if key not in self._slots or self._slots[key].value is None]
+
+    def wait_initialized(self, keys: Iterable[Key], timeout: float, cancelled: threading.Event) -> list[str]:
+        """Waits until all ``keys`` have values; gives the names of those that still have none after ``timeout`` s."""
+        keys = list(keys)
+        deadline = time.monotonic() + timeout
+        with self.lock:
+            while True:
+                missing = [k[1] for k in keys if k not in self._slots or self._slots[k].value is None]
+                left = deadline - time.monotonic()
+                if not missing or left <= 0:
+                    return missing
+                if cancelled.is_set():
+                    raise CancelledError("the wait for initialised variables was cancelled")
+                self.changed.wait(left)
+
+    def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, np.ndarray[Any, Any]]:
+        """The values of variables at one instant, by reference: microseconds, whatever their size.
+
+        The arrays are read-only views; as long as one lives, the next update of its variable writes elsewhere.
+
+        Args:
+            keys: which variables; all initialised ones by default.
+
+        Raises:
+            FailedPreconditionError: one of ``keys`` is not initialised.
+        """
+        with self.lock:
+            slots = [s for s in self._slots.values() if s.value is not None] if keys is None else [self._initialized(k) for k in keys]
+            taken = [(slot, slot.value) for slot in slots]
+            for slot in slots:
+                slot.readers += 1
+        try:
+            return {slot.key: np.asarray(value) for slot, value in taken}
+        finally:
+            self.release(slots)
+
+    def _initialized(self, key: Key) -> Slot:
+        slot = self._slots.get(key)
+        if slot is None or slot.value is None:
+            raise FailedPreconditionError(f"Attempting to use uninitialized value {key[1]}")
+        return slot
+
+    def release(self, slots: Iterable[Slot]) -> None:
+        """Gives back references counted in ``Slot.readers``."""
+        with self.lock:
+            for slot in slots:
+                slot.readers -= 1
+
+    def replace(self, values: dict[Key, tuple[Any, TensorSpec]]) -> None:
+        """Gives several variables new values in one step (a restore)."""
+        with self.lock:
+            for key, (value, spec) in values.items():
+                slot = self._slots.setdefault(key, Slot(key))
+                slot.value, slot.spec = value, spec
+            self.changed.notify_all()
+
+    def variables(self) -> list[tuple[Key, TensorSpec]]:
+        """Key and spec of every initialised variable."""
+        with self.lock:
+            return [(s.key, s.spec) for s in self._slots.values() if s.value is not None and s.spec is not None]
+
+    def resource(self, container: str, name: str, make: Callable[[], Any]) -> Any:
+        """The named resource (a queue, an accumulator), made by ``make`` if it is not there."""
+        with self.lock:
+            key = (container, name)
+            if key not in self._resources:
+                self._resources[key] = make()
+            return self._resources[key]
+
+    def resources(self) -> Iterator[tuple[Key, Any]]:
+        """All named resources."""
+        with self.lock:
+            return iter(list(self._resources.items()))
+
+    def clear(self, containers: Iterable[str] | None = None) -> None:
+        """Forgets the values of all variables and all resources, of ``containers`` only when given."""
+        chosen = None if containers is None else set(containers)
+        with self.lock:
+            for key, slot in self._slots.items():
+                if chosen is None or key[0] in chosen:
+                    slot.value = slot.spec = None
+            dropped = [(k, r) for k, r in self._resources.items() if chosen is None or k[0] in chosen]
+            for key, _ in dropped:
+                del self._resources[key]
+            self.changed.notify_all()
+        for _, resource in dropped:
+            close = getattr(resource, "close", None)
+            if close is not None:
+                close()

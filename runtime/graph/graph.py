@@ -1,0 +1,476 @@
+"""Graph, Operation and Tensor: the description of a computation, built on the client without touching a network."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runtime.device import current_device, device, fresh_device_stack
+from runtime.graph.bodies import Body, Nothing, Shape
+
+if TYPE_CHECKING:
+    from runtime.graph.variable import Variable
+
+_VALID_NAME = re.compile(r"^[A-Za-z0-9.][A-Za-z0-9_.\\/\-]*$")
+
+
+class GraphKeys:
+    """Names of the standard collections (TF1's names and values)."""
+
+    GLOBAL_VARIABLES = "variables"
+    TRAINABLE_VARIABLES = "trainable_variables"
+    LOCAL_VARIABLES = "local_variables"
+    SUMMARIES = "summaries"
+    GLOBAL_STEP = "global_step"
+    QUEUE_RUNNERS = "queue_runners"
+    INIT_OP = "init_op"
+    LOCAL_INIT_OP = "local_init_op"
+    READY_OP = "ready_op"
+    READY_FOR_LOCAL_INIT_OP = "ready_for_local_init_op"
+    SUMMARY_OP = "summary_op"
+    SAVERS = "savers"
+    LOSSES = "losses"
+    CHECKS = "checks"
+
+
+class Tensor:
+    """One output of an operation: a value that exists only while a step runs.
+
+    Attributes:
+        op: the operation that makes it.
+        index: which of the operation's outputs it is.
+        shape: static shape, ``None`` for a dimension (or as a whole) known only when the step runs.
+        dtype: numpy dtype; ``object`` stands for strings.
+    """
+
+    __slots__ = ("op", "index", "shape", "dtype")
+    __array_ufunc__ = None  # so that numpy leaves `array * tensor` to us
+    __array_priority__ = 100
+
+    def __init__(self, op: Operation, index: int, shape: Shape | None, dtype: np.dtype[Any]) -> None:
+        self.op = op
+        self.index = index
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def name(self) -> str:
+        """``operation:index``, the name that fetches and feeds by string use."""
+        return f"{self.op.name}:{self.index}"
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that the tensor belongs to."""
+        return self.op.graph
+
+    @property
+    def device(self) -> str:
+        """The device that was asked for, merged from the scopes, or ``""``."""
+        return self.op.device
+
+    @property
+    def ndim(self) -> int | None:
+        """Number of dimensions, None when unknown."""
+        return None if self.shape is None else len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name!r} shape={_show_shape(self.shape)} dtype={_show_dtype(self.dtype)}>"
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"the value of {self.name!r} is known only when a step runs: use rt.numpy.where, or jax.lax.cond in rt.call"
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"{self.name!r} is a tensor of a graph, not an array: fetch it with Session.run")
+
+    def __len__(self) -> int:
+        if not self.shape or self.shape[0] is None:
+            raise TypeError(f"the length of {self.name!r} is not known before the step runs")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, item: Any) -> Any:
+        raise TypeError("tensor operators are installed by runtime.graph.operators")
+
+    def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
+        """Runs the tensor in ``session`` or the default session and returns its value."""
+        return _session_or_default(session, "Tensor.eval").run(self, feed_dict)
+
+
+class Operation:
+    """A node of the graph. Made by the functions of this package, never by hand.
+
+    Attributes:
+        name: unique in its graph.
+        type: what a reader calls it ("Placeholder", "Variable", "Assign", "matmul" ...); device functions see it.
+        body: what it does (see ``runtime.graph.bodies``).
+        inputs: tensors it consumes.
+        control_inputs: operations that must have run before it.
+        device: what was asked for, merged from the scopes; what runs is decided by the planner.
+        outputs: its tensors.
+    """
+
+    __slots__ = ("graph", "id", "name", "type", "body", "inputs", "control_inputs", "device", "outputs", "__weakref__")
+
+    def __init__(
+        self,
+        graph: Graph,
+        number: int,
+        name: str,
+        type: str,  # noqa: A002 - the field's own name
+        body: Body,
+        inputs: tuple[Tensor, ...],
+        control_inputs: tuple[Operation, ...],
+        device: str,
+        outputs: Sequence[tuple[Shape | None, np.dtype[Any]]],
+    ) -> None:
+        self.graph = graph
+        self.id = number
+        self.name = name
+        self.type = type
+        self.body = body
+        self.inputs = inputs
+        self.control_inputs = control_inputs
+        self.device = device
+        self.outputs = tuple(Tensor(self, i, shape, dtype) for i, (shape, dtype) in enumerate(outputs))
+
+    def __repr__(self) -> str:
+        at = f" device={self.device!r}" if self.device else ""
+        return f"<Operation {self.name!r} type={self.type}{at}>"
+
+    def run(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> None:
+        """Runs the operation in ``session`` or the default session."""
+        _session_or_default(session, "Operation.run").run(self, feed_dict)
+
+
+class Graph:
+    """A set of operations with unique names, collections and a seed. Building it is thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._operations: list[Operation] = []
+        self._by_name: dict[str, Operation] = {}
+        self._names_in_use: dict[str, int] = {}
+        self._collections: dict[str, list[Any]] = {}
+        self._local = threading.local()
+        self._finalized = False
+        self.seed: int | None = None
+        """Graph-level random seed; with it every run of the program draws the same numbers."""
+
+    # -- scopes ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def as_default(self) -> Iterator[Graph]:
+        """Makes this the graph to which new operations of this thread are added."""
+        stack = _graph_stack()
+        stack.append(self)
+        try:
+            with fresh_device_stack():
+                yield self
+        finally:
+            stack.remove(self)
+
+    @contextlib.contextmanager
+    def name_scope(self, name: str | None) -> Iterator[str]:
+        """Prefixes the names of operations made inside with ``name/``; ``None`` or ``""`` goes back to the top."""
+        old = self._scope
+        if name is None or name == "":
+            self._local.scope = ""
+        elif name.endswith("/"):  # re-enter exactly that scope
+            self._local.scope = name
+        else:
+            self._local.scope = self.unique_name(name) + "/"
+        try:
+            yield self._local.scope
+        finally:
+            self._local.scope = old
+
+    @contextlib.contextmanager
+    def control_dependencies(self, before: Iterable[Any] | None) -> Iterator[None]:
+        """Operations made inside run after all of ``before``; ``None`` clears the outer dependencies."""
+        old = self._control
+        if before is None:
+            self._local.control = ()
+        else:
+            self._local.control = old + tuple(self.as_operation(item) for item in before)
+        try:
+            yield
+        finally:
+            self._local.control = old
+
+    def device(self, spec: Any) -> Any:
+        """Same as ``runtime.device``, for code that holds a graph."""
+        return device(spec)
+
+    @property
+    def _scope(self) -> str:
+        return str(getattr(self._local, "scope", ""))
+
+    @property
+    def _control(self) -> tuple[Operation, ...]:
+        return getattr(self._local, "control", ())
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def unique_name(self, name: str, mark_as_used: bool = True) -> str:
+        """Gives ``name`` within the current scope, with ``_1``, ``_2`` ... appended when it is taken."""
+        full = self._scope + name
+        with self._lock:
+            key = full.lower()  # as in TF1: names that differ only in case would clash as files and in TensorBoard
+            count = self._names_in_use.get(key, 0)
+            candidate = full
+            while count and candidate.lower() in self._names_in_use:
+                candidate = f"{full}_{count}"
+                count += 1
+            if mark_as_used:
+                self._names_in_use[key] = max(count, 1)
+                self._names_in_use.setdefault(candidate.lower(), 1)
+        return candidate
+
+    # -- building ----------------------------------------------------------------------------------------------
+
+    def add_operation(
+        self,
+        type: str,  # noqa: A002
+        body: Body,
+        inputs: Sequence[Tensor] = (),
+        outputs: Sequence[tuple[Shape | None, np.dtype[Any]]] = (),
+        *,
+        name: str | None = None,
+        control_inputs: Sequence[Operation] = (),
+        colocate_with: Operation | None = None,
+    ) -> Operation:
+        """Adds one operation; the building block under every function that makes tensors.
+
+        Args:
+            type: what a reader calls it.
+            body: what it does.
+            inputs: tensors of this graph.
+            outputs: (static shape, dtype) of each output.
+            name: wanted name, made unique; defaults to ``type``.
+            control_inputs: operations to run before it, besides those of the enclosing scopes.
+            colocate_with: take this operation's device instead of the scopes' device.
+
+        Raises:
+            RuntimeError: the graph is finalized.
+            ValueError: the name is not valid, or an input belongs to another graph.
+        """
+        for tensor in inputs:
+            if tensor.graph is not self:
+                raise ValueError(f"{tensor.name!r} is of another graph than the operation {name or type!r}")
+        with self._lock:
+            if self._finalized:
+                raise RuntimeError(f"Graph is finalized and cannot be modified: {name or type!r} was not added")
+            wanted = name or type
+            if not _VALID_NAME.match(wanted):
+                raise ValueError(f"{wanted!r} is not a valid operation name: use letters, digits, '.', '_', '-' and '/'")
+            full = wanted[:-1] if wanted.endswith("/") else self.unique_name(wanted)
+            control = tuple(dict.fromkeys((*self._control, *control_inputs)))
+            where = colocate_with.device if colocate_with is not None else current_device(_OpInfo(type, full, outputs))
+            op = Operation(self, len(self._operations), full, type, body, tuple(inputs), control, where, outputs)
+            self._operations.append(op)
+            self._by_name[full] = op
+            return op
+
+    def finalize(self) -> None:
+        """Makes the graph read only: a step loop that adds operations by mistake fails instead of slowing down."""
+        self._finalized = True
+
+    @property
+    def finalized(self) -> bool:
+        """True after ``finalize``."""
+        return self._finalized
+
+    def unsafe_unfinalize(self) -> None:
+        """Opens a finalized graph again (a monitored session does so when it closes)."""
+        self._finalized = False
+
+    # -- looking up --------------------------------------------------------------------------------------------
+
+    def get_operations(self) -> list[Operation]:
+        """All operations in the order they were made."""
+        with self._lock:
+            return list(self._operations)
+
+    def get_operation_by_name(self, name: str) -> Operation:
+        """The operation called ``name``. Raises KeyError when there is none."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise KeyError(f"the graph has no operation {name!r}") from None
+
+    def get_tensor_by_name(self, name: str) -> Tensor:
+        """The tensor called ``operation:index``. Raises KeyError when there is none."""
+        op_name, _, index = name.rpartition(":")
+        if not op_name or not index.isdigit():
+            raise ValueError(f"{name!r} is not a tensor name: it needs the form 'operation:index'")
+        op = self.get_operation_by_name(op_name)
+        if int(index) >= len(op.outputs):
+            raise KeyError(f"the operation {op_name!r} has {len(op.outputs)} outputs, so there is no {name!r}")
+        return op.outputs[int(index)]
+
+    def as_graph_element(self, item: Any) -> Tensor | Operation:
+        """The tensor or operation that ``item`` names, is, or wraps (a variable stands for its value).
+
+        Raises:
+            ValueError: it belongs to another graph, or no such name is there.
+            TypeError: it is nothing that a graph holds.
+        """
+        if isinstance(item, str):
+            try:
+                return self.get_tensor_by_name(item) if ":" in item else self.get_operation_by_name(item)
+            except KeyError as error:
+                raise ValueError(str(error.args[0])) from None
+        convert = getattr(item, "_as_graph_element", None)
+        element = convert() if convert is not None else item
+        if not isinstance(element, Tensor | Operation):
+            raise TypeError(f"{item!r} has invalid type {type(item).__name__}: not a tensor, operation, variable or name")
+        if element.graph is not self:
+            raise ValueError(f"{element.name!r} is not an element of this graph")
+        return element
+
+    def as_operation(self, item: Any) -> Operation:
+        """Like ``as_graph_element``, but gives the operation behind a tensor."""
+        element = self.as_graph_element(item)
+        return element.op if isinstance(element, Tensor) else element
+
+    # -- collections -------------------------------------------------------------------------------------------
+
+    def add_to_collection(self, key: str, value: Any) -> None:
+        """Adds ``value`` to the collection ``key``."""
+        with self._lock:
+            self._collections.setdefault(key, []).append(value)
+
+    def get_collection(self, key: str, scope: str | None = None) -> list[Any]:
+        """A copy of the collection; with ``scope`` only items whose name begins with it."""
+        with self._lock:
+            items = list(self._collections.get(key, ()))
+        if scope is None:
+            return items
+        pattern = re.compile(scope)
+        return [item for item in items if hasattr(item, "name") and pattern.match(item.name)]
+
+    def get_collection_ref(self, key: str) -> list[Any]:
+        """The collection itself: changes to the list are changes to the collection."""
+        with self._lock:
+            return self._collections.setdefault(key, [])
+
+    def get_all_collection_keys(self) -> list[str]:
+        """Keys of the collections that hold something."""
+        with self._lock:
+            return [key for key, items in self._collections.items() if items]
+
+    def variables(self) -> list[Variable]:
+        """All variables: global ones, then local ones."""
+        return self.get_collection(GraphKeys.GLOBAL_VARIABLES) + self.get_collection(GraphKeys.LOCAL_VARIABLES)
+
+
+class _OpInfo:
+    """What a device function may look at while the operation is being made."""
+
+    def __init__(self, type: str, name: str, outputs: Sequence[tuple[Shape | None, np.dtype[Any]]]) -> None:  # noqa: A002
+        self.type = type
+        self.name = name
+        self.device = ""
+        self.outputs = [_OutputInfo(shape, dtype) for shape, dtype in outputs]
+
+
+class _OutputInfo:
+    def __init__(self, shape: Shape | None, dtype: np.dtype[Any]) -> None:
+        self.shape = shape
+        self.dtype = dtype
+
+
+def _show_shape(shape: Shape | None) -> str:
+    return "<unknown>" if shape is None else "(" + ", ".join("?" if d is None else str(d) for d in shape) + ")"
+
+
+def _show_dtype(dtype: np.dtype[Any]) -> str:
+    return "string" if dtype == object else dtype.name
+
+
+# -- the default graph, and the default session that `eval` uses ---------------------------------------------------
+
+_threads = threading.local()
+_process_graph = Graph()
+
+
+def _graph_stack() -> list[Graph]:
+    stack: list[Graph] | None = getattr(_threads, "graphs", None)
+    if stack is None:
+        stack = _threads.graphs = []
+    return stack
+
+
+def get_default_graph() -> Graph:
+    """The graph that new operations of this thread are added to."""
+    stack = _graph_stack()
+    return stack[-1] if stack else _process_graph
+
+
+def reset_default_graph() -> None:
+    """Replaces the process-wide default graph with an empty one.
+
+    Raises:
+        RuntimeError: a graph is being used by ``as_default`` in this thread.
+    """
+    global _process_graph
+    if _graph_stack():
+        raise RuntimeError("reset_default_graph() inside Graph.as_default() would leave that graph in use")
+    _process_graph = Graph()
+
+
+def default_session_stack() -> list[Any]:
+    """The stack of default sessions of this thread (runtime/session.py pushes to it)."""
+    stack: list[Any] | None = getattr(_threads, "sessions", None)
+    if stack is None:
+        stack = _threads.sessions = []
+    return stack
+
+
+def _session_or_default(session: Any, what: str) -> Any:
+    if session is not None:
+        return session
+    stack = default_session_stack()
+    if not stack:
+        raise ValueError(f"{what}: no session was given and there is no default session: use 'with Session(...):'")
+    return stack[-1]
+
+
+def name_scope(name: str | None) -> Any:
+    """``Graph.name_scope`` of the default graph."""
+    return get_default_graph().name_scope(name)
+
+
+def control_dependencies(before: Iterable[Any] | None) -> Any:
+    """``Graph.control_dependencies`` of the default graph."""
+    return get_default_graph().control_dependencies(before)
+
+
+def no_op(name: str | None = None) -> Operation:
+    """An operation that does nothing: something to hang control dependencies on."""
+    return get_default_graph().add_operation("NoOp", Nothing(), name=name)
+
+
+def group(*items: Any, name: str | None = None) -> Operation:
+    """One operation that is done when all ``items`` (operations, tensors, variables, nested lists of them) are."""
+    graph = get_default_graph()
+    flat: list[Operation] = []
+
+    def collect(item: Any) -> None:
+        if isinstance(item, list | tuple):
+            for inner in item:
+                collect(inner)
+        else:
+            flat.append(graph.as_operation(item))
+
+    collect(items)
+    return graph.add_operation("NoOp", Nothing(), name=name or "group_deps", control_inputs=flat)

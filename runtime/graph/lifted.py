@@ -1,0 +1,85 @@
+"""jax.numpy, jax.nn, jax.lax and jax.random with tensors in the place of arrays, function by function on first use."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy
+import numpy as np
+
+from runtime.graph.graph import Tensor
+from runtime.graph.ops import call
+from runtime.graph.random import random_key
+
+
+def lift(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
+    """Gives ``fn`` for tensors: calling the result adds one operation to the graph. ``name=`` names the operation."""
+    label = name or fn.__name__
+
+    @functools.wraps(fn)
+    def lifted(*args: Any, name: str | None = None, **kwargs: Any) -> Any:
+        return call(fn, *args, name=name or label, **kwargs)
+
+    return lifted
+
+
+class _LiftedModule(types.ModuleType):
+    """A module whose functions are those of ``source``, lifted; its constants and dtypes are passed through."""
+
+    def __init__(self, name: str, source: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lift) -> None:
+        super().__init__(name, f"{source.__name__} for tensors: every function of it adds one operation to the graph.")
+        self._source = source
+        self._wrap = wrap
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            found = getattr(self._source, name)
+        except AttributeError:
+            raise AttributeError(f"{self._source.__name__} has no {name!r}") from None
+        if isinstance(found, types.ModuleType):
+            value: Any = _LiftedModule(f"{self.__name__}.{name}", found, self._wrap)
+        elif callable(found) and not isinstance(found, type) and not _is_dtype(found):
+            value = self._wrap(found)
+        else:
+            value = found
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted(set(dir(self._source)))
+
+
+def _is_dtype(value: Any) -> bool:
+    return isinstance(getattr(value, "dtype", None), np.dtype)  # jnp.float32 and the like are callable
+
+
+def _lift_random(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Lifts a sampler of jax.random: the key is optional and fresh in every step when it is not given."""
+    if fn.__name__ in ("key", "PRNGKey", "wrap_key_data", "key_data", "split", "fold_in", "clone", "key_impl"):
+        return lift(fn)
+
+    def sampler(*args: Any, seed: int | None = None, name: str | None = None, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], Tensor) or "key" in kwargs:
+            return call(fn, *args, name=name or fn.__name__, **kwargs)
+        key = random_key(seed, name=f"{name or fn.__name__}/key")
+        return call(fn, key, *args, name=name or fn.__name__, **kwargs)
+
+    sampler.__doc__ = (
+        f"jax.random.{fn.__name__} with a key that is new in every step unless ``key=`` is given; ``seed=`` fixes its "
+        "sequence."
+    )
+    sampler.__name__ = fn.__name__
+    return sampler
+
+
+numpy = _LiftedModule("runtime.numpy", jax.numpy)
+nn = _LiftedModule("runtime.nn", jax.nn)
+lax = _LiftedModule("runtime.lax", jax.lax)
+random = _LiftedModule("runtime.random", jax.random, _lift_random)
+stop_gradient = lift(jax.lax.stop_gradient, "StopGradient")

@@ -1,0 +1,181 @@
+"""Operations a client writes down: placeholders, constants, and any JAX function of pytrees of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from runtime.errors import InvalidArgumentError
+from runtime.graph.bodies import Constant, Feed, Host, Pure, Shape
+from runtime.graph.graph import Operation, Tensor, get_default_graph
+from runtime.graph.tracing import infer, is_64_bit
+
+EMBED_BYTES = 1024
+"""Array arguments of ``call`` up to this size become literals of the compiled program; larger ones become constants."""
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """The numpy dtype for ``dtype``; Python ``str``/``bytes``, ``'string'`` and numpy's string kinds become ``object``."""
+    if dtype in (str, bytes, "string"):
+        return np.dtype(object)
+    found = np.dtype(dtype)
+    return np.dtype(object) if found.kind in "SUO" else found
+
+
+def as_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[Any, Any]:
+    """``value`` as a numpy array with JAX's default widths (Python and numpy 64-bit values become 32 bits wide unless
+    ``dtype`` or JAX's 64-bit mode says otherwise); strings become an object array of bytes.
+
+    Raises:
+        InvalidArgumentError: ragged nesting or a type no tensor can hold.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{what}: cannot be made an array: {error}") from None
+    if array.dtype.kind in "SUO":
+        return _string_array(array, what)
+    if dtype is not None:
+        wanted = as_dtype(dtype)
+        if wanted == object:
+            raise InvalidArgumentError(f"{what}: {array.dtype.name} given for a string tensor")
+        return array.astype(wanted, copy=False)
+    if is_64_bit(array.dtype) and not jax.config.read("jax_enable_x64"):
+        if array.dtype.kind in "iu" and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
+            raise InvalidArgumentError(f"{what}: {array.max()} does not fit int32; give dtype=jnp.int64 to keep 64 bits")
+        return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    return array
+
+
+def _string_array(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
+    flat = []
+    for item in array.ravel().tolist():
+        if not isinstance(item, str | bytes):
+            raise InvalidArgumentError(f"{what}: {type(item).__name__} is neither a number nor a string")
+        flat.append(item.encode() if isinstance(item, str) else item)
+    out = np.empty(array.shape, object)
+    out.ravel()[:] = flat if out.size else []
+    return out
+
+
+def placeholder(dtype: Any, shape: Sequence[int | None] | None = None, name: str | None = None) -> Tensor:
+    """A tensor whose value is fed with each step.
+
+    Args:
+        dtype: its dtype.
+        shape: static shape; ``None`` for a dimension lets it differ from step to step (one program is compiled for
+            each size met); ``None`` as a whole accepts any shape.
+        name: operation name, "Placeholder" by default.
+    """
+    static: Shape | None = None if shape is None else tuple(None if d is None else int(d) for d in shape)
+    op = get_default_graph().add_operation(
+        "Placeholder", Feed(), outputs=[(static, as_dtype(dtype))], name=name or "Placeholder"
+    )
+    return op.outputs[0]
+
+
+def constant(value: Any, dtype: Any = None, shape: Sequence[int] | None = None, name: str | None = None) -> Tensor:
+    """A literal array, number or string.
+
+    Args:
+        value: anything numpy makes an array of; strings and bytes become string tensors.
+        dtype: wanted dtype, JAX's default for ``value`` when not given.
+        shape: broadcast a single value to, or reshape to, this shape.
+        name: operation name, "Const" by default.
+    """
+    array = as_array(value, dtype, name or "constant")
+    if shape is not None:
+        array = np.broadcast_to(array, shape) if array.size == 1 else array.reshape(shape)
+    op = get_default_graph().add_operation(
+        "Const", Constant(array), outputs=[(array.shape, array.dtype)], name=name or "Const"
+    )
+    return op.outputs[0]
+
+
+def as_tensor(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
+    """``value`` itself when it is a tensor (or stands for one, like a variable), else a constant of it."""
+    convert = getattr(value, "_as_tensor", None)
+    if convert is not None:
+        return as_tensor(convert())
+    if isinstance(value, Tensor):
+        return value
+    return constant(value, dtype, name=name)
+
+
+def is_tensor(value: Any) -> bool:
+    """True for tensors and what stands for one (variables)."""
+    return isinstance(value, Tensor) or hasattr(value, "_as_tensor")
+
+
+def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
+    """Makes one operation of any JAX function of pytrees: ``rt.call(loss_fn, params, x, y)``.
+
+    Tensors and variables anywhere in ``args`` and ``kwargs`` become the operation's inputs; small arrays, numbers and
+    other Python values are passed as they are (so static arguments such as ``axis`` work), large arrays become
+    constants.
+
+    Args:
+        fn: a pure function that JAX can trace.
+        *args: positional arguments, pytrees.
+        name: operation name; by default the function's own.
+        **kwargs: keyword arguments, pytrees.
+
+    Returns:
+        What ``fn`` returns, with a ``Tensor`` in the place of each array.
+
+    Raises:
+        InvalidArgumentError: JAX cannot trace ``fn`` for these shapes and dtypes.
+    """
+    label = name or _function_name(fn)
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    places, tensors = [], []
+    for i, leaf in enumerate(leaves):
+        if is_tensor(leaf) or (isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > EMBED_BYTES):
+            places.append(i)
+            tensors.append(as_tensor(leaf))
+
+    def flat_fn(*arrays: Any) -> Any:
+        filled = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            filled[place] = array
+        inner_args, inner_kwargs = jax.tree.unflatten(tree, filled)
+        return fn(*inner_args, **inner_kwargs)
+
+    out_tree, outputs = infer(flat_fn, [(t.shape, t.dtype) for t in tensors], label)
+    op = pure(lambda *arrays: tuple(jax.tree.leaves(flat_fn(*arrays))), tensors, outputs, label)
+    return jax.tree.unflatten(out_tree, list(op.outputs))
+
+
+def pure(
+    fn: Callable[..., tuple[Any, ...]],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[tuple[Shape | None, np.dtype[Any]]],
+    name: str,
+    *,
+    type: str | None = None,  # noqa: A002
+    colocate_with: Operation | None = None,
+) -> Operation:
+    """Adds an operation whose flat function and output shapes are already known."""
+    graph = inputs[0].graph if inputs else get_default_graph()
+    return graph.add_operation(
+        type or name.rsplit("/", 1)[-1], Pure(fn), inputs, outputs, name=name, colocate_with=colocate_with
+    )
+
+
+def identity(value: Any, name: str | None = None, *, colocate_with: Operation | None = None) -> Tensor:
+    """The same value on the current device: how a tensor is given a name or sent to a device."""
+    tensor = as_tensor(value)
+    body = Host("identity") if tensor.dtype == object else Pure(lambda x: (x,))
+    op = tensor.graph.add_operation(
+        "Identity", body, [tensor], [(tensor.shape, tensor.dtype)], name=name, colocate_with=colocate_with
+    )
+    return op.outputs[0]
+
+
+def _function_name(fn: Callable[..., Any]) -> str:
+    name = getattr(fn, "__name__", type(fn).__name__)
+    cleaned = "".join(c if c.isalnum() or c in "_.-" else "_" for c in name).lstrip("_-")
+    return cleaned or "call"

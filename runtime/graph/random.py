@@ -1,0 +1,65 @@
+"""Randomness: keys that are new in every step, reproducible from the graph's and the operation's seeds."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from runtime.graph.bodies import StepId
+from runtime.graph.graph import Tensor, get_default_graph
+from runtime.graph.ops import pure
+
+_STEP_ID = "step_id"
+
+
+def step_id() -> Tensor:
+    """The tensor that tells one step of a session from another: uint32[4], see ``bodies.StepId``."""
+    graph = get_default_graph()
+    found = graph.get_collection(_STEP_ID)
+    if found:
+        tensor: Tensor = found[0]
+        return tensor
+    with graph.name_scope(None), graph.control_dependencies(None), graph.device(None):
+        op = graph.add_operation("StepId", StepId(), outputs=[((4,), np.dtype(np.uint32))], name=_STEP_ID)
+    graph.add_to_collection(_STEP_ID, op.outputs[0])
+    return op.outputs[0]
+
+
+def set_random_seed(seed: int | None) -> None:
+    """Sets the graph-level seed: with it, every run of the program draws the same numbers step by step."""
+    get_default_graph().seed = seed
+
+
+def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
+    """A JAX random key that is new in every step: ``rt.call(jax.random.normal, rt.random_key(), (3,))``.
+
+    With the graph's seed or this operation's, the n-th step of any session draws the same numbers; without both,
+    every session draws its own.
+
+    Args:
+        seed: seed of this operation.
+        name: operation name; without ``seed`` it tells the operations of one graph apart.
+
+    Returns:
+        A typed key (``jax.random.key``) as raw data, uint32[2].
+    """
+    graph = get_default_graph()
+    label = graph.unique_name(name, mark_as_used=False)
+    fixed = seed is not None or graph.seed is not None
+    own = zlib.crc32(label.encode()) if seed is None else seed
+    base = (graph.seed or 0, own)
+
+    def make_key(step: Any) -> tuple[Any]:
+        key = jax.random.key(base[0] & 0xFFFFFFFF)
+        key = jax.random.fold_in(key, base[1] & 0xFFFFFFFF)
+        for word in (2, 3) if fixed else (0, 1, 2, 3):
+            key = jax.random.fold_in(key, step[word])
+        return (jax.random.key_data(key),)
+
+    op = pure(make_key, [step_id()], [((2,), np.dtype(np.uint32))], name, type="RandomKey")
+    return op.outputs[0]
+
+

@@ -1,0 +1,461 @@
+"""Variables: named mutable arrays that live on one task and are shared by every session of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from runtime.errors import InvalidArgumentError
+from runtime.graph.bodies import Host, Pure, Read, Update, VariableSpec
+from runtime.graph.graph import Graph, GraphKeys, Operation, Tensor, control_dependencies, get_default_graph
+from runtime.graph.ops import as_dtype, as_tensor, constant, identity
+from runtime.graph.tracing import needs_64_bit
+
+
+class Variable:
+    """A named mutable array on one task of the cluster.
+
+    The name and the device are its identity: two sessions, or two graphs, that make a variable of the same name on
+    the same device share its value. A variable ``w`` adds the operations ``w`` (its value), ``w/initial_value``,
+    ``w/Assign`` (its initialiser) and ``w/read``. Arithmetic and ``rt.call`` take a variable for its value.
+
+    Args:
+        initial_value: array, number, string, tensor, or a function of no arguments that makes one of these (it is
+            called on the variable's device, so that a random initial value is drawn where it will live).
+        name: "Variable" by default; made unique in its graph.
+        dtype: wanted dtype.
+        trainable: whether optimizers update it by default.
+        collections: collections to add it to; by default the global variables (and the trainable ones).
+        local: keep a copy per session on its own task instead of a shared one (TF1's local variables).
+        container: named container of the store; sessions can clear one container and keep the others.
+
+    Raises:
+        InvalidArgumentError: the initial value has no fully known shape.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        *,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        collections: Sequence[str] | None = None,
+        local: bool = False,
+        container: str = "",
+    ) -> None:
+        graph = get_default_graph()
+        static, wanted = _static_spec(initial_value, dtype, name or "Variable")
+        if callable(initial_value) and static is None:  # its shape shows only when it is called
+            initial_value, static, wanted = _call_elsewhere(graph, initial_value, dtype, name or "Variable")
+        assert static is not None
+        with graph.control_dependencies(None):
+            full = graph.unique_name(name or "Variable", mark_as_used=False)
+            self.spec = VariableSpec(full, static, wanted, container, local)
+            self._op = graph.add_operation(
+                "Variable", Read(self.spec), outputs=[(static, wanted)], name=name or "Variable"
+            )
+            with graph.name_scope(full + "/"):
+                with graph.device(lambda op: self._op.device):
+                    value = initial_value() if callable(initial_value) else initial_value
+                    self.initial_value = self._initial_tensor(value, wanted)
+                self._initializer = self._update(
+                    "Assign", None, lambda value: (value, value), self.initial_value, overwrites=True
+                ).op
+                self._snapshot = identity(self._op.outputs[0], "read", colocate_with=self._op)
+        self.trainable = trainable
+        if collections is None:
+            collections = [GraphKeys.LOCAL_VARIABLES if local else GraphKeys.GLOBAL_VARIABLES]
+        if trainable and not local and GraphKeys.TRAINABLE_VARIABLES not in collections:
+            collections = [*collections, GraphKeys.TRAINABLE_VARIABLES]
+        for key in collections:
+            graph.add_to_collection(key, self)
+
+    def _initial_tensor(self, value: Any, wanted: np.dtype[Any]) -> Tensor:
+        if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+            tensor = as_tensor(value)
+            if tensor.dtype != wanted:
+                raise InvalidArgumentError(
+                    f"variable {self.spec.name!r}: initial value {tensor.name!r} is {tensor.dtype.name}, not {wanted.name}"
+                )
+            return identity(tensor, "initial_value", colocate_with=self._op)
+        return constant(value, wanted, shape=None if np.ndim(value) else self.spec.shape, name="initial_value")
+
+    # -- what it is --------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """``w:0``, the name of the tensor that is its value."""
+        return self._op.outputs[0].name
+
+    @property
+    def op(self) -> Operation:
+        """The operation ``w``."""
+        return self._op
+
+    @property
+    def graph(self) -> Graph:
+        """The graph it was made in."""
+        return self._op.graph
+
+    @property
+    def device(self) -> str:
+        """The device that was asked for, or ``""``."""
+        return self._op.device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its static shape."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its dtype; ``object`` for strings."""
+        return self.spec.dtype
+
+    @property
+    def initializer(self) -> Operation:
+        """The operation ``w/Assign`` that gives it its initial value."""
+        return self._initializer
+
+    def value(self) -> Tensor:
+        """The tensor ``w/read``: its value in this step, the same for all who use it."""
+        return self._snapshot
+
+    def read_value(self) -> Tensor:
+        """A new read: under ``control_dependencies`` it sees what those operations wrote."""
+        graph = self.graph
+        op = graph.add_operation(
+            "ReadVariable",
+            Read(self.spec),
+            outputs=[(self.spec.shape, self.spec.dtype)],
+            name=f"{self._op.name.rsplit('/', 1)[-1]}/ReadVariable",
+            colocate_with=self._op,
+        )
+        return op.outputs[0]
+
+    def initialized_value(self) -> Tensor:
+        """The value if it is initialised in this step's cluster, else the initial value: for initial values that
+        depend on other variables' initial values."""
+        if self.spec.dtype == object:
+            return self.initial_value
+        op = self.graph.add_operation(
+            "InitializedValue",
+            Host("value_or", {"variable": self.spec.name, "container": self.spec.container}, resource=self.spec.name),
+            [self.initial_value],
+            [(self.spec.shape, self.spec.dtype)],
+            name=f"{self._op.name}/initialized_value",
+            colocate_with=self._op,
+        )
+        return op.outputs[0]
+
+    def _as_tensor(self) -> Tensor:
+        return self._snapshot
+
+    def _as_graph_element(self) -> Tensor:
+        return self._op.outputs[0]
+
+    def __repr__(self) -> str:
+        at = f" device={self.device!r}" if self.device else ""
+        dtype = "string" if self.dtype == object else self.dtype.name
+        return f"<Variable {self.name!r} shape={self.shape} dtype={dtype}{at}>"
+
+    def eval(self, session: Any = None) -> Any:
+        """Its value in ``session`` or the default session."""
+        return self._op.outputs[0].eval(session=session)
+
+    # -- changing it -------------------------------------------------------------------------------------------
+
+    def assign(self, value: Any, name: str | None = None) -> Tensor:
+        """Replaces the value; gives the new value. Needs no initialised variable."""
+        return self._update("Assign", name, lambda new: (new, new), value, overwrites=True)
+
+    def assign_add(self, delta: Any, name: str | None = None) -> Tensor:
+        """Adds ``delta`` in one atomic step on the variable's task; gives the new value."""
+        return self._update("AssignAdd", name, lambda old, d: (old + d,) * 2, delta)
+
+    def assign_sub(self, delta: Any, name: str | None = None) -> Tensor:
+        """Subtracts ``delta`` in one atomic step on the variable's task; gives the new value."""
+        return self._update("AssignSub", name, lambda old, d: (old - d,) * 2, delta)
+
+    def update(self, fn: Callable[..., Any], *inputs: Any, name: str | None = None) -> Tensor:
+        """Replaces the value by ``fn(value, *inputs)`` in one atomic step on the variable's task; gives the new value.
+
+        Args:
+            fn: a JAX function; its result has the variable's shape and dtype.
+            *inputs: tensors, variables or arrays.
+            name: operation name.
+        """
+        return update([self], lambda old, *args: ([fn(old, *args)], ()), inputs, name=name or "Update", first=True)
+
+    def _update(
+        self, kind: str, name: str | None, fn: Callable[..., Any], value: Any, overwrites: bool = False
+    ) -> Tensor:
+        with self.graph.device(lambda op: self._op.device):
+            if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+                tensor = as_tensor(value)
+            else:
+                tensor = constant(value, self.dtype, name=f"{kind}/value")
+        _check_fits(self, tensor)
+        if self.dtype == object:
+            if not overwrites:
+                raise InvalidArgumentError(f"variable {self.spec.name!r} holds strings: {kind} works on numbers only")
+            op = self.graph.add_operation(
+                kind,
+                Host("assign", {"variable": self.spec.name, "container": self.spec.container}, True, self.spec.name),
+                [tensor],
+                [(self.spec.shape, self.spec.dtype)],
+                name=name or kind,
+                colocate_with=self._op,
+            )
+            return op.outputs[0]
+        op = self.graph.add_operation(
+            kind,
+            Update((self.spec,), fn, overwrites),
+            [tensor],
+            [(self.spec.shape, self.spec.dtype)],
+            name=name or kind,
+            colocate_with=self._op,
+        )
+        return op.outputs[0]
+
+
+def update(
+    variables: Sequence[Variable],
+    fn: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
+    inputs: Sequence[Any],
+    *,
+    outputs: Sequence[tuple[tuple[int, ...], Any]] = (),
+    name: str = "Update",
+    first: bool = False,
+) -> Any:
+    """One atomic read-modify-write of several variables of one task: what optimizers are made of.
+
+    Args:
+        variables: variables on one device, at least one.
+        fn: ``fn(*values, *inputs) -> (new values, outputs)``, a JAX function.
+        inputs: tensors, variables or arrays.
+        outputs: (shape, dtype) of the outputs besides the new values.
+        name: operation name.
+        first: give the first variable's new value as a tensor instead of the operation.
+
+    Raises:
+        InvalidArgumentError: no variables, or variables on different devices.
+    """
+    if not variables:
+        raise InvalidArgumentError(f"{name}: no variables to update")
+    devices = sorted({v.device for v in variables})
+    if len(devices) > 1:
+        raise InvalidArgumentError(f"{name}: one update works on one device, these variables are on {devices}")
+    specs = tuple(v.spec for v in variables)
+
+    def body(*arrays: Any) -> tuple[Any, ...]:
+        new, out = fn(*arrays)
+        return (*new, *((new[0],) if first else ()), *out)
+
+    shapes = [(specs[0].shape, specs[0].dtype)] if first else []
+    op = variables[0].graph.add_operation(
+        name.rsplit("/", 1)[-1],
+        Update(specs, body),
+        [as_tensor(i) for i in inputs],
+        [*shapes, *((tuple(s), as_dtype(d)) for s, d in outputs)],
+        name=name,
+        colocate_with=variables[0].op,
+    )
+    return op.outputs[0] if first else op
+
+
+def _check_fits(variable: Variable, tensor: Tensor) -> None:
+    if (variable.dtype == object) != (tensor.dtype == object) or tensor.dtype != variable.dtype:
+        raise InvalidArgumentError(
+            f"variable {variable.spec.name!r} holds {variable.dtype.name}, but {tensor.name!r} is {tensor.dtype.name}: "
+            "cast it with rt.numpy.astype"
+        )
+    if tensor.shape is not None and not _compatible(tensor.shape, variable.shape):
+        raise InvalidArgumentError(
+            f"variable {variable.spec.name!r} has shape {variable.shape}, but {tensor.name!r} has shape {tensor.shape}"
+        )
+
+
+def _compatible(shape: tuple[int | None, ...], wanted: tuple[int, ...]) -> bool:
+    return len(shape) == len(wanted) and all(d is None or d == w for d, w in zip(shape, wanted, strict=True))
+
+
+def _static_spec(value: Any, dtype: Any, name: str) -> tuple[tuple[int, ...] | None, np.dtype[Any]]:
+    """Shape and dtype of an initial value without making operations; shape None when only calling it can tell."""
+    if callable(value) and not isinstance(value, Tensor) and not hasattr(value, "_as_tensor"):
+        return None, np.dtype(np.float32)
+    if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+        tensor = as_tensor(value)
+        if tensor.shape is None or None in tensor.shape:
+            raise InvalidArgumentError(f"variable {name!r}: the shape {tensor.shape} of its initial value is not fully known")
+        return tuple(d for d in tensor.shape if d is not None), tensor.dtype if dtype is None else as_dtype(dtype)
+    from runtime.graph.ops import as_array
+
+    array = as_array(value, dtype, f"variable {name!r}")
+    return array.shape, array.dtype
+
+
+def _call_elsewhere(
+    graph: Graph, make: Callable[[], Any], dtype: Any, name: str
+) -> tuple[Callable[[], Any], tuple[int, ...], np.dtype[Any]]:
+    """Learns the shape of ``make()`` by calling it in a scratch graph, so that the real call can happen on its device."""
+    with Graph().as_default():
+        static, wanted = _static_spec(make(), dtype, name)
+    if static is None:
+        raise InvalidArgumentError(f"variable {name!r}: its initial value is a function that gives a function")
+    return make, static, wanted
+
+
+def variables(
+    tree: Any, name: str, *, trainable: bool = True, collections: Sequence[str] | None = None, container: str = ""
+) -> Any:
+    """A pytree of variables from a pytree of arrays; the path in the tree is the name: ``mlp/layer1/w``.
+
+    Args:
+        tree: pytree of arrays (or functions of no arguments that make tensors).
+        name: first part of all names.
+        trainable: whether optimizers update them by default.
+        collections: collections to add them to, as in ``Variable``.
+        container: named container of the store.
+    """
+    paths, structure = jax.tree.flatten_with_path(tree)
+    made = [
+        Variable(
+            leaf,
+            name="/".join([name, *(_key_name(key) for key in path)]),
+            trainable=trainable,
+            collections=collections,
+            container=container,
+        )
+        for path, leaf in paths
+    ]
+    return jax.tree.unflatten(structure, made)
+
+
+def _key_name(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+# -- initialisation ----------------------------------------------------------------------------------------------
+
+
+def global_variables() -> list[Variable]:
+    """All variables of the default graph that the cluster shares."""
+    return get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES)
+
+
+def trainable_variables() -> list[Variable]:
+    """The variables of the default graph that optimizers update by default."""
+    return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES)
+
+
+def local_variables() -> list[Variable]:
+    """The variables of the default graph that each session keeps for itself."""
+    return get_default_graph().get_collection(GraphKeys.LOCAL_VARIABLES)
+
+
+def variables_initializer(var_list: Sequence[Variable], name: str = "init") -> Operation:
+    """One operation that gives each variable of ``var_list`` its initial value."""
+    from runtime.graph.graph import group
+
+    return group(*[v.initializer for v in var_list], name=name)
+
+
+def global_variables_initializer() -> Operation:
+    """One operation that initialises all global variables made so far."""
+    return variables_initializer(global_variables(), "init")
+
+
+def local_variables_initializer() -> Operation:
+    """One operation that initialises all local variables made so far."""
+    return variables_initializer(local_variables(), "init_local")
+
+
+def is_variable_initialized(variable: Variable, name: str | None = None) -> Tensor:
+    """A scalar bool tensor: whether ``variable`` has a value on its task."""
+    op = variable.graph.add_operation(
+        "IsVariableInitialized",
+        Host(
+            "is_initialized",
+            {"variables": [[variable.spec.container, variable.spec.name]]},
+            resource=variable.spec.name,
+        ),
+        outputs=[((), np.dtype(np.bool_))],
+        name=name or f"{variable.op.name}/IsInitialized",
+        colocate_with=variable.op,
+    )
+    return op.outputs[0]
+
+
+def report_uninitialized_variables(
+    var_list: Sequence[Variable] | None = None, name: str = "report_uninitialized_variables"
+) -> Tensor:
+    """A 1-D string tensor with the names of the variables that have no value yet (empty when all have one).
+
+    Args:
+        var_list: variables to look at; global and local ones of the default graph by default.
+        name: operation name.
+    """
+    graph = get_default_graph()
+    looked_at = list(graph.variables() if var_list is None else var_list)
+    by_device: dict[tuple[str, bool], list[Variable]] = {}
+    for v in looked_at:
+        by_device.setdefault((v.device, v.spec.local), []).append(v)
+    with graph.name_scope(name + "/" if graph._by_name.get(name) is None else graph.unique_name(name) + "/"):
+        parts = []
+        for same_device in by_device.values():
+            op = graph.add_operation(
+                "UninitializedVariables",
+                Host("uninitialized", {"variables": [[v.spec.container, v.spec.name] for v in same_device]}),
+                outputs=[((None,), np.dtype(object))],
+                name="names",
+                colocate_with=same_device[0].op,
+            )
+            parts.append(op.outputs[0])
+        if not parts:
+            return constant(np.empty((0,), object), name="names")
+        op = graph.add_operation(
+            "ConcatStrings", Host("concat"), parts, [((None,), np.dtype(object))], name="all_names"
+        )
+    return op.outputs[0]
+
+
+def assign(ref: Variable, value: Any, name: str | None = None) -> Tensor:
+    """``ref.assign(value)``."""
+    return ref.assign(value, name)
+
+
+def assign_add(ref: Variable, value: Any, name: str | None = None) -> Tensor:
+    """``ref.assign_add(value)``."""
+    return ref.assign_add(value, name)
+
+
+def assign_sub(ref: Variable, value: Any, name: str | None = None) -> Tensor:
+    """``ref.assign_sub(value)``."""
+    return ref.assign_sub(value, name)
+
+
+__all__ = [
+    "Variable",
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "control_dependencies",
+    "global_variables",
+    "global_variables_initializer",
+    "is_variable_initialized",
+    "local_variables",
+    "local_variables_initializer",
+    "report_uninitialized_variables",
+    "trainable_variables",
+    "update",
+    "variables",
+    "variables_initializer",
+]

@@ -1,0 +1,267 @@
+"""Lower: the operations of a stage become one StableHLO program, or a list of host kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend
+import numpy as np
+from jax import export
+
+from runtime.errors import InvalidArgumentError
+from runtime.graph.bodies import Constant, Host, Pure, Read, Update, VariableSpec
+from runtime.graph.graph import Operation, Tensor
+from runtime.graph.tracing import aval, needs_64_bit, trace
+from runtime.plan.place import Device
+from runtime.plan.plan import HostCall, Program, ProgramOutput, Stage, VariableOutput
+from runtime.plan.stages import is_write
+from runtime.tensor_spec import TensorSpec
+
+ClosedJaxpr = Any
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The jaxprs of a step's computations and the concrete shape of every tensor whose shape is known."""
+
+    jaxprs: Mapping[Operation, ClosedJaxpr]
+    specs: Mapping[Tensor, TensorSpec]
+
+
+def trace_all(operations: Sequence[Operation], feeds: Mapping[Tensor, TensorSpec]) -> Traced:
+    """Traces every operation of a step once, with the concrete shapes of this step's feeds.
+
+    Raises:
+        InvalidArgumentError: an operation does not fit these shapes; names the operation.
+    """
+    specs: dict[Tensor, TensorSpec] = dict(feeds)
+    jaxprs: dict[Operation, ClosedJaxpr] = {}
+    for op in operations:
+        body = op.body
+        if isinstance(body, Pure | Update):
+            arguments = _arguments(op, specs)
+            jaxprs[op] = _trace_one(op, body, arguments)
+            results = [TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in jaxprs[op].out_avals]
+            if isinstance(body, Update):
+                results = _checked_new_values(op, body, results)
+            found = list(zip(op.outputs, results, strict=True))
+        elif isinstance(body, Constant):
+            found = [(op.outputs[0], TensorSpec(body.value.shape, body.value.dtype))]
+        elif isinstance(body, Read):
+            found = [(op.outputs[0], TensorSpec(body.variable.shape, body.variable.dtype))]
+        else:  # a host kernel: what is declared, as far as it is known
+            found = [
+                (t, TensorSpec(tuple(d for d in t.shape if d is not None), t.dtype))
+                for t in op.outputs
+                if t.shape is not None and None not in t.shape
+            ]
+        for tensor, spec in found:
+            specs.setdefault(tensor, spec)  # a fed tensor keeps the shape it was fed with
+    return Traced(jaxprs, specs)
+
+
+def _arguments(op: Operation, specs: Mapping[Tensor, TensorSpec]) -> list[TensorSpec]:
+    out = []
+    for tensor in op.inputs:
+        if tensor not in specs:
+            raise InvalidArgumentError(
+                f"operation {op.name!r} needs {tensor.name!r}, whose shape is not known before the step runs: "
+                "fetch it and feed it to another step, or give it a shape"
+            )
+        out.append(specs[tensor])
+    return out
+
+
+def _trace_one(op: Operation, body: Pure | Update, inputs: Sequence[TensorSpec]) -> ClosedJaxpr:
+    arguments = list(inputs)
+    if isinstance(body, Update) and not body.overwrites:
+        arguments = [*(TensorSpec(v.shape, v.dtype) for v in body.variables), *arguments]
+    wide = needs_64_bit([s.dtype for s in arguments] + [t.dtype for t in op.outputs])
+    if any(s.dtype == object for s in arguments):
+        raise InvalidArgumentError(f"operation {op.name!r}: a string tensor cannot enter a numeric computation")
+    try:
+        return trace(body.fn, [aval(s.shape, s.dtype) for s in arguments], wide)
+    except Exception as error:
+        shapes = ", ".join(f"{s.dtype.name}{list(s.shape)}" for s in arguments)
+        raise InvalidArgumentError(f"operation {op.name!r}({shapes}): {' '.join(str(error).split())[:500]}") from error
+
+
+def _checked_new_values(op: Operation, body: Update, results: list[TensorSpec]) -> list[TensorSpec]:
+    for variable, new in zip(body.variables, results, strict=False):
+        if new.shape != variable.shape or new.dtype != variable.dtype:
+            raise InvalidArgumentError(
+                f"operation {op.name!r} would change variable {variable.name!r} from {variable.dtype.name}"
+                f"{list(variable.shape)} to {new.dtype.name}{list(new.shape)}"
+            )
+    return results[len(body.variables) :]
+
+
+def lower_stage(
+    device: Device,
+    operations: Sequence[Operation],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    traced: Traced,
+) -> Stage:
+    """Lowers the operations of one stage.
+
+    Args:
+        device: where it will run.
+        operations: in the order they run; all host operations, or none.
+        inputs: tensors that come from outside, constants too large to embed among them.
+        outputs: tensors that others need.
+        traced: the step's jaxprs and shapes.
+    """
+    lowering = _lower_host if isinstance(operations[0].body, Host) else _lower_xla
+    return lowering(device, operations, inputs, outputs, traced)
+
+
+def _lower_host(
+    device: Device, operations: Sequence[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor], traced: Traced
+) -> Stage:
+    place = {tensor: i for i, tensor in enumerate(inputs)}
+    calls = []
+    count = len(inputs)
+    for op in operations:
+        body = op.body
+        assert isinstance(body, Host)
+        arguments = tuple(place[t] for t in op.inputs)
+        calls.append(HostCall(body.kernel, dict(body.attrs), arguments, len(op.outputs), op.name))
+        for tensor in op.outputs:
+            place[tensor] = count
+            count += 1
+    return Stage(
+        device,
+        inputs=None,
+        outputs=tuple(ProgramOutput(place[t]) for t in outputs),
+        output_specs=None,
+        host=tuple(calls),
+        writes_state=any(is_write(op) for op in operations),
+        operations=tuple(op.name for op in operations),
+    )
+
+
+def _lower_xla(
+    device: Device, operations: Sequence[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor], traced: Traced
+) -> Stage:
+    variables, reads, writes = _variables(operations)
+    input_specs = tuple(traced.specs[t] for t in inputs)
+    if any(s.dtype == object for s in input_specs):
+        raise InvalidArgumentError(f"a string tensor cannot enter the computation of {operations[0].name!r}")
+
+    def evaluate(*arguments: Any) -> tuple[dict[VariableSpec, Any], dict[Tensor, Any]]:
+        now = {variables[i]: a for i, a in zip(reads, arguments[: len(reads)], strict=True)}
+        values = dict(zip(inputs, arguments[len(reads) :], strict=True))
+        for op in operations:
+            _evaluate(op, traced, now, values)
+        return now, values
+
+    # Which outputs are just a variable's value after the stage is seen by evaluating with tokens in place of arrays.
+    computed, refs = _outputs(operations, outputs, variables)
+
+    def run(*arguments: Any) -> tuple[Any, ...]:
+        now, values = evaluate(*arguments)
+        results = (*(now[variables[i]] for i in writes), *(values[t] for t in computed))
+        return results if computed else (*results, np.zeros((), np.bool_))
+
+    program = None
+    if writes or computed:  # with no computed result, a last one tells when the program is done: variables may be donated
+        arguments = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *input_specs)
+        avals = [aval(s.shape, s.dtype) for s in arguments]
+        with jax.enable_x64(True):
+            exported = export.export(jax.jit(run), platforms=[device.platform])(*avals)
+        results = tuple(TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in exported.out_avals)
+        program = Program(bytes(exported.serialize()), arguments, results)
+    specs = tuple(
+        TensorSpec(variables[r.index].shape, variables[r.index].dtype) if isinstance(r, VariableOutput) else traced.specs[t]
+        for t, r in zip(outputs, refs, strict=True)
+    )
+    return Stage(
+        device,
+        variables,
+        reads if program is not None else (),
+        writes,
+        input_specs,
+        refs,
+        specs,
+        program,
+        writes_state=bool(writes),
+        operations=tuple(op.name for op in operations),
+    )
+
+
+def _variables(operations: Sequence[Operation]) -> tuple[tuple[VariableSpec, ...], tuple[int, ...], tuple[int, ...]]:
+    """The variables of a stage, which of them enter the program, and which it writes."""
+    index: dict[VariableSpec, int] = {}
+    reads: dict[int, None] = {}
+    writes: dict[int, None] = {}
+    for op in operations:
+        touched = (op.body.variable,) if isinstance(op.body, Read) else getattr(op.body, "variables", ())
+        for variable in touched:
+            i = index.setdefault(variable, len(index))
+            needs_value = isinstance(op.body, Read) or not op.body.overwrites
+            if needs_value and i not in writes:
+                reads[i] = None
+            if isinstance(op.body, Update):
+                writes[i] = None
+    return tuple(index), tuple(reads), tuple(writes)
+
+
+def _outputs(
+    operations: Sequence[Operation], outputs: Sequence[Tensor], variables: Sequence[VariableSpec]
+) -> tuple[list[Tensor], tuple[VariableOutput | ProgramOutput, ...]]:
+    """Tells outputs that are a variable's final value (sent by reference) from those that are computed."""
+    versions = dict.fromkeys(variables, 0)
+    same_as: dict[Tensor, tuple[VariableSpec, int]] = {}
+    for op in operations:
+        if isinstance(op.body, Read):
+            same_as[op.outputs[0]] = (op.body.variable, versions[op.body.variable])
+        elif isinstance(op.body, Update):
+            for variable in op.body.variables:
+                versions[variable] += 1
+            if op.type in _GIVES_NEW_VALUE and len(op.body.variables) == 1 and op.outputs:
+                same_as[op.outputs[0]] = (op.body.variables[0], versions[op.body.variables[0]])
+        elif op.type == "Identity" and op.inputs[0] in same_as:
+            same_as[op.outputs[0]] = same_as[op.inputs[0]]
+    final = {(v, n): i for i, (v, n) in enumerate(versions.items())}
+    computed: list[Tensor] = []
+    refs: list[VariableOutput | ProgramOutput] = []
+    for tensor in outputs:
+        index = final.get(same_as[tensor]) if tensor in same_as else None
+        if index is not None:
+            refs.append(VariableOutput(index))
+        else:
+            refs.append(ProgramOutput(len(computed)))
+            computed.append(tensor)
+    return computed, tuple(refs)
+
+
+_GIVES_NEW_VALUE = frozenset({"Assign", "AssignAdd", "AssignSub"})
+
+
+def _evaluate(op: Operation, traced: Traced, now: dict[VariableSpec, Any], values: dict[Tensor, Any]) -> None:
+    """Runs one operation on tracers: ``now`` holds the variables as of this point of the stage."""
+    body = op.body
+    results: Sequence[Any]
+    if isinstance(body, Read):
+        results = [now[body.variable]]
+    elif isinstance(body, Constant):
+        results = [body.value]
+    elif isinstance(body, Pure):
+        results = _apply(traced.jaxprs[op], [values[t] for t in op.inputs])
+    else:
+        assert isinstance(body, Update)
+        old = [] if body.overwrites else [now[v] for v in body.variables]
+        everything = _apply(traced.jaxprs[op], [*old, *(values[t] for t in op.inputs)])
+        now.update(zip(body.variables, everything, strict=False))
+        results = everything[len(body.variables) :]
+    for tensor, value in zip(op.outputs, results, strict=True):
+        values.setdefault(tensor, value)  # a fed tensor keeps its fed value
+
+
+def _apply(jaxpr: ClosedJaxpr, arguments: Sequence[Any]) -> Sequence[Any]:
+    results: Sequence[Any] = jax.extend.core.jaxpr_as_fun(jaxpr)(*arguments)
+    return results

@@ -1,0 +1,147 @@
+"""From a graph to a plan: prune, place, cut, lower, and lay the edges between the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from runtime.graph.bodies import Constant, Host, StepId
+from runtime.graph.graph import Operation, Tensor
+from runtime.plan.lower import Traced, lower_stage, trace_all
+from runtime.plan.place import Device, Devices, place
+from runtime.plan.plan import Plan, Remote, StageCall
+from runtime.plan.prune import prune
+from runtime.plan.stages import Cut, cut
+from runtime.tensor_spec import TensorSpec
+
+
+def make_plan(
+    fetches: Sequence[Tensor | Operation],
+    feeds: Mapping[Tensor, TensorSpec],
+    devices: Devices,
+) -> Plan:
+    """Plans one step.
+
+    Args:
+        fetches: what the client asked for.
+        feeds: the fed tensors, in the order their values will be given, with this step's shapes.
+        devices: what there is to run on.
+
+    Raises:
+        InvalidArgumentError: a placeholder is not fed, a device is not there, or shapes do not fit; names the operation.
+    """
+    needed = prune(fetches, feeds)
+    placed = place(needed.operations, devices)
+    given = dict(feeds)
+    for tensor in needed.given:
+        given[tensor] = TensorSpec(tuple(d for d in tensor.shape or () if d is not None), tensor.dtype)
+    traced = trace_all(needed.operations, given)
+
+    def place_of(op: Operation) -> Hashable:
+        return placed[op], isinstance(op.body, Host)
+
+    cuts = cut(needed.operations, needed.waits_for, place_of)
+    return _Assembly(fetches, feeds, needed.given, cuts, placed, traced, devices).plan()
+
+
+class _Assembly:
+    """Numbers the values of a step and lays the edges between its stages."""
+
+    def __init__(
+        self,
+        fetches: Sequence[Tensor | Operation],
+        feeds: Mapping[Tensor, TensorSpec],
+        given: Sequence[Tensor],
+        cuts: Sequence[Cut],
+        placed: Mapping[Operation, Device],
+        traced: Traced,
+        devices: Devices,
+    ) -> None:
+        self.fetches = fetches
+        self.feeds = feeds
+        self.cuts = cuts
+        self.placed = placed
+        self.traced = traced
+        self.master_task = f"/job:{devices.target[0]}/task:{devices.target[1]}"
+        bodies = [(t, t.op.body) for t in given]
+        self.constants = [(t, body.value) for t, body in bodies if isinstance(body, Constant)]
+        self.slot: dict[Tensor, int] = {t: i for i, t in enumerate((*feeds, *(t for t, _ in self.constants)))}
+        for tensor, body in bodies:
+            if isinstance(body, StepId):
+                self.slot[tensor] = len(feeds) + len(self.constants)
+
+    def plan(self) -> Plan:
+        inputs = [self._inputs(c) for c in self.cuts]
+        wanted_by: dict[Tensor, list[int]] = {}
+        for index, tensors in enumerate(inputs):
+            for tensor in tensors:
+                wanted_by.setdefault(tensor, []).append(index)
+        self.made_by = {
+            t: i for i, c in enumerate(self.cuts) for op in c.operations for t in op.outputs if t not in self.slot
+        }
+        fetched = {t for t in self.fetches if isinstance(t, Tensor)}
+        next_slot = len(self.feeds) + len(self.constants) + 1
+        stages: list[StageCall] = []
+        all_outputs: list[tuple[Tensor, ...]] = []
+        for c in self.cuts:
+            outputs = tuple(
+                t for op in c.operations for t in op.outputs if t not in self.slot and (t in wanted_by or t in fetched)
+            )
+            for tensor in outputs:
+                self.slot[tensor] = next_slot
+                next_slot += 1
+            all_outputs.append(outputs)
+        for index, (c, tensors, outputs) in enumerate(zip(self.cuts, inputs, all_outputs, strict=True)):
+            device = self.placed[c.operations[0]]
+            stage = lower_stage(device, c.operations, tensors, outputs, self.traced)
+            remote = {i: r for i, t in enumerate(tensors) if (r := self._remote(t, index)) is not None}
+            holds = {i: n for i, t in enumerate(outputs) if (n := self._fetched_by_others(t, index, wanted_by)) > 0}
+            replies = tuple(
+                i for i, t in enumerate(outputs) if t in fetched or self._master_needs(t, index, wanted_by)
+            )
+            stages.append(
+                StageCall(
+                    stage,
+                    c.wave,
+                    tuple(self.slot[t] for t in tensors),
+                    tuple(self.slot[t] for t in outputs),
+                    remote,
+                    holds,
+                    replies,
+                )
+            )
+        fetch_slots = tuple(self.slot[f] if isinstance(f, Tensor) else -1 for f in self.fetches)
+        return Plan(len(self.feeds), tuple(value for _, value in self.constants), tuple(stages), fetch_slots, next_slot)
+
+    def _inputs(self, c: Cut) -> list[Tensor]:
+        """The tensors that a stage takes from outside."""
+        inside = {t for op in c.operations for t in op.outputs if t not in self.slot}
+        found: dict[Tensor, None] = {}
+        for op in c.operations:
+            for tensor in op.inputs:
+                if tensor not in inside:
+                    found[tensor] = None
+        return list(found)
+
+    def _maker(self, tensor: Tensor) -> int | None:
+        """The stage that makes ``tensor``, None for values that come with the step."""
+        return self.made_by.get(tensor)
+
+    def _task(self, stage: int) -> str:
+        return self.placed[self.cuts[stage].operations[0]].task_name
+
+    def _remote(self, tensor: Tensor, consumer: int) -> Remote | None:
+        maker = self._maker(tensor)
+        if maker is None or not self._goes_direct(maker, consumer):
+            return None
+        return Remote(self._task(maker), self.slot[tensor])
+
+    def _goes_direct(self, maker: int, consumer: int) -> bool:
+        """Tensors between two tasks that are not the master's go straight between them; so do those that stay."""
+        return self._task(maker) != self.master_task and self._task(consumer) != self.master_task
+
+    def _fetched_by_others(self, tensor: Tensor, maker: int, wanted_by: Mapping[Tensor, Sequence[int]]) -> int:
+        return sum(self._goes_direct(maker, consumer) for consumer in wanted_by.get(tensor, ()))
+
+    def _master_needs(self, tensor: Tensor, maker: int, wanted_by: Mapping[Tensor, Sequence[int]]) -> bool:
+        return any(not self._goes_direct(maker, consumer) for consumer in wanted_by.get(tensor, ()))
+

@@ -1,0 +1,85 @@
+"""Prune: the operations that the fetches of a step need, and what each must wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from runtime.errors import InvalidArgumentError
+from runtime.graph.bodies import Constant, Feed, Nothing, StepId
+from runtime.graph.graph import Operation, Tensor
+
+EMBED_BYTES = 1024
+"""Constants up to this size are literals of the program; larger ones travel with the step."""
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What a step has to do.
+
+    Attributes:
+        operations: the operations to run, each after all that it waits for. Placeholders and the step's own id are
+            not among them (they are values of the step), nor are points of control (they are dissolved).
+        waits_for: for each operation, the operations that must have run before it, data and control alike.
+        given: the tensors that come with the step besides the feeds: its id, and constants that are strings or too
+            large to be literals of a program.
+    """
+
+    operations: tuple[Operation, ...]
+    waits_for: Mapping[Operation, tuple[Operation, ...]]
+    given: tuple[Tensor, ...]
+
+
+def prune(fetches: Iterable[Tensor | Operation], feeds: Collection[Tensor]) -> Needed:
+    """Finds the operations that ``fetches`` need when the tensors ``feeds`` are given.
+
+    Raises:
+        InvalidArgumentError: a placeholder is needed and not fed.
+    """
+    fed = frozenset(feeds)
+    roots = [f.op if isinstance(f, Tensor) else f for f in fetches if not (isinstance(f, Tensor) and f in fed)]
+    seen: set[Operation] = set()
+    stack = list(roots)
+    while stack:
+        op = stack.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        stack.extend(t.op for t in op.inputs if t not in fed)
+        stack.extend(c for c in op.control_inputs if not _is_given(c, fed))
+    missing = sorted(op.name for op in seen if isinstance(op.body, Feed))
+    if missing:
+        raise InvalidArgumentError(
+            f"You must feed a value for placeholder tensor {', '.join(repr(name + ':0') for name in missing)}"
+        )
+    # An operation can only refer to operations made before it, so the order of making is a topological order.
+    ordered = sorted(seen, key=lambda op: op.id)
+    waits_for: dict[Operation, tuple[Operation, ...]] = {}
+    given: list[Tensor] = []
+    behind: dict[Operation, tuple[Operation, ...]] = {}  # what a dissolved operation stands for
+    for op in ordered:
+        before: dict[Operation, None] = {}
+        for other in (*(t.op for t in op.inputs if t not in fed), *op.control_inputs):
+            if other not in seen:
+                continue
+            for real in behind.get(other, (other,)):
+                before[real] = None
+        if isinstance(op.body, Nothing):
+            behind[op] = tuple(before)
+        elif _comes_with_the_step(op):
+            behind[op] = ()
+            given.append(op.outputs[0])
+        else:
+            waits_for[op] = tuple(before)
+    return Needed(tuple(waits_for), waits_for, tuple(given))
+
+
+def _comes_with_the_step(op: Operation) -> bool:
+    body = op.body
+    if isinstance(body, Constant):
+        return body.value.dtype == object or body.value.nbytes > EMBED_BYTES
+    return isinstance(body, StepId)
+
+
+def _is_given(op: Operation, fed: frozenset[Tensor]) -> bool:
+    return isinstance(op.body, Feed) or bool(op.outputs) and all(t in fed for t in op.outputs)

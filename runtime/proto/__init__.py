@@ -1,0 +1,1 @@
+"""Protocol messages, generated from protos/runtime/proto."""

@@ -1,0 +1,154 @@
+"""The client's side of a master: in this process, or behind gRPC. Both look the same to a Session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from runtime.cluster import split_address
+from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
+from runtime.plan.place import Device
+from runtime.plan.plan import Plan
+from runtime.proto import services_pb2 as pb
+from runtime.proto import services_pb2_grpc
+from runtime.server import rpc
+from runtime.server.master import Master, MasterOptions, MasterSession, PreparedPlan
+from runtime.server.services import options_to_proto
+from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
+
+CLOSE_SECS = 5.0
+"""How long closing a session waits for a master that does not answer."""
+
+
+class Engine(Protocol):
+    """An open session of some master."""
+
+    devices: tuple[Device, ...]
+    target: tuple[str, int]
+    home: tuple[str, int]
+
+    def prepare(self, plan: Plan) -> Any:
+        """Registers a plan."""
+
+    def run(self, prepared: Any, feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
+        """Runs one step of a registered plan."""
+
+    def close(self) -> None:
+        """Ends the session."""
+
+
+class LocalEngine:
+    """A session of a master in this process."""
+
+    def __init__(self, master: Master, options: MasterOptions) -> None:
+        self._master = master
+        self._session: MasterSession = master.create_session(options)
+        self.devices = self._session.devices
+        self.target = self._session.target
+        self.home = self._session.home
+        self.run = self._session.run
+        self.prepare = self._session.prepare
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._master.close_session(self._session)
+
+
+class RemoteEngine:
+    """A session of a master in another process.
+
+    Args:
+        target: ``grpc://host:port``.
+        options: what is asked of the master.
+
+    Raises:
+        DeadlineExceededError: nobody answers at the target, or tasks did not join in time.
+    """
+
+    def __init__(self, target: str, options: MasterOptions) -> None:
+        self._target = target
+        address = target.removeprefix("grpc://")
+        split_address(address)
+        self._channel = rpc.open_channel(address)
+        self._stub = services_pb2_grpc.MasterServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._timeout = options.operation_timeout_secs
+        try:
+            answer = self._create(options)
+        except BaseException:
+            self._channel.close()
+            raise
+        self._id = answer.session
+        self.devices = tuple(device_from_proto(d) for d in answer.devices)
+        self.target = (answer.target_job, answer.target_task)
+        self.home = (answer.home_job, answer.home_task)
+
+    def _create(self, options: MasterOptions) -> pb.CreateSessionResponse:
+        import time
+
+        from absl import logging
+
+        from runtime.server.tasks import SAY_EVERY_SECS
+
+        started = time.monotonic()
+        limit = options.start_timeout_secs
+        probe = pb.CloseSessionRequest(session=0)  # touches nothing: tells whether a master listens
+        while True:
+            left = SAY_EVERY_SECS if limit is None else min(SAY_EVERY_SECS, limit - (time.monotonic() - started))
+            try:
+                rpc.call(self._stub.CloseSession, probe, timeout=max(left, 0.05), task=self._target, wait_for_ready=True)
+                break
+            except DeadlineExceededError:
+                waited = time.monotonic() - started
+                if limit is not None and waited >= limit - 0.01:
+                    raise DeadlineExceededError(
+                        f"after {waited:.0f} s nobody listens at the session's target {self._target}"
+                    ) from None
+                logging.info("still waiting for a server at the session's target %s", self._target)
+        request = pb.CreateSessionRequest(options=options_to_proto(options))
+        remaining = None if limit is None else max(0.1, limit - (time.monotonic() - started)) + 1.0
+        return rpc.call(self._stub.CreateSession, request, timeout=remaining, task=self._target)
+
+    def prepare(self, plan: Plan) -> tuple[int, Plan]:
+        """Registers a plan with the master."""
+        request = pb.RegisterPlanRequest(session=self._id, plan=plan_to_proto(plan))
+        return rpc.call(self._stub.RegisterPlan, request, timeout=self._timeout, task=self._target).plan, plan
+
+    def run(self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
+        """Runs one step of a registered plan."""
+        number, plan = prepared
+        limit = self._timeout if timeout is None else timeout
+        request = pb.RunStepRequest(session=self._id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0)
+        answer = rpc.call(self._stub.RunStep, request, timeout=None if limit is None else limit + 1.0, task=self._target)
+        values = iter(unpack(answer.values))
+        return [None if slot < 0 else next(values) for slot in plan.fetches]
+
+    def close(self) -> None:
+        """Ends the session; a master that is gone is not waited for."""
+        try:
+            request = pb.CloseSessionRequest(session=self._id)
+            rpc.call(self._stub.CloseSession, request, timeout=CLOSE_SECS, task=self._target)
+        except OpError as error:
+            from absl import logging
+
+            logging.info("closing the session at %s: %s", self._target, error)
+        finally:
+            self._channel.close()
+
+
+def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None:
+    """Clears containers on all tasks of the cluster behind ``target`` and closes that master's sessions.
+
+    Raises:
+        NotFoundError: the target is not a gRPC target.
+    """
+    if not target.startswith("grpc://"):
+        raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")
+    channel = rpc.open_channel(target.removeprefix("grpc://"))
+    try:
+        stub = services_pb2_grpc.MasterServiceStub(channel)  # type: ignore[no-untyped-call]
+        rpc.call(stub.Reset, pb.ResetRequest(containers=containers or ()), timeout=timeout, task=target)
+    finally:
+        channel.close()
+
+
+__all__ = ["AbortedError", "Engine", "LocalEngine", "PreparedPlan", "RemoteEngine", "reset"]

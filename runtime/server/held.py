@@ -1,0 +1,57 @@
+"""Tensors that a task holds for others: produced by one stage, fetched straight by the task that needs them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from runtime.errors import NotFoundError
+
+KEEP_SECS = 600.0
+"""How long a tensor that nobody fetched is kept: its step has failed, or its session died."""
+
+HeldKey = tuple[int, int, int]
+"""(session, step, slot)."""
+
+
+class Held:
+    """The held tensors of one task. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[HeldKey, list[Any]] = {}  # value, fetches left, when it was put
+
+    def put(self, key: HeldKey, value: Any, fetches: int) -> None:
+        """Keeps ``value`` until it was taken ``fetches`` times."""
+        now = time.monotonic()
+        with self._lock:
+            self._entries[key] = [value, fetches, now]
+            oldest = next(iter(self._entries))
+            if now - self._entries[oldest][2] > KEEP_SECS:
+                del self._entries[oldest]
+
+    def take(self, key: HeldKey) -> Any:
+        """The value that was put under ``key``.
+
+        Raises:
+            NotFoundError: it is not there (any more).
+        """
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                raise NotFoundError(f"no tensor is held for slot {key[2]} of step {key[1]}")
+            entry[1] -= 1
+            if entry[1] <= 0:
+                del self._entries[key]
+            return entry[0]
+
+    def drop_session(self, session: int) -> None:
+        """Forgets everything that is held for one session."""
+        with self._lock:
+            for key in [k for k in self._entries if k[0] == session]:
+                del self._entries[key]
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._entries)

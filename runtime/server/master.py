@@ -1,0 +1,282 @@
+"""The master: sessions of clients, and the running of their steps over the tasks of the cluster."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from runtime.cluster import ClusterSpec
+from runtime.errors import FailedPreconditionError, OpError
+from runtime.plan.place import Device
+from runtime.plan.plan import Plan
+from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, join
+from runtime.server.worker import RegisteredCall, Worker
+from runtime.transport.channel import Lane
+from runtime.transport.codec import TensorBuffer
+from runtime.transport.dial import ChannelOptions
+
+_step_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class MasterOptions:
+    """What a session asks of its master.
+
+    Attributes:
+        device_filters: glob-free prefixes such as "/job:ps": the session touches only tasks that match one, and the
+            target's own. Empty: all tasks.
+        start_timeout_secs: how long to wait for all tasks to join; None without limit.
+        operation_timeout_secs: time limit of one step; None without limit.
+        reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
+    """
+
+    device_filters: tuple[str, ...] = ()
+    start_timeout_secs: float | None = None
+    operation_timeout_secs: float | None = None
+    reconnect_secs: float = 10.0
+
+
+@dataclass
+class LocalCall:
+    """One stage call on a task of this process."""
+
+    worker: Worker
+    registered: RegisteredCall
+    inline: tuple[int, ...]
+    outputs: tuple[int, ...]
+    replies: tuple[int, ...]
+
+
+@dataclass
+class Wave:
+    """Stage calls that do not wait for each other."""
+
+    remote: list[RemoteCall] = field(default_factory=list)
+    local: list[LocalCall] = field(default_factory=list)
+
+
+@dataclass
+class PreparedPlan:
+    """A plan whose stages are registered on their tasks."""
+
+    plan: Plan
+    waves: list[Wave]
+    uses_step_id: bool
+
+
+class MasterSession:
+    """One session: the tasks it may touch, met at its beginning.
+
+    Args:
+        cluster: the cluster.
+        target: (job, task) of the server that the master belongs to.
+        worker: that server's worker.
+        options: what the client asked for.
+
+    Raises:
+        DeadlineExceededError: tasks did not join in time; names them.
+    """
+
+    def __init__(
+        self, cluster: ClusterSpec, target: tuple[str, int], worker: Worker, options: MasterOptions
+    ) -> None:
+        self.id = secrets.randbits(63) | 1
+        self.options = options
+        self.target = target
+        home = cluster.default_task()
+        self.home = (home.job, home.index)
+        self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint32)
+        self._steps = itertools.count()
+        self._closed = False
+        self._lock = threading.Lock()
+        wanted = [
+            (str(task), address)
+            for task, address in cluster.tasks().items()
+            if (task.job, task.index) == target or _matches(str(task), options.device_filters)
+        ]
+        self.tasks: dict[str, Task] = join(
+            wanted,
+            cluster=cluster,
+            sender=worker.task,
+            client=self.id,
+            options=ChannelOptions(reconnect_secs=options.reconnect_secs),
+            timeout=options.start_timeout_secs,
+        )
+        self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in task.devices)
+
+    def prepare(self, plan: Plan) -> PreparedPlan:
+        """Registers the stages of a plan on their tasks.
+
+        Raises:
+            AbortedError: a task has restarted since the session began.
+            UnavailableError: a task is gone.
+        """
+        self._check_open()
+        fetched = frozenset(plan.fetches)
+        waves: dict[int, Wave] = {}
+        for call in plan.stages:
+            task = self.tasks[call.stage.device.task_name]
+            wave = waves.setdefault(call.wave, Wave())
+            if isinstance(task, RemoteTask):
+                wave.remote.append(task.register(call, fetched, self.options.operation_timeout_secs))
+            else:
+                registered = task.register(call)
+                wave.local.append(
+                    LocalCall(
+                        task.server.worker,
+                        registered,
+                        tuple(call.inputs[i] for i in registered.inline),
+                        call.outputs,
+                        call.replies,
+                    )
+                )
+        uses_step_id = any(plan.step_id_slot in call.inputs for call in plan.stages) or plan.step_id_slot in plan.fetches
+        return PreparedPlan(plan, [waves[w] for w in sorted(waves)], uses_step_id)
+
+    def run(self, prepared: PreparedPlan, feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
+        """Runs one step.
+
+        Args:
+            prepared: what ``prepare`` gave.
+            feeds: the values of the plan's feeds.
+            timeout: seconds for this step; the session's operation timeout by default.
+
+        Returns:
+            The fetched values: numpy or jax arrays, None for operations.
+
+        Raises:
+            OpError: what went wrong and on which task.
+        """
+        if self._closed:
+            self._check_open()
+        plan = prepared.plan
+        step = next(_step_numbers)
+        timeout = self.options.operation_timeout_secs if timeout is None else timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        values: list[Any] = [*feeds, *plan.constants, None] + [None] * (plan.slots - plan.step_id_slot - 1)
+        if prepared.uses_step_id:
+            values[plan.step_id_slot] = self._step_id()
+        borrowed: list[tuple[RemoteCall, TensorBuffer]] = []
+        running: list[tuple[LocalCall, Any]] = []
+        for wave in prepared.waves:
+            self._run_wave(wave, step, values, deadline, borrowed, running)
+        for call, done in running:
+            call.registered.prepared.wait(done)
+        for remote, buffer in borrowed:  # only now: the computations that read them are done
+            remote.buffers.append(buffer)
+        return [None if slot < 0 else values[slot] for slot in plan.fetches]
+
+    def _run_wave(
+        self,
+        wave: Wave,
+        step: int,
+        values: list[Any],
+        deadline: float | None,
+        borrowed: list[tuple[RemoteCall, TensorBuffer]],
+        running: list[tuple[LocalCall, Any]],
+    ) -> None:
+        sent: list[tuple[RemoteCall, Lane]] = []
+        try:
+            for call in wave.remote:  # to all first, so that the tasks work at the same time
+                lane = call.task.peer.acquire(deadline=deadline)
+                sent.append((call, lane))
+                arrays = [np.asarray(values[slot]) for slot in call.inline]
+                lane.send(call.handle, step, arrays, dynamic=call.dynamic, deadline=deadline)
+            for local in wave.local:
+                inline = [values[slot] for slot in local.inline]
+                outputs, done = local.worker.execute(local.registered, self.id, step, inline)
+                for slot, value in zip(local.outputs, outputs, strict=True):
+                    values[slot] = value
+                running.append((local, done))
+            for call, lane in sent:
+                buffer = None
+                if call.reuse:
+                    assert call.reply_layout is not None
+                    buffer = call.buffers.pop() if call.buffers else TensorBuffer(call.reply_layout)
+                    borrowed.append((call, buffer))
+                for slot, value in zip(call.reply_slots, lane.receive(call.reply_layout, buffer), strict=True):
+                    values[slot] = value
+        finally:
+            for call, lane in sent:
+                call.task.peer.release(lane)  # a lane whose reply was not received is dropped
+
+    def _step_id(self) -> np.ndarray[Any, Any]:
+        number = next(self._steps)
+        low, high = number & 0xFFFFFFFF, number >> 32
+        return np.array([self._nonce[0], self._nonce[1], low, high], np.uint32)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise FailedPreconditionError("Attempted to use a closed Session.")
+
+    def close(self) -> None:
+        """Ends the session: what still runs for it is cancelled. Never waits for a dead task."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for task in self.tasks.values():
+            task.close(self.id)
+
+    def clear(self, containers: Sequence[str] | None) -> None:
+        """Forgets variables and resources of the named containers, or all, on all tasks."""
+        for task in self.tasks.values():
+            task.clear(containers)
+
+
+class Master:
+    """Makes and keeps the sessions of one server."""
+
+    def __init__(self, cluster: ClusterSpec, target: tuple[str, int], worker: Worker) -> None:
+        self.cluster = cluster
+        self.target = target
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._sessions: dict[int, MasterSession] = {}
+
+    def create_session(self, options: MasterOptions) -> MasterSession:
+        """Opens a session; see ``MasterSession``."""
+        session = MasterSession(self.cluster, self.target, self._worker, options)
+        with self._lock:
+            self._sessions[session.id] = session
+        return session
+
+    def close_session(self, session: MasterSession) -> None:
+        """Closes a session."""
+        with self._lock:
+            self._sessions.pop(session.id, None)
+        session.close()
+
+    def reset(self, containers: Sequence[str] | None, options: MasterOptions) -> None:
+        """Closes all sessions of this master and clears the named containers, or all, on every task."""
+        session = self.create_session(options)
+        try:
+            session.clear(containers)
+        finally:
+            self.close_session(session)
+            self.close_all()
+
+    def close_all(self) -> None:
+        """Closes every session."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+            self._sessions.clear()
+        for session in sessions:
+            session.close()
+
+
+def _matches(task: str, filters: Sequence[str]) -> bool:
+    if not filters:
+        return True
+    return any(task == f or task.startswith(f + "/") or fnmatch.fnmatchcase(task, f) for f in filters)
+
+
+__all__ = ["LocalCall", "LocalTask", "Master", "MasterOptions", "MasterSession", "OpError", "PreparedPlan", "Wave"]

@@ -1,0 +1,241 @@
+"""Server: one process's (or notebook cell's) place in a cluster. One gRPC port, one tensor port."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import threading
+from concurrent import futures
+from typing import Any
+
+import grpc
+from absl import logging
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from runtime.cluster import ClusterSpec, TaskId, split_address
+from runtime.errors import InvalidArgumentError, UnknownError
+from runtime.proto import cluster_pb2
+from runtime.server import rpc, tasks
+from runtime.server.master import Master, MasterOptions
+from runtime.server.services import add_services
+from runtime.server.tasks import LocalTask, RemoteTask, Task
+from runtime.server.worker import Worker
+from runtime.transport.dial import ChannelOptions
+from runtime.transport.listener import TensorServer
+
+_RPC_THREADS = 64
+_STOP_SECS = 2.0
+
+
+class Server:
+    """Joins a cluster as one task and serves until it is stopped.
+
+    Args:
+        cluster: ClusterSpec, or what one is made from (dict, ClusterDef), or a ServerDef.
+        job_name: this task's job; may be left out when the cluster has only one job.
+        task_index: this task's index; may be left out when the job has only one task.
+        config: default session options for sessions on this server (``runtime.SessionConfig``).
+        start: start serving at once.
+        data_port: TCP port of the tensor channel; 0 takes a free one and tells it over gRPC.
+
+    Raises:
+        InvalidArgumentError: the job or index is not in the cluster, or its address is not usable; says which.
+        UnknownError: the port is in use; names it.
+    """
+
+    def __init__(
+        self,
+        cluster: Any,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        config: Any = None,
+        start: bool = True,
+        *,
+        data_port: int = 0,
+    ) -> None:
+        if isinstance(cluster, cluster_pb2.ServerDef):
+            job_name = job_name or cluster.job_name or None
+            task_index = cluster.task_index if task_index is None else task_index
+            cluster = cluster.cluster
+        spec = ClusterSpec(cluster)
+        spec.validate()
+        self.task = _own_task(spec, job_name, task_index)
+        self.config = config
+        self.incarnation = secrets.randbits(63) | 1
+        self._peers: dict[str, Task] = {}
+        self._peers_lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._started = False
+        host, port = split_address(spec.task_address(self.task.job, self.task.index))
+        self._grpc = grpc.server(futures.ThreadPoolExecutor(_RPC_THREADS, "grpc"), options=rpc.SERVER_OPTIONS)
+        bound = _bind(self._grpc, host, port, self.task)
+        self.address = f"{host}:{bound}"
+        self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
+        self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
+        self._tensors = TensorServer(
+            self.worker,
+            host="127.0.0.1" if _is_loopback(host) else "",
+            port=data_port,
+            credential=b"",
+            incarnation=self.incarnation,
+        )
+        self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker)
+        self._health = health.HealthServicer()
+        add_services(self._grpc, self, self.master)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        tasks.publish(self.address, self)
+        if start:
+            self.start()
+
+    @staticmethod
+    def create_local_server(config: Any = None, start: bool = True) -> Server:
+        """A cluster of one task, ``/job:local/task:0``, on a free port of this machine."""
+        return Server({"local": ["localhost:0"]}, "local", 0, config, start)
+
+    @property
+    def target(self) -> str:
+        """What a Session connects to: ``grpc://host:port``."""
+        return f"grpc://{self.address}"
+
+    @property
+    def server_def(self) -> cluster_pb2.ServerDef:
+        """The cluster and this task's place in it, as a proto."""
+        return cluster_pb2.ServerDef(
+            cluster=self.cluster.as_cluster_def(),
+            job_name=self.task.job,
+            task_index=self.task.index,
+            protocol="grpc",
+        )
+
+    @property
+    def data_port(self) -> int:
+        """TCP port of the tensor channel."""
+        return self._tensors.port
+
+    @property
+    def unix_path(self) -> str | None:
+        """Path of the tensor channel's Unix socket, None without one."""
+        return self._tensors.unix_path
+
+    def start(self) -> None:
+        """Starts serving; does nothing the second time."""
+        if self._started:
+            return
+        self._started = True
+        self._tensors.start()
+        self._grpc.start()
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.data_port)
+
+    def stop(self, grace_secs: float = _STOP_SECS) -> None:
+        """Stops serving, closes its sessions and connections, and gives the ports back. Does nothing the second time."""
+        if self._stopped.is_set():
+            return
+        tasks.withdraw(self.address, self)
+        self._health.enter_graceful_shutdown()
+        self.master.close_all()
+        with self._peers_lock:
+            peers, self._peers = list(self._peers.values()), {}
+        for peer in peers:
+            peer.close(0)
+        self._grpc.stop(grace_secs).wait()
+        if self._started:
+            self._tensors.stop(grace_secs)
+        self._stopped.set()
+
+    def join(self) -> None:
+        """Serves until ``stop`` is called, or SIGTERM arrives when this is the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=self.stop, name="stop").start())
+            try:
+                self._wait_stopped()
+            finally:
+                signal.signal(signal.SIGTERM, before)
+        else:
+            self._stopped.wait()
+
+    def _wait_stopped(self) -> None:
+        try:
+            self._stopped.wait()
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Server:
+        """Gives the server itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stops the server."""
+        self.stop()
+
+    def _peer(self, name: str) -> Task:
+        """Another task of the cluster, for tensors that go straight between two tasks."""
+        with self._peers_lock:
+            found = self._peers.get(name)
+            if isinstance(found, RemoteTask) and found.peer.incarnation is not None and found.peer.lost:
+                found.close(0)
+                found = None
+            if found is None:
+                address = next(a for t, a in self.cluster.tasks().items() if str(t) == name)
+                local = tasks.find_local(address)
+                if local is not None:
+                    return LocalTask(name, local)
+                found = self._peers[name] = RemoteTask(name, address, self.incarnation, ChannelOptions())
+            return found
+
+
+def open_master_options(config: Any) -> MasterOptions:
+    """The master's view of a ``SessionConfig``; defaults when there is none."""
+    return MasterOptions() if config is None else config.master_options()
+
+
+def _own_task(spec: ClusterSpec, job: str | None, index: int | None) -> TaskId:
+    if job is None:
+        if len(spec.jobs) != 1:
+            raise InvalidArgumentError(f"Must specify an explicit `job_name`: the cluster has jobs {spec.jobs}")
+        job = spec.jobs[0]
+    if index is None:
+        indices = spec.task_indices(job)
+        if len(indices) != 1:
+            raise InvalidArgumentError(f"Must specify an explicit `task_index`: job {job!r} has tasks {indices}")
+        index = indices[0]
+    spec.task_address(job, index)  # raises with what exists
+    return TaskId(job, index)
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _bind(server: grpc.Server, host: str, port: int, task: TaskId) -> int:
+    where = f"127.0.0.1:{port}" if _is_loopback(host) else f"[::]:{port}"
+    try:
+        bound = server.add_insecure_port(where)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise UnknownError(
+            f"cannot listen on port {port}: {_why_not(host, port)}; stop what holds it or give {task.job} task "
+            f"{task.index} another port",
+            task=str(task),
+        )
+    return int(bound)
+
+
+def _why_not(host: str, port: int) -> str:
+    try:
+        with socket.socket(socket.AF_INET6 if not _is_loopback(host) and socket.has_ipv6 else socket.AF_INET) as probe:
+            probe.bind(("127.0.0.1" if _is_loopback(host) else "", port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return "gRPC could not bind it"
+
+
+def _with_address(spec: ClusterSpec, own: TaskId, address: str) -> ClusterSpec:
+    jobs: dict[str, dict[int, str]] = {}
+    for task, known in spec.tasks().items():
+        jobs.setdefault(task.job, {})[task.index] = address if task == own else known
+    return ClusterSpec(jobs)

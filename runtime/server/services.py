@@ -1,0 +1,152 @@
+"""The gRPC services of a server: WorkerService for masters, MasterService for clients elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+
+from runtime.errors import AbortedError
+from runtime.proto import services_pb2 as pb
+from runtime.proto import services_pb2_grpc
+from runtime.server.master import Master, MasterOptions, MasterSession, PreparedPlan
+from runtime.server.rpc import servicer_method
+from runtime.transport.endpoint import host_id
+from runtime.transport.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
+
+if TYPE_CHECKING:
+    from runtime.server.server import Server
+
+
+class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
+    """Answers masters: who this task is, and the registration of stages."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._started = time.time()
+
+    @servicer_method
+    def Status(self, request: pb.StatusRequest) -> pb.StatusResponse:
+        """Who this task is, which cluster it knows, where its tensor channel is."""
+        server = self._server
+        return pb.StatusResponse(
+            cluster=server.cluster.as_cluster_def(),
+            task=server.worker.task,
+            incarnation=server.incarnation,
+            data_port=server.data_port,
+            unix_path=server.unix_path or "",
+            host_id=host_id(),
+            devices=[device_to_proto(d) for d in server.worker.devices],
+            started_unix_secs=self._started,
+        )
+
+    @servicer_method
+    def Register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
+        """Registers a stage call."""
+        if request.incarnation != self._server.incarnation:
+            raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
+        call = call_from_proto(request.call)
+        handle = self._server.worker.register(call, request.call.stage.program.sha256)
+        return pb.RegisterResponse(need_program=True) if handle is None else pb.RegisterResponse(handle=handle)
+
+    @servicer_method
+    def Clear(self, request: pb.ClearRequest) -> pb.ClearResponse:
+        """Forgets variables and resources."""
+        self._server.worker.store.clear(None if request.all else list(request.containers))
+        return pb.ClearResponse()
+
+
+class MasterServicer(services_pb2_grpc.MasterServiceServicer):
+    """Runs steps for clients in other processes."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+        self._lock = threading.Lock()
+        self._sessions: dict[int, tuple[MasterSession, dict[int, PreparedPlan]]] = {}
+        self._plans = itertools.count(1)
+
+    @servicer_method
+    def CreateSession(self, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
+        """Opens a session."""
+        session = self._master.create_session(options_from_proto(request.options))
+        with self._lock:
+            self._sessions[session.id] = (session, {})
+        return pb.CreateSessionResponse(
+            session=session.id,
+            devices=[device_to_proto(d) for d in session.devices],
+            target_job=session.target[0],
+            target_task=session.target[1],
+            home_job=session.home[0],
+            home_task=session.home[1],
+        )
+
+    @servicer_method
+    def CloseSession(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
+        """Closes a session."""
+        with self._lock:
+            found = self._sessions.pop(request.session, None)
+        if found is not None:
+            self._master.close_session(found[0])
+        return pb.CloseSessionResponse()
+
+    @servicer_method
+    def RegisterPlan(self, request: pb.RegisterPlanRequest) -> pb.RegisterPlanResponse:
+        """Registers the stages of a plan on their tasks."""
+        session, plans = self._session(request.session)
+        prepared = session.prepare(plan_from_proto(request.plan))
+        number = next(self._plans)
+        plans[number] = prepared
+        return pb.RegisterPlanResponse(plan=number)
+
+    @servicer_method
+    def RunStep(self, request: pb.RunStepRequest) -> pb.RunStepResponse:
+        """Runs one step of a registered plan."""
+        session, plans = self._session(request.session)
+        values = session.run(plans[request.plan], unpack(request.feeds), request.timeout_secs or None)
+        return pb.RunStepResponse(values=pack([v for v in values if v is not None]))
+
+    @servicer_method
+    def Reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
+        """Clears containers and closes all sessions."""
+        self._master.reset(list(request.containers) or None, MasterOptions(start_timeout_secs=10.0))
+        with self._lock:
+            self._sessions.clear()
+        return pb.ResetResponse()
+
+    def _session(self, number: int) -> tuple[MasterSession, dict[int, PreparedPlan]]:
+        with self._lock:
+            found = self._sessions.get(number)
+        if found is None:
+            raise AbortedError(f"session {number:x} is not found here: the server restarted or was reset")
+        return found
+
+
+def options_from_proto(message: pb.SessionOptions) -> MasterOptions:
+    """Session options as the master takes them; zeros mean no limit."""
+    return MasterOptions(
+        tuple(message.device_filters),
+        message.start_timeout_secs or None,
+        message.operation_timeout_secs or None,
+        message.reconnect_secs or MasterOptions.reconnect_secs,
+    )
+
+
+def options_to_proto(options: MasterOptions) -> pb.SessionOptions:
+    """Session options as a message."""
+    return pb.SessionOptions(
+        device_filters=options.device_filters,
+        start_timeout_secs=options.start_timeout_secs or 0.0,
+        operation_timeout_secs=options.operation_timeout_secs or 0.0,
+        reconnect_secs=options.reconnect_secs,
+    )
+
+
+def add_services(grpc_server: grpc.Server, server: Server, master: Master) -> None:
+    """Adds both services to a gRPC server."""
+    services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(server), grpc_server)  # type: ignore[no-untyped-call]
+    services_pb2_grpc.add_MasterServiceServicer_to_server(MasterServicer(master), grpc_server)  # type: ignore[no-untyped-call]
+
+

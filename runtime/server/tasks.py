@@ -1,0 +1,278 @@
+"""How a master reaches a task: directly when the task is in this process, else by gRPC and the tensor channel."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from absl import logging
+
+from runtime.cluster import ClusterSpec, difference, split_address
+from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
+from runtime.plan.place import Device
+from runtime.plan.plan import StageCall
+from runtime.proto import services_pb2, services_pb2_grpc
+from runtime.server import rpc
+from runtime.server.worker import FETCH, RegisteredCall, Worker
+from runtime.transport.channel import Lane
+from runtime.transport.codec import Layout, TensorBuffer
+from runtime.transport.dial import ChannelOptions
+from runtime.transport.endpoint import Endpoint
+from runtime.transport.messages import call_to_proto, device_from_proto
+from runtime.transport.peer import Peer
+
+SAY_EVERY_SECS = 10.0
+"""How often a wait says on whom it waits."""
+
+
+class LocalServer(Protocol):
+    """What this module needs to know of a server in this process."""
+
+    worker: Worker
+    incarnation: int
+    master: Any
+
+
+_servers: dict[str, LocalServer] = {}
+_servers_lock = threading.Lock()
+
+
+def publish(address: str, server: LocalServer) -> None:
+    """Makes a server of this process known under its address."""
+    with _servers_lock:
+        _servers[address] = server
+
+
+def withdraw(address: str, server: LocalServer) -> None:
+    """Forgets a server that stops."""
+    with _servers_lock:
+        if _servers.get(address) is server:
+            del _servers[address]
+
+
+def find_local(address: str) -> LocalServer | None:
+    """The server of this process that listens on ``address``, if there is one."""
+    with _servers_lock:
+        return _servers.get(address)
+
+
+@dataclass
+class RemoteCall:
+    """One stage call on another process's task: its handle there, and reusable memory for its replies."""
+
+    task: RemoteTask
+    handle: int
+    inline: tuple[int, ...]
+    reply_layout: Layout | None
+    reply_slots: tuple[int, ...]
+    dynamic: bool
+    buffers: list[TensorBuffer]
+    reuse: bool
+
+
+class LocalTask:
+    """A task in this process."""
+
+    def __init__(self, name: str, server: LocalServer) -> None:
+        self.name = name
+        self.server = server
+        self.incarnation = server.incarnation
+        self.devices: tuple[Device, ...] = tuple(server.worker.devices)
+
+    def register(self, call: StageCall) -> RegisteredCall:
+        """Prepares a stage call on the task."""
+        worker = self.server.worker
+        handle = worker.register(call)
+        assert handle is not None
+        return worker.registered(handle)
+
+    def clear(self, containers: Sequence[str] | None) -> None:
+        """Forgets the task's variables and resources."""
+        self.server.worker.store.clear(containers)
+
+    def close(self, session: int) -> None:
+        """Ends a session on the task."""
+        self.server.worker.end_session(session)
+
+
+class RemoteTask:
+    """A task in another process.
+
+    Args:
+        name: ``/job:ps/task:0``.
+        address: its gRPC address.
+        client: random id of the session (or task) that talks to it.
+        options: limits of the tensor channel.
+    """
+
+    def __init__(self, name: str, address: str, client: int, options: ChannelOptions) -> None:
+        self.name = name
+        self.address = address
+        self.incarnation = 0
+        self.devices: tuple[Device, ...] = ()
+        self._channel = rpc.open_channel(address)
+        self._stub = services_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self.peer = Peer(name, self._resolve, client, b"", options=options)
+
+    def status(self, cluster: ClusterSpec | None, sender: str, timeout: float) -> services_pb2.StatusResponse:
+        """Asks the task who it is; compares cluster definitions when ``cluster`` is given.
+
+        Raises:
+            InvalidArgumentError: the two tasks know different clusters, or another task answers at this address.
+        """
+        request = services_pb2.StatusRequest(sender=sender)
+        if cluster is not None:
+            request.cluster.CopyFrom(cluster.as_cluster_def())
+        found = rpc.call(self._stub.Status, request, timeout=timeout, task=self.name)
+        if found.task != self.name:
+            raise InvalidArgumentError(f"at {self.address} answers {found.task}, not {self.name}", task=sender)
+        if cluster is not None:
+            there = ClusterSpec(found.cluster)
+            if there != cluster:
+                raise InvalidArgumentError(
+                    f"the cluster definition of {self.name} differs from that of {sender}: {difference(cluster, there)}; "
+                    "start all tasks with the same --ps_hosts and --worker_hosts",
+                    task=sender,
+                )
+        return found
+
+    def meet(self, status: services_pb2.StatusResponse) -> None:
+        """Remembers the incarnation and the devices of the task at first contact."""
+        self.incarnation = status.incarnation
+        self.devices = tuple(device_from_proto(d) for d in status.devices)
+
+    def _resolve(self, timeout: float) -> Endpoint:
+        found = self.status(None, "", timeout)
+        if self.incarnation and found.incarnation != self.incarnation:
+            raise AbortedError("restarted since the session began, its state is gone", task=self.name)
+        host, _ = split_address(self.address)
+        return Endpoint(host, found.data_port, found.unix_path or None, found.host_id, found.incarnation)
+
+    def register(self, call: StageCall, fetched: frozenset[int], timeout: float | None) -> RemoteCall:
+        """Registers a stage call on the task.
+
+        Args:
+            call: the stage call.
+            fetched: slots whose values a user may keep: their memory is not reused.
+            timeout: seconds.
+        """
+        request = services_pb2.RegisterRequest(call=call_to_proto(call, with_blob=False), incarnation=self.incarnation)
+        answer = rpc.call(self._stub.Register, request, timeout=timeout, task=self.name)
+        if answer.need_program:
+            request.call.CopyFrom(call_to_proto(call))
+            answer = rpc.call(self._stub.Register, request, timeout=timeout, task=self.name)
+        stage = call.stage
+        layout = None if stage.output_specs is None else Layout([stage.output_specs[i] for i in call.replies])
+        slots = tuple(call.outputs[i] for i in call.replies)
+        return RemoteCall(
+            self,
+            answer.handle,
+            tuple(s for i, s in enumerate(call.inputs) if i not in call.remote),
+            layout,
+            slots,
+            stage.inputs is None,
+            [],
+            layout is not None and bool(slots) and not fetched.intersection(slots),
+        )
+
+    def clear(self, containers: Sequence[str] | None) -> None:
+        """Forgets the task's variables and resources."""
+        request = services_pb2.ClearRequest(containers=containers or (), all=containers is None)
+        rpc.call(self._stub.Clear, request, timeout=SAY_EVERY_SECS, task=self.name)
+
+    def fetch(self, session: int, step: int, slot: int) -> Any:
+        """Fetches a tensor that the task holds."""
+        lane: Lane = self.peer.acquire()
+        try:
+            lane.send(FETCH, step, [np.array([session, step, slot], np.uint64)], dynamic=True)
+            return lane.receive(None)[0]
+        finally:
+            self.peer.release(lane)
+
+    def close(self, session: int) -> None:
+        """Closes the connections; the task cancels what waits there for this session."""
+        self.peer.close()
+        self._channel.close()
+
+
+Task = LocalTask | RemoteTask
+
+
+def join(
+    tasks: Sequence[tuple[str, str]],
+    *,
+    cluster: ClusterSpec,
+    sender: str,
+    client: int,
+    options: ChannelOptions,
+    timeout: float | None,
+) -> dict[str, Task]:
+    """Meets every task, waiting for those that have not joined yet and saying every 10 s for whom.
+
+    Args:
+        tasks: (name, address) of each.
+        cluster: this task's view of the cluster, compared with everybody's.
+        sender: name of this task.
+        client: id of the session.
+        options: limits of the tensor channel.
+        timeout: seconds after which to give up, None for no limit.
+
+    Raises:
+        DeadlineExceededError: names the tasks that did not answer, with their addresses.
+        InvalidArgumentError: a task knows another cluster.
+    """
+    met: dict[str, Task] = {}
+    waiting: dict[str, RemoteTask] = {}
+    for name, address in tasks:
+        local = find_local(address)
+        if local is not None and local.worker.task == name:
+            met[name] = LocalTask(name, local)
+        else:
+            waiting[name] = RemoteTask(name, address, client, options)
+    started = time.monotonic()
+    deadline = None if timeout is None else started + timeout
+    say_at = started + SAY_EVERY_SECS
+    wake = threading.Event()
+    try:
+        while waiting:
+            for name, task in list(waiting.items()):
+                left = 2.0 if deadline is None else min(2.0, max(0.05, deadline - time.monotonic()))
+                try:
+                    task.meet(task.status(cluster, sender, left))
+                except (UnavailableError, DeadlineExceededError):
+                    continue
+                met[name] = waiting.pop(name)
+            now = time.monotonic()
+            if not waiting:
+                break
+            whom = ", ".join(f"{t.name} at {t.address}" for t in waiting.values())
+            if deadline is not None and now >= deadline:
+                raise DeadlineExceededError(f"after {now - started:.0f} s still waiting for {whom}", task=sender)
+            if now >= say_at:
+                logging.info("%s: still waiting for %s", sender, whom)
+                say_at = now + SAY_EVERY_SECS
+            wake.wait(0.1)  # never set: gRPC tells nobody when a listener appears
+    except BaseException:
+        for task in (*waiting.values(), *met.values()):
+            task.close(client)
+        raise
+    return met
+
+
+def fetcher(find: Callable[[str], Task]) -> Callable[[str, int, int, int], Any]:
+    """How a task fetches what other tasks hold for it."""
+
+    def fetch(name: str, session: int, step: int, slot: int) -> Any:
+        task = find(name)
+        if isinstance(task, LocalTask):
+            return task.server.worker.held.take((session, step, slot))
+        return task.fetch(session, step, slot)
+
+    return fetch
+
+
+__all__ = ["LocalTask", "OpError", "RemoteCall", "RemoteTask", "Task", "fetcher", "find_local", "join", "publish", "withdraw"]

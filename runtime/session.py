@@ -1,0 +1,369 @@
+"""Session: a client's connection to a cluster. Fetches in, values out."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from runtime.errors import InvalidArgumentError, NotFoundError
+from runtime.graph.graph import Graph, Operation, Tensor, default_session_stack, get_default_graph
+from runtime.graph.ops import as_array
+from runtime.plan.place import Device, Devices, place
+from runtime.plan.plan import Plan
+from runtime.plan.planner import make_plan
+from runtime.plan.prune import prune
+from runtime.server.client import Engine, LocalEngine, RemoteEngine
+from runtime.server.client import reset as reset_master
+from runtime.server.master import MasterOptions
+from runtime.server.private import PrivateServer
+from runtime.server.tasks import find_local
+from runtime.tensor_spec import TensorSpec
+
+MAX_PLANS = 256
+"""Plans kept by a session; the least recently used one goes first."""
+WARN_SHAPES = 32
+"""After so many shapes of one placeholder a session warns that each one is compiled anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionConfig:
+    """Options of a session.
+
+    Attributes:
+        device_filters: such as ``("/job:ps", "/job:worker/task:0")``: the session waits for and touches only tasks
+            that match one, and its target's own.
+        start_timeout_secs: how long creating the session waits for tasks to join; None without limit.
+        operation_timeout_secs: time limit of one step; None without limit.
+        reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
+        allow_soft_placement: run on the CPU what asks for a device that its task does not have.
+        log_device_placement: log the device of every operation when a step is planned.
+    """
+
+    device_filters: Sequence[str] = ()
+    start_timeout_secs: float | None = None
+    operation_timeout_secs: float | None = None
+    reconnect_secs: float = 10.0
+    allow_soft_placement: bool = False
+    log_device_placement: bool = False
+
+    def master_options(self) -> MasterOptions:
+        """What the master needs to know of this."""
+        return MasterOptions(
+            tuple(self.device_filters), self.start_timeout_secs, self.operation_timeout_secs, self.reconnect_secs
+        )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A fetch structure with these feed shapes, planned and registered."""
+
+    handle: Any
+    plan: Plan
+
+
+class Session:
+    """Runs steps of a graph on a cluster. Any number of threads may use one session.
+
+    Args:
+        target: ``""`` for an engine of its own in this process that shares nothing; ``server.target`` of a server in
+            this process; or ``grpc://host:port`` of any server, whose master then runs the steps.
+        graph: the graph; the default graph when not given.
+        config: options; the target server's own when not given.
+
+    Raises:
+        DeadlineExceededError: tasks did not join within ``config.start_timeout_secs``; names them.
+        InvalidArgumentError: the tasks know different clusters; names the difference.
+    """
+
+    def __init__(self, target: str = "", graph: Graph | None = None, config: SessionConfig | None = None) -> None:
+        if isinstance(target, bytes):
+            target = target.decode()
+        if not isinstance(target, str):
+            raise TypeError(f"target must be a string, not {type(target).__name__}; pass options as config=")
+        if graph is not None and not isinstance(graph, Graph):
+            raise TypeError(f"graph must be a Graph, not {type(graph).__name__}")
+        self.graph = graph or get_default_graph()
+        self._engine, self.config = _open(target, config)
+        self._devices = Devices(
+            self._engine.devices,
+            self._engine.target,
+            self._engine.home,
+            self.config.allow_soft_placement,
+        )
+        self._lock = threading.Lock()
+        self._plans: OrderedDict[Any, _Prepared] = OrderedDict()
+        self._shapes_seen: dict[Tensor, set[tuple[int, ...]]] = {}
+        self._closed = False
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, timeout_secs: float | None = None) -> Any:
+        """Runs one step and returns the values of ``fetches``.
+
+        Args:
+            fetches: a tensor, variable, operation or name of one, or any pytree (list, tuple, dict, dataclass ...) of
+                these. An operation gives None.
+            feed_dict: values for placeholders, or for any other tensor; keys are tensors, variables or names.
+            timeout_secs: time limit of this step; the session's own by default.
+
+        Returns:
+            The structure of ``fetches`` with a numpy array (a numpy scalar for shape ``()``, ``bytes`` for a string)
+            in each place. Arrays may be read-only views.
+
+        Raises:
+            OpError: by class what happened, and by name the task, variable or placeholder.
+        """
+        if self._closed:
+            raise RuntimeError("Attempted to use a closed Session.")
+        if self.config.operation_timeout_secs is not None and timeout_secs is None:
+            timeout_secs = self.config.operation_timeout_secs
+        tensors, values = self._feeds(feed_dict) if feed_dict else ((), [])
+        key = (_fetch_key(fetches), tuple((t, v.shape) for t, v in zip(tensors, values, strict=True)))
+        prepared = self._plans.get(key)
+        if prepared is None:
+            prepared = self._prepare(key, fetches, tensors, values)
+        results = self._engine.run(prepared.handle, values, timeout_secs)
+        out = [None if r is None else _to_user(r) for r in results]
+        if type(fetches) is list and len(fetches) == len(out):
+            return out
+        return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
+
+    def _prepare(self, key: Any, fetches: Any, tensors: tuple[Tensor, ...], values: list[Any]) -> _Prepared:
+        leaves, _ = _structure(fetches)
+        elements = [self._element(leaf) for leaf in leaves]
+        specs = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
+        self._watch_shapes(specs)
+        plan = make_plan(elements, specs, self._devices)
+        if self.config.log_device_placement:
+            self._log_placement(elements, specs)
+        prepared = _Prepared(self._engine.prepare(plan), plan)
+        with self._lock:
+            self._plans[key] = prepared
+            if len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+        return prepared
+
+    def _element(self, leaf: Any) -> Tensor | Operation:
+        if leaf is None:
+            raise TypeError("Fetch argument None has invalid type: not a tensor, operation, variable or name")
+        try:
+            return self.graph.as_graph_element(leaf)
+        except TypeError as error:
+            raise TypeError(f"Fetch argument {error}") from None
+
+    def _feeds(self, feed_dict: Mapping[Any, Any]) -> tuple[tuple[Tensor, ...], list[Any]]:
+        tensors, values = [], []
+        for key, value in feed_dict.items():
+            tensor = key if type(key) is Tensor and key.op.graph is self.graph else self._feed_key(key)
+            tensors.append(tensor)
+            values.append(_feed_value(tensor, value))
+        return tuple(tensors), values
+
+    def _feed_key(self, key: Any) -> Tensor:
+        try:
+            element = self.graph.as_graph_element(key)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"Cannot interpret feed_dict key as Tensor: {error}") from None
+        if not isinstance(element, Tensor):
+            raise TypeError(f"Cannot interpret feed_dict key as Tensor: {key!r} is an operation; feed one of its outputs")
+        return element
+
+    def _watch_shapes(self, specs: Mapping[Tensor, TensorSpec]) -> None:
+        with self._lock:
+            for tensor, spec in specs.items():
+                seen = self._shapes_seen.setdefault(tensor, set())
+                before = len(seen)
+                seen.add(spec.shape)
+                if before < len(seen) and len(seen) % WARN_SHAPES == 0:
+                    logging.warning(
+                        "%r was fed with %d different shapes, and each one is compiled anew: pad to a few sizes",
+                        tensor.name,
+                        len(seen),
+                    )
+
+    def _log_placement(self, elements: Sequence[Tensor | Operation], feeds: Mapping[Tensor, TensorSpec]) -> None:
+        needed = prune(elements, feeds)
+        for op, device in place(needed.operations, self._devices).items():
+            logging.info("%s: (%s): %s", op.name, op.type, device.name)
+
+    def make_callable(self, fetches: Any, feed_list: Sequence[Any] | None = None) -> Callable[..., Any]:
+        """A function that runs ``fetches``; its positional arguments are the values of ``feed_list``."""
+        if feed_list is not None and not isinstance(feed_list, list | tuple):
+            raise TypeError(f"feed_list must be a list, not {type(feed_list).__name__}")
+        keys = list(feed_list or ())
+
+        def run(*values: Any) -> Any:
+            if len(values) != len(keys):
+                raise InvalidArgumentError(f"this callable takes {len(keys)} values, {len(values)} were given")
+            return self.run(fetches, dict(zip(keys, values, strict=True)))
+
+        return run
+
+    # -- the cluster -------------------------------------------------------------------------------------------
+
+    def list_devices(self) -> list[Device]:
+        """The devices of all tasks that the session may touch."""
+        return list(self._engine.devices)
+
+    @staticmethod
+    def reset(target: str, containers: Sequence[str] | None = None, timeout_secs: float = 10.0) -> None:
+        """Closes all sessions of the target's master and clears the named containers, or all, on every task."""
+        reset_master(target, containers, timeout_secs)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends the session: blocked operations end with CancelledError. Never waits for a dead task."""
+        if not self._closed:
+            self._closed = True
+            self._engine.close()
+
+    def as_default(self) -> _Default:
+        """A context in which ``Tensor.eval`` and ``Operation.run`` use this session; it is not closed at the end."""
+        return _Default(self)
+
+    def __enter__(self) -> Session:
+        """Makes the session and its graph the defaults of this thread."""
+        if getattr(self, "_entered", None) is not None:
+            raise RuntimeError("Session context managers are not re-entrant: use Session.as_default() for nesting")
+        self._entered = self.graph.as_default()
+        self._entered.__enter__()
+        default_session_stack().append(self)
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """Takes back the defaults and closes the session."""
+        default_session_stack().remove(self)
+        entered, self._entered = self._entered, None  # type: ignore[assignment]
+        entered.__exit__(kind, value, traceback)
+        self.close()
+
+
+class _Default:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> Session:
+        default_session_stack().append(self._session)
+        return self._session
+
+    def __exit__(self, *_: object) -> None:
+        default_session_stack().remove(self._session)
+
+
+class InteractiveSession(Session):
+    """A session that is the default one from its making to its closing: for notebooks."""
+
+    def __init__(self, target: str = "", graph: Graph | None = None, config: SessionConfig | None = None) -> None:
+        super().__init__(target, graph, config)
+        if any(isinstance(s, InteractiveSession) for s in default_session_stack()):
+            logging.error("an InteractiveSession is still open in this thread; close it to free its resources")
+        default_session_stack().append(self)
+
+    def close(self) -> None:
+        """Ends the session and takes back the default."""
+        if self in default_session_stack():
+            default_session_stack().remove(self)
+        super().close()
+
+
+def get_default_session() -> Session | None:
+    """The session that ``eval`` and ``run`` of this thread use, or None."""
+    stack = default_session_stack()
+    return stack[-1] if stack else None
+
+
+def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionConfig]:
+    if not target:
+        chosen = config or SessionConfig()
+        return LocalEngine(PrivateServer().master, chosen.master_options()), chosen
+    if not target.startswith("grpc://"):
+        raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port, or '' for this process")
+    local = find_local(target.removeprefix("grpc://"))
+    if local is not None:
+        chosen = config or getattr(local, "config", None) or SessionConfig()
+        return LocalEngine(local.master, chosen.master_options()), chosen
+    chosen = config or SessionConfig()
+    return RemoteEngine(target, chosen.master_options()), chosen
+
+
+def _is_leaf(item: Any) -> bool:
+    return isinstance(item, Tensor | Operation | str) or hasattr(item, "_as_graph_element")
+
+
+def _structure(fetches: Any) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(fetches, is_leaf=lambda x: x is None or _is_leaf(x))
+
+
+def _fetch_key(fetches: Any) -> Any:
+    """What tells one fetch structure from another: cheap for the lists that a training loop uses."""
+    if type(fetches) is list:
+        try:
+            key = tuple(fetches)
+            hash(key)
+            if all(_is_leaf(f) for f in key):
+                return key
+        except TypeError:
+            pass
+    elif _is_leaf(fetches):
+        return fetches
+    leaves, tree = _structure(fetches)
+    return tree, tuple(leaves)
+
+
+def _feed_value(tensor: Tensor, value: Any) -> Any:
+    """``value`` as an array that fits ``tensor``.
+
+    Raises:
+        TypeError: a tensor, or a type or range that does not fit the dtype.
+        InvalidArgumentError: the shape does not fit.
+    """
+    if type(value) is np.ndarray and value.dtype == tensor.dtype and value.dtype != object:
+        array = value
+    elif isinstance(value, Tensor) or hasattr(value, "_as_tensor"):
+        raise TypeError(f"the value fed for {tensor.name!r} cannot be a tensor: feed an array, number or string")
+    elif isinstance(value, jax.Array) and value.dtype == tensor.dtype:
+        array = np.asarray(value)
+    else:
+        array = _converted(tensor, value)
+    if tensor.shape is not None and not _fits(array.shape, tensor.shape):
+        want = "(" + ", ".join("?" if d is None else str(d) for d in tensor.shape) + ")"
+        raise InvalidArgumentError(f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape {want}")
+    return array
+
+
+def _converted(tensor: Tensor, value: Any) -> np.ndarray[Any, Any]:
+    what = f"the value fed for {tensor.name!r}"
+    if tensor.dtype == object:
+        array = as_array(value, None, what)
+        if array.dtype != object:
+            raise TypeError(f"{what} is {array.dtype.name}, but the placeholder takes strings")
+        return array
+    array = np.asarray(value) if not isinstance(value, list | tuple) else as_array(value, np.asarray(value).dtype, what)
+    if array.dtype.kind in "SUO":
+        raise TypeError(f"{what} is not numeric, but the placeholder takes {tensor.dtype.name}")
+    if tensor.dtype.kind in "iu" and array.dtype.kind not in "iub":
+        raise TypeError(f"{what} is {array.dtype.name}, but the placeholder takes {tensor.dtype.name}: cast it first")
+    if tensor.dtype.kind == "b" and array.dtype.kind != "b":
+        raise TypeError(f"{what} is {array.dtype.name}, but the placeholder takes bool")
+    if tensor.dtype.kind in "iu" and array.size:
+        limits = np.iinfo(tensor.dtype)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise TypeError(f"{what} does not fit {tensor.dtype.name}: it goes from {array.min()} to {array.max()}")
+    return np.ascontiguousarray(array, tensor.dtype).reshape(array.shape)
+
+
+def _fits(shape: tuple[int, ...], static: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(static) and all(s is None or s == d for d, s in zip(shape, static, strict=True))
+
+
+def _to_user(value: Any) -> Any:
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    return array[()] if array.ndim == 0 else array

@@ -1,0 +1,114 @@
+"""What a tensor looks like from outside: its shape and its dtype, and which dtypes there are."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from runtime.errors import InvalidArgumentError
+
+STRING: Final[np.dtype[Any]] = np.dtype(object)
+"""The dtype of string tensors: numpy object arrays whose elements are `bytes`."""
+
+
+def _numeric_dtypes() -> Mapping[str, np.dtype[Any]]:
+    builtin = [np.dtype(code) for code in "?bhiqBHIQefdFD"]
+    extended = [getattr(ml_dtypes, name) for name in sorted(dir(ml_dtypes))]
+    types = [t for t in extended if isinstance(t, type) and issubclass(t, np.generic)]
+    return MappingProxyType({d.name: d for d in [*builtin, *map(np.dtype, types)]})
+
+
+NUMERIC_DTYPES: Final = _numeric_dtypes()
+"""Every dtype whose elements are plain bytes, by name: numpy's booleans and numbers, and all of ml_dtypes."""
+
+
+def canonical_dtype(dtype: Any) -> np.dtype[Any]:
+    """Gives the one dtype object, in native byte order, that tensors of this dtype carry.
+
+    Args:
+        dtype: anything that `numpy.dtype` understands, or the name of an ml_dtypes type such as "bfloat16".
+
+    Raises:
+        InvalidArgumentError: tensors cannot have this dtype.
+    """
+    if isinstance(dtype, str) and dtype in NUMERIC_DTYPES:
+        return NUMERIC_DTYPES[dtype]
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise InvalidArgumentError(f"{dtype!r} is not a dtype") from error
+    if found == STRING:
+        return STRING
+    if found.kind in "SU":
+        raise InvalidArgumentError(f"dtype {found} is not a tensor dtype; make it an object array of bytes")
+    known = NUMERIC_DTYPES.get(found.name)
+    if known is None or known.itemsize != found.itemsize:
+        raise InvalidArgumentError(f"dtype {found} is not a tensor dtype; use one of numpy's numbers or of ml_dtypes")
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The static shape and the dtype of a tensor.
+
+    Attributes:
+        shape: the length of every dimension; `()` is a scalar.
+        dtype: one of `NUMERIC_DTYPES`, or `STRING` for arrays of bytes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        """Checks the shape and brings the dtype to its canonical form.
+
+        Raises:
+            InvalidArgumentError: a dimension is negative or not an integer, or the dtype is unknown.
+        """
+        try:
+            shape = tuple(int(n.__index__()) for n in self.shape)
+        except (AttributeError, TypeError) as error:
+            raise InvalidArgumentError(f"shape {self.shape!r} is not a tuple of integers") from error
+        if any(n < 0 for n in shape):
+            raise InvalidArgumentError(f"shape {shape} has a negative dimension")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dtype", canonical_dtype(self.dtype))
+
+    @classmethod
+    def of(cls, array: Any) -> "TensorSpec":
+        """The spec of anything that has `.shape` and `.dtype`, such as a numpy or JAX array."""
+        return cls(tuple(array.shape), array.dtype)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def is_string(self) -> bool:
+        """Whether the elements are byte strings, which have no fixed size."""
+        return self.dtype is STRING
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements in bytes.
+
+        Raises:
+            InvalidArgumentError: a string tensor, whose size depends on its value.
+        """
+        if self.is_string:
+            raise InvalidArgumentError("a string tensor has no fixed size in bytes")
+        return self.size * self.dtype.itemsize
+
+    @property
+    def name(self) -> str:
+        """Name of the dtype: "float32", "bfloat16", ..., or "string"."""
+        return "string" if self.is_string else self.dtype.name
+
+    def __str__(self) -> str:
+        """The short form that messages use, such as "float32[2,3]"."""
+        return f"{self.name}[{','.join(map(str, self.shape))}]"

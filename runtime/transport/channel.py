@@ -1,0 +1,477 @@
+"""The client side of one connection: a lane, on which at most one call is under way.
+
+Sending and receiving are separate, so that one thread can send to every ps before it waits for the first reply.
+
+Exactly once. A lane has an id (client, lane number) and every call on it a sequence number. When the connection
+breaks, the lane connects again, says hello with its id and sends the same call again; the server remembers the
+last call that had an effect and answers instead of running it twice. A server that lost that memory (another
+incarnation) means `AbortedError`.
+"""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import logging
+
+from runtime.errors import (
+    AbortedError,
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    OpError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from runtime.transport import frames, wire
+from runtime.transport.codec import (
+    Array,
+    Buffer,
+    Layout,
+    Pieces,
+    TensorBuffer,
+    aligned_buffer,
+    decode_dynamic,
+    encode_dynamic,
+    fixed_payload,
+    payload_nbytes,
+)
+from runtime.transport.dial import ChannelOptions, Dialer
+from runtime.transport.endpoint import Endpoint
+
+_ATTEMPT_SECS = 2.0
+_SAY_EVERY_SECS = 10.0
+_MAX_BREAKS = 32
+_FIRST_BACKOFF_SECS = 0.005
+_LAST_BACKOFF_SECS = 0.5
+
+
+class Lane:
+    """One connection to a task. One thread at a time uses it; `cancel` and `interrupt` are for others.
+
+    Attributes:
+        task: the peer, such as "/job:ps/task:0".
+        number: of the lane within its client.
+        incarnation: of the server that the lane was opened against; 0 before `open`.
+        progress: grows while bytes move.
+        connected_at: `time.monotonic()` of the newest connection.
+    """
+
+    def __init__(self, dialer: Dialer, number: int, options: ChannelOptions) -> None:
+        """Makes a lane that is not connected; `Peer.acquire` gives connected ones."""
+        self.task = dialer.task
+        self.number = number
+        self.incarnation = 0
+        self.progress = 0
+        self.connected_at = 0.0
+        self._dialer = dialer
+        self._options = options
+        self._max_payload = options.max_payload_bytes
+        self._endpoint: Endpoint | None = None
+        self._attempt = 0
+        self._sock: socket.socket | None = None
+        self._sock_lock = threading.Lock()  # closing and interrupting only: a closed descriptor may be another's
+        self._sendmsg: Callable[[Pieces], int] = _not_connected
+        self._recvmsg_into: Callable[[Sequence[Any]], Any] = _not_connected
+        self._tick_secs = wire.TICK_SECS
+        self._head = bytearray(frames.HEADER_BYTES)
+        self._seq = 0
+        self._pending: Pieces | None = None
+        self._pending_bytes = 0
+        self._pending_handle = 0
+        self._sent_at = 0.0
+        self._deadline: float | None = None
+        self._stalls = 0
+        self._fault: Exception | None = None
+        self._breaks = 0
+        self._broken = False
+        self._cancelled = threading.Event()
+
+    @property
+    def usable(self) -> bool:
+        """Whether a next call can be sent: nothing under way, not broken, not cancelled."""
+        return self._pending is None and not self._broken and not self._cancelled.is_set()
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether the present connection is a Unix socket."""
+        sock = self._sock
+        return sock is not None and sock.family == socket.AF_UNIX
+
+    def open(self, deadline: float | None = None) -> None:
+        """Connects for the first time.
+
+        Args:
+            deadline: `time.monotonic()` at which to give up.
+
+        Raises:
+            UnavailableError: the task is gone, or silent for `reconnect_secs`.
+            UnauthenticatedError: wrong credential or certificate.
+            DeadlineExceededError, CancelledError: as they say.
+        """
+        self._deadline = deadline
+        try:
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
+
+    def send(
+        self,
+        handle: int,
+        step: int,
+        buffers: Sequence[Buffer],
+        *,
+        dynamic: bool = False,
+        deadline: float | None = None,
+    ) -> None:
+        """Sends a call. The buffers must not change until `receive` has returned: they may be sent again.
+
+        Trouble with the network is not raised here but by `receive`, so that a caller can send to all peers first.
+
+        Args:
+            handle: what to call, u32.
+            step: number of the step, u64.
+            buffers: the input tensors in the order of the handle's layout, or any tensors with `dynamic`.
+            dynamic: send shapes and dtypes along; strings are allowed.
+            deadline: `time.monotonic()` at which this call gives up; None waits as long as the peer lives.
+
+        Raises:
+            FailedPreconditionError: the lane is broken, or its last call was not received.
+            InvalidArgumentError: a string array without `dynamic`, or a dtype that tensors cannot have.
+            ResourceExhaustedError: the payload is over `max_payload_bytes`.
+        """
+        if self._pending is not None:
+            raise FailedPreconditionError("a call is under way on this lane; receive its reply first", task=self.task)
+        if self._broken:
+            raise FailedPreconditionError("this lane is broken; acquire another", task=self.task)
+        if dynamic:
+            pieces: Pieces = [b"", *encode_dynamic(buffers)]
+            length = payload_nbytes(pieces)
+            flags = frames.DYNAMIC
+        else:
+            pieces, length = fixed_payload(buffers)
+            flags = 0
+        if length > self._max_payload:
+            raise ResourceExhaustedError(
+                f"a call with {length} bytes of tensors is over max_payload_bytes={self._max_payload}", task=self.task
+            )
+        self._seq = seq = self._seq + 1
+        pieces[0] = frames.pack_header(frames.MAGIC, frames.CALL, flags, handle, seq, step, length)
+        self._pending = pieces
+        self._pending_bytes = length + frames.HEADER_BYTES
+        self._pending_handle = handle
+        self._deadline = deadline
+        self._stalls = 0
+        try:
+            self._send_pending()
+        except (OSError, CancelledError) as error:
+            self._fault = error
+
+    def receive(self, layout: Layout | None, out: TensorBuffer | None = None) -> list[Array]:
+        """Waits for the reply of the call that was sent.
+
+        Args:
+            layout: of the reply; None if the handle replies with tensors that describe themselves.
+            out: memory for the reply, of the same layout; None takes fresh memory. Its contents are arbitrary
+                when an error is raised.
+
+        Returns:
+            The tensors, views of `out` or of the fresh memory.
+
+        Raises:
+            OpError: the error of the handler, with the code and message that it had; the lane stays usable.
+            UnavailableError: the task is gone, or was silent for `reconnect_secs`; names it.
+            AbortedError: the task restarted and lost its state.
+            DeadlineExceededError: the deadline of the call has passed.
+            CancelledError: `cancel` was called.
+            FailedPreconditionError: no call is under way.
+            InternalError: the reply is not what `layout` says.
+        """
+        if self._pending is None:
+            raise FailedPreconditionError("no call is under way on this lane; send one first", task=self.task)
+        try:
+            while True:
+                if self._fault is None:
+                    try:
+                        answer = self._read_answer(layout, out)
+                        break
+                    except OpError:
+                        raise
+                    except OSError as error:
+                        self._fault = error
+                if isinstance(self._fault, OpError):
+                    raise self._fault
+                self._recover()
+        except BaseException:  # KeyboardInterrupt too: what the connection carries next is not known
+            self.close()
+            raise
+        self._pending = None
+        self._breaks = 0
+        if isinstance(answer, OpError):
+            raise answer
+        return answer
+
+    def call(
+        self,
+        handle: int,
+        step: int,
+        buffers: Sequence[Buffer],
+        layout: Layout | None,
+        *,
+        out: TensorBuffer | None = None,
+        dynamic: bool = False,
+        deadline: float | None = None,
+    ) -> list[Array]:
+        """Sends and receives; see both."""
+        self.send(handle, step, buffers, dynamic=dynamic, deadline=deadline)
+        return self.receive(layout, out)
+
+    def cancel(self) -> None:
+        """Makes a call that is under way raise CancelledError, from any thread; the lane is of no use afterwards."""
+        self._cancelled.set()
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Cuts the connection, from any thread; a call that is under way connects again."""
+        with self._sock_lock:
+            if self._sock is not None:
+                wire.interrupt(self._sock)
+
+    def close(self, *, goodbye: bool = False) -> None:
+        """Closes the connection; the lane cannot be used again. For the thread that uses the lane.
+
+        Args:
+            goodbye: tell the server that it can forget the lane now instead of after a while.
+        """
+        self._broken = True
+        self._pending = None
+        self._fault = None
+        sock = self._sock
+        if goodbye and sock is not None and not self._cancelled.is_set():
+            farewell = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
+            with contextlib.suppress(OSError):  # it forgets by itself, later
+                sock.send(farewell)
+        self._drop_socket()
+
+    def stalled(self) -> None:
+        """A tick passed without a byte: looks at the deadline, and says every 10 s whom it waits for."""
+        if self._cancelled.is_set():
+            raise CancelledError("the call was cancelled", task=self.task)
+        now = time.monotonic()
+        if self._stalls == 0:
+            self._sent_at = now - self._tick_secs
+        self._stalls += 1
+        waited = now - self._sent_at
+        if self._deadline is not None:
+            remaining = self._deadline - now
+            if remaining <= 0:
+                raise DeadlineExceededError(
+                    f"did not answer call {self._pending_handle} before its deadline (waited {waited:.1f} s)",
+                    task=self.task,
+                )
+            self._set_tick(min(remaining, wire.TICK_SECS))
+        if waited % _SAY_EVERY_SECS < self._tick_secs and waited > _SAY_EVERY_SECS / 2:
+            logging.info("Waiting for %s to answer call %d, for %.0f s now", self.task, self._pending_handle, waited)
+
+    def _send_pending(self) -> None:
+        pieces, total = self._pending, self._pending_bytes
+        assert pieces is not None
+        deadline = self._deadline
+        if deadline is not None:
+            self._set_tick(min(max(deadline - time.monotonic(), 0.001), wire.TICK_SECS))
+        elif self._tick_secs != wire.TICK_SECS:
+            self._set_tick(wire.TICK_SECS)
+        sent = 0
+        if len(pieces) <= wire.MAX_IOV:
+            try:
+                sent = self._sendmsg(pieces)
+            except ValueError:  # numpy: not contiguous, found before anything was sent
+                pieces = self._pending = [wire.byte_view(piece) for piece in pieces]
+            except BlockingIOError:
+                self.stalled()
+        if sent != total:
+            assert self._sock is not None
+            wire.send_rest(self._sock, pieces, sent, self)
+
+    def _read_answer(self, layout: Layout | None, out: TensorBuffer | None) -> list[Array] | OpError:
+        sock = self._sock
+        assert sock is not None
+        head = self._head
+        if layout is None:
+            window = memoryview(bytearray(256))
+        else:
+            if out is None:
+                out = TensorBuffer(layout)
+            window = out.window
+        while True:
+            try:
+                count: int = self._recvmsg_into((head, window))[0]
+                break
+            except (BlockingIOError, TimeoutError):
+                self.stalled()
+        if count < frames.HEADER_BYTES:
+            if count == 0:
+                raise ConnectionResetError("the peer closed the connection")
+            wire.receive_rest(sock, memoryview(head)[count:], self)
+            count = frames.HEADER_BYTES
+        fields = frames.unpack_header(head)
+        magic, kind, flags, _, seq, _, length = fields
+        count -= frames.HEADER_BYTES
+        if (
+            out is not None
+            and kind == frames.REPLY
+            and length == out.layout.nbytes
+            and seq == self._seq
+            and magic == frames.MAGIC
+            and not flags & frames.DYNAMIC
+        ):
+            if count != length:
+                wire.receive_rest(sock, window[count:], self)
+            return list(out.arrays)
+        return self._read_other(sock, fields, layout, window[:count])
+
+    def _read_other(
+        self,
+        sock: socket.socket,
+        fields: tuple[int, int, int, int, int, int, int],
+        layout: Layout | None,
+        start: memoryview,
+    ) -> list[Array] | OpError:
+        # Everything but a reply of fixed layout. `start` is what has been read of the payload.
+        _, kind, flags, _, seq, _, length = fields
+        try:
+            frames.check_header(fields, self._max_payload if kind == frames.REPLY else frames.MAX_CONTROL_BYTES)
+        except OpError as error:
+            error.task = self.task
+            raise
+        if kind not in (frames.REPLY, frames.ERROR) or seq != self._seq or len(start) > length:
+            raise InternalError(f"answered call {self._seq} with a frame of kind {kind}, seq {seq}", task=self.task)
+        if kind == frames.REPLY and (layout is not None or not flags & frames.DYNAMIC):
+            expected = "a self-describing payload" if layout is None else repr(layout)
+            form = "self-describing" if flags & frames.DYNAMIC else "fixed"
+            raise InternalError(
+                f"replied to call {self._pending_handle} with {length} bytes ({form}), expected {expected}",
+                task=self.task,
+            )
+        data = aligned_buffer(length)
+        window = data.data
+        window[: len(start)] = start
+        wire.receive_rest(sock, window[len(start) :], self)
+        if kind == frames.ERROR:
+            return frames.decode_error(data.tobytes(), self.task)
+        return decode_dynamic(data)
+
+    def _recover(self) -> None:
+        # Connects (again) until it works or the task is surely gone, then sends the pending call (again).
+        started = time.monotonic()
+        limit = started + self._options.reconnect_secs
+        backoff = min(_LAST_BACKOFF_SECS, _FIRST_BACKOFF_SECS * 2 ** min(self._breaks, 10))
+        if self._pending is not None and self.incarnation:
+            self._breaks += 1
+        if self._breaks > _MAX_BREAKS:
+            raise UnavailableError(f"the connection broke {self._breaks} times during one call", task=self.task)
+        reason: Exception | None = self._fault
+        pause = self._breaks > 1  # not the first time: do not run in circles
+        while True:
+            self._drop_socket()
+            now = time.monotonic()
+            self._check_given_up(now, started, limit, reason)
+            if pause:
+                if self._cancelled.wait(min(backoff, limit - now)):
+                    continue
+                backoff = min(_LAST_BACKOFF_SECS, backoff * 2)
+            pause = True
+            timeout = min(_ATTEMPT_SECS, limit - now)
+            if self._deadline is not None:
+                timeout = min(timeout, self._deadline - now)
+            try:
+                if self._endpoint is None:
+                    self._endpoint = self._dialer.endpoint(None, timeout)
+                if self._connect(self._endpoint, timeout):
+                    return
+            except ConnectionRefusedError as error:
+                reason = error
+                try:
+                    self._endpoint = self._dialer.endpoint(self._endpoint, timeout)
+                except DeadlineExceededError as silence:
+                    reason = silence
+                except OpError:
+                    raise
+                except OSError as unknown:
+                    reason = unknown
+            except DeadlineExceededError as error:  # of the first resolve: silent, not gone
+                reason = error
+            except OpError:
+                raise
+            except OSError as error:
+                reason = error
+
+    def _connect(self, endpoint: Endpoint, timeout: float) -> bool:
+        self._attempt += 1
+        sock, incarnation, resumed = self._dialer.dial(endpoint, self.number, self._attempt, timeout, self._adopt)
+        if self.incarnation:
+            if incarnation != self.incarnation:
+                raise AbortedError("restarted during the session, its state is gone", task=self.task)
+            if not resumed:
+                raise AbortedError("forgot this lane, so the call cannot be known to run once", task=self.task)
+        elif incarnation != endpoint.incarnation:  # it restarted since somebody asked where it is
+            self._endpoint = self._dialer.endpoint(endpoint, timeout)
+            return False
+        self._tick_secs = 0.0
+        self._set_tick(wire.TICK_SECS)
+        self.incarnation = incarnation
+        self.connected_at = time.monotonic()
+        self._fault = None
+        if isinstance(sock, ssl.SSLSocket):
+            self._sendmsg = _nothing_sent
+            self._recvmsg_into = lambda buffers: (sock.recv_into(buffers[0]),)
+        else:
+            self._sendmsg = sock.sendmsg
+            self._recvmsg_into = sock.recvmsg_into
+        if self._pending is not None:
+            self._send_pending()
+        return True
+
+    def _check_given_up(self, now: float, started: float, limit: float, reason: Exception | None) -> None:
+        if self._cancelled.is_set():
+            raise CancelledError("the call was cancelled", task=self.task)
+        if self._deadline is not None and now >= self._deadline:
+            raise DeadlineExceededError(f"no contact before the deadline ({reason})", task=self.task)
+        if now >= limit:
+            raise UnavailableError(
+                f"no contact for {now - started:.1f} s (reconnect_secs={self._options.reconnect_secs:g}): {reason}",
+                task=self.task,
+            )
+
+    def _adopt(self, sock: socket.socket) -> None:
+        with self._sock_lock:
+            self._sock = sock
+            if self._cancelled.is_set():
+                raise CancelledError("the call was cancelled", task=self.task)
+
+    def _drop_socket(self) -> None:
+        with self._sock_lock:
+            sock, self._sock = self._sock, None
+            if sock is not None:
+                sock.close()
+        self._sendmsg = self._recvmsg_into = _not_connected
+
+    def _set_tick(self, seconds: float) -> None:
+        sock = self._sock
+        if seconds != self._tick_secs and sock is not None:
+            wire.set_tick(sock, seconds)
+            self._tick_secs = seconds
+
+
+def _not_connected(_: object) -> Any:
+    raise ConnectionResetError("not connected")
+
+
+def _nothing_sent(_: object) -> int:
+    return 0  # TLS has no sendmsg: everything goes the slow way

@@ -1,0 +1,430 @@
+"""The server side of one connection: the hello, then call after call on a thread of its own."""
+
+import hmac
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from absl import logging
+
+from runtime.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    OpError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+)
+from runtime.transport import frames, wire
+from runtime.transport.codec import (
+    Array,
+    Buffer,
+    Layout,
+    Pieces,
+    aligned_buffer,
+    decode_dynamic,
+    encode_dynamic,
+    fixed_payload,
+    payload_nbytes,
+)
+from runtime.transport.memory import LaneRecord, LaneTable, Superseded
+
+# A frame is received with its header right before an aligned payload.
+_PAYLOAD_AT: Final = 64
+_HEADER_AT: Final = _PAYLOAD_AT - frames.HEADER_BYTES
+_FIRST_BUFFER_BYTES: Final = 64 << 10
+_LARGE_BUFFER_BYTES: Final = 4 << 20
+_SHRINK_AFTER_CALLS: Final = 64
+_DRAIN_BYTES: Final = 1 << 20
+
+_Fields = tuple[int, int, int, int, int, int, int]
+
+
+class Reply(NamedTuple):
+    """What a handler answers.
+
+    Attributes:
+        buffers: the tensors. They are sent from their own memory, never copied, and released right after.
+        remember: the call had an effect, so it must not run again: keep the reply until the lane's next call.
+        dynamic: send shapes and dtypes along (the client receives with layout None); strings are allowed.
+    """
+
+    buffers: Sequence[Buffer]
+    remember: bool = False
+    dynamic: bool = False
+
+
+class Handler(Protocol):
+    """What a server does with calls. Called from the threads of many connections at once.
+
+    A handler may also have a method `disconnected(client: int, lane: int) -> None`. It is told when the client
+    hangs up while `call` runs (and now and then when it has just ended), from another thread; it must not block.
+    It lets `call` end early; the client may connect again and repeat that call. `current_lane()` tells `call` its lane.
+    """
+
+    def input_layout(self, handle: int) -> Layout | None:
+        """The layout of the inputs of a handle, None if they describe themselves.
+
+        Raises:
+            NotFoundError: there is no such handle.
+        """
+        ...
+
+    def call(self, handle: int, client: int, step: int, inputs: list[Array]) -> Reply:
+        """Runs a call.
+
+        Args:
+            handle: what to run, u32.
+            client: id of the calling client, u64.
+            step: number of its step, u64.
+            inputs: views of the connection's receive buffer, aligned to 64 bytes, valid until `call` returns:
+                a computation that reads them must have ended, and an alias (`jax.device_put`) must be dropped.
+
+        Raises:
+            OpError: told to the client with its code and message.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """What the connections of one server share.
+
+    Attributes:
+        handler: runs the calls.
+        credential: the secret that clients must know.
+        incarnation: of the server.
+        max_payload_bytes: longest payload accepted.
+        lanes: the memories.
+        stopping: set when the server ends.
+        progress: set after each call while stopping.
+    """
+
+    handler: Handler
+    credential: bytes
+    incarnation: int
+    max_payload_bytes: int
+    lanes: LaneTable[Reply]
+    stopping: threading.Event = field(default_factory=threading.Event)
+    progress: threading.Event = field(default_factory=threading.Event)
+
+
+class _Local(threading.local):
+    lane = 0
+
+
+_local = _Local()
+
+
+def current_lane() -> int:
+    """Number of the lane whose call runs on this thread; 0 outside `Handler.call`."""
+    return _local.lane
+
+
+class Connection:
+    """One accepted connection. `run` is its thread; everything else may be called by others.
+
+    Attributes:
+        client: id of the client, 0 before the hello.
+        lane: number of its lane.
+        welcomed: whether the hello was good.
+        busy: a call is being handled.
+        gone: the client has hung up, or the server cut the connection.
+        calls: number of calls received.
+        bytes_in: bytes of calls received, headers included.
+        bytes_out: bytes of replies sent.
+        progress: grows while large payloads move.
+        accepted_at: `time.monotonic()`.
+    """
+
+    def __init__(self, context: ServerContext, sock: socket.socket, ssl_context: ssl.SSLContext | None) -> None:
+        """Takes an accepted socket."""
+        self.client = 0
+        self.lane = 0
+        self.welcomed = False
+        self.busy = False
+        self.gone = False
+        self.calls = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.progress = 0
+        self.accepted_at = time.monotonic()
+        self.fd = sock.fileno()
+        self._context = context
+        self._sock = sock
+        self._ssl_context = ssl_context
+        self._sock_lock = threading.Lock()
+        self._closed = False
+        self._record: LaneRecord[Reply] | None = None
+        self._views: dict[int, tuple[Layout, list[Array]]] = {}
+        self._small_calls = 0
+        self._allocate(_FIRST_BUFFER_BYTES)
+
+    def run(self) -> None:
+        """Serves the connection until it closes; never raises."""
+        try:
+            self._shake_hands()
+            _local.lane = self.lane
+            self._serve()
+        except (Superseded, ssl.SSLError, OSError) as error:
+            if not isinstance(error, Superseded):
+                logging.debug("Connection of client %x, lane %d: %s", self.client, self.lane, error)
+        except OpError as error:  # not a client of ours, or a damaged one
+            logging.warning("Tensor connection from %s refused: %s", self._peer_name(), error)
+        except Exception:
+            logging.exception("Tensor connection from %s failed", self._peer_name())
+        finally:
+            self.cut()
+            if self._record is not None:
+                self._context.lanes.detach(self._record, self, time.monotonic())
+
+    def close(self) -> None:
+        """Closes the socket; after `run` has ended."""
+        with self._sock_lock:
+            self._closed = True
+            self._sock.close()
+
+    def cut(self) -> None:
+        """Ends the connection; its thread wakes up and ends."""
+        self.gone = True
+        with self._sock_lock:
+            if not self._closed:
+                wire.interrupt(self._sock)
+
+    def note_hang_up(self) -> None:
+        """Looks whether the client has hung up, and tells the handler if it runs a call for it."""
+        with self._sock_lock:
+            if self._closed or not wire.hung_up(self._sock):
+                return
+        self.gone = True
+        if self.busy:
+            self.tell_handler()
+
+    def tell_handler(self) -> None:
+        """Tells the handler that nobody waits for the call that it runs."""
+        hook = getattr(self._context.handler, "disconnected", None)
+        if hook is None:
+            return
+        try:
+            hook(self.client, self.lane)
+        except Exception:
+            logging.exception("disconnected() of the handler failed")
+
+    def stalled(self) -> None:
+        """Nothing to do: the connection waits as long as the client likes."""
+
+    def _peer_name(self) -> str:
+        try:
+            return str(self._sock.getpeername() or "a Unix socket")
+        except OSError:
+            return "somewhere"
+
+    def _shake_hands(self) -> None:
+        # The listener cuts connections that take too long over this, so no time limit is needed here.
+        context = self._context
+        wire.tune(self._sock)
+        if self._ssl_context is not None:
+            secure = self._ssl_context.wrap_socket(self._sock, server_side=True, do_handshake_on_connect=False)
+            with self._sock_lock:
+                self._sock = secure
+                if self._closed or self.gone:
+                    raise ConnectionAbortedError("cut")
+            secure.do_handshake()
+        wire.tune_buffers(self._sock)
+        window = memoryview(bytearray(frames.HEADER_BYTES))
+        wire.receive_rest(self._sock, window, self)
+        fields = frames.unpack_header(window)
+        frames.check_header(fields, frames.MAX_CONTROL_BYTES)
+        if fields[1] != frames.HELLO:
+            raise DataLossError(f"the first frame has kind {fields[1]}, expected a hello")
+        payload = memoryview(bytearray(fields[6]))
+        wire.receive_rest(self._sock, payload, self)
+        hello = frames.decode_hello(bytes(payload))
+        if not hmac.compare_digest(hello.credential, context.credential):
+            refused = UnauthenticatedError("wrong credential for the tensor port")
+            self._send_error(0, refused)
+            raise refused
+        self.client, self.lane = hello.client, hello.lane
+        now = time.monotonic()
+        self._record, known, before = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now)
+        if isinstance(before, Connection):
+            before.cut()
+            if before.busy:
+                before.tell_handler()
+        flags = frames.RESUMED if known else 0
+        self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
+        self.welcomed = True
+
+    def _serve(self) -> None:
+        sock = self._sock
+        pong = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
+        while not self.gone:
+            count = sock.recv_into(self._window)
+            if count < frames.HEADER_BYTES:
+                if count == 0:
+                    return
+                wire.receive_rest(sock, self._window[count : frames.HEADER_BYTES], self)
+                count = frames.HEADER_BYTES
+            fields = frames.unpack_header(self._window)
+            kind = fields[1]
+            if kind == frames.CALL and fields[0] == frames.MAGIC:
+                self.busy = True
+                try:
+                    self._call(fields, count)
+                finally:
+                    self.busy = False
+                    if self._capacity > _LARGE_BUFFER_BYTES:
+                        self._consider_shrinking(fields[6])
+                    if self._context.stopping.is_set():
+                        self._context.progress.set()
+                        self.gone = True
+                continue
+            frames.check_header(fields, 0)
+            if count != frames.HEADER_BYTES:
+                raise DataLossError("bytes follow a frame that stands alone")
+            if kind == frames.PING:
+                sock.sendall(pong)
+            elif kind == frames.GOODBYE:
+                whole = fields[2] & frames.WHOLE_CLIENT
+                self._context.lanes.forget(self.client, None if whole else self.lane)
+                return
+            else:
+                raise DataLossError(f"a client sent a frame of kind {kind}")
+
+    def _call(self, fields: _Fields, count: int) -> None:
+        _, _, flags, handle, seq, step, length = fields
+        record = self._record
+        assert record is not None
+        self.calls += 1
+        self.bytes_in += length + frames.HEADER_BYTES
+        try:
+            layout = self._context.handler.input_layout(handle)
+            self._check_call(layout, flags, handle, length)
+        except Exception as error:
+            self._drain(length + frames.HEADER_BYTES - count)
+            self._send_error(seq, self._told(error, handle))
+            return
+        if count != length + frames.HEADER_BYTES:
+            self._receive_payload(length, count)
+        if self.gone:
+            return  # nobody waits for the answer: if it matters, it comes again on another connection
+        try:
+            reply = record.begin(self, seq)
+        except FailedPreconditionError as error:
+            self._send_error(seq, error)
+            return
+        answer = reply or self._run_handler(record, layout, fields)
+        if isinstance(answer, OpError):
+            self._send_error(seq, answer)
+        else:
+            self._send_reply(seq, handle, answer)
+
+    def _run_handler(self, record: LaneRecord[Reply], layout: Layout | None, fields: _Fields) -> Reply | OpError:
+        handle, step, length = fields[3], fields[5], fields[6]
+        kept: Reply | None = None
+        try:
+            reply = self._context.handler.call(handle, self.client, step, self._inputs(layout, handle, length))
+            if reply.remember:
+                kept = reply
+            return reply
+        except Exception as error:
+            # Without its traceback, which would keep the handler's tensors alive in a cycle with this frame.
+            return self._told(error, handle).with_traceback(None)
+        finally:
+            record.finish(kept)
+
+    def _check_call(self, layout: Layout | None, flags: int, handle: int, length: int) -> None:
+        if length > self._context.max_payload_bytes:
+            raise ResourceExhaustedError(
+                f"a call with {length} bytes of tensors is over max_payload_bytes={self._context.max_payload_bytes}"
+            )
+        if layout is None:
+            if not flags & frames.DYNAMIC:
+                raise InvalidArgumentError(f"handle {handle} takes tensors that describe themselves (dynamic=True)")
+        elif flags & frames.DYNAMIC or length != layout.nbytes:
+            form = "self-describing" if flags & frames.DYNAMIC else "fixed"
+            raise InvalidArgumentError(f"handle {handle} takes {layout}, got {length} bytes ({form})")
+
+    def _inputs(self, layout: Layout | None, handle: int, length: int) -> list[Array]:
+        if layout is None:
+            return decode_dynamic(self._raw[_PAYLOAD_AT : _PAYLOAD_AT + length])
+        cached = self._views.get(handle)
+        if cached is None or cached[0] is not layout:
+            cached = self._views[handle] = (layout, layout.views(self._raw, _PAYLOAD_AT))
+        return list(cached[1])
+
+    def _told(self, error: Exception, handle: int) -> OpError:
+        if isinstance(error, OpError):
+            return error
+        logging.error("Call %d of client %x failed", handle, self.client, exc_info=error)
+        return InternalError(f"call {handle} failed: {type(error).__name__}: {error}")
+
+    def _send_reply(self, seq: int, handle: int, reply: Reply) -> None:
+        try:
+            if reply.dynamic:
+                pieces: Pieces = [b"", *encode_dynamic(reply.buffers)]
+                length = payload_nbytes(pieces)
+                flags = frames.DYNAMIC
+            else:
+                pieces, length = fixed_payload(reply.buffers)
+                flags = 0
+        except Exception as error:
+            self._send_error(seq, self._told(error, handle))
+            return
+        pieces[0] = frames.pack_header(frames.MAGIC, frames.REPLY, flags, handle, seq, 0, length)
+        self._send(pieces, length + frames.HEADER_BYTES)
+
+    def _send_error(self, seq: int, error: OpError) -> None:
+        payload = frames.encode_error(error)
+        head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, seq, 0, len(payload))
+        self._send([head + payload], len(head) + len(payload))
+
+    def _send(self, pieces: Pieces, total: int) -> None:
+        sock = self._sock
+        sent = 0
+        if self._ssl_context is None and len(pieces) <= wire.MAX_IOV:
+            try:
+                sent = sock.sendmsg(pieces)
+            except ValueError:  # numpy: not contiguous, found before anything was sent
+                pieces = [wire.byte_view(piece) for piece in pieces]
+        if sent != total:
+            wire.send_rest(sock, pieces, sent, self)
+        self.bytes_out += total
+
+    def _receive_payload(self, length: int, count: int) -> None:
+        # `count` bytes of header and payload are in the buffer.
+        have = count - frames.HEADER_BYTES
+        if have > length:
+            raise DataLossError("a client sent a second call before it got the reply of the first")
+        if length > self._capacity:
+            start = self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have]
+            self._allocate(length)
+            self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have] = start
+        wire.receive_rest(self._sock, self._window[count : length + frames.HEADER_BYTES], self)
+
+    def _drain(self, count: int) -> None:
+        if count < 0:
+            raise DataLossError("a client sent a second call before it got the reply of the first")
+        scratch = memoryview(bytearray(min(count, _DRAIN_BYTES)))
+        while count > 0:
+            part = scratch[: min(count, _DRAIN_BYTES)]
+            wire.receive_rest(self._sock, part, self)
+            count -= len(part)
+
+    def _allocate(self, nbytes: int) -> None:
+        self._capacity = nbytes
+        self._raw = aligned_buffer(_PAYLOAD_AT + nbytes)
+        self._window = self._raw.data[_HEADER_AT:]
+        self._views.clear()
+
+    def _consider_shrinking(self, length: int) -> None:
+        # One large call (a restore) must not cost its memory for as long as the connection lives.
+        self._small_calls = self._small_calls + 1 if length * 4 < self._capacity else 0
+        if self._small_calls >= _SHRINK_AFTER_CALLS:
+            self._small_calls = 0
+            self._allocate(max(length, _FIRST_BUFFER_BYTES))

@@ -1,0 +1,206 @@
+"""Opening connections to one task: where it is, by which way, and the hello."""
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
+from runtime.transport import frames, wire
+from runtime.transport.endpoint import Endpoint, reachable_unix_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelOptions:
+    """Time limits and sizes of a channel.
+
+    Attributes:
+        reconnect_secs: how long a call tries to reach a silent peer again before UnavailableError.
+        heartbeat_secs: period of the pings.
+        heartbeat_timeout_secs: without an answer for this long the peer is silent and its connections are cut.
+        max_payload_bytes: longest payload that is sent or received.
+        prefer_unix: use the Unix socket of a peer on this host.
+    """
+
+    reconnect_secs: float = 10.0
+    heartbeat_secs: float = 1.0
+    heartbeat_timeout_secs: float = 2.0
+    max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES
+    prefer_unix: bool = True
+
+
+class Welcome(NamedTuple):
+    """A connection that is ready for frames.
+
+    Attributes:
+        sock: blocking, without a time limit.
+        incarnation: of the server that answered.
+        resumed: whether that server knew the lane.
+    """
+
+    sock: socket.socket
+    incarnation: int
+    resumed: bool
+
+
+class Dialer:
+    """Opens connections to one task for one client; any number of threads may use it.
+
+    Attributes:
+        task: the peer, such as "/job:ps/task:0".
+    """
+
+    def __init__(
+        self,
+        task: str,
+        resolve: Callable[[float], Endpoint],
+        client_id: int,
+        credential: bytes,
+        *,
+        options: ChannelOptions,
+        ssl_context: ssl.SSLContext | None,
+        tls_name: str | None,
+    ) -> None:
+        """Remembers how to reach the task; touches no network. The arguments are those of `Peer`."""
+        self.task = task
+        self._resolve = resolve
+        self._client_id = client_id
+        self._credential = credential
+        self._options = options
+        self._ssl_context = ssl_context
+        self._tls_name = tls_name
+        self._endpoint: Endpoint | None = None
+        self._lock = threading.Lock()
+
+    def endpoint(self, stale: Endpoint | None, timeout: float) -> Endpoint:
+        """Where the task is.
+
+        Args:
+            stale: an endpoint that did not work; the task is asked again unless somebody else just did.
+            timeout: seconds that asking may take.
+
+        Raises:
+            UnavailableError: the task is gone.
+            DeadlineExceededError: it did not say in time.
+        """
+        if not self._lock.acquire(timeout=timeout):
+            raise DeadlineExceededError(f"did not tell its tensor port within {timeout:.1f} s", task=self.task)
+        try:
+            if self._endpoint is None or self._endpoint is stale:
+                self._endpoint = self._resolve(timeout)
+            return self._endpoint
+        finally:
+            self._lock.release()
+
+    def dial(
+        self, endpoint: Endpoint, lane: int, attempt: int, timeout: float, adopt: Callable[[socket.socket], None]
+    ) -> Welcome:
+        """Connects and says hello.
+
+        Args:
+            endpoint: where to.
+            lane: number of the lane within this client.
+            attempt: counts the connections of the lane.
+            timeout: seconds for all of it.
+            adopt: is given every socket before it may block, so that another thread can interrupt it;
+                also the last one given is the one to close on failure.
+
+        Raises:
+            ConnectionRefusedError: nobody listens there.
+            OSError: no connection, or it broke, or it took too long.
+            OpError: the server refused us (UnauthenticatedError and others).
+        """
+        deadline = time.monotonic() + timeout
+        sock = self._connect(endpoint, deadline, adopt)
+        hello = frames.encode_hello(frames.Hello(self._client_id, lane, attempt, self._credential))
+        sock.sendall(frames.pack_header(frames.MAGIC, frames.HELLO, 0, 0, 0, 0, len(hello)) + hello)
+        fields = frames.unpack_header(_read(sock, frames.HEADER_BYTES, deadline))
+        try:
+            frames.check_header(fields, frames.MAX_CONTROL_BYTES)
+        except OpError as error:
+            error.task = self.task
+            raise
+        _, kind, flags, _, _, incarnation, length = fields
+        payload = _read(sock, length, deadline)
+        if kind == frames.ERROR:
+            raise frames.decode_error(payload, self.task)
+        if kind != frames.WELCOME:
+            raise ConnectionAbortedError(f"the answer to hello has kind {kind}")
+        return Welcome(sock, incarnation, bool(flags & frames.RESUMED))
+
+    def _connect(self, endpoint: Endpoint, deadline: float, adopt: Callable[[socket.socket], None]) -> socket.socket:
+        path = reachable_unix_path(endpoint) if self._options.prefer_unix else None
+        if path is not None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            adopt(sock)
+            wire.tune(sock)
+            try:
+                _limit(sock, deadline)
+                sock.connect(path)
+                return sock
+            except (FileNotFoundError, PermissionError, ConnectionRefusedError):
+                sock.close()  # another user's, another mount, or left over: TCP decides
+        return self._connect_tcp(endpoint, deadline, adopt)
+
+    def _connect_tcp(
+        self, endpoint: Endpoint, deadline: float, adopt: Callable[[socket.socket], None]
+    ) -> socket.socket:
+        failure: OSError = OSError(f"no address for {endpoint.host}")
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            endpoint.host, endpoint.port, type=socket.SOCK_STREAM
+        ):
+            sock = socket.socket(family, kind, protocol)
+            adopt(sock)
+            try:
+                wire.tune(sock)
+                _limit(sock, deadline)
+                sock.connect(address)
+            except OSError as error:
+                sock.close()
+                failure = error
+                continue
+            wire.tune_buffers(sock)
+            return self._secure(sock, endpoint.host, deadline, adopt)
+        raise failure
+
+    def _secure(
+        self, sock: socket.socket, host: str, deadline: float, adopt: Callable[[socket.socket], None]
+    ) -> socket.socket:
+        if self._ssl_context is None:
+            return sock
+        _limit(sock, deadline)
+        secure = self._ssl_context.wrap_socket(
+            sock, server_hostname=self._tls_name or host, do_handshake_on_connect=False
+        )
+        adopt(secure)
+        try:
+            secure.do_handshake()
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            raise  # cut in the middle: worth another try
+        except ssl.SSLError as error:
+            raise UnauthenticatedError(f"the TLS handshake failed: {error}", task=self.task) from error
+        return secure
+
+
+def _limit(sock: socket.socket, deadline: float) -> None:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise TimeoutError("timed out")
+    sock.settimeout(remaining)
+
+
+def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
+    data = bytearray(count)
+    window = memoryview(data)
+    while window:
+        _limit(sock, deadline)
+        got = sock.recv_into(window)
+        if got == 0:
+            raise ConnectionResetError(
+                "the peer closed the connection during the hello (is one side TLS and the other not?)"
+            )
+        window = window[got:]
+    return bytes(data)

@@ -1,0 +1,53 @@
+"""Where a task's tensor port is, and whether it is on this host."""
+
+import functools
+import os
+import platform
+import uuid
+from dataclasses import dataclass
+
+FAST_PATH_VARIABLE = "BELLWETHER_FAST_PATH"
+"""Environment variable; "0" turns the Unix socket between tasks of one host off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The address of a tensor server, as it is told over gRPC.
+
+    Attributes:
+        host: host name or address for TCP.
+        port: TCP port.
+        unix_path: path of its Unix socket, or None.
+        host_id: `host_id()` of its process.
+        incarnation: u64 that the server drew when it started.
+    """
+
+    host: str
+    port: int
+    unix_path: str | None
+    host_id: str
+    incarnation: int
+
+
+@functools.cache
+def host_id() -> str:
+    """An id that two processes share when they run on one boot of one host in one network namespace."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:  # not Linux
+        return f"{platform.node()}/{uuid.getnode():x}"
+
+
+def fast_path_enabled() -> bool:
+    """Whether the environment allows Unix sockets."""
+    return os.environ.get(FAST_PATH_VARIABLE, "1") != "0"
+
+
+def reachable_unix_path(endpoint: Endpoint) -> str | None:
+    """The Unix socket of an endpoint if this process can use it, else None."""
+    path = endpoint.unix_path
+    if path and endpoint.host_id == host_id() and fast_path_enabled() and os.path.exists(path):
+        return path
+    return None

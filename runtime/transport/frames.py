@@ -1,0 +1,137 @@
+"""Frames of the tensor channel: a 32-byte header, and the payloads of the kinds that carry no tensors.
+
+Header, little-endian: magic and version u16, kind u8, flags u8, handle u32, seq u64, step u64, payload length u64.
+
+    client                                  server
+    HELLO   who, which lane, credential ->
+                                        <-  WELCOME  step = incarnation, flag RESUMED if the lane is known
+    CALL    handle, seq, step, tensors  ->
+                                        <-  REPLY tensors, or ERROR code, task, message; the same seq
+    PING                                ->
+                                        <-  PONG
+    GOODBYE  forget this lane           ->  (no answer)
+
+One call at most is under way on a connection, so a side that has read a whole frame has read everything there is.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+from runtime.errors import DataLossError, OpError, error_from_code
+
+MAGIC: Final = 0xB701
+"""Fixed high byte, protocol version in the low byte."""
+
+HELLO: Final = 1
+WELCOME: Final = 2
+CALL: Final = 3
+REPLY: Final = 4
+ERROR: Final = 5
+PING: Final = 6
+PONG: Final = 7
+GOODBYE: Final = 8
+
+DYNAMIC: Final = 1
+"""Flag of CALL and REPLY: the payload describes itself."""
+RESUMED: Final = 2
+"""Flag of WELCOME: the server still knows this lane."""
+WHOLE_CLIENT: Final = 4
+"""Flag of GOODBYE: forget every lane of this client."""
+
+HEADER: Final = struct.Struct("<HBBIQQQ")
+HEADER_BYTES: Final = HEADER.size
+pack_header: Final = HEADER.pack
+unpack_header: Final = HEADER.unpack_from
+
+MAX_CONTROL_BYTES: Final = 64 << 10
+"""Longest payload of HELLO and ERROR."""
+MAX_PAYLOAD_BYTES: Final = 4 << 30
+"""Default limit of a payload of tensors."""
+
+_HELLO: Final = struct.Struct("<QQII")
+_ERROR: Final = struct.Struct("<II")
+
+
+class Hello(NamedTuple):
+    """What a connection says first.
+
+    Attributes:
+        client: random id of the client, u64.
+        lane: number of the lane within the client, u64.
+        attempt: counts the connections of this lane, so that a late one is not taken for the newest.
+        credential: shared secret, compared in constant time.
+    """
+
+    client: int
+    lane: int
+    attempt: int
+    credential: bytes
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """The payload of a HELLO."""
+    return _HELLO.pack(hello.client, hello.lane, hello.attempt, len(hello.credential)) + hello.credential
+
+
+def decode_hello(payload: bytes) -> Hello:
+    """Reads the payload of a HELLO.
+
+    Raises:
+        DataLossError: it is not one.
+    """
+    if len(payload) < _HELLO.size:
+        raise DataLossError(f"a hello of {len(payload)} bytes is too short")
+    client, lane, attempt, length = _HELLO.unpack_from(payload)
+    credential = payload[_HELLO.size :]
+    if length != len(credential):
+        raise DataLossError(f"a hello announces {length} bytes of credential and has {len(credential)}")
+    return Hello(client, lane, attempt, credential)
+
+
+def encode_error(error: OpError) -> bytes:
+    """The payload of an ERROR; a text that is too long is cut."""
+    task = error.task.encode(errors="replace")[:1024]
+    message = error.message.encode(errors="replace")[: MAX_CONTROL_BYTES - 2048]
+    return _ERROR.pack(error.code, len(task)) + task + message
+
+
+def decode_error(payload: bytes, task: str) -> OpError:
+    """Makes the error that an ERROR carries.
+
+    Args:
+        payload: what `encode_error` made.
+        task: the peer, used when the error names no task.
+
+    Raises:
+        DataLossError: the payload is not one.
+    """
+    if len(payload) < _ERROR.size:
+        raise DataLossError(f"an error frame of {len(payload)} bytes is too short", task=task)
+    code, length = _ERROR.unpack_from(payload)
+    end = _ERROR.size + length
+    if code == 0 or end > len(payload):
+        raise DataLossError("an error frame is damaged", task=task)
+    named = payload[_ERROR.size : end].decode(errors="replace")
+    return error_from_code(code, payload[end:].decode(errors="replace"), named or task)
+
+
+def check_header(fields: tuple[int, int, int, int, int, int, int], limit: int) -> None:
+    """Refuses a header that is not ours before anything is allocated for it.
+
+    Args:
+        fields: what `unpack_header` gave.
+        limit: longest payload in bytes that is allowed here.
+
+    Raises:
+        DataLossError: other magic or version, unknown kind, or a payload longer than `limit`.
+    """
+    magic, kind, _, _, _, _, length = fields
+    if magic != MAGIC:
+        if magic >> 8 == MAGIC >> 8:
+            ours, theirs = MAGIC & 0xFF, magic & 0xFF
+            raise DataLossError(f"the peer speaks version {theirs} of the tensor channel, we speak {ours}")
+        raise DataLossError("what arrived is not a frame of the tensor channel (is one side TLS and the other not?)")
+    if not HELLO <= kind <= GOODBYE:
+        raise DataLossError(f"a frame has the unknown kind {kind}")
+    if length > limit:
+        raise DataLossError(f"a frame announces a payload of {length} bytes, the limit is {limit}")

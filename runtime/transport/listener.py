@@ -1,0 +1,315 @@
+"""The server side of the tensor channel: listeners on TCP and on a Unix socket, and the threads of connections."""
+
+import os
+import select
+import shutil
+import socket
+import ssl
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from absl import logging
+
+from runtime.errors import ResourceExhaustedError
+from runtime.transport import frames
+from runtime.transport.connection import Connection, Handler, Reply, ServerContext
+from runtime.transport.endpoint import Endpoint, fast_path_enabled, host_id
+from runtime.transport.memory import LaneTable
+
+_BACKLOG: Final = 1024
+_HELLO_SECS: Final = 10.0
+_TURN_SECS: Final = 1.0
+_JOIN_SECS: Final = 5.0
+_LONGEST_UNIX_PATH: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCounters:
+    """What a server has done since it started.
+
+    Attributes:
+        connections: connections that are open.
+        accepted: connections that were accepted, open or not.
+        lanes: lanes that are remembered.
+        calls: calls received.
+        bytes_in: bytes of calls received, headers included.
+        bytes_out: bytes of replies sent, headers included.
+    """
+
+    connections: int
+    accepted: int
+    lanes: int
+    calls: int
+    bytes_in: int
+    bytes_out: int
+
+
+class TensorServer:
+    """Serves the calls of lanes, each connection on a thread of its own: a call that blocks blocks only its lane.
+
+    One more thread accepts connections, notices clients that hang up during a call, and forgets old lanes.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        host: str = "",
+        port: int = 0,
+        credential: bytes,
+        incarnation: int,
+        unix: bool = True,
+        ssl_context: ssl.SSLContext | None = None,
+        max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES,
+        max_connections: int = 4096,
+        lane_memory_secs: float = 600.0,
+    ) -> None:
+        """Prepares a server; `start` opens it.
+
+        Args:
+            handler: runs the calls.
+            host: address to listen on; empty listens on all, IPv6 too where there is any.
+            port: TCP port; 0 takes a free one.
+            credential: the secret that clients must know.
+            incarnation: random u64 of this life of the task.
+            unix: listen on a Unix socket too (in a directory that only this user can enter).
+            ssl_context: for TLS on TCP; the Unix socket stays plain.
+            max_payload_bytes: longest payload of a call.
+            max_connections: further ones are refused.
+            lane_memory_secs: how long a lane without a connection is remembered.
+        """
+        self._context = ServerContext(
+            handler=handler,
+            credential=credential,
+            incarnation=incarnation,
+            max_payload_bytes=max_payload_bytes,
+            lanes=LaneTable[Reply](),
+        )
+        self._host = host
+        self._port = port
+        self._unix = unix and fast_path_enabled() and hasattr(socket, "AF_UNIX")
+        self._ssl_context = ssl_context
+        self._max_connections = max_connections
+        self._lane_memory_secs = lane_memory_secs
+        self._unix_path: str | None = None
+        self._unix_directory: str | None = None
+        self._listeners: dict[int, socket.socket] = {}
+        self._lock = threading.Lock()
+        self._connections: dict[int, tuple[Connection, threading.Thread]] = {}
+        self._ended: list[tuple[Connection, threading.Thread]] = []
+        self._accepted = 0
+        self._past = [0, 0, 0]  # calls, bytes in and out of connections that are closed
+        self._epoll: select.epoll | None = None
+        self._wake = -1
+        self._thread: threading.Thread | None = None
+
+    @property
+    def port(self) -> int:
+        """The TCP port; the real one once started."""
+        return self._port
+
+    @property
+    def unix_path(self) -> str | None:
+        """Path of the Unix socket while the server runs, None without one."""
+        return self._unix_path
+
+    @property
+    def counters(self) -> ServerCounters:
+        """The counters as of now."""
+        with self._lock:
+            live = [connection for connection, _ in [*self._connections.values(), *self._ended]]
+            return ServerCounters(
+                connections=len(self._connections),
+                accepted=self._accepted,
+                lanes=len(self._context.lanes),
+                calls=self._past[0] + sum(c.calls for c in live),
+                bytes_in=self._past[1] + sum(c.bytes_in for c in live),
+                bytes_out=self._past[2] + sum(c.bytes_out for c in live),
+            )
+
+    def endpoint(self, host: str) -> Endpoint:
+        """What clients need to find this server.
+
+        Args:
+            host: the name or address by which they reach this host.
+        """
+        return Endpoint(host, self._port, self._unix_path, host_id(), self._context.incarnation)
+
+    def start(self) -> None:
+        """Opens the listeners and starts serving.
+
+        Raises:
+            OSError: the port is taken.
+            RuntimeError: it was started before.
+        """
+        if self._thread is not None or self._context.stopping.is_set():
+            raise RuntimeError("a TensorServer starts once; make another")
+        tcp = self._listen_tcp()
+        self._port = tcp.getsockname()[1]
+        listeners = [tcp]
+        if self._unix:
+            listeners += self._listen_unix()
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake, select.EPOLLIN)
+        for listener in listeners:
+            listener.setblocking(False)
+            self._epoll.register(listener, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name=f"tensor port {self._port}", daemon=True)
+        self._thread.start()
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Closes everything and joins all threads. Does nothing the second time.
+
+        Args:
+            grace: seconds that calls under way may take to end; then their connections are cut, and the handler
+                is told by its `disconnected`.
+        """
+        if self._thread is None or self._context.stopping.is_set():
+            self._context.stopping.set()
+            return
+        deadline = time.monotonic() + grace
+        self._context.stopping.set()
+        self._turn()
+        self._thread.join(_JOIN_SECS)
+        with self._lock:
+            pairs = [*self._connections.values(), *self._ended]
+        for connection, _ in pairs:
+            if not connection.busy:
+                connection.cut()
+        while any(connection.busy for connection, _ in pairs) and (left := deadline - time.monotonic()) > 0:
+            self._context.progress.wait(left)
+            self._context.progress.clear()
+        for connection, _ in pairs:
+            connection.cut()
+            if connection.busy:
+                connection.tell_handler()
+        limit = time.monotonic() + _JOIN_SECS
+        for connection, thread in pairs:
+            thread.join(max(0.0, limit - time.monotonic()))
+            if thread.is_alive():
+                logging.error("The call of client %x, lane %d does not end", connection.client, connection.lane)
+                continue
+            connection.close()
+        assert self._epoll is not None
+        self._epoll.close()
+        os.close(self._wake)
+        self._context.lanes.clear()
+        if self._unix_directory is not None:
+            shutil.rmtree(self._unix_directory, ignore_errors=True)
+        self._unix_path = None
+
+    def _listen_tcp(self) -> socket.socket:
+        address = (self._host, self._port)
+        if not self._host and socket.has_dualstack_ipv6():
+            try:
+                return socket.create_server(address, family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+            except OSError as error:
+                if self._port:
+                    logging.debug("No IPv6 for the tensor port: %s", error)
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        return socket.create_server(address, family=family, backlog=_BACKLOG)
+
+    def _listen_unix(self) -> list[socket.socket]:
+        directory = tempfile.mkdtemp(prefix="bellwether-")  # mode 0700
+        path = os.path.join(directory, "tensors")
+        if len(path) > _LONGEST_UNIX_PATH:
+            os.rmdir(directory)
+            logging.info("No Unix socket for tensors: the temporary directory has too long a name")
+            return []
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+        self._unix_directory, self._unix_path = directory, path
+        return [listener]
+
+    def _turn(self) -> None:
+        # Wakes the listener thread.
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    def _run(self) -> None:
+        assert self._epoll is not None
+        stopping = self._context.stopping
+        try:
+            while not stopping.is_set():
+                for fd, _ in self._epoll.poll(_TURN_SECS):
+                    if fd in self._listeners:
+                        self._accept(self._listeners[fd])
+                    elif fd != self._wake:
+                        self._hung_up(fd)
+                    else:
+                        os.eventfd_read(fd)
+                self._tidy()
+        finally:
+            for listener in self._listeners.values():
+                listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # out of descriptors, or the client is gone already
+            logging.error("Cannot accept a tensor connection: %s", error)
+            self._context.stopping.wait(0.1)
+            return
+        sock.setblocking(True)
+        if len(self._connections) >= self._max_connections:
+            refused = ResourceExhaustedError(f"the tensor port has {self._max_connections} connections already")
+            payload = frames.encode_error(refused)
+            head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, 0, 0, len(payload))
+            sock.send(head + payload, socket.MSG_DONTWAIT)
+            sock.close()
+            return
+        tls = None if sock.family == socket.AF_UNIX else self._ssl_context
+        connection = Connection(self._context, sock, tls)
+        thread = threading.Thread(
+            target=self._serve, args=(connection,), name=f"tensor connection {self._accepted}", daemon=True
+        )
+        with self._lock:
+            self._accepted += 1
+            self._connections[connection.fd] = (connection, thread)
+        assert self._epoll is not None
+        self._epoll.register(connection.fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
+        thread.start()
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            connection.run()
+        finally:
+            with self._lock:
+                pair = self._connections.pop(connection.fd, None)
+                if pair is not None:
+                    self._ended.append(pair)
+            if not self._context.stopping.is_set():
+                self._turn()  # the listener thread joins this one and closes the socket
+
+    def _hung_up(self, fd: int) -> None:
+        with self._lock:
+            pair = self._connections.get(fd)
+        if pair is not None:
+            pair[0].note_hang_up()
+
+    def _tidy(self) -> None:
+        with self._lock:
+            ended, self._ended = self._ended, []
+        for connection, thread in ended:
+            thread.join(_JOIN_SECS)
+            connection.close()
+            with self._lock:
+                self._past[0] += connection.calls
+                self._past[1] += connection.bytes_in
+                self._past[2] += connection.bytes_out
+        now = time.monotonic()
+        with self._lock:
+            pairs = list(self._connections.values())
+        for connection, _ in pairs:
+            if not connection.welcomed and connection.accepted_at < now - _HELLO_SECS:
+                connection.cut()
+        self._context.lanes.expire(now - self._lane_memory_secs)

@@ -1,0 +1,169 @@
+"""Stages and plans as protocol buffers and back: what travels once, when a step is registered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.graph.bodies import VariableSpec
+from runtime.plan.place import Device
+from runtime.plan.plan import (
+    HostCall,
+    Plan,
+    Program,
+    ProgramOutput,
+    Remote,
+    Stage,
+    StageCall,
+    VariableOutput,
+)
+from runtime.proto import stage_pb2 as pb
+from runtime.tensor_spec import TensorSpec, canonical_dtype
+from runtime.transport.codec import Array, decode_dynamic, encode_dynamic
+
+
+def pack(arrays: Sequence[Array]) -> bytes:
+    """Arrays in the dynamic encoding, as one piece for a message field."""
+    return b"".join(bytes(memoryview(piece).cast("B")) for piece in encode_dynamic(arrays))
+
+
+def unpack(data: bytes) -> list[Array]:
+    """The arrays that ``pack`` packed, writable."""
+    return [np.array(a) for a in decode_dynamic(data)]
+
+
+def _spec_to(spec: TensorSpec) -> pb.TensorSpecDef:
+    return pb.TensorSpecDef(shape=spec.shape, dtype="string" if spec.is_string else spec.dtype.name)
+
+
+def _spec_from(message: pb.TensorSpecDef) -> TensorSpec:
+    dtype = np.dtype(object) if message.dtype == "string" else canonical_dtype(message.dtype)
+    return TensorSpec(tuple(message.shape), dtype)
+
+
+def device_to_proto(device: Device) -> pb.DeviceDef:
+    """A device as a message."""
+    return pb.DeviceDef(
+        job=device.job, task=device.task, type=device.type, index=device.index, platform=device.platform
+    )
+
+
+def device_from_proto(message: pb.DeviceDef) -> Device:
+    """The device that ``device_to_proto`` made a message of."""
+    return Device(message.job, message.task, message.type, message.index, message.platform)
+
+
+def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef:
+    """A stage call as a message.
+
+    Args:
+        call: the stage call.
+        with_blob: send the program along; without it only its SHA-256.
+    """
+    stage = call.stage
+    message = pb.StageCallDef(
+        wave=call.wave,
+        inputs=call.inputs,
+        outputs=call.outputs,
+        remote=[pb.RemoteDef(input=i, task=r.task, slot=r.slot) for i, r in call.remote.items()],
+        holds=[pb.HoldDef(output=i, count=n) for i, n in call.holds.items()],
+        replies=call.replies,
+        stage=pb.StageDef(
+            device=device_to_proto(stage.device),
+            variables=[
+                pb.VariableSpecDef(
+                    name=v.name, spec=_spec_to(TensorSpec(v.shape, v.dtype)), container=v.container, local=v.local
+                )
+                for v in stage.variables
+            ],
+            reads=stage.reads,
+            writes=stage.writes,
+            dynamic=stage.inputs is None,
+            inputs=[_spec_to(s) for s in stage.inputs or ()],
+            outputs=[pb.OutputDef(is_variable=isinstance(o, VariableOutput), index=o.index) for o in stage.outputs],
+            output_specs=[_spec_to(s) for s in stage.output_specs or ()],
+            host=[
+                pb.HostCallDef(
+                    kernel=h.kernel,
+                    attrs_json=json.dumps(dict(h.attrs), sort_keys=True),
+                    arguments=h.arguments,
+                    results=h.results,
+                    op=h.op,
+                )
+                for h in stage.host
+            ],
+            writes_state=stage.writes_state,
+            operations=stage.operations,
+        ),
+    )
+    if stage.program is not None:
+        message.stage.program.CopyFrom(
+            pb.ProgramDef(
+                sha256=bytes.fromhex(stage.program.sha256),
+                blob=stage.program.blob if with_blob else b"",
+                arguments=[_spec_to(s) for s in stage.program.arguments],
+                results=[_spec_to(s) for s in stage.program.results],
+            )
+        )
+    return message
+
+
+def call_from_proto(message: pb.StageCallDef) -> StageCall:
+    """The stage call that ``call_to_proto`` made a message of."""
+    m = message.stage
+    program = None
+    if m.HasField("program"):
+        program = Program(
+            m.program.blob,
+            tuple(_spec_from(s) for s in m.program.arguments),
+            tuple(_spec_from(s) for s in m.program.results),
+        )
+    stage = Stage(
+        device=device_from_proto(m.device),
+        variables=tuple(
+            VariableSpec(v.name, tuple(v.spec.shape), _spec_from(v.spec).dtype, v.container, v.local)
+            for v in m.variables
+        ),
+        reads=tuple(m.reads),
+        writes=tuple(m.writes),
+        inputs=None if m.dynamic else tuple(_spec_from(s) for s in m.inputs),
+        outputs=tuple(VariableOutput(o.index) if o.is_variable else ProgramOutput(o.index) for o in m.outputs),
+        output_specs=None if m.dynamic else tuple(_spec_from(s) for s in m.output_specs),
+        program=program,
+        host=tuple(HostCall(h.kernel, json.loads(h.attrs_json), tuple(h.arguments), h.results, h.op) for h in m.host),
+        writes_state=m.writes_state,
+        operations=tuple(m.operations),
+    )
+    return StageCall(
+        stage,
+        message.wave,
+        tuple(message.inputs),
+        tuple(message.outputs),
+        {r.input: Remote(r.task, r.slot) for r in message.remote},
+        {h.output: h.count for h in message.holds},
+        tuple(message.replies),
+    )
+
+
+def plan_to_proto(plan: Plan) -> pb.PlanDef:
+    """A plan as a message, programs and constants included."""
+    return pb.PlanDef(
+        feeds=plan.feeds,
+        constants=pack(plan.constants),
+        stages=[call_to_proto(c) for c in plan.stages],
+        fetches=plan.fetches,
+        slots=plan.slots,
+    )
+
+
+def plan_from_proto(message: pb.PlanDef) -> Plan:
+    """The plan that ``plan_to_proto`` made a message of."""
+    return Plan(
+        message.feeds,
+        tuple(unpack(message.constants)),
+        tuple(call_from_proto(c) for c in message.stages),
+        tuple(message.fetches),
+        message.slots,
+    )

@@ -1,0 +1,181 @@
+"""The client side of one task: a pool of lanes, and a heartbeat that notices when the task falls silent."""
+
+import itertools
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from runtime.errors import AbortedError, FailedPreconditionError
+from runtime.transport.channel import Lane
+from runtime.transport.dial import ChannelOptions, Dialer
+from runtime.transport.endpoint import Endpoint
+from runtime.transport.heartbeat import Heartbeat
+
+_JOIN_SECS: Final = 5.0
+# Unique in the process: two peers with one client id must not take each other's lanes away.
+_lane_numbers: Final = itertools.count(1)
+
+
+class Peer:
+    """A task as its clients see it. Any number of threads may use it.
+
+    The peer is bound to the incarnation of its first contact: when the task has restarted, every later call raises
+    AbortedError, and a new Peer is needed to talk to the new one.
+
+    Attributes:
+        task: such as "/job:ps/task:0".
+        options: the limits in force.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        resolve: Callable[[float], Endpoint],
+        client_id: int,
+        credential: bytes,
+        *,
+        options: ChannelOptions | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        tls_name: str | None = None,
+    ) -> None:
+        """Remembers how to reach the task; touches no network and starts no thread.
+
+        Args:
+            task: name for messages.
+            resolve: asks the task where its tensor port is, given the seconds it may take. Raises UnavailableError
+                if the task is surely gone (nobody listens), DeadlineExceededError if it does not answer.
+            client_id: random u64 of this process or session.
+            credential: shared secret.
+            options: time limits and sizes.
+            ssl_context: for TLS over TCP; Unix sockets stay plain.
+            tls_name: name in the server's certificate, if it is not the host of the endpoint.
+        """
+        self.task = task
+        self.options = options or ChannelOptions()
+        self._dialer = Dialer(
+            task, resolve, client_id, credential, options=self.options, ssl_context=ssl_context, tls_name=tls_name
+        )
+        self._idle: list[Lane] = []
+        self._lanes: set[Lane] = set()
+        self._lock = threading.Lock()
+        self._incarnation: int | None = None
+        self._lost = False
+        self._closed = threading.Event()
+        self._heart_thread: threading.Thread | None = None
+        self._heart = Heartbeat(
+            self._dialer, next(_lane_numbers), self.options, lanes=self._all_lanes, bind=self._bind, closed=self._closed
+        )
+
+    @property
+    def lost(self) -> bool:
+        """Whether the task was found to have restarted: every later call raises AbortedError."""
+        return self._lost
+
+    @property
+    def incarnation(self) -> int | None:
+        """Incarnation of the server at first contact; None before."""
+        return self._incarnation
+
+    @property
+    def silent_since(self) -> float | None:
+        """`time.monotonic()` of the last sign of life if the heartbeat has given the peer up, else None."""
+        return self._heart.silent_since
+
+    def acquire(self, *, deadline: float | None = None) -> Lane:
+        """Gives a connected lane to the calling thread, which gives it back by `release`.
+
+        Args:
+            deadline: `time.monotonic()` at which connecting gives up.
+
+        Raises:
+            UnavailableError: the task is gone, or silent for `reconnect_secs`.
+            AbortedError: it has restarted since the first contact.
+            UnauthenticatedError: it refused the credential.
+            DeadlineExceededError: the deadline has passed.
+            FailedPreconditionError: this peer is closed.
+        """
+        while not self._lost and not self._closed.is_set():
+            try:
+                lane = self._idle.pop()
+            except IndexError:
+                return self._open(deadline)
+            if lane.usable:
+                return lane
+            self._discard(lane)
+        if self._closed.is_set():
+            raise FailedPreconditionError("the connection pool is closed", task=self.task)
+        raise self._lost_error()
+
+    def release(self, lane: Lane) -> None:
+        """Takes a lane back; one that is broken or has a call under way is closed and dropped."""
+        if lane.usable and not self._lost and not self._closed.is_set():
+            self._idle.append(lane)
+            if not self._closed.is_set():
+                return
+            try:  # close() ran at this moment and may or may not have seen the lane
+                self._idle.remove(lane)
+            except ValueError:
+                return
+        self._discard(lane)
+
+    def close(self) -> None:
+        """Says goodbye, cancels the calls under way and ends the heartbeat. Does nothing the second time."""
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            heartbeat = self._heart_thread
+        while self._idle:
+            self._discard(self._idle.pop(), goodbye=True)
+        for lane in self._all_lanes():
+            lane.cancel()
+        if heartbeat is not None:
+            self._heart.wake()
+            heartbeat.join(_JOIN_SECS)
+
+    def _open(self, deadline: float | None) -> Lane:
+        lane = Lane(self._dialer, next(_lane_numbers), self.options)
+        with self._lock:
+            if self._closed.is_set():
+                raise FailedPreconditionError("the connection pool is closed", task=self.task)
+            self._lanes.add(lane)
+        try:
+            lane.open(deadline)
+            self._bind(lane.incarnation)
+        except BaseException:
+            self._discard(lane)
+            raise
+        if self._heart_thread is None:
+            self._start_heart()
+        return lane
+
+    def _bind(self, incarnation: int) -> None:
+        with self._lock:
+            if self._incarnation is None:
+                self._incarnation = incarnation
+            if self._incarnation == incarnation:
+                return
+            self._lost = True
+        for lane in self._all_lanes():  # they find out as they connect again
+            lane.interrupt()
+        raise self._lost_error()
+
+    def _all_lanes(self) -> list[Lane]:
+        with self._lock:
+            return list(self._lanes)
+
+    def _lost_error(self) -> AbortedError:
+        return AbortedError("restarted since the first contact, its state is gone", task=self.task)
+
+    def _discard(self, lane: Lane, *, goodbye: bool = False) -> None:
+        lane.close(goodbye=goodbye)
+        with self._lock:
+            self._lanes.discard(lane)
+
+    def _start_heart(self) -> None:
+        with self._lock:
+            if self._heart_thread is not None or self._closed.is_set():
+                return
+            self._heart_thread = threading.Thread(target=self._heart.run, name=f"heartbeat {self.task}", daemon=True)
+            self._heart_thread.start()

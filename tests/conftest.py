@@ -1,0 +1,59 @@
+"""What holds for every test: JAX on the CPU, reproducible property tests, and no leaked thread or process."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+# Before anything imports JAX.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import hypothesis
+import psutil
+import pytest
+
+# The first example of a test may compile for a second: the time of one example says nothing.
+hypothesis.settings.register_profile("bellwether", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("bellwether")
+
+LEAK_PATIENCE_SECS = 2.0
+"""How long threads and processes that a test has told to stop may take to be gone."""
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fails a test after which a thread that would keep the interpreter alive, or a child process, still lives.
+
+    Fixtures of a wider scope start before this one looks, so what they own is not counted.
+    """
+    threads_before = set(threading.enumerate())
+    processes_before = {process.pid for process in _children()}
+    yield
+    deadline = time.monotonic() + LEAK_PATIENCE_SECS
+    for thread in _new_threads(threads_before):
+        thread.join(max(0.0, deadline - time.monotonic()))
+    leaked_processes = [process for process in _children() if process.pid not in processes_before]
+    _, alive = psutil.wait_procs(leaked_processes, timeout=max(0.0, deadline - time.monotonic()))
+    leaks = [f"thread {thread.name}" for thread in _new_threads(threads_before)]
+    for process in alive:
+        leaks.append(f"process {process.pid}: {_describe(process)}")
+        process.kill()
+    psutil.wait_procs(alive, timeout=LEAK_PATIENCE_SECS)
+    if leaks:
+        pytest.fail(f"the test left behind: {'; '.join(leaks)}", pytrace=False)
+
+
+def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
+
+
+def _children() -> list[psutil.Process]:
+    # Python's own helper for shared memory stays for the life of the process on purpose.
+    return [p for p in psutil.Process().children(recursive=True) if "resource_tracker" not in _describe(p)]
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:200]
+    except psutil.Error:
+        return "already ending"

@@ -1,0 +1,220 @@
+"""The launcher's pure parts: the policy under any order of events, lines out of any bytes, ports and arguments."""
+
+import io
+import random
+import signal
+import socket
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.launcher import policy
+from harness.launcher.output import MAX_LINE_BYTES, TAIL_LINES, LineBuffer, Printer, wants_colour
+from harness.launcher.policy import Exited, Interrupted, Options, Phase, Send, ShowTail, Stage, Start, TaskId, Tick
+from harness.launcher.ports import hold_ports
+from harness.launcher.tasks import Topology, arguments, claimed_flags, environment
+
+PS0, CHIEF, WORKER1 = TaskId("ps", 0), TaskId("worker", 0), TaskId("worker", 1)
+OPTIONS = Options(max_restarts=2, grace_secs=10, backoff_secs=0.5, max_backoff_secs=0.75, forgive_secs=60)
+
+
+class Machine:
+    """Drives the policy and keeps what it decided."""
+
+    def __init__(self, *tasks: TaskId) -> None:
+        self.now = 0.0
+        self.state, self.last = policy.begin(tasks, self.now)
+
+    def after(self, seconds: float, event: policy.Event) -> list[policy.Instruction]:
+        self.now += seconds
+        self.state, self.last = policy.react(self.state, event, self.now, OPTIONS)
+        return [instruction for instruction in self.last if not isinstance(instruction, policy.Say)]
+
+
+def test_backoff_doubles_to_its_limit_and_a_long_run_is_forgiven() -> None:
+    machine = Machine(PS0, CHIEF)
+    assert machine.after(1, Exited(CHIEF, 1)) == []
+    assert machine.after(0.49, Tick()) == []
+    assert machine.after(0.01, Tick()) == [Start(CHIEF, 1)]
+    assert machine.after(1, Exited(CHIEF, -9)) == []
+    assert machine.after(0.75, Tick()) == [Start(CHIEF, 2)]
+    assert machine.after(60, Exited(CHIEF, 1)) == []
+    assert machine.after(0.5, Tick()) == [Start(CHIEF, 3)]
+
+
+def test_a_ps_that_leaves_by_itself_is_a_failure() -> None:
+    machine = Machine(PS0, CHIEF)
+    for attempt in (1, 2):
+        assert machine.after(1, Exited(PS0, 0)) == []
+        assert machine.after(0.75, Tick()) == [Start(PS0, attempt)]
+    assert machine.after(1, Exited(PS0, 0)) == [ShowTail(PS0), Send(CHIEF, signal.SIGTERM)]
+    assert machine.after(1, Exited(CHIEF, -15)) == []
+    assert (machine.state.stage, machine.state.exit_code) == (Stage.FINISHED, 1)
+
+
+def test_what_falls_while_stopping_is_not_a_failure() -> None:
+    machine = Machine(PS0, CHIEF, WORKER1)
+    assert machine.after(1, Interrupted(signal.SIGINT)) == [Send(CHIEF, signal.SIGINT), Send(WORKER1, signal.SIGINT)]
+    assert machine.after(1, Exited(WORKER1, 3)) == []
+    assert machine.after(1, Exited(CHIEF, 1)) == [Send(PS0, signal.SIGTERM)]
+    assert machine.after(1, Exited(PS0, -15)) == []
+    assert (machine.state.stage, machine.state.exit_code) == (Stage.FINISHED, 130)
+
+
+def test_a_ps_waiting_for_its_restart_is_not_started_when_the_workers_are_done() -> None:
+    machine = Machine(PS0, CHIEF)
+    assert machine.after(1, Exited(PS0, 1)) == []
+    assert machine.after(0.1, Exited(CHIEF, 0)) == []
+    assert (machine.state.stage, machine.state.exit_code) == (Stage.FINISHED, 0)
+
+
+def test_a_task_that_survives_sigkill_does_not_hold_the_launcher() -> None:
+    machine = Machine(CHIEF)
+    machine.after(0, Interrupted(signal.SIGTERM))
+    assert machine.after(9.9, Tick()) == []
+    assert machine.after(0.1, Tick()) == [Send(CHIEF, signal.SIGKILL)]
+    assert machine.after(policy.KILL_PATIENCE_SECS, Tick()) == []
+    assert machine.state.stage is Stage.FINISHED
+
+
+@given(st.data())
+def test_any_story_ends_and_keeps_its_promises(data: st.DataObject) -> None:
+    tasks = [TaskId("ps", i) for i in range(data.draw(st.integers(0, 2)))]
+    tasks += [TaskId("worker", i) for i in range(data.draw(st.integers(1, 3)))]
+    machine = Machine(*tasks)
+    alive: dict[TaskId, int] = {}
+    attempts: dict[TaskId, int] = dict.fromkeys(tasks, -1)
+    failed: list[int] = []
+    interrupted = False
+
+    def follow() -> None:
+        for instruction in machine.last:
+            match instruction:
+                case Start(task, attempt):
+                    assert task not in alive
+                    assert attempt == attempts[task] + 1
+                    assert machine.state.stage is Stage.RUNNING
+                    alive[task], attempts[task] = 0, attempt
+                case Send(task, signum):
+                    assert task in alive
+                    # The ps tasks hear nothing while a worker lives, unless everything is killed.
+                    # A worker that survived SIGKILL is given up: it counts as failed.
+                    phases = [machine.state.tasks[other].phase for other in alive if other.job == "worker"]
+                    workers = any(phase is not Phase.FAILED for phase in phases)
+                    assert task.job == "worker" or signum == signal.SIGKILL or not workers
+                    alive[task] = max(alive[task], signum)
+                case ShowTail(task):
+                    assert task not in alive
+
+    follow()
+    for _ in range(200):
+        if machine.state.stage is Stage.FINISHED:
+            break
+        kinds = ["tick"] + ["exit"] * bool(alive) + ["signal"] * (not interrupted)
+        kind = data.draw(st.sampled_from(kinds))
+        if kind == "exit":
+            task = data.draw(st.sampled_from(sorted(alive)))
+            code = data.draw(st.sampled_from([0, 0, 1, 7, -9]))
+            del alive[task]
+            before = machine.state.failure_code
+            machine.after(data.draw(st.sampled_from([0.0, 1.0, 100.0])), Exited(task, code))
+            if before is None and machine.state.failure_code is not None:
+                failed.append(policy.exit_code_of(code) or 1)
+        elif kind == "signal":
+            interrupted = True
+            machine.after(0, Interrupted(signal.SIGTERM))
+        else:
+            due = policy.next_due(machine.state)
+            machine.after(0.0 if due is None else max(0.0, due - machine.now), Tick())
+        follow()
+    else:
+        # Whatever was drawn so far, from here on everybody exits well: it must end by itself.
+        while alive:
+            task = min(alive, key=lambda one: one.job != "worker")
+            del alive[task]
+            machine.after(0, Exited(task, 0))
+            follow()
+            machine.after(100, Tick())
+            follow()
+    if machine.state.stage is Stage.FINISHED:
+        assert not alive or any(was.phase is Phase.FAILED for was in machine.state.tasks.values())
+        expected = failed[0] if failed else 128 + signal.SIGTERM if interrupted else 0
+        assert machine.state.exit_code == expected
+
+
+@given(st.lists(st.binary(max_size=40)), st.randoms(use_true_random=False))
+def test_lines_do_not_depend_on_how_the_bytes_arrive(chunks: list[bytes], chance: random.Random) -> None:
+    whole = b"\n".join(chunks)
+    cuts = sorted(chance.randint(0, len(whole)) for _ in range(5))
+    parts = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    at_once, in_parts = LineBuffer(), LineBuffer()
+    expected = at_once.feed(whole) + at_once.flush()
+    assert [line for part in parts for line in in_parts.feed(part)] + in_parts.flush() == expected
+    assert list(in_parts.tail) == expected[-TAIL_LINES:]
+    assert not any(character in line for line in expected for character in "\r\n\x00\x07")
+
+
+def test_an_endless_line_costs_bounded_memory() -> None:
+    buffer = LineBuffer()
+    shown = [line for _ in range(10) for line in buffer.feed(b"y" * MAX_LINE_BYTES)]
+    assert len(shown) == 9
+    assert buffer.flush() == ["y" * MAX_LINE_BYTES]
+
+
+def test_names_are_aligned_only_where_they_are_coloured() -> None:
+    for colour, expected in ((False, "ps/0 | hi\n"), (True, "\x1b[36mps/0     |\x1b[0m hi\n")):
+        stream = io.BytesIO()
+        Printer(stream, ["ps/0", "worker/0"], colour).write("ps/0", ["hi"])
+        assert stream.getvalue().decode() == expected
+
+
+def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert wants_colour("always", io.StringIO())
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert wants_colour("auto", Terminal())
+    assert not wants_colour("auto", io.StringIO())
+    assert not wants_colour("never", Terminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not wants_colour("auto", Terminal())
+
+
+def test_held_ports_are_taken_for_others_and_free_again_after_close() -> None:
+    held = hold_ports(5)
+    ports = [holder.getsockname()[1] for holder in held]
+    assert len(set(ports)) == 5
+    for holder, port in zip(held, ports, strict=True):
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            assert other.connect_ex(("127.0.0.1", port)) != 0
+            holder.close()
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+def test_arguments_and_environment() -> None:
+    topology = Topology(ps_hosts=("h:1",), worker_hosts=("h:2", "h:3"))
+    assert topology.tasks() == [PS0, CHIEF, WORKER1]
+    assert arguments(["python", "-m", "x"], topology, WORKER1) == [
+        sys.executable,
+        "-m",
+        "x",
+        "--ps_hosts=h:1",
+        "--worker_hosts=h:2,h:3",
+        "--job_name=worker",
+        "--task_index=1",
+    ]
+    base = {"PATH": "p", "JAX_PLATFORMS": "cuda"}
+    worker = environment(base, WORKER1, 2)
+    assert worker == {"PATH": "p", "JAX_PLATFORMS": "cuda", "PYTHONUNBUFFERED": "1", "BELLWETHER_ATTEMPT": "2"}
+    ps = environment(base, PS0, 0)
+    assert (ps["JAX_PLATFORMS"], ps["CUDA_VISIBLE_DEVICES"], ps["BELLWETHER_ATTEMPT"]) == ("cpu", "", "0")
+    assert claimed_flags(["x", "--task_index=1", "--task_index_of=2", "-job_name", "ps"]) == [
+        "--task_index=1",
+        "-job_name",
+    ]

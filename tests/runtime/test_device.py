@@ -1,0 +1,348 @@
+"""Device names, nested scopes and replica_device_setter."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime import device as rd
+from runtime.cluster import ClusterSpec
+from runtime.device import DeviceSpec
+from runtime.errors import InvalidArgumentError
+
+numbers = st.none() | st.integers(0, 99)
+jobs = st.none() | st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,8}", fullmatch=True)
+types = st.sampled_from(["CPU", "gpu", "TPU", "XLA_CPU"])
+specs = st.builds(DeviceSpec, jobs, numbers, numbers) | st.builds(DeviceSpec, jobs, numbers, numbers, types, numbers)
+
+
+@dataclass
+class Output:
+    """What byte_size_load_fn reads of a tensor."""
+
+    shape: tuple[int | None, ...] | None
+    dtype: Any
+
+
+@dataclass
+class Op:
+    """What device functions read of an operation."""
+
+    type: str
+    name: str = "op"
+    device: str = ""
+    outputs: tuple[Output, ...] = ()
+
+
+def placed(type_: str = "Add", device: str = "", outputs: tuple[Output, ...] = ()) -> str:
+    return rd.current_device(Op(type_, device=device, outputs=outputs))
+
+
+@pytest.mark.parametrize(
+    ("name", "short", "full"),
+    [
+        ("", "", ""),
+        ("/job:ps", "/job:ps", "/job:ps/replica:0"),
+        ("/job:worker/task:1/gpu:0", "/job:worker/task:1/gpu:0", "/job:worker/replica:0/task:1/device:GPU:0"),
+        (
+            "/job:w/replica:2/task:0/device:CPU:*",
+            "/job:w/replica:2/task:0/cpu:*",
+            "/job:w/replica:2/task:0/device:CPU:*",
+        ),
+        ("/cpu:0", "/cpu:0", "/device:CPU:0"),
+        ("cpu:0", "/cpu:0", "/device:CPU:0"),
+        ("/GPU", "/gpu:*", "/device:GPU:*"),
+        ("/device:GPU:1", "/gpu:1", "/device:GPU:1"),
+        ("/device:tpu", "/tpu:*", "/device:TPU:*"),
+        ("/device:XLA_CPU:3/job:a", "/job:a/device:XLA_CPU:3", "/job:a/replica:0/device:XLA_CPU:3"),
+        ("/job:*/task:*", "", ""),
+    ],
+)
+def test_every_spelling(name: str, short: str, full: str) -> None:
+    spec = DeviceSpec.parse(name)
+    assert (spec.to_string(), spec.full_string()) == (short, full)
+
+
+@given(specs)
+def test_names_can_be_read_back(spec: DeviceSpec) -> None:
+    assert DeviceSpec.parse(spec.to_string()) == spec
+    full = DeviceSpec.parse(spec.full_string())
+    assert full.full_string() == spec.full_string()
+    assert full == (spec.merge(DeviceSpec(replica=spec.replica or 0)) if spec.job else spec)
+
+
+@given(specs, specs, specs)
+def test_merge_is_associative_and_the_inner_one_wins(a: DeviceSpec, b: DeviceSpec, c: DeviceSpec) -> None:
+    assert a.merge(b).merge(c) == a.merge(b.merge(c))
+    assert a.merge(a) == a.merge(DeviceSpec()) == DeviceSpec().merge(a) == a
+    for part in ("job", "replica", "task", "device_type", "device_index"):
+        inner = getattr(b, part)
+        assert getattr(a.merge(b), part) == (getattr(a, part) if inner is None else inner)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("/job:ps/tusk:1", "cannot read 'tusk:1'"),
+        ("/job", "cannot read 'job'"),
+        ("/job:a:b", "cannot read 'job:a:b'"),
+        ("/task:x", "needs a number"),
+        ("/task:-1", "needs a number"),
+        ("/cpu:0:1", "cannot read 'cpu:0:1'"),
+        ("/device:GPU:x", "needs a number"),
+        ("/device:9", "bad device type '9'"),
+        ("/job:a b", "bad job 'a b'"),
+        ("/cpu:0/gpu:0", "twice"),
+        ("/job:a/job:b", "twice"),
+    ],
+)
+def test_bad_names_tell_the_part_and_the_name(name: str, text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        DeviceSpec.parse(name)
+    assert text in str(caught.value)
+    assert repr(name) in str(caught.value)
+
+
+def test_bad_parts() -> None:
+    with pytest.raises(InvalidArgumentError, match="task -1"):
+        DeviceSpec(task=-1)
+    with pytest.raises(InvalidArgumentError, match="needs a device type"):
+        DeviceSpec(device_index=0)
+
+
+def test_nested_scopes_merge_and_end() -> None:
+    assert placed() == ""
+    with rd.device("/job:worker/task:1"):
+        with rd.device(DeviceSpec(device_type="cpu", device_index=0)):
+            assert placed() == "/job:worker/task:1/cpu:0"
+            assert placed(device="/job:ps/gpu:1") == "/job:ps/task:1/gpu:1"
+            with rd.device("/job:ps/replica:0/task:0"):
+                assert placed() == "/job:ps/replica:0/task:0/cpu:0"
+            with rd.device(None):
+                assert placed() == ""
+                with rd.device("/gpu:0"):
+                    assert placed() == "/gpu:0"
+            with rd.fresh_device_stack():
+                assert placed() == ""
+        assert placed() == "/job:worker/task:1"
+    assert placed() == ""
+
+
+@given(st.lists(specs, max_size=4), specs)
+def test_scopes_are_a_merge(scopes: list[DeviceSpec], asked: DeviceSpec) -> None:
+    want = DeviceSpec()
+
+    def check(rest: list[DeviceSpec], merged: DeviceSpec) -> None:
+        if not rest:
+            assert placed(device=asked.full_string()) == merged.merge(DeviceSpec.parse(asked.full_string())).to_string()
+            return
+        with rd.device(rest[0]):
+            check(rest[1:], merged.merge(rest[0]))
+
+    check(scopes, want)
+
+
+def test_scope_ends_with_an_exception() -> None:
+    with pytest.raises(KeyError), rd.device("/job:ps"):
+        raise KeyError
+    assert placed() == ""
+
+
+def test_scopes_are_per_thread() -> None:
+    seen = []
+    with rd.device("/job:ps"):
+        thread = threading.Thread(target=lambda: seen.append(placed()))
+        thread.start()
+        thread.join(10)
+    assert seen == [""]
+
+
+def test_functions_see_the_inner_device_and_replace_it() -> None:
+    seen = []
+
+    def matmul_on_gpu(op: rd.OpInfo) -> str | None:
+        seen.append((op.type, op.name, op.device))
+        return "/gpu:0" if op.type == "MatMul" else None
+
+    with rd.device("/job:worker"), rd.device(matmul_on_gpu), rd.device("/task:3"):
+        assert placed("MatMul") == "/job:worker/gpu:0"
+        assert placed("Add") == "/job:worker/task:3"
+        assert placed("Add", device="/cpu:0") == "/job:worker/task:3/cpu:0"
+    assert seen == [("MatMul", "op", "/task:3"), ("Add", "op", "/task:3"), ("Add", "op", "/task:3/cpu:0")]
+
+
+def test_the_operation_itself_is_not_touched() -> None:
+    op = Op("Add", device="/cpu:0")
+    with rd.device("/job:worker"), rd.device(lambda op: DeviceSpec(job="ps")):
+        assert rd.current_device(op) == "/job:ps"
+    assert op.device == "/cpu:0"
+
+
+def test_wrong_scopes_and_answers() -> None:
+    wrong: Any = 3
+    with pytest.raises(TypeError, match="not int"), rd.device(wrong):
+        pass
+    with pytest.raises(InvalidArgumentError, match="tusk"), rd.device("/tusk:0"):
+        pass
+    answer: Callable[[Any], Any] = lambda op: 3  # noqa: E731
+    with rd.device(answer), pytest.raises(TypeError, match="returned 3 for 'op'"):
+        placed()
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"ps": ["a:1", "b:1"], "worker": ["c:1"]},
+        ClusterSpec({"ps": ["a:1", "b:1"]}),
+        ClusterSpec({"ps": ["a:1", "b:1"]}).as_cluster_def(),
+        None,
+    ],
+)
+def test_variables_go_round_and_the_rest_to_the_worker(cluster: Any) -> None:
+    with rd.device(rd.replica_device_setter(ps_tasks=2, worker_device="/job:worker/task:7", cluster=cluster)):
+        assert [placed("Variable") for _ in range(3)] == ["/job:ps/task:0", "/job:ps/task:1", "/job:ps/task:0"]
+        assert placed("Call") == "/job:worker/task:7"
+        assert placed("ConditionalAccumulator") == "/job:ps/task:1"
+
+
+def test_inner_devices_are_merged() -> None:
+    with rd.device(rd.replica_device_setter(ps_tasks=2)):
+        with rd.device("/cpu:0"):
+            assert placed("Variable") == "/job:ps/task:0/cpu:0"
+            assert placed("Call") == "/job:worker/cpu:0"
+        with rd.device("/job:other"):
+            assert placed("Variable") == "/job:other"
+        with rd.device("/job:ps"):
+            assert placed("Variable") == "/job:ps/task:1"
+        with rd.device("/job:ps/task:1"):
+            assert placed("Variable") == "/job:ps/task:1"
+            assert placed("Call") == "/job:ps/task:1"
+
+
+def test_outer_scopes_complete_the_setter() -> None:
+    with rd.device("/gpu:0"), rd.device(rd.replica_device_setter(ps_tasks=1)):
+        assert placed("Variable") == "/job:ps/task:0/gpu:0"
+
+
+def test_merge_devices_false_leaves_any_device_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        setter = rd.replica_device_setter(ps_tasks=2, merge_devices=False)
+    assert "deprecated" in caplog.text
+    with rd.device(setter):
+        assert placed("Variable") == "/job:ps/task:0"
+        for explicit in ("/job:ps", "/cpu:0", "/job:other/task:3"):
+            with rd.device(explicit):
+                assert placed("Variable") == placed("Call") == explicit
+
+
+def test_ps_device_forms() -> None:
+    with rd.device(rd.replica_device_setter(ps_tasks=2, ps_device="/job:ps/cpu:0", worker_device=None)):
+        assert placed("Variable") == "/job:ps/task:0/cpu:0"
+        assert placed("Call") == ""
+    with rd.device(rd.replica_device_setter(ps_tasks=2, ps_device="/cpu:0", worker_device="")):
+        assert placed("Variable") == "/cpu:0"
+    with rd.device(rd.replica_device_setter(ps_tasks=2, ps_device="")):
+        assert placed("Variable") == "/job:worker"
+
+
+def test_ps_ops_replaces_the_list_and_the_strategy_sees_only_those() -> None:
+    asked = []
+
+    def strategy(op: rd.OpInfo) -> int:
+        asked.append(op.type)
+        return 5
+
+    with rd.device(rd.replica_device_setter(ps_tasks=9, ps_ops=["Add"], ps_strategy=strategy)):
+        assert placed("Add") == "/job:ps/task:5"
+        assert placed("Variable") == "/job:worker"
+        with rd.device("/job:other"):
+            assert placed("Add") == "/job:other"
+    assert asked == ["Add"]
+
+
+def test_no_parameter_servers_no_setter() -> None:
+    assert rd.replica_device_setter() is None
+    assert rd.replica_device_setter(ps_tasks=3, cluster={"worker": ["a:1"]}) is None
+    assert rd.replica_device_setter(cluster={"ps": []}) is None
+    assert rd.replica_device_setter(cluster={"ps": ["a:1"]}, ps_device="/job:other") is None
+    assert rd.replica_device_setter(cluster={"other": ["a:1"]}, ps_device="/job:other") is not None
+
+
+def test_setter_type_errors() -> None:
+    wrong: Any = 3
+    with pytest.raises(TypeError, match="ps_strategy must be callable"):
+        rd.replica_device_setter(ps_tasks=1, ps_strategy=wrong)
+    with pytest.raises(TypeError, match="dictionary mapping"):
+        rd.replica_device_setter(cluster=wrong)
+
+
+def test_a_sparse_job_still_counts_from_zero() -> None:
+    with rd.device(rd.replica_device_setter(cluster={"ps": {3: "a:1"}})):
+        assert placed("Variable") == "/job:ps/task:0"
+
+
+def test_greedy_balances_bytes() -> None:
+    strategy = rd.GreedyLoadBalancingStrategy(2, rd.byte_size_load_fn)
+    with rd.device(rd.replica_device_setter(ps_tasks=2, ps_strategy=strategy)):
+        sizes = [(4,), (2,), (2, 2), (3,)]
+        names = [placed("Variable", outputs=(Output(size, jnp.float32),)) for size in sizes]
+    assert names == [f"/job:ps/task:{task}" for task in (0, 1, 1, 0)]
+
+
+@given(st.integers(1, 9), st.integers(0, 30))
+def test_uniform_load_is_round_robin(num_tasks: int, count: int) -> None:
+    greedy, robin = rd.GreedyLoadBalancingStrategy(num_tasks, lambda op: 1.0), rd.RoundRobinStrategy(num_tasks)
+    assert [greedy(None) for _ in range(count)] == [robin(None) for _ in range(count)]
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 100), max_size=30))
+def test_greedy_is_never_off_by_more_than_the_largest(num_tasks: int, loads: list[int]) -> None:
+    strategy = rd.GreedyLoadBalancingStrategy(num_tasks, lambda load: float(load))
+    totals = [0] * num_tasks
+    for load in loads:
+        totals[strategy(load)] += load
+    assert max(totals) - min(totals) <= max(loads, default=0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "size"),
+    [
+        ((3, 5), np.float64, 120),
+        ((), "int32", 4),
+        ((0, 7), jnp.float32, 0),
+        ((4,), jnp.bfloat16, 8),
+        ((2**20, 2**20), jnp.float32, 2**42),
+        ((2,), jax.random.key(0).dtype, 16),
+    ],
+)
+def test_byte_size(shape: tuple[int, ...], dtype: Any, size: int) -> None:
+    assert rd.byte_size_load_fn(Op("Variable", outputs=(Output(shape, dtype),))) == size
+
+
+def test_byte_size_errors() -> None:
+    with pytest.raises(ValueError, match="'op' has 0 outputs"):
+        rd.byte_size_load_fn(Op("Group"))
+    for shape in (None, (None, 3)):
+        with pytest.raises(ValueError, match="needs a known one"):
+            rd.byte_size_load_fn(Op("Variable", outputs=(Output(shape, np.float32),)))
+
+
+def test_random_depends_on_name_and_seed_only() -> None:
+    names = [f"v{i}" for i in range(400)]
+    choose = rd.RandomStrategy(4, seed=7)
+    tasks = {name: choose(Op("Variable", name)) for name in names}
+    again = rd.RandomStrategy(4, seed=7)
+    assert {name: again(Op("Variable", name)) for name in reversed(names)} == tasks
+    counts = np.bincount(list(tasks.values()), minlength=4)
+    assert len(counts) == 4
+    assert counts.min() > 60
+    other = rd.RandomStrategy(4, seed=8)
+    assert any(other(Op("Variable", name)) != task for name, task in tasks.items())

@@ -1,0 +1,274 @@
+"""Cluster resolvers: TF_CONFIG, Slurm, Kubernetes, simple and union."""
+
+import importlib.util
+import json
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.cluster import ClusterSpec
+from runtime.errors import InvalidArgumentError
+from runtime.kubernetes import KubernetesClusterResolver
+from runtime.resolvers import SimpleClusterResolver, TFConfigClusterResolver, UnionClusterResolver
+from runtime.slurm import SlurmClusterResolver, expand_hostlist, expand_tasks_per_node, visible_gpus
+
+CLUSTER = {"ps": ["p0:1"], "worker": ["w0:1", "w1:1"]}
+
+
+def test_simple() -> None:
+    resolver = SimpleClusterResolver(ClusterSpec(CLUSTER), "p0:1", task_type="worker", task_id=1, rpc_layer="grpc")
+    assert resolver.cluster_spec() == ClusterSpec(CLUSTER)
+    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
+    assert resolver.master() == "grpc://p0:1"
+    assert resolver.master("worker", 0) == "grpc://w0:1"
+    assert resolver.master("worker", 0, rpc_layer="local") == "local://w0:1"
+    assert SimpleClusterResolver(ClusterSpec(CLUSTER)).master() == ""
+    with pytest.raises(InvalidArgumentError, match="No such job"):
+        resolver.master("chief", 0)
+    wrong: Any = CLUSTER
+    with pytest.raises(TypeError, match="ClusterSpec"):
+        SimpleClusterResolver(wrong)
+    with pytest.raises(TypeError, match="master must be a string"):
+        SimpleClusterResolver(ClusterSpec(CLUSTER), wrong)
+
+
+@pytest.mark.parametrize("index", [1, "1"])
+def test_tf_config(monkeypatch: pytest.MonkeyPatch, index: int | str) -> None:
+    resolver = TFConfigClusterResolver()
+    task = {"type": "worker", "index": index}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task, "rpc_layer": "grpc"}))
+    assert resolver.cluster_spec() == ClusterSpec(CLUSTER)
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
+    assert resolver.master() == "grpc://w1:1"
+    assert resolver.master("ps", 0) == "grpc://p0:1"
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "session_master": "x:9"}))  # read on every question
+    assert resolver.master() == "x:9"
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == (None, None, None)
+
+
+def test_tf_config_arguments_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"cluster": CLUSTER, "task": {"type": "worker", "index": 1}, "rpc_layer": "grpc"}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    resolver = TFConfigClusterResolver("ps", 0, "other")
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("ps", 0, "other")
+    assert resolver.master() == "other://p0:1"
+    resolver.task_type, resolver.task_id = "worker", 0
+    assert resolver.master() == "other://w0:1"
+
+
+def test_tf_config_small_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver = TFConfigClusterResolver()
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert not resolver.cluster_spec()
+    assert (resolver.master(), resolver.task_type, resolver.task_id) == ("", None, None)
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["w0:1"]}}))
+    assert resolver.master() == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "text"),
+    [
+        ("{", json.JSONDecodeError, "TF_CONFIG is not JSON"),
+        ("[1]", InvalidArgumentError, "must be a JSON object"),
+        (json.dumps({"cluster": CLUSTER}), InvalidArgumentError, "No such job in cluster: None; add"),
+        (json.dumps({"cluster": CLUSTER, "task": {"type": "ps"}}), InvalidArgumentError, "No task index for job 'ps'"),
+        (json.dumps({"cluster": CLUSTER, "task": {"type": "ps", "index": "x"}}), InvalidArgumentError, "got 'x'"),
+        (json.dumps({"cluster": CLUSTER, "task": 3}), InvalidArgumentError, '"task" must be an object'),
+    ],
+)
+def test_tf_config_errors(monkeypatch: pytest.MonkeyPatch, config: str, error: type[Exception], text: str) -> None:
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(error, match=text):
+        TFConfigClusterResolver().master()
+
+
+def simple(jobs: Any, **kwargs: Any) -> SimpleClusterResolver:
+    return SimpleClusterResolver(ClusterSpec(jobs), **kwargs)
+
+
+def test_union() -> None:
+    union = UnionClusterResolver(
+        simple({"worker": ["w0:1"], "ps": {2: "p2:1"}}, master="m:1", task_type="worker", task_id=0, rpc_layer="grpc"),
+        simple({"worker": ["w1:1", "w2:1"], "ps": ["p0:1"]}, master="n:1", task_type="ps", task_id=9),
+        simple({"worker": {}, "chief": []}),
+    )
+    assert union.cluster_spec().as_dict() == {
+        "worker": ["w0:1", "w1:1", "w2:1"],
+        "ps": {0: "p0:1", 2: "p2:1"},
+        "chief": {},
+    }
+    assert (union.task_type, union.task_id, union.rpc_layer) == ("worker", 0, "grpc")
+    assert union.master() == "grpc://m:1"
+    assert union.master("ps", 2) == "grpc://p2:1"
+
+
+def test_union_errors() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        UnionClusterResolver()
+    wrong: Any = ClusterSpec(CLUSTER)
+    with pytest.raises(TypeError, match="ClusterSpec"):
+        UnionClusterResolver(wrong)
+    with pytest.raises(KeyError, match="task 0 of job ps is in two resolvers: a:1 and b:1"):
+        UnionClusterResolver(simple({"ps": {0: "a:1", 5: "c:1"}}), simple({"ps": ["b:1"]})).cluster_spec()
+
+
+@given(st.lists(st.lists(st.integers(0, 99).map("h:{}".format), max_size=3), min_size=1, max_size=4))
+def test_union_of_lists_is_their_concatenation(parts: list[list[str]]) -> None:
+    union = UnionClusterResolver(*[simple({"worker": part}) for part in parts])
+    assert union.cluster_spec() == ClusterSpec({"worker": [address for part in parts for address in part]})
+
+
+class Pods:
+    """Answers as the Kubernetes client does."""
+
+    def __init__(self, **selectors: list[SimpleNamespace]) -> None:
+        self.selectors = selectors
+        self.namespace: str | None = None
+
+    def list_pod_for_all_namespaces(self, *, label_selector: str) -> Any:
+        return SimpleNamespace(items=self.selectors.get(label_selector, []))
+
+    def list_namespaced_pod(self, namespace: str, *, label_selector: str) -> Any:
+        self.namespace = namespace
+        return self.list_pod_for_all_namespaces(label_selector=label_selector)
+
+
+def pod(name: str, ip: str, phase: str = "Running") -> SimpleNamespace:
+    status = SimpleNamespace(phase=phase, pod_ip=ip, host_ip=f"host-of-{ip}")
+    return SimpleNamespace(metadata=SimpleNamespace(name=name), status=status)
+
+
+def test_kubernetes() -> None:
+    pods = Pods(w=[pod("w-10", "10.0.0.3"), pod("w-2", "10.0.0.2"), pod("w-0", "10.0.0.1")], p=[pod("p", "fd00::1")])
+    jobs = {"worker": ["w"], "ps": ["p", "nobody"]}
+    resolver = KubernetesClusterResolver(jobs, override_client=pods, task_type="worker", task_id=2)
+    assert resolver.cluster_spec().as_dict() == {
+        "worker": ["10.0.0.1:8470", "10.0.0.2:8470", "10.0.0.3:8470"],
+        "ps": ["[fd00::1]:8470"],
+    }
+    assert resolver.master() == ""
+    assert resolver.master("worker", 1) == "grpc://10.0.0.2:8470"
+    assert (resolver.task_type, resolver.task_id) == ("worker", 2)
+    other = KubernetesClusterResolver({"ps": ["w"]}, 99, override_client=pods, namespace="train", use_host_ip=True)
+    assert other.cluster_spec().task_address("ps", 0) == "host-of-10.0.0.1:99"
+    assert pods.namespace == "train"
+
+
+def test_kubernetes_default_label_and_pending_pods() -> None:
+    pods = Pods(**{"job-name=tensorflow": [pod("a", "1.2.3.4"), pod("b", "", phase="Pending")]})
+    with pytest.raises(RuntimeError, match="pod 'b' .* is not running but 'Pending'"):
+        KubernetesClusterResolver(override_client=pods).cluster_spec()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("kubernetes") is not None, reason="the package kubernetes is installed")
+def test_kubernetes_without_its_package() -> None:
+    with pytest.raises(ImportError, match="pip install kubernetes"):
+        KubernetesClusterResolver()
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A step of 5 tasks on 3 nodes, seen from rank 3; returns the monkeypatch to change it."""
+    for name in [name for name in os.environ if name.startswith("SLURM")] + ["CUDA_VISIBLE_DEVICES"]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {
+        "SLURM_PROCID": "3",
+        "SLURM_STEP_NUM_TASKS": "5",
+        "SLURM_STEP_NODELIST": "n[9-10],m3",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+        "SLURMD_NODENAME": "n10",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_slurm(slurm: pytest.MonkeyPatch) -> None:
+    resolver = SlurmClusterResolver()
+    assert resolver.cluster_spec() == ClusterSpec({"worker": ["n9:8888", "n9:8889", "n10:8888", "n10:8889", "m3:8888"]})
+    assert (resolver.task_type, resolver.task_id) == ("worker", 3)
+    assert resolver.master("worker", 4) == "grpc://m3:8888"
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+def test_slurm_jobs_take_ranks_in_the_order_of_their_names(slurm: pytest.MonkeyPatch) -> None:
+    resolver = SlurmClusterResolver({"worker": 3, "ps": 1}, port_base=100)
+    assert resolver.cluster_spec() == ClusterSpec({"ps": ["n9:100"], "worker": ["n9:101", "n10:100", "n10:101"]})
+    assert (resolver.task_type, resolver.task_id) == ("worker", 2)
+    slurm.setenv("SLURM_PROCID", "4")
+    slurm.setenv("SLURMD_NODENAME", "m3")
+    spare = SlurmClusterResolver({"worker": 3, "ps": 1})
+    assert (spare.task_type, spare.task_id) == (None, None)
+
+
+def test_slurm_tasks_per_node_by_hand(slurm: pytest.MonkeyPatch) -> None:
+    slurm.setenv("SLURMD_NODENAME", "b")
+    assert SlurmClusterResolver(tasks_per_node={"a": 3, "b": 2}).cluster_spec().task_address("worker", 3) == "b:8888"
+    slurm.setenv("SLURMD_NODENAME", "m3")
+    slurm.setenv("SLURM_PROCID", "2")
+    assert SlurmClusterResolver({"worker": 3}, tasks_per_node=1).cluster_spec().task_address("worker", 2) == "m3:8888"
+
+
+def test_slurm_shares_out_gpus(slurm: pytest.MonkeyPatch) -> None:
+    slurm.setenv("SLURM_GPUS_ON_NODE", "4")
+    resolver = SlurmClusterResolver()
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    for _ in range(2):
+        resolver.cluster_spec()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    slurm.delenv("CUDA_VISIBLE_DEVICES")
+    SlurmClusterResolver(auto_set_gpu=False).cluster_spec()
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    SlurmClusterResolver(gpus_per_node=2, gpus_per_task=1).cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_slurm_errors(slurm: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="need 6 tasks, this Slurm step has 5"):
+        SlurmClusterResolver({"worker": 6})
+    with pytest.raises(RuntimeError, match="2 tasks on a node with 3 GPUs each need more than its 4"):
+        SlurmClusterResolver(gpus_per_node=4, gpus_per_task=3)
+    slurm.setenv("SLURMD_NODENAME", "n9")
+    with pytest.raises(RuntimeError, match="rank 3 runs on n9, not on n10.*--distribution=block"):
+        SlurmClusterResolver()
+    slurm.setenv("SLURM_STEP_TASKS_PER_NODE", "2(x2)")
+    with pytest.raises(RuntimeError, match="has 2 nodes, SLURM_STEP_NODELIST 3"):
+        SlurmClusterResolver()
+    slurm.delenv("SLURM_PROCID")
+    with pytest.raises(RuntimeError, match="SLURM_PROCID is not set"):
+        SlurmClusterResolver()
+
+
+@pytest.mark.parametrize(
+    ("hostlist", "hosts"),
+    [
+        ("n1", "n1"),
+        ("n[1-2],m5,o[03-04,6]", "n1 n2 m5 o03 o04 o6"),
+        ("r[1-2]n[08-10].x", "r1n08.x r1n09.x r1n10.x r2n08.x r2n09.x r2n10.x"),
+        ("gpu-[1,3],a-b", "gpu-1 gpu-3 a-b"),
+    ],
+)
+def test_expand_hostlist(hostlist: str, hosts: str) -> None:
+    assert expand_hostlist(hostlist) == hosts.split()
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 5)), min_size=1, max_size=5))
+def test_expand_tasks_per_node(runs: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{count}(x{times})" if times > 1 else f"{count}" for count, times in runs)
+    assert expand_tasks_per_node(text) == [count for count, times in runs for _ in range(times)]
+
+
+def test_expand_tasks_per_node_error() -> None:
+    with pytest.raises(RuntimeError, match=r"cannot read '2\(3\)'"):
+        expand_tasks_per_node("2(3)")
+
+
+@pytest.mark.parametrize(
+    ("visible", "first", "want"),
+    [(None, 2, "2,3"), ("4,5,6,7", 2, "6,7"), ("6,7", 2, "6,7"), ("GPU-a,GPU-b,GPU-c,GPU-d", 0, "GPU-a,GPU-b")],
+)
+def test_visible_gpus(visible: str | None, first: int, want: str) -> None:
+    assert visible_gpus(visible, first, count=2, on_node=4) == want

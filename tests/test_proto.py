@@ -1,0 +1,20 @@
+"""The generated protocol modules are what `make proto` makes of the .proto files."""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def _generated(root: pathlib.Path) -> dict[str, str]:
+    folder = root / "runtime" / "proto"
+    return {path.name: path.read_text() for path in folder.iterdir() if "_pb2" in path.name and path.is_file()}
+
+
+def test_checked_in_modules_are_up_to_date(tmp_path: pathlib.Path) -> None:
+    subprocess.run([sys.executable, "protos/generate.py", str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+    fresh, checked_in = _generated(tmp_path), _generated(ROOT)
+    assert fresh
+    assert sorted(checked_in) == sorted(fresh), "run `make proto`"
+    assert [name for name in fresh if fresh[name] != checked_in[name]] == [], "run `make proto`"

@@ -1,0 +1,59 @@
+"""The public names are exactly what the packages import for their users, and each says what it is."""
+
+import ast
+import importlib
+import inspect
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGES = ["runtime", "harness"]
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module, those under `if` (TYPE_CHECKING) included, those in functions not."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.If):
+            yield from _statements(statement.body + statement.orelse)
+
+
+def _bound_here(package: str) -> list[str]:
+    """The names that a package binds for its users: what it imports from itself, and what it defines."""
+    names: list[str] = []
+    for node in _statements(ast.parse((ROOT / package / "__init__.py").read_text()).body):
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] in PACKAGES):
+            names += [alias.asname or alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names += [alias.asname for alias in node.names if alias.asname and alias.name.split(".")[0] == package]
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign):
+            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.append(node.target.id)
+    return [name for name in names if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_is_what_is_bound(package: str) -> None:
+    module = importlib.import_module(package)
+    public = [name for name in module.__all__ if not name.startswith("__")]
+    bound = _bound_here(package)
+    assert len(set(public)) == len(public)
+    assert len(set(bound)) == len(bound)
+    assert sorted(public) == sorted(bound)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_exists_and_is_documented(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__doc__
+    undocumented = []
+    for name in module.__all__:
+        value = getattr(module, name)
+        if (inspect.ismodule(value) or inspect.isclass(value) or callable(value)) and not (value.__doc__ or "").strip():
+            undocumented.append(name)
+    assert undocumented == []

@@ -1,0 +1,22 @@
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from runtime.transport import host_id
+
+
+@pytest.fixture(autouse=True)
+def no_open_ends() -> Iterator[None]:
+    """Fails a test that leaves a thread (daemons too), a connection or a descriptor behind."""
+    host_id()  # reads a file, once
+    process = psutil.Process()
+    threads, descriptors = set(threading.enumerate()), process.num_fds()
+    yield
+    deadline = time.monotonic() + 5
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert set(threading.enumerate()) <= threads
+    assert process.num_fds() <= descriptors
