@@ -68,7 +68,7 @@ def _serve(pipe: Connection) -> None:
     server.stop()
 
 
-def measure(call: Callable[[], None], nbytes: int, seconds: float) -> dict[str, float]:
+def measure(call: Callable[[], object], nbytes: int, seconds: float) -> dict[str, float]:
     """Times a call.
 
     Args:
@@ -118,7 +118,7 @@ def run(ways: list[str], sizes: list[int], seconds: float) -> list[dict[str, Any
 def _measure_way(way: str, endpoint: Endpoint, grpc_port: int, data: Any, seconds: float) -> dict[str, float]:
     if way == "grpc":
         with grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=_UNLIMITED) as channel:
-            method = channel.unary_unary(_METHOD)
+            method = channel.unary_unary(_METHOD, None, None)
             return measure(lambda: np.frombuffer(method(data.tobytes()), np.int32), data.nbytes, seconds)
     client_id = int.from_bytes(os.urandom(8), "little")
     options = ChannelOptions(prefer_unix=way == "unix")

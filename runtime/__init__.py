@@ -42,6 +42,7 @@ from runtime.graph.graph import (
     no_op,
     reset_default_graph,
 )
+from runtime.graph.host import host_call
 from runtime.graph.lifted import lax, nn, numpy, random, stop_gradient
 from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
 from runtime.graph.random import random_key, set_random_seed
@@ -125,6 +126,7 @@ __all__ = [
     "global_variables_initializer",
     "gradients",
     "group",
+    "host_call",
     "identity",
     "is_variable_initialized",
     "lax",

@@ -104,7 +104,9 @@ class Session:
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, timeout_secs: float | None = None) -> Any:
+    def run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, timeout_secs: float | None = None
+    ) -> Any:
         """Runs one step and returns the values of ``fetches``.
 
         Args:
@@ -172,7 +174,9 @@ class Session:
         except (TypeError, ValueError) as error:
             raise TypeError(f"Cannot interpret feed_dict key as Tensor: {error}") from None
         if not isinstance(element, Tensor):
-            raise TypeError(f"Cannot interpret feed_dict key as Tensor: {key!r} is an operation; feed one of its outputs")
+            raise TypeError(
+                f"Cannot interpret feed_dict key as Tensor: {key!r} is an operation; feed one of its outputs"
+            )
         return element
 
     def _watch_shapes(self, specs: Mapping[Tensor, TensorSpec]) -> None:
@@ -285,7 +289,9 @@ def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionCon
         chosen = config or SessionConfig()
         return LocalEngine(PrivateServer().master, chosen.master_options()), chosen
     if not target.startswith("grpc://"):
-        raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port, or '' for this process")
+        raise NotFoundError(
+            f"{target!r} is not a session target: it needs the form grpc://host:port, or '' for this process"
+        )
     local = find_local(target.removeprefix("grpc://"))
     if local is not None:
         chosen = config or getattr(local, "config", None) or SessionConfig()
@@ -335,7 +341,9 @@ def _feed_value(tensor: Tensor, value: Any) -> Any:
         array = _converted(tensor, value)
     if tensor.shape is not None and not _fits(array.shape, tensor.shape):
         want = "(" + ", ".join("?" if d is None else str(d) for d in tensor.shape) + ")"
-        raise InvalidArgumentError(f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape {want}")
+        raise InvalidArgumentError(
+            f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape {want}"
+        )
     return array
 
 

@@ -70,7 +70,9 @@ class PreparedStage:
         self._on_host = device is None or device.platform == "cpu"
         self._wide = [i for i, s in enumerate(stage.inputs or ()) if is_64_bit(s.dtype)]
         self._handed_out = [
-            (o.index, self._slots[o.index], self._specs[o.index]) for o in stage.outputs if isinstance(o, VariableOutput)
+            (o.index, self._slots[o.index], self._specs[o.index])
+            for o in stage.outputs
+            if isinstance(o, VariableOutput)
         ]
         if stage.program is not None and device is not None:
             donate = [k for k, i in enumerate(stage.reads) if i in stage.writes]

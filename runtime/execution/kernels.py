@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,8 @@ class Context:
 
 Kernel = Callable[[Context, Mapping[str, Any], Sequence[Array]], Sequence[Array]]
 KERNELS: dict[str, Kernel] = {}
+_HOMES = {"summary": "runtime.execution.summaries"}
+"""First part of a kernel's name -> the module that registers it, imported when first asked for."""
 
 
 def kernel(name: str) -> Callable[[Kernel], Kernel]:
@@ -52,6 +55,9 @@ def kernel(name: str) -> Callable[[Kernel], Kernel]:
 
 def find_kernel(name: str) -> Kernel:
     """The kernel called ``name``. Raises NotFoundError when this task has none."""
+    home = _HOMES.get(name.partition("/")[0])
+    if home is not None:
+        importlib.import_module(home)
     try:
         return KERNELS[name]
     except KeyError:

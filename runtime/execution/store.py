@@ -101,7 +101,11 @@ class Store:
             FailedPreconditionError: one of ``keys`` is not initialised.
         """
         with self.lock:
-            slots = [s for s in self._slots.values() if s.value is not None] if keys is None else [self._initialized(k) for k in keys]
+            slots = (
+                [s for s in self._slots.values() if s.value is not None]
+                if keys is None
+                else [self._initialized(k) for k in keys]
+            )
             taken = [(slot, slot.value) for slot in slots]
             for slot in slots:
                 slot.readers += 1

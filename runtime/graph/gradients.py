@@ -20,7 +20,9 @@ from runtime.graph.ops import as_tensor, pure
 from runtime.graph.variable import Variable
 
 
-def gradients(ys: Any, xs: Any, grad_ys: Any = None, *, stop_gradients: Sequence[Any] = (), name: str = "gradients") -> Any:
+def gradients(
+    ys: Any, xs: Any, grad_ys: Any = None, *, stop_gradients: Sequence[Any] = (), name: str = "gradients"
+) -> Any:
     """Derivatives of the sum of ``ys`` with respect to each of ``xs``.
 
     Args:
@@ -42,7 +44,9 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None, *, stop_gradients: Sequence
         raise InvalidArgumentError("gradients: ys is empty")
     graph = outputs[0].graph
     leaves, tree = jax.tree.flatten(xs)
-    starts = [None] * len(outputs) if grad_ys is None else list(grad_ys if isinstance(grad_ys, list | tuple) else [grad_ys])
+    starts = (
+        [None] * len(outputs) if grad_ys is None else list(grad_ys if isinstance(grad_ys, list | tuple) else [grad_ys])
+    )
     targets = [_sources(graph.get_operations(), leaf) for leaf in leaves]
     wanted = {tensor for group in targets for tensor in group}
     stopped = {tensor for item in stop_gradients for tensor in _sources(graph.get_operations(), item)}
@@ -52,11 +56,16 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None, *, stop_gradients: Sequence
         collected: dict[Tensor, list[Tensor]] = {}
         for y, start in zip(outputs, starts, strict=True):
             if not np.issubdtype(y.dtype, np.inexact) and y.dtype.name != "bfloat16":
-                raise InvalidArgumentError(f"gradients: {y.name!r} is {y.dtype.name}; only floating point has derivatives")
+                raise InvalidArgumentError(
+                    f"gradients: {y.name!r} is {y.dtype.name}; only floating point has derivatives"
+                )
             collected.setdefault(y, []).append(_ones_like(y) if start is None else as_tensor(start))
         for op in sorted(between, key=lambda op: op.id, reverse=True):
             _differentiate(op, between, wanted, stopped, collected)
-        results = [_total([_sum(collected[t]) for t in group if t in collected], leaf) for group, leaf in zip(targets, leaves, strict=True)]
+        results = [
+            _total([_sum(collected[t]) for t in group if t in collected], leaf)
+            for group, leaf in zip(targets, leaves, strict=True)
+        ]
     return jax.tree.unflatten(tree, results)
 
 
@@ -64,7 +73,11 @@ def _sources(operations: Sequence[Operation], x: Any) -> list[Tensor]:
     """The tensors whose gradients add up to that of ``x``: for a variable, all reads of it."""
     if not isinstance(x, Variable):
         return [as_tensor(x)]
-    return [op.outputs[0] for op in operations if isinstance(op.body, Read) and op.body.variable == x.spec and op.device == x.device]
+    return [
+        op.outputs[0]
+        for op in operations
+        if isinstance(op.body, Read) and op.body.variable == x.spec and op.device == x.device
+    ]
 
 
 def _between(ys: Sequence[Tensor], xs: set[Tensor], stopped: set[Tensor]) -> set[Operation]:
@@ -103,6 +116,9 @@ def _differentiate(
         if t not in stopped and (t in xs or t.op in between) and _is_differentiable(t)
     ]
     if not used or not needed:
+        return
+    if op.type == "Identity":
+        collected.setdefault(op.inputs[0], []).append(_sum(collected[op.outputs[0]]))
         return
     if not isinstance(op.body, Pure):
         return  # a stateful operation: nothing is known of how its outputs depend on its inputs

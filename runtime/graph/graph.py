@@ -176,7 +176,7 @@ class Graph:
             with fresh_device_stack():
                 yield self
         finally:
-            stack.remove(self)
+            del stack[_last(stack, self) :]
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
@@ -209,6 +209,10 @@ class Graph:
     def device(self, spec: Any) -> Any:
         """Same as ``runtime.device``, for code that holds a graph."""
         return device(spec)
+
+    def get_name_scope(self) -> str:
+        """The open name scope without the slash at its end, ``""`` at the top."""
+        return self._scope.removesuffix("/")
 
     @property
     def _scope(self) -> str:
@@ -271,7 +275,9 @@ class Graph:
                 raise RuntimeError(f"Graph is finalized and cannot be modified: {name or type!r} was not added")
             wanted = name or type
             if not _VALID_NAME.match(wanted):
-                raise ValueError(f"{wanted!r} is not a valid operation name: use letters, digits, '.', '_', '-' and '/'")
+                raise ValueError(
+                    f"{wanted!r} is not a valid operation name: use letters, digits, '.', '_', '-' and '/'"
+                )
             full = wanted[:-1] if wanted.endswith("/") else self.unique_name(wanted)
             control = tuple(dict.fromkeys((*self._control, *control_inputs)))
             where = colocate_with.device if colocate_with is not None else current_device(_OpInfo(type, full, outputs))
@@ -332,7 +338,9 @@ class Graph:
         convert = getattr(item, "_as_graph_element", None)
         element = convert() if convert is not None else item
         if not isinstance(element, Tensor | Operation):
-            raise TypeError(f"{item!r} has invalid type {type(item).__name__}: not a tensor, operation, variable or name")
+            raise TypeError(
+                f"{item!r} has invalid type {type(item).__name__}: not a tensor, operation, variable or name"
+            )
         if element.graph is not self:
             raise ValueError(f"{element.name!r} is not an element of this graph")
         return element
@@ -394,7 +402,7 @@ def _show_shape(shape: Shape | None) -> str:
 
 
 def _show_dtype(dtype: np.dtype[Any]) -> str:
-    return "string" if dtype == object else dtype.name
+    return "string" if dtype.hasobject else dtype.name
 
 
 # -- the default graph, and the default session that `eval` uses ---------------------------------------------------
@@ -408,6 +416,11 @@ def _graph_stack() -> list[Graph]:
     if stack is None:
         stack = _threads.graphs = []
     return stack
+
+
+def _last(stack: list[Any], item: Any) -> int:
+    """Where ``item`` was pushed last; the end when it is not there."""
+    return next((i for i in reversed(range(len(stack))) if stack[i] is item), len(stack))
 
 
 def get_default_graph() -> Graph:
@@ -434,6 +447,17 @@ def default_session_stack() -> list[Any]:
     if stack is None:
         stack = _threads.sessions = []
     return stack
+
+
+def push_default_session(session: Any) -> None:
+    """Makes ``session`` the default one of this thread."""
+    default_session_stack().append(session)
+
+
+def pop_default_session(session: Any) -> None:
+    """Takes back the last ``push_default_session`` of this session, if this thread made one."""
+    stack = default_session_stack()
+    del stack[_last(stack, session) : _last(stack, session) + 1]
 
 
 def _session_or_default(session: Any, what: str) -> Any:

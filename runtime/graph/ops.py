@@ -18,7 +18,7 @@ EMBED_BYTES = 1024
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """The numpy dtype for ``dtype``; Python ``str``/``bytes``, ``'string'`` and numpy's string kinds become ``object``."""
+    """The numpy dtype for ``dtype``; ``str``, ``bytes``, ``'string'`` and numpy's string kinds become ``object``."""
     if dtype in (str, bytes, "string"):
         return np.dtype(object)
     found = np.dtype(dtype)
@@ -26,8 +26,10 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def as_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[Any, Any]:
-    """``value`` as a numpy array with JAX's default widths (Python and numpy 64-bit values become 32 bits wide unless
-    ``dtype`` or JAX's 64-bit mode says otherwise); strings become an object array of bytes.
+    """``value`` as a numpy array with JAX's default widths.
+
+    Python and numpy 64-bit values become 32 bits wide unless ``dtype`` or JAX's 64-bit mode says otherwise; strings
+    become an object array of bytes. The result may share the memory of ``value``.
 
     Raises:
         InvalidArgumentError: ragged nesting or a type no tensor can hold.
@@ -36,16 +38,18 @@ def as_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[A
         array = np.asarray(value)
     except ValueError as error:
         raise InvalidArgumentError(f"{what}: cannot be made an array: {error}") from None
-    if array.dtype.kind in "SUO":
-        return _string_array(array, what)
+    if array.dtype.kind in "SUO":  # numpy's own string kinds drop zero bytes at the end
+        return _string_array(array if isinstance(value, np.ndarray) else np.asarray(value, object), what)
     if dtype is not None:
         wanted = as_dtype(dtype)
-        if wanted == object:
+        if wanted.hasobject:
             raise InvalidArgumentError(f"{what}: {array.dtype.name} given for a string tensor")
         return array.astype(wanted, copy=False)
-    if is_64_bit(array.dtype) and not jax.config.read("jax_enable_x64"):
+    if is_64_bit(array.dtype) and not jax.config.jax_enable_x64:
         if array.dtype.kind in "iu" and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
-            raise InvalidArgumentError(f"{what}: {array.max()} does not fit int32; give dtype=jnp.int64 to keep 64 bits")
+            raise InvalidArgumentError(
+                f"{what}: {array.max()} does not fit int32; give dtype=jnp.int64 to keep 64 bits"
+            )
         return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     return array
 
@@ -88,11 +92,20 @@ def constant(value: Any, dtype: Any = None, shape: Sequence[int] | None = None, 
     """
     array = as_array(value, dtype, name or "constant")
     if shape is not None:
-        array = np.broadcast_to(array, shape) if array.size == 1 else array.reshape(shape)
+        array = _shaped(array, tuple(shape), name or "constant")
+    array = np.array(array, order="C")  # a copy: the caller may change what was given
+    array.flags.writeable = False
     op = get_default_graph().add_operation(
         "Const", Constant(array), outputs=[(array.shape, array.dtype)], name=name or "Const"
     )
     return op.outputs[0]
+
+
+def _shaped(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
+    try:
+        return np.broadcast_to(array, shape) if array.size == 1 else array.reshape(shape)
+    except ValueError:
+        raise InvalidArgumentError(f"{what}: a value of shape {array.shape} cannot get the shape {shape}") from None
 
 
 def as_tensor(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
@@ -136,6 +149,8 @@ def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: 
         if is_tensor(leaf) or (isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > EMBED_BYTES):
             places.append(i)
             tensors.append(as_tensor(leaf))
+        elif isinstance(leaf, np.ndarray):
+            leaves[i] = leaf.copy()  # it is read when a step is planned, and the caller may have changed it by then
 
     def flat_fn(*arrays: Any) -> Any:
         filled = list(leaves)

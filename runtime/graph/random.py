@@ -61,5 +61,3 @@ def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
 
     op = pure(make_key, [step_id()], [((2,), np.dtype(np.uint32))], name, type="RandomKey")
     return op.outputs[0]
-
-

@@ -15,6 +15,8 @@ import numpy as np
 from runtime.errors import InvalidArgumentError
 from runtime.graph.bodies import ArrayFn, Shape
 
+ClosedJaxpr = Any
+
 _UNKNOWN_SIZES = (5040, 10080)
 """What stands for an unknown dimension while shapes are inferred: two sizes that most reshapes divide.
 An output dimension that differs between the two depends on an unknown one. Nothing of that size is ever allocated."""
@@ -32,10 +34,10 @@ def needs_64_bit(dtypes: Sequence[np.dtype[Any]]) -> bool:
 
 def aval(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
     """The abstract array that stands for a tensor."""
-    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)  # type: ignore[no-untyped-call]
 
 
-def trace(fn: ArrayFn, avals: Sequence[jax.ShapeDtypeStruct], wide: bool) -> jax.extend.core.ClosedJaxpr:
+def trace(fn: ArrayFn, avals: Sequence[jax.ShapeDtypeStruct], wide: bool) -> ClosedJaxpr:
     """The jaxpr of ``fn`` for these arguments; ``wide`` traces it in 64-bit mode."""
     with jax.enable_x64(wide):
         return jax.make_jaxpr(fn)(*avals)
@@ -58,10 +60,10 @@ def infer(
     Raises:
         InvalidArgumentError: JAX cannot trace the function with these shapes; the text is JAX's own, after ``what``.
     """
-    if any(dtype == object for _, dtype in inputs):
+    if any(dtype.hasobject for _, dtype in inputs):
         raise InvalidArgumentError(f"{what}: a string tensor cannot be an argument of a numeric function")
     if wide is None:
-        wide = needs_64_bit([dtype for _, dtype in inputs]) or bool(jax.config.read("jax_enable_x64"))
+        wide = needs_64_bit([dtype for _, dtype in inputs]) or bool(jax.config.jax_enable_x64)
     unknown = any(shape is None or None in shape for shape, _ in inputs)
     found = []
     for size in _UNKNOWN_SIZES if unknown else _UNKNOWN_SIZES[:1]:

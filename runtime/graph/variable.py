@@ -9,10 +9,9 @@ import jax
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.bodies import Host, Pure, Read, Update, VariableSpec
+from runtime.graph.bodies import Host, Read, Update, VariableSpec
 from runtime.graph.graph import Graph, GraphKeys, Operation, Tensor, control_dependencies, get_default_graph
 from runtime.graph.ops import as_dtype, as_tensor, constant, identity
-from runtime.graph.tracing import needs_64_bit
 
 
 class Variable:
@@ -139,7 +138,8 @@ class Variable:
 
     def initialized_value(self) -> Tensor:
         """The value if it is initialised in this step's cluster, else the initial value: for initial values that
-        depend on other variables' initial values."""
+        depend on other variables' initial values.
+        """
         if self.spec.dtype == object:
             return self.initial_value
         op = self.graph.add_operation(
@@ -291,7 +291,9 @@ def _static_spec(value: Any, dtype: Any, name: str) -> tuple[tuple[int, ...] | N
     if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
         tensor = as_tensor(value)
         if tensor.shape is None or None in tensor.shape:
-            raise InvalidArgumentError(f"variable {name!r}: the shape {tensor.shape} of its initial value is not fully known")
+            raise InvalidArgumentError(
+                f"variable {name!r}: the shape {tensor.shape} of its initial value is not fully known"
+            )
         return tuple(d for d in tensor.shape if d is not None), tensor.dtype if dtype is None else as_dtype(dtype)
     from runtime.graph.ops import as_array
 

@@ -29,9 +29,16 @@ class Traced:
 
     jaxprs: Mapping[Operation, ClosedJaxpr]
     specs: Mapping[Tensor, TensorSpec]
+    alias: Mapping[Tensor, Tensor]
+
+    def real(self, tensor: Tensor) -> Tensor:
+        """The tensor behind a second name."""
+        return self.alias.get(tensor, tensor)
 
 
-def trace_all(operations: Sequence[Operation], feeds: Mapping[Tensor, TensorSpec]) -> Traced:
+def trace_all(
+    operations: Sequence[Operation], feeds: Mapping[Tensor, TensorSpec], alias: Mapping[Tensor, Tensor]
+) -> Traced:
     """Traces every operation of a step once, with the concrete shapes of this step's feeds.
 
     Raises:
@@ -42,7 +49,7 @@ def trace_all(operations: Sequence[Operation], feeds: Mapping[Tensor, TensorSpec
     for op in operations:
         body = op.body
         if isinstance(body, Pure | Update):
-            arguments = _arguments(op, specs)
+            arguments = _arguments(op, specs, alias)
             jaxprs[op] = _trace_one(op, body, arguments)
             results = [TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in jaxprs[op].out_avals]
             if isinstance(body, Update):
@@ -60,12 +67,12 @@ def trace_all(operations: Sequence[Operation], feeds: Mapping[Tensor, TensorSpec
             ]
         for tensor, spec in found:
             specs.setdefault(tensor, spec)  # a fed tensor keeps the shape it was fed with
-    return Traced(jaxprs, specs)
+    return Traced(jaxprs, specs, alias)
 
 
-def _arguments(op: Operation, specs: Mapping[Tensor, TensorSpec]) -> list[TensorSpec]:
+def _arguments(op: Operation, specs: Mapping[Tensor, TensorSpec], alias: Mapping[Tensor, Tensor]) -> list[TensorSpec]:
     out = []
-    for tensor in op.inputs:
+    for tensor in (alias.get(t, t) for t in op.inputs):
         if tensor not in specs:
             raise InvalidArgumentError(
                 f"operation {op.name!r} needs {tensor.name!r}, whose shape is not known before the step runs: "
@@ -128,7 +135,7 @@ def _lower_host(
     for op in operations:
         body = op.body
         assert isinstance(body, Host)
-        arguments = tuple(place[t] for t in op.inputs)
+        arguments = tuple(place[traced.real(t)] for t in op.inputs)
         calls.append(HostCall(body.kernel, dict(body.attrs), arguments, len(op.outputs), op.name))
         for tensor in op.outputs:
             place[tensor] = count
@@ -165,10 +172,11 @@ def _lower_xla(
     def run(*arguments: Any) -> tuple[Any, ...]:
         now, values = evaluate(*arguments)
         results = (*(now[variables[i]] for i in writes), *(values[t] for t in computed))
+        # With no computed result, a last one tells when the program is done: variables may be donated meanwhile.
         return results if computed else (*results, np.zeros((), np.bool_))
 
     program = None
-    if writes or computed:  # with no computed result, a last one tells when the program is done: variables may be donated
+    if writes or computed:
         arguments = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *input_specs)
         avals = [aval(s.shape, s.dtype) for s in arguments]
         with jax.enable_x64(True):
@@ -176,7 +184,9 @@ def _lower_xla(
         results = tuple(TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in exported.out_avals)
         program = Program(bytes(exported.serialize()), arguments, results)
     specs = tuple(
-        TensorSpec(variables[r.index].shape, variables[r.index].dtype) if isinstance(r, VariableOutput) else traced.specs[t]
+        TensorSpec(variables[r.index].shape, variables[r.index].dtype)
+        if isinstance(r, VariableOutput)
+        else traced.specs[t]
         for t, r in zip(outputs, refs, strict=True)
     )
     return Stage(
@@ -224,8 +234,6 @@ def _outputs(
                 versions[variable] += 1
             if op.type in _GIVES_NEW_VALUE and len(op.body.variables) == 1 and op.outputs:
                 same_as[op.outputs[0]] = (op.body.variables[0], versions[op.body.variables[0]])
-        elif op.type == "Identity" and op.inputs[0] in same_as:
-            same_as[op.outputs[0]] = same_as[op.inputs[0]]
     final = {(v, n): i for i, (v, n) in enumerate(versions.items())}
     computed: list[Tensor] = []
     refs: list[VariableOutput | ProgramOutput] = []
@@ -251,11 +259,11 @@ def _evaluate(op: Operation, traced: Traced, now: dict[VariableSpec, Any], value
     elif isinstance(body, Constant):
         results = [body.value]
     elif isinstance(body, Pure):
-        results = _apply(traced.jaxprs[op], [values[t] for t in op.inputs])
+        results = _apply(traced.jaxprs[op], [values[traced.real(t)] for t in op.inputs])
     else:
         assert isinstance(body, Update)
         old = [] if body.overwrites else [now[v] for v in body.variables]
-        everything = _apply(traced.jaxprs[op], [*old, *(values[t] for t in op.inputs)])
+        everything = _apply(traced.jaxprs[op], [*old, *(values[traced.real(t)] for t in op.inputs)])
         now.update(zip(body.variables, everything, strict=False))
         results = everything[len(body.variables) :]
     for tensor, value in zip(op.outputs, results, strict=True):

@@ -72,7 +72,11 @@ def place(operations: Iterable[Operation], devices: Devices) -> Mapping[Operatio
     placed = {}
     for op in operations:
         body = op.body
-        stateful = isinstance(body, Read | Update) or isinstance(body, Host) and bool(body.resource or "variables" in body.attrs)
+        stateful = (
+            isinstance(body, Read | Update)
+            or isinstance(body, Host)
+            and bool(body.resource or "variables" in body.attrs)
+        )
         local = stateful and _is_local(op)
         host = isinstance(body, Host)
         key = (op.device, stateful, local, host)
@@ -111,11 +115,7 @@ def _choose(op: Operation, devices: Devices, stateful: bool, local: bool, host: 
         return next((d for d in candidates if d.type == "CPU"), candidates[0])
     if spec.device_type is None and spec.device_index is None:
         return _preferred(candidates)
-    wanted = [
-        d
-        for d in candidates
-        if spec.device_type in (None, d.type) and spec.device_index in (None, d.index)
-    ]
+    wanted = [d for d in candidates if spec.device_type in (None, d.type) and spec.device_index in (None, d.index)]
     if wanted:
         return _preferred(wanted)
     if devices.soft:

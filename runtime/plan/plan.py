@@ -64,7 +64,8 @@ class VariableOutput:
 @dataclass(frozen=True)
 class ProgramOutput:
     """An output that the program computes: ``index`` counts its results behind the written variables; for a host
-    stage, the inputs followed by all results."""
+    stage, the inputs followed by all results.
+    """
 
     index: int
 

@@ -9,7 +9,7 @@ from runtime.graph.graph import Operation, Tensor
 from runtime.plan.lower import Traced, lower_stage, trace_all
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan, Remote, StageCall
-from runtime.plan.prune import prune
+from runtime.plan.prune import prune, without_identities
 from runtime.plan.stages import Cut, cut
 from runtime.tensor_spec import TensorSpec
 
@@ -31,10 +31,11 @@ def make_plan(
     """
     needed = prune(fetches, feeds)
     placed = place(needed.operations, devices)
+    needed = without_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
     given = dict(feeds)
     for tensor in needed.given:
         given[tensor] = TensorSpec(tuple(d for d in tensor.shape or () if d is not None), tensor.dtype)
-    traced = trace_all(needed.operations, given)
+    traced = trace_all(needed.operations, given, needed.alias)
 
     def place_of(op: Operation) -> Hashable:
         return placed[op], isinstance(op.body, Host)
@@ -56,7 +57,7 @@ class _Assembly:
         traced: Traced,
         devices: Devices,
     ) -> None:
-        self.fetches = fetches
+        self.fetches = [traced.real(f) if isinstance(f, Tensor) else f for f in fetches]
         self.feeds = feeds
         self.cuts = cuts
         self.placed = placed
@@ -95,9 +96,7 @@ class _Assembly:
             stage = lower_stage(device, c.operations, tensors, outputs, self.traced)
             remote = {i: r for i, t in enumerate(tensors) if (r := self._remote(t, index)) is not None}
             holds = {i: n for i, t in enumerate(outputs) if (n := self._fetched_by_others(t, index, wanted_by)) > 0}
-            replies = tuple(
-                i for i, t in enumerate(outputs) if t in fetched or self._master_needs(t, index, wanted_by)
-            )
+            replies = tuple(i for i, t in enumerate(outputs) if t in fetched or self._master_needs(t, index, wanted_by))
             stages.append(
                 StageCall(
                     stage,
@@ -117,7 +116,7 @@ class _Assembly:
         inside = {t for op in c.operations for t in op.outputs if t not in self.slot}
         found: dict[Tensor, None] = {}
         for op in c.operations:
-            for tensor in op.inputs:
+            for tensor in map(self.traced.real, op.inputs):
                 if tensor not in inside:
                     found[tensor] = None
         return list(found)
@@ -144,4 +143,3 @@ class _Assembly:
 
     def _master_needs(self, tensor: Tensor, maker: int, wanted_by: Mapping[Tensor, Sequence[int]]) -> bool:
         return any(not self._goes_direct(maker, consumer) for consumer in wanted_by.get(tensor, ()))
-

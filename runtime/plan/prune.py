@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.bodies import Constant, Feed, Nothing, StepId
+from runtime.graph.bodies import Constant, Feed, Nothing, Pure, StepId
 from runtime.graph.graph import Operation, Tensor
 
 EMBED_BYTES = 1024
@@ -23,11 +23,13 @@ class Needed:
         waits_for: for each operation, the operations that must have run before it, data and control alike.
         given: the tensors that come with the step besides the feeds: its id, and constants that are strings or too
             large to be literals of a program.
+        alias: tensors that are another tensor under a second name, by ``without_identities``.
     """
 
     operations: tuple[Operation, ...]
     waits_for: Mapping[Operation, tuple[Operation, ...]]
     given: tuple[Tensor, ...]
+    alias: Mapping[Tensor, Tensor]
 
 
 def prune(fetches: Iterable[Tensor | Operation], feeds: Collection[Tensor]) -> Needed:
@@ -71,7 +73,33 @@ def prune(fetches: Iterable[Tensor | Operation], feeds: Collection[Tensor]) -> N
             given.append(op.outputs[0])
         else:
             waits_for[op] = tuple(before)
-    return Needed(tuple(waits_for), waits_for, tuple(given))
+    return Needed(tuple(waits_for), waits_for, tuple(given), {})
+
+
+def without_identities(
+    needed: Needed, same_place: Callable[[Operation, Operation], bool], feeds: Collection[Tensor]
+) -> Needed:
+    """Dissolves the operations that only hand a value on where it is.
+
+    Args:
+        needed: the pruned step.
+        same_place: whether two operations run on the same device.
+        feeds: the fed tensors.
+    """
+    given = {*feeds, *needed.given}
+    alias: dict[Tensor, Tensor] = {}
+    behind: dict[Operation, tuple[Operation, ...]] = {}
+    waits_for: dict[Operation, tuple[Operation, ...]] = {}
+    for op in needed.operations:
+        before = tuple(dict.fromkeys(real for other in needed.waits_for[op] for real in behind.get(other, (other,))))
+        if op.type == "Identity" and isinstance(op.body, Pure) and op.outputs[0] not in given:
+            source = alias.get(op.inputs[0], op.inputs[0])
+            if source in given or same_place(source.op, op):
+                alias[op.outputs[0]] = source
+                behind[op] = before
+                continue
+        waits_for[op] = before
+    return Needed(tuple(waits_for), waits_for, needed.given, alias)
 
 
 def _comes_with_the_step(op: Operation) -> bool:

@@ -79,9 +79,7 @@ def _waves(
             occupied.setdefault(places[op], set()).add(waves[op])
     for op in operations:  # a write joins the first stage that is there anyway
         if is_write(op):
-            floor = max(
-                (waves[before] + (places[before] != places[op]) for before in waits_for[op]), default=0
-            )
+            floor = max((waves[before] + (places[before] != places[op]) for before in waits_for[op]), default=0)
             stages = occupied.setdefault(places[op], set())
             waves[op] = min((w for w in stages if floor <= w <= latest[op]), default=max(floor, earliest[op]))
             stages.add(waves[op])
@@ -90,7 +88,8 @@ def _waves(
 
 def _in_order(operations: Sequence[Operation], waits_for: Mapping[Operation, Sequence[Operation]]) -> list[Operation]:
     """Orders the operations of one stage: what must be before is before, and a read that nothing orders against a
-    write of the same variable sees what was written."""
+    write of the same variable sees what was written.
+    """
     inside = set(operations)
     before = {op: {other for other in waits_for[op] if other in inside} for op in operations}
     reads: dict[VariableSpec, list[Operation]] = {}

@@ -390,6 +390,7 @@ class Lane:
             timeout = min(_ATTEMPT_SECS, limit - now)
             if self._deadline is not None:
                 timeout = min(timeout, self._deadline - now)
+            timeout = max(timeout, 0.001)
             try:
                 if self._endpoint is None:
                     self._endpoint = self._dialer.endpoint(None, timeout)

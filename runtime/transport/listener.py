@@ -1,5 +1,6 @@
 """The server side of the tensor channel: listeners on TCP and on a Unix socket, and the threads of connections."""
 
+import contextlib
 import os
 import select
 import shutil
@@ -18,6 +19,8 @@ from runtime.transport import frames
 from runtime.transport.connection import Connection, Handler, Reply, ServerContext
 from runtime.transport.endpoint import Endpoint, fast_path_enabled, host_id
 from runtime.transport.memory import LaneTable
+
+__all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
 
 _BACKLOG: Final = 1024
 _HELLO_SECS: Final = 10.0
@@ -264,8 +267,8 @@ class TensorServer:
             refused = ResourceExhaustedError(f"the tensor port has {self._max_connections} connections already")
             payload = frames.encode_error(refused)
             head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, 0, 0, len(payload))
-            sock.send(head + payload, socket.MSG_DONTWAIT)
-            sock.close()
+            with sock, contextlib.suppress(OSError):  # the client may be gone again
+                sock.send(head + payload, socket.MSG_DONTWAIT)
             return
         tls = None if sock.family == socket.AF_UNIX else self._ssl_context
         connection = Connection(self._context, sock, tls)

@@ -46,7 +46,7 @@ class Peer:
             resolve: asks the task where its tensor port is, given the seconds it may take. Raises UnavailableError
                 if the task is surely gone (nobody listens), DeadlineExceededError if it does not answer.
             client_id: random u64 of this process or session.
-            credential: shared secret.
+            credential: shared secret; over TCP it is as private as the network, or as TLS makes it.
             options: time limits and sizes.
             ssl_context: for TLS over TCP; Unix sockets stay plain.
             tls_name: name in the server's certificate, if it is not the host of the endpoint.
@@ -120,7 +120,10 @@ class Peer:
         self._discard(lane)
 
     def close(self) -> None:
-        """Says goodbye, cancels the calls under way and ends the heartbeat. Does nothing the second time."""
+        """Says goodbye, cancels the calls under way and ends the heartbeat. Does nothing the second time.
+
+        Whoever holds a lane still gives it back: that closes its socket.
+        """
         with self._lock:
             if self._closed.is_set():
                 return

@@ -8,7 +8,7 @@ import pytest
 from runtime.transport import host_id
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_open_ends() -> Iterator[None]:
     """Fails a test that leaves a thread (daemons too), a connection or a descriptor behind."""
     host_id()  # reads a file, once

@@ -143,6 +143,10 @@ class ServerProcess:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)  # until every thread has stopped
+
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
@@ -217,7 +221,8 @@ def make_peer(resolve: Callable[[float], Endpoint], **options: Any) -> Peer:
 
 def same(left: Sequence[Any], right: Sequence[Any]) -> bool:
     return len(left) == len(right) and all(
-        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in zip(left, right, strict=True)
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        for a, b in zip(left, right, strict=True)
     )
 
 

@@ -1,11 +1,16 @@
 """What a channel promises, the same over TCP, over a Unix socket and over TLS."""
 
+import dataclasses
+import functools
 import gc
+import os
 import socket
 import ssl
+import stat
 import threading
 import time
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +27,11 @@ from runtime.errors import (
     UnauthenticatedError,
 )
 from runtime.tensor_spec import TensorSpec
-from runtime.transport import ChannelOptions, Layout, Reply, TensorBuffer, frames, wire
+from runtime.transport import ChannelOptions, Layout, Reply, TensorBuffer, frames, listener, wire
 from tests.transport import kit
 from tests.transport.kit import TASK, addend, make_peer, make_server, same
+
+pytestmark = pytest.mark.usefixtures("no_open_ends")
 
 
 class Pair:
@@ -67,7 +74,7 @@ def authority():
 
 
 @pytest.fixture(params=["tcp", "unix", "tls"])
-def pair(request, authority):
+def pair(no_open_ends, request, authority):
     pair = Pair(request.param, authority)
     yield pair
     pair.close()
@@ -100,7 +107,7 @@ MIXED = [
 
 def test_fixed_layout_keeps_every_bit_and_is_aligned(pair):
     lane = pair.peer.acquire()
-    aligned = []
+    aligned: list[int] = []
     pair.desk.seen = lambda inputs: aligned.extend(a.ctypes.data % 64 for a in inputs if a.size)
     for _ in range(3):
         assert same(lane.call(kit.ECHO_FIXED, 1, MIXED, kit.MIXED), MIXED)
@@ -206,6 +213,7 @@ def test_payload_limits(pair):
     with pytest.raises(ResourceExhaustedError, match="max_payload_bytes=1000"):
         lane.call(kit.ADD, 1, addend(1), kit.NUMBER)
     assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
+    peer.release(lane)
     peer.close()
     server.stop()
 
@@ -336,15 +344,15 @@ def test_error_of_a_call_leaves_no_tensors_behind(pair):
     made = []
 
     def reply():
-        tensor = np.zeros(10).view(type("Tensor", (np.ndarray,), {}))
+        tensor: Any = np.zeros(10).view(type("Tensor", (np.ndarray,), {}))
         made.append(weakref.ref(tensor))
-        raise ValueError(f"bad {len(tensor)}")
+        raise NotFoundError(f"bad {len(tensor)}")
 
     pair.desk.reply = reply
     lane = pair.peer.acquire()
     gc.disable()
     try:
-        with pytest.raises(InternalError, match="bad 10"):
+        with pytest.raises(NotFoundError, match="bad 10"):
             lane.call(kit.SUM, 1, [], kit.NUMBER)
         assert eventually(lambda: made[0]() is None)
     finally:
@@ -427,7 +435,8 @@ def test_stop_cuts_calls_that_do_not_end(pair):
     pair.server.stop(0.1)
     assert time.monotonic() - start < 4
     assert pair.desk.hung_up
-    pair.peer.close()
+    lane.cancel()
+    pair.peer.release(lane)
 
 
 def test_close_cancels_a_call_under_way(pair):
@@ -479,10 +488,8 @@ def test_fast_path_can_be_turned_off(monkeypatch):
 
 
 def test_unix_socket_is_private_and_removed():
-    import os
-    import stat
-
     server, _ = make_server()
+    assert server.unix_path
     directory = os.path.dirname(server.unix_path)
     assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
     server.stop()
@@ -490,12 +497,14 @@ def test_unix_socket_is_private_and_removed():
 
 
 def test_another_hosts_unix_path_is_not_used():
-    import dataclasses
-
     server, _ = make_server()
-    for change in ({"host_id": "elsewhere"}, {"unix_path": server.unix_path + "x"}, {"unix_path": None}):
-        endpoint = dataclasses.replace(server.endpoint("127.0.0.1"), **change)
-        peer = make_peer(lambda timeout, endpoint=endpoint: endpoint)
+    here = server.endpoint("127.0.0.1")
+    for endpoint in (
+        dataclasses.replace(here, host_id="elsewhere"),
+        dataclasses.replace(here, unix_path=f"{here.unix_path}x"),
+        dataclasses.replace(here, unix_path=None),
+    ):
+        peer = make_peer(functools.partial(lambda found, timeout: found, endpoint))
         lane = peer.acquire()
         assert not lane.is_unix
         peer.release(lane)
@@ -515,6 +524,15 @@ def test_untrusted_certificate(authority):
     with pytest.raises(UnauthenticatedError, match="certificate"):
         peer.acquire()
     peer.close()
+    server.stop()
+
+
+def test_silent_strangers_are_cut(monkeypatch):
+    monkeypatch.setattr(listener, "_HELLO_SECS", 0.1)
+    server, _ = make_server()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+        sock.sendall(b"x")
+        assert sock.recv(1) == b""
     server.stop()
 
 

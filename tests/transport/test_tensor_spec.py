@@ -20,7 +20,7 @@ def test_names_include_those_that_training_uses():
 
 
 def test_strings():
-    spec = TensorSpec((2,), object)
+    spec = TensorSpec((2,), np.dtype(object))
     assert spec.is_string and spec.name == "string" and str(spec) == "string[2]"
     with pytest.raises(InvalidArgumentError, match="no fixed size"):
         _ = spec.nbytes
@@ -46,7 +46,7 @@ def test_bad_shapes_are_refused(shape):
 
 
 def test_values_hash_and_print():
-    spec = TensorSpec((np.int64(2), 3), np.dtype(np.float32))
+    spec = TensorSpec((int(np.int64(2)), 3), np.dtype(np.float32))
     assert spec == TensorSpec((2, 3), np.dtype(np.float32))
     assert hash(spec) == hash(TensorSpec((2, 3), np.dtype(np.float32)))
     assert str(spec) == "float32[2,3]" and spec.size == 6

@@ -1,0 +1,1 @@
+"""Measurements: each module is a program that prints what it measured."""

@@ -1,0 +1,173 @@
+"""Steps per second of asynchronous training, ours beside others in one run.
+
+    python -m benchmarks.step_rate --ps=1 --workers=1 --hidden=100 --systems=ours,plain --json
+
+Every system trains the same 784-H-10 sigmoid MLP on batches of 100 in float32 with SGD, fetching loss and global step in
+every step, all processes on this machine. The systems are started together and take turns, so that a machine whose
+speed drifts drifts for all of them; the figure of a system is the median of its rounds.
+"""
+
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from absl import app, flags
+
+_PS = flags.DEFINE_integer("ps", 1, "Parameter servers.", lower_bound=1)
+_WORKERS = flags.DEFINE_integer("workers", 1, "Workers.", lower_bound=1)
+_HIDDEN = flags.DEFINE_integer("hidden", 100, "Width of the hidden layer, in units.", lower_bound=1)
+_SYSTEMS = flags.DEFINE_list("systems", ["ours", "plain"], "Of: ours, tcp (ours without the Unix socket), plain, tf, torch.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns that each system takes.", lower_bound=1)
+_SECONDS = flags.DEFINE_float("seconds", 3.0, "Length of a turn, in seconds.", lower_bound=0.1)
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object, system -> steps/s, instead of a table.")
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class System:
+    """How the processes of a system are started."""
+
+    program: tuple[str, ...]
+    distributed: bool = True
+    environment: tuple[tuple[str, str], ...] = ()
+    options: str = "{}"
+
+
+def _systems() -> dict[str, System]:
+    ours = (sys.executable, "-m", "benchmarks.systems.ours")
+    peers = str(PEERS_PYTHON)
+    return {
+        "ours": System(ours),
+        "tcp": System(ours, environment=(("BELLWETHER_FAST_PATH", "0"),)),
+        "plain": System((sys.executable, "-m", "benchmarks.systems.plain"), distributed=False),
+        "tf": System((peers, str(ROOT / "benchmarks/systems/tensorflow1.py"))),
+        "torch": System((peers, str(ROOT / "benchmarks/systems/torch_rpc.py"))),
+    }
+
+
+class Running:
+    """The processes of one system, warm and waiting for their turn."""
+
+    def __init__(self, name: str, system: System, ps: int, workers: int, hidden: int) -> None:
+        self.name = name
+        self.rates: list[float] = []
+        self._all: list[subprocess.Popen[str]] = []
+        if system.distributed:
+            ports = _free_ports(ps + workers)
+            cluster = json.dumps(
+                {
+                    "ps": [f"127.0.0.1:{p}" for p in ports[:ps]],
+                    "worker": [f"127.0.0.1:{p}" for p in ports[ps:]],
+                }
+            )
+            tail = (cluster, str(hidden), system.options)
+            for i in range(ps):
+                self._start(system, ("ps", str(i), *tail))
+            self._workers = [self._start(system, ("worker", str(i), *tail)) for i in range(workers)]
+        else:
+            self._workers = [self._start(system, (str(hidden),))]
+
+    def _start(self, system: System, arguments: Sequence[str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*system.program, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if os.environ.get("BENCH_STDERR") else subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", **dict(system.environment)},
+        )
+        self._all.append(process)
+        return process
+
+    def wait_ready(self) -> None:
+        """Waits until every worker is warm."""
+        for worker in self._workers:
+            assert worker.stdout is not None
+            for line in worker.stdout:
+                if line.strip() == "READY":
+                    break
+            else:
+                raise RuntimeError(f"{self.name}: a worker ended before it was ready (BENCH_STDERR=1 shows why)")
+
+    def turn(self, seconds: float) -> None:
+        """Lets all workers train for some seconds and notes their steps/s together."""
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.write(f"{seconds}\n")
+            worker.stdin.flush()
+        rate = 0.0
+        for worker in self._workers:
+            assert worker.stdout is not None
+            answer = json.loads(worker.stdout.readline())
+            rate += answer["steps"] / answer["seconds"]
+        self.rates.append(rate)
+
+    def stop(self) -> None:
+        """Ends all processes."""
+        for process in self._all:
+            process.send_signal(signal.SIGKILL)
+        for process in self._all:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
+
+
+def measure(systems: Sequence[str], ps: int, workers: int, hidden: int, rounds: int, seconds: float) -> dict[str, float]:
+    """Aggregate steps/s of each system: the median of its turns."""
+    known = _systems()
+    for name in systems:
+        if name not in known:
+            raise SystemExit(f"--systems: there is no {name!r}; there are {', '.join(known)}")
+        if name in ("tf", "torch") and not PEERS_PYTHON.exists():
+            raise SystemExit(f"--systems: {name!r} needs the peers' environment: make bench-setup")
+    running: list[Running] = []
+    try:
+        for name in systems:
+            running.append(Running(name, known[name], ps, workers, hidden))
+            running[-1].wait_ready()
+        for _ in range(rounds):
+            for system in running:
+                system.turn(seconds)
+    finally:
+        for system in running:
+            system.stop()
+    return {system.name: statistics.median(system.rates) for system in running}
+
+
+def main(argv: list[str]) -> None:
+    """Measures and prints."""
+    if len(argv) > 1:
+        raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
+    rates = measure(_SYSTEMS.value, _PS.value, _WORKERS.value, _HIDDEN.value, _ROUNDS.value, _SECONDS.value)
+    if _JSON.value:
+        print(json.dumps({name: round(rate, 1) for name, rate in rates.items()}))
+        return
+    print(f"{_PS.value} ps, {_WORKERS.value} workers, hidden {_HIDDEN.value}")
+    for name, rate in rates.items():
+        print(f"  {name:8} {rate:9.0f} steps/s")
+
+
+if __name__ == "__main__":
+    app.run(main)

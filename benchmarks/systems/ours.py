@@ -1,0 +1,49 @@
+"""This project's own asynchronous trainer of the MLP, as in `models/mnist/trainer.py` without its services."""
+
+import json
+import sys
+
+import jax
+import numpy as np
+import optax
+
+import harness
+import runtime as rt
+from benchmarks.systems.protocol import CLASSES, INPUTS, initial, measure
+from models.mnist.model import MODELS
+
+
+def main(job: str, index: int, cluster_json: str, hidden: int, options_json: str) -> None:
+    """Serves as a ps, or measures as a worker."""
+    cluster = json.loads(cluster_json)
+    options = json.loads(options_json)
+    jax.config.update("jax_platforms", "cpu")
+    server = rt.Server(cluster, job, index)
+    if job == "ps":
+        server.join()
+        return
+    with rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")):
+        global_step = rt.Variable(0, dtype=np.int64, name="global_step", trainable=False)
+        params = rt.variables(initial(hidden), name="mlp")
+        x = rt.placeholder(np.float32, [None, INPUTS], name="x")
+        y = rt.placeholder(np.int32, [None], name="y")
+        loss = rt.call(MODELS["mlp"].loss_fn, params, x, y, name="loss")
+        train_op = harness.Optimizer(optax.sgd(0.1)).minimize(loss, global_step=global_step)
+        initialise = rt.global_variables_initializer()
+        waiting = rt.report_uninitialized_variables()
+    filters = ("/job:ps", f"/job:worker/task:{index}")
+    config = rt.SessionConfig(device_filters=filters, start_timeout_secs=60.0, **options)
+    session = rt.Session(server.target, config=config)
+    if index == 0:
+        session.run(initialise)
+    while len(session.run(waiting)):
+        pass
+    fetches = [train_op, loss, global_step]
+    measure(lambda images, labels: session.run(fetches, {x: images, y: labels}), seed=index)
+    session.close()
+    server.stop()
+
+
+if __name__ == "__main__":
+    assert CLASSES == 10
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])

@@ -1,0 +1,54 @@
+"""Progress of a training loop: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+
+class Progress:
+    """Shows global step, epoch, cost and steps per second.
+
+    Args:
+        total: the global step at which training ends.
+        every: global steps between two lines (where there is no terminal to draw a bar on).
+        stream: where to write; standard output by default.
+    """
+
+    def __init__(self, total: int, every: int = 100, stream: TextIO | None = None) -> None:
+        self._total = total
+        self._every = every
+        self._stream = stream or sys.stdout
+        self._bar: Any = None
+        if self._stream.isatty():
+            self._bar = tqdm(total=total, unit="step", file=self._stream, dynamic_ncols=True, mininterval=0.2)
+        self._first: tuple[int, float] | None = None
+        self._last = (0, time.monotonic())
+
+    def update(self, step: int, **shown: float) -> None:
+        """Tells that the global step is ``step``; ``shown`` are figures to print beside it."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+            self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
+            return
+        if self._first is None:
+            self._first = self._last = (step, time.monotonic())
+            return
+        before, at = self._last
+        if step - before < self._every and step < self._total:
+            return
+        if step == before:
+            return
+        now = time.monotonic()
+        rate = (step - before) / max(now - at, 1e-9)
+        figures = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        print(f"step {step}/{self._total}  {figures}  {rate:,.0f} steps/s", file=self._stream, flush=True)
+        self._last = (step, now)
+
+    def close(self) -> None:
+        """Ends the bar."""
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,179 @@
+"""MNIST by between-graph parameter-server training: the example that the whole project exists for.
+
+Every process of the cluster runs this program. A ps only serves; each worker builds the same graph, with the variables
+on the ps and the computation on itself, and trains on its own shard of the data. Worker 0 is the chief: it initialises
+or restores, checkpoints, writes summaries, and at the end prints the accuracy on the test set.
+
+    python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.trainer       # a cluster on this machine
+    python -m models.mnist.trainer --ps_hosts=a:2222 --worker_hosts=b:2222,c:2222 --job_name=worker --task_index=1
+    python -m models.mnist.trainer                                                        # one process, no cluster
+"""
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+from absl import app, flags, logging
+
+import harness
+import runtime as rt
+from models.mnist import data
+from models.mnist.model import MODELS
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("ps_hosts", [], "Comma-separated host:port of the parameter servers, the same on every task.")
+flags.DEFINE_list("worker_hosts", [], "Comma-separated host:port of the workers, the same on every task. Empty: one process.")
+flags.DEFINE_enum("job_name", "worker", ["ps", "worker"], "What this process is.")
+flags.DEFINE_integer("task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.", lower_bound=0)
+flags.DEFINE_string("logdir", "runs/mnist", "Directory for checkpoints and TensorBoard events; empty writes nothing.")
+flags.DEFINE_string("data_dir", None, "Directory with the four MNIST files. Default: $MNIST_DIR, else a download cache.")
+flags.DEFINE_enum("model", "mlp", sorted(MODELS), "mlp: 784-hidden-10 with sigmoid. cnn: two convolutions, two layers.")
+flags.DEFINE_integer("hidden_units", 100, "Width of the hidden layer, in units.", lower_bound=1)
+flags.DEFINE_float("epochs", 20.0, "Passes over the training data, by all workers together.", lower_bound=0.0)
+flags.DEFINE_integer("train_steps", None, "Global steps to train, instead of --epochs.", lower_bound=0)
+flags.DEFINE_integer("batch_size", 100, "Examples in one worker's step.", lower_bound=1)
+flags.DEFINE_enum("optimizer", "adam", ["sgd", "momentum", "adagrad", "adam"], "Update rule.")
+flags.DEFINE_float("learning_rate", None, "Learning rate. Default: 0.5 sgd, 0.05 momentum, 0.1 adagrad, 0.005 adam.")
+flags.DEFINE_enum("decay", None, ["none", "linear"], "Learning rate over the run. Default: linear to 0 for adam, else none.")
+flags.DEFINE_float("clip_norm", None, "Clip each worker's gradients to this global norm before the push.", lower_bound=0.0)
+flags.DEFINE_integer("seed", 1, "Seed of the initial values and the order of the data.")
+flags.DEFINE_float("save_model_secs", 60.0, "Seconds between checkpoints; 0 saves none.", lower_bound=0.0)
+flags.DEFINE_float("save_summaries_secs", 10.0, "Seconds between summaries; 0 writes none.", lower_bound=0.0)
+flags.DEFINE_integer("log_every_steps", 500, "Global steps between progress lines.", lower_bound=1)
+flags.DEFINE_float("start_timeout_secs", None, "Seconds to wait for the cluster to start. Default: no limit.", lower_bound=0.0)
+
+LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The tensors and operations that the training loop uses."""
+
+    images: rt.Tensor
+    labels: rt.Tensor
+    loss: rt.Tensor
+    accuracy: rt.Tensor
+    train_op: rt.Operation
+    global_step: rt.Variable
+
+
+def main(argv: list[str]) -> None:
+    """Joins the cluster and does this task's part."""
+    if len(argv) > 1:
+        raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
+    if FLAGS.job_name == "ps":
+        jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
+    try:
+        server = rt.Server(cluster(), FLAGS.job_name, FLAGS.task_index)
+    except rt.OpError as error:
+        sys.exit(f"{FLAGS.job_name} {FLAGS.task_index}: {error}")
+    with server:
+        if FLAGS.job_name == "ps":
+            server.join()
+        else:
+            work(server)
+
+
+def cluster() -> rt.ClusterSpec:
+    """The cluster that the flags describe."""
+    hosts = {"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts or ["localhost:0"]}
+    if FLAGS.worker_hosts and not FLAGS.ps_hosts:
+        sys.exit("--ps_hosts is empty: a cluster needs at least one parameter server, as in --ps_hosts=localhost:2222")
+    if FLAGS.ps_hosts and not FLAGS.worker_hosts:
+        sys.exit("--worker_hosts is empty: a cluster needs at least one worker, as in --worker_hosts=localhost:2223")
+    if FLAGS.task_index >= len(hosts[FLAGS.job_name]):
+        sys.exit(f"--task_index={FLAGS.task_index}: --{FLAGS.job_name}_hosts names {len(hosts[FLAGS.job_name])} tasks")
+    return rt.ClusterSpec({job: tasks for job, tasks in hosts.items() if tasks})
+
+
+def work(server: rt.Server) -> None:
+    """Trains until the global step has reached the end, then (on the chief) tests."""
+    mnist = data.load(FLAGS.data_dir)
+    workers = server.cluster.num_tasks("worker")
+    batches = data.Batches(mnist.train, FLAGS.batch_size, FLAGS.seed, FLAGS.task_index, workers)
+    total = FLAGS.train_steps
+    if total is None:
+        total = round(FLAGS.epochs * len(mnist.train) / FLAGS.batch_size)
+    is_chief = FLAGS.task_index == 0
+    graph = build(server, total)
+    supervisor = harness.Supervisor(
+        is_chief=is_chief,
+        logdir=FLAGS.logdir,
+        global_step=graph.global_step,
+        save_model_secs=FLAGS.save_model_secs,
+        save_summaries_secs=FLAGS.save_summaries_secs,
+        summary_op=None,  # its tensors need a batch: the loop runs it
+    )
+    progress = harness.Progress(total, every=FLAGS.log_every_steps)
+    summaries = harness.summary.merge_all()
+    next_summary = time.monotonic()
+    accuracy = 0.0
+    config = rt.SessionConfig(start_timeout_secs=FLAGS.start_timeout_secs)
+    with supervisor.managed_session(server.target, config=config) as session:
+        step = int(session.run(graph.global_step))
+        if step:
+            logging.info("going on from global step %d", step)
+        while not supervisor.should_stop() and step < total:
+            images, labels = batches.next()
+            feeds = {graph.images: images, graph.labels: labels}
+            _, loss, step = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
+            progress.update(int(step), epoch=step * FLAGS.batch_size / len(mnist.train), cost=float(loss))
+            if is_chief and FLAGS.save_summaries_secs and time.monotonic() >= next_summary:
+                supervisor.summary_computed(session, session.run(summaries, feeds), step)
+                next_summary = time.monotonic() + FLAGS.save_summaries_secs
+        if is_chief:
+            accuracy = test(session, graph, mnist.test)
+    progress.close()
+    if is_chief:
+        print(f"Test-Accuracy: {accuracy:.4f}", flush=True)
+
+
+def build(server: rt.Server, total: int) -> Graph:
+    """The same graph on every worker: variables on the ps, computation on this worker."""
+    model = MODELS[FLAGS.model]
+    here = f"/job:worker/task:{FLAGS.task_index}"
+    with rt.device(rt.replica_device_setter(cluster=server.cluster, worker_device=here)):
+        global_step = harness.get_or_create_global_step()
+        params = rt.variables(model.init(FLAGS.seed, FLAGS.hidden_units), name=FLAGS.model)
+        images = rt.placeholder(jnp.float32, [None, data.IMAGE_PIXELS], name="images")
+        labels = rt.placeholder(jnp.int32, [None], name="labels")
+        loss = rt.call(model.loss_fn, params, images, labels, name="loss")
+        accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
+        clip = optax.clip_by_global_norm(FLAGS.clip_norm) if FLAGS.clip_norm else None
+        optimizer = harness.Optimizer(update_rule(total), before_push=clip)
+        train_op = optimizer.minimize(loss, global_step=global_step)
+        harness.summary.scalar("cost", loss)
+        harness.summary.scalar("batch_accuracy", accuracy)
+    return Graph(images, labels, loss, accuracy, train_op, global_step)
+
+
+def update_rule(total: int) -> optax.GradientTransformation:
+    """The optax transformation that the flags describe."""
+    rate = LEARNING_RATES[FLAGS.optimizer] if FLAGS.learning_rate is None else FLAGS.learning_rate
+    decay = FLAGS.decay or ("linear" if FLAGS.optimizer == "adam" else "none")
+    schedule = optax.linear_schedule(rate, 0.0, max(total, 1)) if decay == "linear" else rate
+    rules = {
+        "sgd": optax.sgd,
+        "momentum": lambda rate: optax.sgd(rate, momentum=0.9),
+        "adagrad": optax.adagrad,
+        "adam": optax.adam,
+    }
+    return rules[FLAGS.optimizer](schedule)
+
+
+def test(session: rt.Session, graph: Graph, split: data.Split) -> float:
+    """Accuracy on a data set, in chunks that fit any memory."""
+    right = 0.0
+    for images, labels in split.chunks(1000):
+        right += len(labels) * float(session.run(graph.accuracy, {graph.images: images, graph.labels: labels}))
+    return right / len(split)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's own start-up chatter
+    logging.set_verbosity(logging.INFO)
+    app.run(main)
