@@ -10,15 +10,15 @@ speed drifts drifts for all of them; the figure of a system is the median of its
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from absl import app, flags
+
+from benchmarks.common import PEERS_PYTHON, ROOT, free_ports
 
 _PS = flags.DEFINE_integer("ps", 1, "Parameter servers.", lower_bound=1)
 _WORKERS = flags.DEFINE_integer("workers", 1, "Workers.", lower_bound=1)
@@ -27,9 +27,6 @@ _SYSTEMS = flags.DEFINE_list("systems", ["ours", "plain"], "Of: ours, tcp (ours 
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns that each system takes.", lower_bound=1)
 _SECONDS = flags.DEFINE_float("seconds", 3.0, "Length of a turn, in seconds.", lower_bound=0.1)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object, system -> steps/s, instead of a table.")
-
-ROOT = Path(__file__).resolve().parent.parent
-PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Running:
         self.rates: list[float] = []
         self._all: list[subprocess.Popen[str]] = []
         if system.distributed:
-            ports = _free_ports(ps + workers)
+            ports = free_ports(ps + workers)
             cluster = json.dumps(
                 {
                     "ps": [f"127.0.0.1:{p}" for p in ports[:ps]],
@@ -121,17 +118,6 @@ class Running:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
 
 
 def measure(systems: Sequence[str], ps: int, workers: int, hidden: int, rounds: int, seconds: float) -> dict[str, float]:

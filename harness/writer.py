@@ -16,6 +16,7 @@ import runtime as rt
 from harness.event_file import EventFile
 from harness.graph_def import graph_def
 from harness.plugins import Layout, custom_scalars_summary, hparams_summary
+from harness.purge import points_to_repeat
 
 
 class FileWriter:
@@ -151,7 +152,10 @@ class FileWriter:
     def add_session_log(
         self, session_log: Any, global_step: Any = None, checkpoint_path: str = "", msg: str = ""
     ) -> None:
-        """Adds a mark of the run's life. START at a step lets TensorBoard discard later points of a run that crashed.
+        """Adds a mark of the run's life.
+
+        START at a step makes TensorBoard forget the later points that a crashed run left in the directory (in files
+        with this writer's suffix); see ``harness.purge``.
 
         Args:
             session_log: "START", "STOP" or "CHECKPOINT", or a SessionLog message.
@@ -163,6 +167,10 @@ class FileWriter:
             status = event_pb2.SessionLog.SessionStatus.Value(session_log)
             session_log = event_pb2.SessionLog(status=status, checkpoint_path=checkpoint_path, msg=msg)
         self._add(event_pb2.Event(session_log=session_log), global_step)
+        path = self.path
+        if session_log.status == event_pb2.SessionLog.START and global_step and path and "://" not in path:
+            for event in points_to_repeat(self._logdir, int(global_step), suffix=self._options[2], but=path):
+                self.add_event(event)
 
     def add_event(self, event: Any) -> None:
         """Adds an Event message as it is.

@@ -46,6 +46,7 @@ from runtime.graph.host import host_call
 from runtime.graph.lifted import lax, nn, numpy, random, stop_gradient
 from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
 from runtime.graph.random import random_key, set_random_seed
+from runtime.graph.run_record import run_record
 from runtime.graph.variable import (
     Variable,
     assign,
@@ -61,6 +62,7 @@ from runtime.graph.variable import (
     update,
     variables,
     variables_initializer,
+    wait_until_initialized,
 )
 from runtime.kubernetes import KubernetesClusterResolver
 from runtime.resolvers import (
@@ -142,10 +144,12 @@ __all__ = [
     "replica_device_setter",
     "report_uninitialized_variables",
     "reset_default_graph",
+    "run_record",
     "set_random_seed",
     "stop_gradient",
     "trainable_variables",
     "update",
     "variables",
     "variables_initializer",
+    "wait_until_initialized",
 ]

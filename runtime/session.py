@@ -13,7 +13,15 @@ import numpy as np
 from absl import logging
 
 from runtime.errors import InvalidArgumentError, NotFoundError
-from runtime.graph.graph import Graph, Operation, Tensor, default_session_stack, get_default_graph
+from runtime.graph.graph import (
+    Graph,
+    Operation,
+    Tensor,
+    default_session_stack,
+    get_default_graph,
+    pop_default_session,
+    push_default_session,
+)
 from runtime.graph.ops import as_array
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan
@@ -66,6 +74,7 @@ class _Prepared:
 
     handle: Any
     plan: Plan
+    given: tuple[int, ...]  # fetches whose values come with the step: the caller gets copies of them
 
 
 class Session:
@@ -128,14 +137,27 @@ class Session:
             timeout_secs = self.config.operation_timeout_secs
         tensors, values = self._feeds(feed_dict) if feed_dict else ((), [])
         key = (_fetch_key(fetches), tuple((t, v.shape) for t, v in zip(tensors, values, strict=True)))
-        prepared = self._plans.get(key)
+        prepared = self._planned(key)
         if prepared is None:
             prepared = self._prepare(key, fetches, tensors, values)
         results = self._engine.run(prepared.handle, values, timeout_secs)
+        for i in prepared.given:
+            results[i] = np.array(results[i])
         out = [None if r is None else _to_user(r) for r in results]
         if type(fetches) is list and len(fetches) == len(out):
             return out
         return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
+
+    def _planned(self, key: Any) -> _Prepared | None:
+        try:
+            prepared = self._plans.get(key)
+            if prepared is not None:
+                self._plans.move_to_end(key)  # the least recently used plan goes first
+        except TypeError:
+            raise TypeError("Fetch argument has invalid type: something that cannot be hashed") from None
+        except KeyError:  # another thread has just dropped it: this run still has it
+            return prepared
+        return prepared
 
     def _prepare(self, key: Any, fetches: Any, tensors: tuple[Tensor, ...], values: list[Any]) -> _Prepared:
         leaves, _ = _structure(fetches)
@@ -145,10 +167,11 @@ class Session:
         plan = make_plan(elements, specs, self._devices)
         if self.config.log_device_placement:
             self._log_placement(elements, specs)
-        prepared = _Prepared(self._engine.prepare(plan), plan)
+        given = tuple(i for i, slot in enumerate(plan.fetches) if 0 <= slot < plan.step_id_slot)
+        prepared = _Prepared(self._engine.prepare(plan), plan, given)
         with self._lock:
             self._plans[key] = prepared
-            if len(self._plans) > MAX_PLANS:
+            while len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         return prepared
 
@@ -161,9 +184,14 @@ class Session:
             raise TypeError(f"Fetch argument {error}") from None
 
     def _feeds(self, feed_dict: Mapping[Any, Any]) -> tuple[tuple[Tensor, ...], list[Any]]:
-        tensors, values = [], []
+        if not isinstance(feed_dict, Mapping):
+            raise TypeError(f"feed_dict must be a dict of tensors to values, not {type(feed_dict).__name__}")
+        tensors: list[Tensor] = []
+        values: list[Any] = []
         for key, value in feed_dict.items():
             tensor = key if type(key) is Tensor and key.op.graph is self.graph else self._feed_key(key)
+            if tensor in tensors:
+                raise InvalidArgumentError(f"{tensor.name!r} is fed twice, under two of its names")
             tensors.append(tensor)
             values.append(_feed_value(tensor, value))
         return tuple(tensors), values
@@ -216,6 +244,12 @@ class Session:
         """The devices of all tasks that the session may touch."""
         return list(self._engine.devices)
 
+    @property
+    def task(self) -> str:
+        """The task of the session's target, such as ``/job:worker/task:0``."""
+        job, index = self._engine.target
+        return f"/job:{job}/task:{index}"
+
     @staticmethod
     def reset(target: str, containers: Sequence[str] | None = None, timeout_secs: float = 10.0) -> None:
         """Closes all sessions of the target's master and clears the named containers, or all, on every task."""
@@ -239,12 +273,12 @@ class Session:
             raise RuntimeError("Session context managers are not re-entrant: use Session.as_default() for nesting")
         self._entered = self.graph.as_default()
         self._entered.__enter__()
-        default_session_stack().append(self)
+        push_default_session(self)
         return self
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         """Takes back the defaults and closes the session."""
-        default_session_stack().remove(self)
+        pop_default_session(self)
         entered, self._entered = self._entered, None  # type: ignore[assignment]
         entered.__exit__(kind, value, traceback)
         self.close()
@@ -255,11 +289,11 @@ class _Default:
         self._session = session
 
     def __enter__(self) -> Session:
-        default_session_stack().append(self._session)
+        push_default_session(self._session)
         return self._session
 
     def __exit__(self, *_: object) -> None:
-        default_session_stack().remove(self._session)
+        pop_default_session(self._session)
 
 
 class InteractiveSession(Session):
@@ -269,12 +303,15 @@ class InteractiveSession(Session):
         super().__init__(target, graph, config)
         if any(isinstance(s, InteractiveSession) for s in default_session_stack()):
             logging.error("an InteractiveSession is still open in this thread; close it to free its resources")
-        default_session_stack().append(self)
+        self._graph_context = self.graph.as_default()
+        self._graph_context.__enter__()
+        push_default_session(self)
 
     def close(self) -> None:
-        """Ends the session and takes back the default."""
+        """Ends the session and takes back the defaults, when it is closed by the thread that opened it."""
         if self in default_session_stack():
-            default_session_stack().remove(self)
+            pop_default_session(self)
+            self._graph_context.__exit__(None, None, None)
         super().close()
 
 
@@ -331,7 +368,7 @@ def _feed_value(tensor: Tensor, value: Any) -> Any:
         TypeError: a tensor, or a type or range that does not fit the dtype.
         InvalidArgumentError: the shape does not fit.
     """
-    if type(value) is np.ndarray and value.dtype == tensor.dtype and value.dtype != object:
+    if type(value) is np.ndarray and value.dtype == tensor.dtype and not value.dtype.hasobject:
         array = value
     elif isinstance(value, Tensor) or hasattr(value, "_as_tensor"):
         raise TypeError(f"the value fed for {tensor.name!r} cannot be a tensor: feed an array, number or string")
@@ -349,23 +386,23 @@ def _feed_value(tensor: Tensor, value: Any) -> Any:
 
 def _converted(tensor: Tensor, value: Any) -> np.ndarray[Any, Any]:
     what = f"the value fed for {tensor.name!r}"
-    if tensor.dtype == object:
+    if tensor.dtype.hasobject:
         array = as_array(value, None, what)
-        if array.dtype != object:
+        if not array.dtype.hasobject:
             raise TypeError(f"{what} is {array.dtype.name}, but the placeholder takes strings")
         return array
-    array = np.asarray(value) if not isinstance(value, list | tuple) else as_array(value, np.asarray(value).dtype, what)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{what} cannot be made an array: {error}") from None
     if array.dtype.kind in "SUO":
         raise TypeError(f"{what} is not numeric, but the placeholder takes {tensor.dtype.name}")
-    if tensor.dtype.kind in "iu" and array.dtype.kind not in "iub":
-        raise TypeError(f"{what} is {array.dtype.name}, but the placeholder takes {tensor.dtype.name}: cast it first")
-    if tensor.dtype.kind == "b" and array.dtype.kind != "b":
-        raise TypeError(f"{what} is {array.dtype.name}, but the placeholder takes bool")
-    if tensor.dtype.kind in "iu" and array.size:
-        limits = np.iinfo(tensor.dtype)
-        if array.min() < limits.min or array.max() > limits.max:
-            raise TypeError(f"{what} does not fit {tensor.dtype.name}: it goes from {array.min()} to {array.max()}")
-    return np.ascontiguousarray(array, tensor.dtype).reshape(array.shape)
+    if array.size == 0 and isinstance(value, list | tuple):
+        array = array.astype(tensor.dtype)  # an empty list has no dtype of its own
+    try:
+        return as_array(array, tensor.dtype, what)
+    except InvalidArgumentError as error:
+        raise TypeError(error.message) from None
 
 
 def _fits(shape: tuple[int, ...], static: tuple[int | None, ...]) -> bool:

@@ -61,10 +61,13 @@ def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Exe
         raise InvalidArgumentError("the program's results are not those that its stage declares")
     # Only a device other than the default one is named: naming it costs on every call.
     sharding = None if device == jax.local_devices()[0] else jax.sharding.SingleDeviceSharding(device)
-    avals = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in declared]
+    avals: list[Any] = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+        for shape, dtype in declared
+    ]
 
     def run(*arguments: Any) -> Any:
-        return exported.call(*arguments)
+        return exported.call(*arguments)  # type: ignore[no-untyped-call]
 
     with jax.enable_x64(True):
         if sharding is None:

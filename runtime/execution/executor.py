@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.errors import InternalError, InvalidArgumentError, OpError
+from runtime.errors import AbortedError, InternalError, InvalidArgumentError, OpError
 from runtime.execution.compiler import Compiler, Executable
 from runtime.execution.kernels import Context, find_kernel
 from runtime.execution.store import Slot, Store
@@ -38,8 +38,12 @@ class Executor:
         self.compiler = compiler or _process_compiler
         self._devices = devices
 
-    def prepare(self, stage: Stage) -> PreparedStage:
+    def prepare(self, stage: Stage, generation: int = 0) -> PreparedStage:
         """Compiles a stage and finds its variables, so that running it looks nothing up.
+
+        Args:
+            stage: the stage.
+            generation: of the run record; in a later one the stage refuses to run.
 
         Raises:
             InvalidArgumentError: the device is not here, or the program is refused.
@@ -51,16 +55,17 @@ class Executor:
             raise InvalidArgumentError(
                 f"no device {stage.device.type}:{stage.device.index} here, only {have}", task=self.task
             )
-        return PreparedStage(self, stage, device)
+        return PreparedStage(self, stage, device, generation)
 
 
 class PreparedStage:
     """A stage that is ready to run on this task."""
 
-    def __init__(self, executor: Executor, stage: Stage, device: jax.Device | None) -> None:
+    def __init__(self, executor: Executor, stage: Stage, device: jax.Device | None, generation: int) -> None:
         self.stage = stage
         self._store = executor.store
         self._task = executor.task
+        self._generation = generation
         self._slots = [self._store.slot(v.container, v.name) for v in stage.variables]
         self._specs = [TensorSpec(v.shape, v.dtype) for v in stage.variables]
         self._reads = [(self._slots[i], self._specs[i], i in stage.writes) for i in stage.reads]
@@ -74,6 +79,7 @@ class PreparedStage:
             for o in stage.outputs
             if isinstance(o, VariableOutput)
         ]
+        self._only_read = [(slot, spec) for i, slot, spec in self._handed_out if i not in stage.writes]
         if stage.program is not None and device is not None:
             donate = [k for k, i in enumerate(stage.reads) if i in stage.writes]
             self._executable = executor.compiler.executable(stage.program, donate, device)
@@ -94,6 +100,7 @@ class PreparedStage:
             for ``wait``.
 
         Raises:
+            AbortedError: the variables were restored since the stage was registered.
             FailedPreconditionError: a variable is not initialised; names it.
             InvalidArgumentError: a variable has another shape or dtype than this graph expects.
         """
@@ -101,12 +108,15 @@ class PreparedStage:
             return self._run_host(inputs, client, cancelled or threading.Event()), None
         if self._wide:
             inputs = self._widened(inputs)
-        handed: list[Any] = []
         results: Sequence[Any] = ()
         store, executable, task = self._store, self._executable, self._task
         with store.lock:
+            if store.run.generation != self._generation:
+                raise self._fenced()
             if executable is not None:
                 arguments = []
+                for slot, spec in self._only_read:  # before anything is written: a stage happens as a whole or not
+                    slot.checked(spec, task)
                 for slot, spec, written in self._reads:
                     value = slot.checked(spec, task)
                     # Somebody holds the array and has not pinned it yet: update a copy instead of donating it.
@@ -123,8 +133,8 @@ class PreparedStage:
                     slot.value, slot.spec = new, spec
                 if fresh:
                     store.changed.notify_all()
-            for _, slot, spec in self._handed_out:
-                handed.append(slot.checked(spec, task))
+            handed = [slot.checked(spec, task) for _, slot, spec in self._handed_out]
+            for _, slot, _ in self._handed_out:
                 slot.readers += 1
         if handed:
             handed = self._pinned(handed)
@@ -167,6 +177,8 @@ class PreparedStage:
         return arrays
 
     def _run_host(self, inputs: Sequence[Any], client: int, cancelled: threading.Event) -> list[Any]:
+        if self._store.run.generation != self._generation:
+            raise self._fenced()
         values = [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
             context = Context(self._store, self._task, call.op, client, cancelled)
@@ -175,6 +187,9 @@ class PreparedStage:
                 raise InternalError(f"kernel {call.kernel!r} gave {len(results)} results, not {call.results}")
             values.extend(results)
         return [values[o.index] for o in self.stage.outputs]
+
+    def _fenced(self) -> AbortedError:
+        return AbortedError("its variables were restored since the session began", task=self._task)
 
     def _failed(self, error: Exception) -> OpError:
         names = ", ".join(self.stage.operations[:5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -100,6 +101,12 @@ def _wait_initialized(context: Context, attrs: Mapping[str, Any], inputs: Sequen
     return [strings(context.store.wait_initialized(_keys(attrs), float(attrs["timeout_secs"]), context.cancelled))]
 
 
+@kernel("run_record")
+def _run_record(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    answer = context.store.run.request(json.loads(inputs[0].item()), context.task, context.cancelled)
+    return [np.array(json.dumps(answer).encode(), object)]
+
+
 @kernel("value_or")
 def _value_or(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
     key = (attrs["container"], attrs["variable"])
@@ -111,6 +118,7 @@ def _value_or(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array
 @kernel("assign")
 def _assign(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
     value = np.array(inputs[0], dtype=object)
+    value.flags.writeable = False  # readers get this array itself
     context.store.replace({(attrs["container"], attrs["variable"]): (value, TensorSpec(value.shape, value.dtype))})
     return [value]
 

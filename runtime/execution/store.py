@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
+from runtime.execution.run_record import RunRecord
 from runtime.tensor_spec import TensorSpec
 
 Key = tuple[str, str]
@@ -56,13 +57,14 @@ class Slot:
 
 
 class Store:
-    """All state of one task. ``lock`` makes a stage atomic; it is held while a stage is dispatched, never during I/O."""
+    """All state of one task. ``lock`` makes a stage atomic: held while one is dispatched, never during I/O."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        """Notified when a variable becomes initialised or a container is cleared."""
+        """Notified when a variable becomes initialised, a container is cleared or the run record changes."""
         self._slots: dict[Key, Slot] = {}
+        self.run = RunRecord(self.changed, lambda: any(s.value is not None for s in self._slots.values()))
         self._resources: dict[Key, Any] = {}
 
     def slot(self, container: str, name: str) -> Slot:

@@ -29,7 +29,7 @@ class VariableSpec:
         shape: static shape.
         dtype: numpy dtype; ``object`` for strings.
         container: the named container of the store that holds it, ``""`` is the default one.
-        local: True when every session keeps its own copy on its own task (TF1's local variables).
+        local: True when it lives on the session's own task instead of a shared one (TF1's local variables).
     """
 
     name: str

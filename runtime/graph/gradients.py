@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.bodies import Pure, Read
-from runtime.graph.graph import Operation, Tensor
+from runtime.graph.graph import Operation, Tensor, _show_dtype
 from runtime.graph.ops import as_tensor, pure
 from runtime.graph.variable import Variable
 
@@ -47,6 +48,8 @@ def gradients(
     starts = (
         [None] * len(outputs) if grad_ys is None else list(grad_ys if isinstance(grad_ys, list | tuple) else [grad_ys])
     )
+    if len(starts) != len(outputs):
+        raise InvalidArgumentError(f"gradients: {len(outputs)} ys, but {len(starts)} grad_ys")
     targets = [_sources(graph.get_operations(), leaf) for leaf in leaves]
     wanted = {tensor for group in targets for tensor in group}
     stopped = {tensor for item in stop_gradients for tensor in _sources(graph.get_operations(), item)}
@@ -55,9 +58,9 @@ def gradients(
         between = _between(outputs, wanted, stopped)
         collected: dict[Tensor, list[Tensor]] = {}
         for y, start in zip(outputs, starts, strict=True):
-            if not np.issubdtype(y.dtype, np.inexact) and y.dtype.name != "bfloat16":
+            if not _is_differentiable(y):
                 raise InvalidArgumentError(
-                    f"gradients: {y.name!r} is {y.dtype.name}; only floating point has derivatives"
+                    f"gradients: {y.name!r} is {_show_dtype(y.dtype)}; only floating point has derivatives"
                 )
             collected.setdefault(y, []).append(_ones_like(y) if start is None else as_tensor(start))
         for op in sorted(between, key=lambda op: op.id, reverse=True):
@@ -98,7 +101,7 @@ def _between(ys: Sequence[Tensor], xs: set[Tensor], stopped: set[Tensor]) -> set
 
 
 def _is_differentiable(tensor: Tensor) -> bool:
-    return tensor.dtype != object and bool(jax.dtypes.issubdtype(tensor.dtype, np.inexact))
+    return not tensor.dtype.hasobject and bool(jnp.issubdtype(tensor.dtype, np.inexact))
 
 
 def _differentiate(
@@ -150,8 +153,6 @@ def _differentiate(
 
 
 def _ones_like(y: Tensor) -> Tensor:
-    import jax.numpy as jnp
-
     op = pure(lambda a: (jnp.ones_like(a),), [y], [(y.shape, y.dtype)], "ones", type="OnesLike", colocate_with=y.op)
     return op.outputs[0]
 

@@ -25,12 +25,17 @@ _BINARY = {
     "xor": operator.xor,
 }
 _COMPARE = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
-_UNARY = {"neg": operator.neg, "abs": operator.abs, "invert": operator.invert, "pos": operator.pos}
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "neg": operator.neg,
+    "abs": operator.abs,
+    "invert": operator.invert,
+    "pos": operator.pos,
+}
 
 
 def _numbers_only(name: str, *values: Any) -> None:
     for value in values:
-        if isinstance(value, Tensor | Variable) and value.dtype == object:
+        if isinstance(value, Tensor | Variable) and value.dtype.hasobject:
             raise InvalidArgumentError(f"{name}: {value.name!r} is a string tensor; arithmetic works on numbers only")
 
 
@@ -71,5 +76,5 @@ for _class in (Tensor, Variable):
         setattr(_class, f"__{_name}__", _binary(_name, _fn))
     for _name, _unary_fn in _UNARY.items():
         setattr(_class, f"__{_name}__", _unary(_name, _unary_fn))
-    _class.__getitem__ = _getitem  # type: ignore[method-assign, union-attr]
+    setattr(_class, "__getitem__", _getitem)  # noqa: B010 - a variable has none of its own to replace
 Variable.__array_ufunc__ = None  # type: ignore[attr-defined]

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.bodies import Constant, Feed, Host, Pure, Shape
 from runtime.graph.graph import Operation, Tensor, get_default_graph
-from runtime.graph.tracing import infer, is_64_bit
+from runtime.graph.tracing import infer, is_64_bit, x64_enabled
 
 EMBED_BYTES = 1024
 """Array arguments of ``call`` up to this size become literals of the compiled program; larger ones become constants."""
@@ -44,14 +45,33 @@ def as_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[A
         wanted = as_dtype(dtype)
         if wanted.hasobject:
             raise InvalidArgumentError(f"{what}: {array.dtype.name} given for a string tensor")
-        return array.astype(wanted, copy=False)
-    if is_64_bit(array.dtype) and not jax.config.jax_enable_x64:
+        return _cast(array, wanted, what)
+    if is_64_bit(array.dtype) and not x64_enabled():
         if array.dtype.kind in "iu" and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
             raise InvalidArgumentError(
                 f"{what}: {array.max()} does not fit int32; give dtype=jnp.int64 to keep 64 bits"
             )
         return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     return array
+
+
+def _cast(array: np.ndarray[Any, Any], wanted: np.dtype[Any], what: str) -> np.ndarray[Any, Any]:
+    """``array`` as ``wanted``, if that loses no more than precision."""
+    if _kind(array.dtype) > _kind(wanted):
+        raise InvalidArgumentError(f"{what}: {array.dtype.name} does not become {wanted.name} by itself: cast it first")
+    if wanted.kind in "iu" and array.dtype.kind in "iu" and array.size:
+        limits = np.iinfo(wanted)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise InvalidArgumentError(
+                f"{what} does not fit {wanted.name}: it goes from {array.min()} to {array.max()}"
+            )
+    return array.astype(wanted, copy=False)
+
+
+def _kind(dtype: np.dtype[Any]) -> int:
+    """0 for booleans, 1 for integers, 2 for real and 3 for complex numbers, 4 for what is none of these."""
+    kinds: tuple[Any, ...] = (np.bool_, np.integer, np.floating, np.complexfloating)
+    return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 4)
 
 
 def _string_array(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
@@ -133,7 +153,7 @@ def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: 
     Args:
         fn: a pure function that JAX can trace.
         *args: positional arguments, pytrees.
-        name: operation name; by default the function's own.
+        name: operation name; by default the function's own, which is the operation's type in any case.
         **kwargs: keyword arguments, pytrees.
 
     Returns:
@@ -159,8 +179,10 @@ def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: 
         inner_args, inner_kwargs = jax.tree.unflatten(tree, filled)
         return fn(*inner_args, **inner_kwargs)
 
-    out_tree, outputs = infer(flat_fn, [(t.shape, t.dtype) for t in tensors], label)
-    op = pure(lambda *arrays: tuple(jax.tree.leaves(flat_fn(*arrays))), tensors, outputs, label)
+    wide = True if any(_names_64_bits(leaf) for leaf in leaves) else None  # asked for by an argument such as dtype
+    out_tree, outputs = infer(flat_fn, [(t.shape, t.dtype) for t in tensors], label, wide)
+    kind = None if "<" in getattr(fn, "__name__", "<") else _function_name(fn)
+    op = pure(lambda *arrays: tuple(jax.tree.leaves(flat_fn(*arrays))), tensors, outputs, label, type=kind)
     return jax.tree.unflatten(out_tree, list(op.outputs))
 
 
@@ -188,6 +210,13 @@ def identity(value: Any, name: str | None = None, *, colocate_with: Operation | 
         "Identity", body, [tensor], [(tensor.shape, tensor.dtype)], name=name, colocate_with=colocate_with
     )
     return op.outputs[0]
+
+
+def _names_64_bits(leaf: Any) -> bool:
+    """Whether a static argument is a dtype that JAX holds only in 64-bit mode: ``jnp.int64``, ``np.dtype("float64")``."""
+    if isinstance(leaf, type):
+        leaf = np.dtype(leaf) if issubclass(leaf, np.generic) else getattr(leaf, "dtype", None)
+    return isinstance(leaf, np.dtype) and is_64_bit(leaf)
 
 
 def _function_name(fn: Callable[..., Any]) -> str:

@@ -27,6 +27,11 @@ def is_64_bit(dtype: np.dtype[Any]) -> bool:
     return bool(dtype.kind in "iuf" and dtype.itemsize == 8) or dtype == np.complex128
 
 
+def x64_enabled() -> bool:
+    """Whether the caller runs JAX in 64-bit mode, for the process or in a context."""
+    return jax.dtypes.canonicalize_dtype(np.int64).itemsize == 8
+
+
 def needs_64_bit(dtypes: Sequence[np.dtype[Any]]) -> bool:
     """Whether any of ``dtypes`` needs JAX's 64-bit mode."""
     return any(is_64_bit(dtype) for dtype in dtypes)
@@ -63,7 +68,7 @@ def infer(
     if any(dtype.hasobject for _, dtype in inputs):
         raise InvalidArgumentError(f"{what}: a string tensor cannot be an argument of a numeric function")
     if wide is None:
-        wide = needs_64_bit([dtype for _, dtype in inputs]) or bool(jax.config.jax_enable_x64)
+        wide = needs_64_bit([dtype for _, dtype in inputs]) or x64_enabled()
     unknown = any(shape is None or None in shape for shape, _ in inputs)
     found = []
     for size in _UNKNOWN_SIZES if unknown else _UNKNOWN_SIZES[:1]:

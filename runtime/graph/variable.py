@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,8 +10,16 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.bodies import Host, Read, Update, VariableSpec
-from runtime.graph.graph import Graph, GraphKeys, Operation, Tensor, control_dependencies, get_default_graph
-from runtime.graph.ops import as_dtype, as_tensor, constant, identity
+from runtime.graph.graph import (
+    Graph,
+    GraphKeys,
+    Operation,
+    Tensor,
+    _show_dtype,
+    control_dependencies,
+    get_default_graph,
+)
+from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity
 
 
 class Variable:
@@ -28,7 +36,7 @@ class Variable:
         dtype: wanted dtype.
         trainable: whether optimizers update it by default.
         collections: collections to add it to; by default the global variables (and the trainable ones).
-        local: keep a copy per session on its own task instead of a shared one (TF1's local variables).
+        local: keep it on the session's own task, not on a task that all share (TF1's local variables).
         container: named container of the store; sessions can clear one container and keep the others.
 
     Raises:
@@ -78,7 +86,8 @@ class Variable:
             tensor = as_tensor(value)
             if tensor.dtype != wanted:
                 raise InvalidArgumentError(
-                    f"variable {self.spec.name!r}: initial value {tensor.name!r} is {tensor.dtype.name}, not {wanted.name}"
+                    f"variable {self.spec.name!r}: initial value {tensor.name!r} is {_show_dtype(tensor.dtype)}, "
+                    f"not {_show_dtype(wanted)}"
                 )
             return identity(tensor, "initial_value", colocate_with=self._op)
         return constant(value, wanted, shape=None if np.ndim(value) else self.spec.shape, name="initial_value")
@@ -137,14 +146,13 @@ class Variable:
         return op.outputs[0]
 
     def initialized_value(self) -> Tensor:
-        """The value if it is initialised in this step's cluster, else the initial value: for initial values that
-        depend on other variables' initial values.
+        """The value if the variable has one, else its initial value.
+
+        For initial values that depend on other variables' initial values: the initialisers then need no order.
         """
-        if self.spec.dtype == object:
-            return self.initial_value
         op = self.graph.add_operation(
             "InitializedValue",
-            Host("value_or", {"variable": self.spec.name, "container": self.spec.container}, resource=self.spec.name),
+            Host("value_or", _attrs(self.spec), resource=self.spec.name),
             [self.initial_value],
             [(self.spec.shape, self.spec.dtype)],
             name=f"{self._op.name}/initialized_value",
@@ -160,7 +168,7 @@ class Variable:
 
     def __repr__(self) -> str:
         at = f" device={self.device!r}" if self.device else ""
-        dtype = "string" if self.dtype == object else self.dtype.name
+        dtype = "string" if self.dtype.hasobject else self.dtype.name
         return f"<Variable {self.name!r} shape={self.shape} dtype={dtype}{at}>"
 
     def eval(self, session: Any = None) -> Any:
@@ -189,7 +197,10 @@ class Variable:
             *inputs: tensors, variables or arrays.
             name: operation name.
         """
-        return update([self], lambda old, *args: ([fn(old, *args)], ()), inputs, name=name or "Update", first=True)
+        changed: Tensor = update(
+            [self], lambda old, *args: ([fn(old, *args)], ()), inputs, name=name or "Update", first=True
+        )
+        return changed
 
     def _update(
         self, kind: str, name: str | None, fn: Callable[..., Any], value: Any, overwrites: bool = False
@@ -200,12 +211,12 @@ class Variable:
             else:
                 tensor = constant(value, self.dtype, name=f"{kind}/value")
         _check_fits(self, tensor)
-        if self.dtype == object:
+        if self.dtype.hasobject:
             if not overwrites:
                 raise InvalidArgumentError(f"variable {self.spec.name!r} holds strings: {kind} works on numbers only")
             op = self.graph.add_operation(
                 kind,
-                Host("assign", {"variable": self.spec.name, "container": self.spec.container}, True, self.spec.name),
+                Host("assign", _attrs(self.spec), True, self.spec.name),
                 [tensor],
                 [(self.spec.shape, self.spec.dtype)],
                 name=name or kind,
@@ -269,15 +280,20 @@ def update(
 
 
 def _check_fits(variable: Variable, tensor: Tensor) -> None:
-    if (variable.dtype == object) != (tensor.dtype == object) or tensor.dtype != variable.dtype:
+    if tensor.dtype != variable.dtype:
         raise InvalidArgumentError(
-            f"variable {variable.spec.name!r} holds {variable.dtype.name}, but {tensor.name!r} is {tensor.dtype.name}: "
-            "cast it with rt.numpy.astype"
+            f"variable {variable.spec.name!r} holds {_show_dtype(variable.dtype)}, but {tensor.name!r} is "
+            f"{_show_dtype(tensor.dtype)}: cast it with rt.numpy.astype"
         )
     if tensor.shape is not None and not _compatible(tensor.shape, variable.shape):
         raise InvalidArgumentError(
             f"variable {variable.spec.name!r} has shape {variable.shape}, but {tensor.name!r} has shape {tensor.shape}"
         )
+
+
+def _attrs(spec: VariableSpec) -> dict[str, Any]:
+    """What a host kernel is told of a variable."""
+    return {"variable": spec.name, "container": spec.container, "local": spec.local}
 
 
 def _compatible(shape: tuple[int | None, ...], wanted: tuple[int, ...]) -> bool:
@@ -295,8 +311,6 @@ def _static_spec(value: Any, dtype: Any, name: str) -> tuple[tuple[int, ...] | N
                 f"variable {name!r}: the shape {tensor.shape} of its initial value is not fully known"
             )
         return tuple(d for d in tensor.shape if d is not None), tensor.dtype if dtype is None else as_dtype(dtype)
-    from runtime.graph.ops import as_array
-
     array = as_array(value, dtype, f"variable {name!r}")
     return array.shape, array.dtype
 
@@ -304,7 +318,7 @@ def _static_spec(value: Any, dtype: Any, name: str) -> tuple[tuple[int, ...] | N
 def _call_elsewhere(
     graph: Graph, make: Callable[[], Any], dtype: Any, name: str
 ) -> tuple[Callable[[], Any], tuple[int, ...], np.dtype[Any]]:
-    """Learns the shape of ``make()`` by calling it in a scratch graph, so that the real call can happen on its device."""
+    """Learns the shape of ``make()`` by calling it in a scratch graph; the real call happens on its device."""
     with Graph().as_default():
         static, wanted = _static_spec(make(), dtype, name)
     if static is None:
@@ -359,7 +373,7 @@ def trainable_variables() -> list[Variable]:
 
 
 def local_variables() -> list[Variable]:
-    """The variables of the default graph that each session keeps for itself."""
+    """The variables of the default graph that stay on the session's own task."""
     return get_default_graph().get_collection(GraphKeys.LOCAL_VARIABLES)
 
 
@@ -386,7 +400,7 @@ def is_variable_initialized(variable: Variable, name: str | None = None) -> Tens
         "IsVariableInitialized",
         Host(
             "is_initialized",
-            {"variables": [[variable.spec.container, variable.spec.name]]},
+            {"variables": [[variable.spec.container, variable.spec.name]], "local": variable.spec.local},
             resource=variable.spec.name,
         ),
         outputs=[((), np.dtype(np.bool_))],
@@ -405,6 +419,28 @@ def report_uninitialized_variables(
         var_list: variables to look at; global and local ones of the default graph by default.
         name: operation name.
     """
+    return _uninitialized(var_list, name, "uninitialized", {})
+
+
+def wait_until_initialized(
+    var_list: Sequence[Variable] | None = None, timeout_secs: float = 10.0, name: str = "wait_until_initialized"
+) -> Tensor:
+    """Waits on the variables' own tasks until all have values, and is told the moment they have.
+
+    Args:
+        var_list: variables to wait for; global and local ones of the default graph by default.
+        timeout_secs: how long a step that fetches the tensor waits at most.
+        name: operation name.
+
+    Returns:
+        A 1-D string tensor with the names of the variables that have no value even then (empty when all have one).
+    """
+    return _uninitialized(var_list, name, "wait_initialized", {"timeout_secs": float(timeout_secs)})
+
+
+def _uninitialized(
+    var_list: Sequence[Variable] | None, name: str, kernel: str, attributes: Mapping[str, Any]
+) -> Tensor:
     graph = get_default_graph()
     looked_at = list(graph.variables() if var_list is None else var_list)
     by_device: dict[tuple[str, bool], list[Variable]] = {}
@@ -415,7 +451,14 @@ def report_uninitialized_variables(
         for same_device in by_device.values():
             op = graph.add_operation(
                 "UninitializedVariables",
-                Host("uninitialized", {"variables": [[v.spec.container, v.spec.name] for v in same_device]}),
+                Host(
+                    kernel,
+                    {
+                        "variables": [[v.spec.container, v.spec.name] for v in same_device],
+                        "local": same_device[0].spec.local,
+                        **attributes,
+                    },
+                ),
                 outputs=[((None,), np.dtype(object))],
                 name="names",
                 colocate_with=same_device[0].op,
@@ -460,4 +503,5 @@ __all__ = [
     "update",
     "variables",
     "variables_initializer",
+    "wait_until_initialized",
 ]

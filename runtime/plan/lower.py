@@ -97,6 +97,12 @@ def _trace_one(op: Operation, body: Pure | Update, inputs: Sequence[TensorSpec])
 
 
 def _checked_new_values(op: Operation, body: Update, results: list[TensorSpec]) -> list[TensorSpec]:
+    wanted = len(body.variables) + len(op.outputs)
+    if len(results) != wanted:
+        raise InvalidArgumentError(
+            f"operation {op.name!r} must give {len(body.variables)} new values and {len(op.outputs)} outputs, "
+            f"its function gave {len(results)} arrays"
+        )
     for variable, new in zip(body.variables, results, strict=False):
         if new.shape != variable.shape or new.dtype != variable.dtype:
             raise InvalidArgumentError(
@@ -138,7 +144,7 @@ def _lower_host(
         arguments = tuple(place[traced.real(t)] for t in op.inputs)
         calls.append(HostCall(body.kernel, dict(body.attrs), arguments, len(op.outputs), op.name))
         for tensor in op.outputs:
-            place[tensor] = count
+            place.setdefault(tensor, count)  # a fed tensor keeps its fed value
             count += 1
     return Stage(
         device,
@@ -212,8 +218,8 @@ def _variables(operations: Sequence[Operation]) -> tuple[tuple[VariableSpec, ...
         touched = (op.body.variable,) if isinstance(op.body, Read) else getattr(op.body, "variables", ())
         for variable in touched:
             i = index.setdefault(variable, len(index))
-            needs_value = isinstance(op.body, Read) or not op.body.overwrites
-            if needs_value and i not in writes:
+            overwrites = isinstance(op.body, Update) and op.body.overwrites
+            if not overwrites and i not in writes:
                 reads[i] = None
             if isinstance(op.body, Update):
                 writes[i] = None

@@ -63,8 +63,9 @@ class VariableOutput:
 
 @dataclass(frozen=True)
 class ProgramOutput:
-    """An output that the program computes: ``index`` counts its results behind the written variables; for a host
-    stage, the inputs followed by all results.
+    """An output that the program computes.
+
+    ``index`` counts its results behind the written variables; for a host stage, the inputs followed by all results.
     """
 
     index: int

@@ -27,7 +27,7 @@ def make_plan(
         devices: what there is to run on.
 
     Raises:
-        InvalidArgumentError: a placeholder is not fed, a device is not there, or shapes do not fit; names the operation.
+        InvalidArgumentError: a placeholder is not fed, a device is missing, or shapes do not fit; names the operation.
     """
     needed = prune(fetches, feeds)
     placed = place(needed.operations, devices)

@@ -87,8 +87,10 @@ def _waves(
 
 
 def _in_order(operations: Sequence[Operation], waits_for: Mapping[Operation, Sequence[Operation]]) -> list[Operation]:
-    """Orders the operations of one stage: what must be before is before, and a read that nothing orders against a
-    write of the same variable sees what was written.
+    """Orders the operations of one stage.
+
+    What must be before is before, and a read that nothing orders against a write of the same variable sees what was
+    written.
     """
     inside = set(operations)
     before = {op: {other for other in waits_for[op] if other in inside} for op in operations}

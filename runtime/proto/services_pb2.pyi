@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from runtime.proto import cluster_pb2 as _cluster_pb2
 from runtime.proto import stage_pb2 as _stage_pb2
 import builtins as _builtins
@@ -59,12 +60,15 @@ class StatusResponse(_message.Message):
     HOST_ID_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     STARTED_UNIX_SECS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     incarnation: _builtins.int
     data_port: _builtins.int
     unix_path: _builtins.str
     host_id: _builtins.str
     started_unix_secs: _builtins.float
+    generation: _builtins.int
+    """how often the variables were restored under sessions that used them"""
     @_builtins.property
     def cluster(self) -> _cluster_pb2.ClusterDef: ...
     @_builtins.property
@@ -80,10 +84,11 @@ class StatusResponse(_message.Message):
         host_id: _builtins.str = ...,
         devices: _abc.Iterable[_stage_pb2.DeviceDef] | None = ...,
         started_unix_secs: _builtins.float = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "data_port", b"data_port", "devices", b"devices", "host_id", b"host_id", "incarnation", b"incarnation", "started_unix_secs", b"started_unix_secs", "task", b"task", "unix_path", b"unix_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "data_port", b"data_port", "devices", b"devices", "generation", b"generation", "host_id", b"host_id", "incarnation", b"incarnation", "started_unix_secs", b"started_unix_secs", "task", b"task", "unix_path", b"unix_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -93,21 +98,51 @@ Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
 class RegisterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class WritesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CALL_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    WRITES_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """the one the sender means; another one answers ABORTED"""
+    generation: _builtins.int
+    """the same for the generation"""
     @_builtins.property
     def call(self) -> _stage_pb2.StageCallDef: ...
+    @_builtins.property
+    def writes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """task -> stages of the whole plan that write variables"""
+
     def __init__(
         self,
         *,
         call: _stage_pb2.StageCallDef | None = ...,
         incarnation: _builtins.int = ...,
+        writes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "incarnation", b"incarnation", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -173,6 +208,359 @@ class ClearResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClearResponse: _TypeAlias = ClearResponse  # noqa: Y015
+
+@_typing.final
+class SliceDef(_message.Message):
+    """A variable, or a slice of a partitioned one, in a checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    CONTAINER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    FULL_SHAPE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    DEVICE_TYPE_FIELD_NUMBER: _builtins.int
+    DEVICE_INDEX_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """its name in the checkpoint's key-value store"""
+    container: _builtins.str
+    name: _builtins.str
+    """the variable"""
+    device_type: _builtins.str
+    """where a restored value is put"""
+    device_index: _builtins.int
+    @_builtins.property
+    def spec(self) -> _stage_pb2.TensorSpecDef:
+        """of this slice"""
+
+    @_builtins.property
+    def full_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def chunk(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """zarr chunk shape; written only"""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        container: _builtins.str = ...,
+        name: _builtins.str = ...,
+        spec: _stage_pb2.TensorSpecDef | None = ...,
+        full_shape: _abc.Iterable[_builtins.int] | None = ...,
+        offset: _abc.Iterable[_builtins.int] | None = ...,
+        chunk: _abc.Iterable[_builtins.int] | None = ...,
+        device_type: _builtins.str = ...,
+        device_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "container", b"container", "device_index", b"device_index", "device_type", b"device_type", "full_shape", b"full_shape", "key", b"key", "name", b"name", "offset", b"offset", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SliceDef: _TypeAlias = SliceDef  # noqa: Y015
+
+@_typing.final
+class FileDef(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    CRC32_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """relative to the directory of the order"""
+    size: _builtins.int
+    crc32: _builtins.int
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        size: _builtins.int = ...,
+        crc32: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32", "path", b"path", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileDef: _TypeAlias = FileDef  # noqa: Y015
+
+@_typing.final
+class StepWrites(_message.Message):
+    """How far one training step's writes have come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ExpectedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    step: _builtins.int
+    done: _builtins.int
+    """on this task"""
+    @_builtins.property
+    def expected(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """task -> stages that write variables"""
+
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        step: _builtins.int = ...,
+        done: _builtins.int = ...,
+        expected: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "expected", b"expected", "session", b"session", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepWrites: _TypeAlias = StepWrites  # noqa: Y015
+
+@_typing.final
+class ShardOrder(_message.Message):
+    """What the coordinator of checkpoints (the chief) orders a task to do. Every kind but TELL is refused unless it comes
+    under the epoch that the task was last claimed for.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ShardOrder._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        TELL: ShardOrder._Kind.ValueType  # 0
+        """epoch and owner, please"""
+        CLAIM: ShardOrder._Kind.ValueType  # 1
+        """from now on obey this epoch only; jobs of older ones have ended when this returns"""
+        PAUSE: ShardOrder._Kind.ValueType  # 2
+        """hold stages that write variables, except those of `steps`, which are let through and awaited"""
+        TAKE: ShardOrder._Kind.ValueType  # 3
+        """take references to `slices` for `job`, let stages run again"""
+        WRITE: ShardOrder._Kind.ValueType  # 4
+        """write what the job took"""
+        PROGRESS: ShardOrder._Kind.ValueType  # 5
+        """how much of it is written"""
+        VERIFY: ShardOrder._Kind.ValueType  # 6
+        """compare `files` with their checksums"""
+        READ: ShardOrder._Kind.ValueType  # 7
+        """read `slices` for `job`, change nothing yet"""
+        COMMIT: ShardOrder._Kind.ValueType  # 8
+        """replace the variables by what the job has read, all at once"""
+        DROP: ShardOrder._Kind.ValueType  # 9
+        """forget the job"""
+        CHUNK: ShardOrder._Kind.ValueType  # 10
+        """give a piece of what the job took, or take one for what it will commit (no shared directory)"""
+        STATES: ShardOrder._Kind.ValueType  # 11
+        """the small named states of the trainer in this process"""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
+    TELL: ShardOrder.Kind.ValueType  # 0
+    """epoch and owner, please"""
+    CLAIM: ShardOrder.Kind.ValueType  # 1
+    """from now on obey this epoch only; jobs of older ones have ended when this returns"""
+    PAUSE: ShardOrder.Kind.ValueType  # 2
+    """hold stages that write variables, except those of `steps`, which are let through and awaited"""
+    TAKE: ShardOrder.Kind.ValueType  # 3
+    """take references to `slices` for `job`, let stages run again"""
+    WRITE: ShardOrder.Kind.ValueType  # 4
+    """write what the job took"""
+    PROGRESS: ShardOrder.Kind.ValueType  # 5
+    """how much of it is written"""
+    VERIFY: ShardOrder.Kind.ValueType  # 6
+    """compare `files` with their checksums"""
+    READ: ShardOrder.Kind.ValueType  # 7
+    """read `slices` for `job`, change nothing yet"""
+    COMMIT: ShardOrder.Kind.ValueType  # 8
+    """replace the variables by what the job has read, all at once"""
+    DROP: ShardOrder.Kind.ValueType  # 9
+    """forget the job"""
+    CHUNK: ShardOrder.Kind.ValueType  # 10
+    """give a piece of what the job took, or take one for what it will commit (no shared directory)"""
+    STATES: ShardOrder.Kind.ValueType  # 11
+    """the small named states of the trainer in this process"""
+
+    KIND_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    SLICES_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
+    OCDBT_FIELD_NUMBER: _builtins.int
+    ZARR3_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    kind: Global___ShardOrder.Kind.ValueType
+    incarnation: _builtins.int
+    epoch: _builtins.int
+    owner: _builtins.int
+    job: _builtins.int
+    directory: _builtins.str
+    process_id: _builtins.str
+    """of the sub-directory that this task writes"""
+    ocdbt: _builtins.bool
+    zarr3: _builtins.bool
+    seconds: _builtins.float
+    """how long a pause may last"""
+    report: _builtins.str
+    """TAKE: give this slice's value as a number"""
+    index: _builtins.int
+    """CHUNK: which slice"""
+    offset: _builtins.int
+    """CHUNK: first byte"""
+    size: _builtins.int
+    """CHUNK: how many bytes"""
+    data: _builtins.bytes
+    """CHUNK: what to take"""
+    @_builtins.property
+    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceDef]: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepWrites]: ...
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileDef]: ...
+    def __init__(
+        self,
+        *,
+        kind: Global___ShardOrder.Kind.ValueType = ...,
+        incarnation: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        owner: _builtins.int = ...,
+        job: _builtins.int = ...,
+        slices: _abc.Iterable[Global___SliceDef] | None = ...,
+        directory: _builtins.str = ...,
+        process_id: _builtins.str = ...,
+        ocdbt: _builtins.bool = ...,
+        zarr3: _builtins.bool = ...,
+        steps: _abc.Iterable[Global___StepWrites] | None = ...,
+        files: _abc.Iterable[Global___FileDef] | None = ...,
+        seconds: _builtins.float = ...,
+        report: _builtins.str = ...,
+        index: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        size: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "directory", b"directory", "epoch", b"epoch", "files", b"files", "incarnation", b"incarnation", "index", b"index", "job", b"job", "kind", b"kind", "ocdbt", b"ocdbt", "offset", b"offset", "owner", b"owner", "process_id", b"process_id", "report", b"report", "seconds", b"seconds", "size", b"size", "slices", b"slices", "steps", b"steps", "zarr3", b"zarr3"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardOrder: _TypeAlias = ShardOrder  # noqa: Y015
+
+@_typing.final
+class ShardReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class StatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    SIZES_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    owner: _builtins.int
+    done_bytes: _builtins.int
+    total_bytes: _builtins.int
+    number: _builtins.int
+    data: _builtins.bytes
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepWrites]: ...
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileDef]: ...
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def states(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]: ...
+    @_builtins.property
+    def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """TAKE: bytes of each slice as it is written"""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        owner: _builtins.int = ...,
+        steps: _abc.Iterable[Global___StepWrites] | None = ...,
+        files: _abc.Iterable[Global___FileDef] | None = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        number: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        states: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+        sizes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "done_bytes", b"done_bytes", "epoch", b"epoch", "files", b"files", "number", b"number", "owner", b"owner", "problems", b"problems", "sizes", b"sizes", "states", b"states", "steps", b"steps", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardReply: _TypeAlias = ShardReply  # noqa: Y015
 
 @_typing.final
 class SessionOptions(_message.Message):
@@ -419,3 +807,33 @@ class ResetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResetResponse: _TypeAlias = ResetResponse  # noqa: Y015
+
+@_typing.final
+class ForwardShardRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECS_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    task: _builtins.str
+    timeout_secs: _builtins.float
+    """0: no limit"""
+    @_builtins.property
+    def order(self) -> Global___ShardOrder: ...
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        task: _builtins.str = ...,
+        order: Global___ShardOrder | None = ...,
+        timeout_secs: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "session", b"session", "task", b"task", "timeout_secs", b"timeout_secs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardShardRequest: _TypeAlias = ForwardShardRequest  # noqa: Y015

@@ -49,6 +49,11 @@ class WorkerServiceStub:
                 request_serializer=runtime_dot_proto_dot_services__pb2.ClearRequest.SerializeToString,
                 response_deserializer=runtime_dot_proto_dot_services__pb2.ClearResponse.FromString,
                 _registered_method=True)
+        self.Shard = channel.unary_unary(
+                '/bellwether.WorkerService/Shard',
+                request_serializer=runtime_dot_proto_dot_services__pb2.ShardOrder.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.ShardReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -72,6 +77,12 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Shard(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -89,6 +100,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Clear,
                     request_deserializer=runtime_dot_proto_dot_services__pb2.ClearRequest.FromString,
                     response_serializer=runtime_dot_proto_dot_services__pb2.ClearResponse.SerializeToString,
+            ),
+            'Shard': grpc.unary_unary_rpc_method_handler(
+                    servicer.Shard,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.ShardOrder.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.ShardReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -182,6 +198,33 @@ class WorkerService:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Shard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bellwether.WorkerService/Shard',
+            runtime_dot_proto_dot_services__pb2.ShardOrder.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.ShardReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class MasterServiceStub:
     """Missing associated documentation comment in .proto file."""
@@ -216,6 +259,11 @@ class MasterServiceStub:
                 '/bellwether.MasterService/Reset',
                 request_serializer=runtime_dot_proto_dot_services__pb2.ResetRequest.SerializeToString,
                 response_deserializer=runtime_dot_proto_dot_services__pb2.ResetResponse.FromString,
+                _registered_method=True)
+        self.ForwardShard = channel.unary_unary(
+                '/bellwether.MasterService/ForwardShard',
+                request_serializer=runtime_dot_proto_dot_services__pb2.ForwardShardRequest.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.ShardReply.FromString,
                 _registered_method=True)
 
 
@@ -252,6 +300,12 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForwardShard(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MasterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -279,6 +333,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.Reset,
                     request_deserializer=runtime_dot_proto_dot_services__pb2.ResetRequest.FromString,
                     response_serializer=runtime_dot_proto_dot_services__pb2.ResetResponse.SerializeToString,
+            ),
+            'ForwardShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForwardShard,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.ForwardShardRequest.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.ShardReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -416,6 +475,33 @@ class MasterService:
             '/bellwether.MasterService/Reset',
             runtime_dot_proto_dot_services__pb2.ResetRequest.SerializeToString,
             runtime_dot_proto_dot_services__pb2.ResetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForwardShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bellwether.MasterService/ForwardShard',
+            runtime_dot_proto_dot_services__pb2.ForwardShardRequest.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.ShardReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,7 @@ class WorkerServiceStub:
     Status: _grpc.UnaryUnaryMultiCallable[_services_pb2.StatusRequest, _services_pb2.StatusResponse]
     Register: _grpc.UnaryUnaryMultiCallable[_services_pb2.RegisterRequest, _services_pb2.RegisterResponse]
     Clear: _grpc.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]
+    Shard: _grpc.UnaryUnaryMultiCallable[_services_pb2.ShardOrder, _services_pb2.ShardReply]
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -41,6 +42,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Status: _aio.UnaryUnaryMultiCallable[_services_pb2.StatusRequest, _services_pb2.StatusResponse]  # type: ignore[assignment]
     Register: _aio.UnaryUnaryMultiCallable[_services_pb2.RegisterRequest, _services_pb2.RegisterResponse]  # type: ignore[assignment]
     Clear: _aio.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]  # type: ignore[assignment]
+    Shard: _aio.UnaryUnaryMultiCallable[_services_pb2.ShardOrder, _services_pb2.ShardReply]  # type: ignore[assignment]
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -64,6 +66,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_services_pb2.ClearResponse, _abc.Awaitable[_services_pb2.ClearResponse]]: ...
 
+    @_abc_1.abstractmethod
+    def Shard(
+        self,
+        request: _services_pb2.ShardOrder,
+        context: _ServicerContext,
+    ) -> _typing.Union[_services_pb2.ShardReply, _abc.Awaitable[_services_pb2.ShardReply]]: ...
+
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class MasterServiceStub:
@@ -76,6 +85,7 @@ class MasterServiceStub:
     RegisterPlan: _grpc.UnaryUnaryMultiCallable[_services_pb2.RegisterPlanRequest, _services_pb2.RegisterPlanResponse]
     RunStep: _grpc.UnaryUnaryMultiCallable[_services_pb2.RunStepRequest, _services_pb2.RunStepResponse]
     Reset: _grpc.UnaryUnaryMultiCallable[_services_pb2.ResetRequest, _services_pb2.ResetResponse]
+    ForwardShard: _grpc.UnaryUnaryMultiCallable[_services_pb2.ForwardShardRequest, _services_pb2.ShardReply]
 
 @_typing.type_check_only
 class MasterServiceAsyncStub(MasterServiceStub):
@@ -85,6 +95,7 @@ class MasterServiceAsyncStub(MasterServiceStub):
     RegisterPlan: _aio.UnaryUnaryMultiCallable[_services_pb2.RegisterPlanRequest, _services_pb2.RegisterPlanResponse]  # type: ignore[assignment]
     RunStep: _aio.UnaryUnaryMultiCallable[_services_pb2.RunStepRequest, _services_pb2.RunStepResponse]  # type: ignore[assignment]
     Reset: _aio.UnaryUnaryMultiCallable[_services_pb2.ResetRequest, _services_pb2.ResetResponse]  # type: ignore[assignment]
+    ForwardShard: _aio.UnaryUnaryMultiCallable[_services_pb2.ForwardShardRequest, _services_pb2.ShardReply]  # type: ignore[assignment]
 
 class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -121,5 +132,12 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _services_pb2.ResetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_services_pb2.ResetResponse, _abc.Awaitable[_services_pb2.ResetResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ForwardShard(
+        self,
+        request: _services_pb2.ForwardShardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_services_pb2.ShardReply, _abc.Awaitable[_services_pb2.ShardReply]]: ...
 
 def add_MasterServiceServicer_to_server(servicer: MasterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

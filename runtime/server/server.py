@@ -6,6 +6,7 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from concurrent import futures
 from typing import Any
 
@@ -26,6 +27,9 @@ from runtime.transport.listener import TensorServer
 
 _RPC_THREADS = 64
 _STOP_SECS = 2.0
+_LATE_SECS = 600.0
+"""How long a task that may leave at the end of training waits for workers that have not said that they are done."""
+_LOOK_EVERY_SECS = 10.0
 
 
 class Server:
@@ -66,6 +70,8 @@ class Server:
         self._peers: dict[str, Task] = {}
         self._peers_lock = threading.Lock()
         self._stopped = threading.Event()
+        self._over = threading.Event()
+        """Set when ``join`` should end: stopped, or nobody needs this task any more."""
         self._started = False
         host, port = split_address(spec.task_address(self.task.job, self.task.index))
         self._grpc = grpc.server(futures.ThreadPoolExecutor(_RPC_THREADS, "grpc"), options=rpc.SERVER_OPTIONS)
@@ -73,6 +79,9 @@ class Server:
         self.address = f"{host}:{bound}"
         self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
         self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
+        run = self.worker.store.run
+        run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, "evaluator"))
+        run.when_all_done = self._over.set
         self._tensors = TensorServer(
             self.worker,
             host="127.0.0.1" if _is_loopback(host) else "",
@@ -143,22 +152,35 @@ class Server:
         if self._started:
             self._tensors.stop(grace_secs)
         self._stopped.set()
+        self._over.set()
 
     def join(self) -> None:
-        """Serves until ``stop`` is called, or SIGTERM arrives when this is the main thread."""
+        """Serves until ``stop`` is called, or SIGTERM arrives when this is the main thread, or training is over.
+
+        Training is over for a task when every task of the other jobs has said so (a Supervisor says it at its end) and
+        none of them runs under a launcher that stops this task itself; then the server stops. Workers that have not
+        said so are waited for ten minutes after the chief has finished.
+        """
         if threading.current_thread() is threading.main_thread():
             before = signal.getsignal(signal.SIGTERM)
             signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=self.stop, name="stop").start())
             try:
-                self._wait_stopped()
+                self._wait_over()
             finally:
                 signal.signal(signal.SIGTERM, before)
         else:
-            self._stopped.wait()
+            self._wait_over()
 
-    def _wait_stopped(self) -> None:
+    def _wait_over(self) -> None:
+        run = self.worker.store.run
         try:
-            self._stopped.wait()
+            while not self._over.wait(_LOOK_EVERY_SECS):
+                if run.finished_at is not None and time.monotonic() - run.finished_at > _LATE_SECS:
+                    break
+            if self._stopped.is_set():
+                return
+            logging.info("%s: training is over, nobody needs this task any more", self.task)
+            self.stop()
         except KeyboardInterrupt:
             self.stop()
             raise

@@ -41,6 +41,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             host_id=host_id(),
             devices=[device_to_proto(d) for d in server.worker.devices],
             started_unix_secs=self._started,
+            generation=server.worker.store.run.generation,
         )
 
     @servicer_method
@@ -49,7 +50,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         if request.incarnation != self._server.incarnation:
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
         call = call_from_proto(request.call)
-        handle = self._server.worker.register(call, request.call.stage.program.sha256)
+        handle = self._server.worker.register(call, request.call.stage.program.sha256, request.generation)
         return pb.RegisterResponse(need_program=True) if handle is None else pb.RegisterResponse(handle=handle)
 
     @servicer_method

@@ -81,12 +81,13 @@ class LocalTask:
         self.name = name
         self.server = server
         self.incarnation = server.incarnation
+        self.generation = server.worker.store.run.generation
         self.devices: tuple[Device, ...] = tuple(server.worker.devices)
 
     def register(self, call: StageCall) -> RegisteredCall:
         """Prepares a stage call on the task."""
         worker = self.server.worker
-        handle = worker.register(call)
+        handle = worker.register(call, generation=self.generation)
         assert handle is not None
         return worker.registered(handle)
 
@@ -113,6 +114,7 @@ class RemoteTask:
         self.name = name
         self.address = address
         self.incarnation = 0
+        self.generation = 0
         self.devices: tuple[Device, ...] = ()
         self._channel = rpc.open_channel(address)
         self._stub = services_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -143,6 +145,7 @@ class RemoteTask:
     def meet(self, status: services_pb2.StatusResponse) -> None:
         """Remembers the incarnation and the devices of the task at first contact."""
         self.incarnation = status.incarnation
+        self.generation = status.generation
         self.devices = tuple(device_from_proto(d) for d in status.devices)
 
     def _resolve(self, timeout: float) -> Endpoint:
@@ -160,7 +163,9 @@ class RemoteTask:
             fetched: slots whose values a user may keep: their memory is not reused.
             timeout: seconds.
         """
-        request = services_pb2.RegisterRequest(call=call_to_proto(call, with_blob=False), incarnation=self.incarnation)
+        request = services_pb2.RegisterRequest(
+            call=call_to_proto(call, with_blob=False), incarnation=self.incarnation, generation=self.generation
+        )
         answer = rpc.call(self._stub.Register, request, timeout=timeout, task=self.name)
         if answer.need_program:
             request.call.CopyFrom(call_to_proto(call))

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.errors import NotFoundError
+from runtime.errors import AbortedError, NotFoundError
 from runtime.execution.executor import Executor, PreparedStage
 from runtime.execution.store import Store
 from runtime.plan.place import Device
@@ -87,16 +87,22 @@ class Worker:
 
     # -- registration ------------------------------------------------------------------------------------------
 
-    def register(self, call: StageCall, sha256: bytes = b"") -> int | None:
+    def register(self, call: StageCall, sha256: bytes = b"", generation: int = 0) -> int | None:
         """Compiles a stage call and gives it a handle; equal calls of any session share one.
 
         Args:
             call: the stage call; its program may come without its blob when ``sha256`` is given.
             sha256: what the program is known by.
+            generation: of the run record when the session began.
 
         Returns:
             The handle, or None when the program is not known here and its blob must be sent.
+
+        Raises:
+            AbortedError: the variables were restored since then.
         """
+        if generation != self.store.run.generation:
+            raise AbortedError("its variables were restored since the session began", task=self.task)
         program = call.stage.program
         if program is not None:
             sha256 = sha256 or bytes.fromhex(program.sha256)
@@ -110,11 +116,11 @@ class Worker:
                 else:
                     return None
             call = replace(call, stage=replace(call.stage, program=program))
-        digest = hashlib.sha256(sha256 + call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)).digest()
+        digest = hashlib.sha256(sha256 + call_to_proto(call, with_blob=False).SerializeToString(deterministic=True) + b"%d" % generation).digest()
         with self._lock:
             if digest in self._by_digest:
                 return self._by_digest[digest]
-        registered = RegisteredCall(call, self.executor.prepare(call.stage))
+        registered = RegisteredCall(call, self.executor.prepare(call.stage, generation))
         with self._lock:
             handle = self._by_digest.setdefault(digest, next(self._handles))
             self._calls.setdefault(handle, registered)

@@ -1,0 +1,85 @@
+"""Milliseconds of single operations on a ps in another process: push + assign_add, pull + reduce; ours beside TensorFlow.
+
+    python -m benchmarks.operations --systems=ours,tcp,tf --json
+
+An empty Python gRPC call between the same kind of processes is measured in the same run by `benchmarks.wire`.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from absl import app, flags
+
+from benchmarks.common import PEERS_PYTHON, ROOT, free_ports
+
+_SYSTEMS = flags.DEFINE_list("systems", ["ours", "tcp"], "Of: ours, tcp (ours without the Unix socket), tf.")
+_SIZES = flags.DEFINE_list("sizes", ["4", "318000", "4194304", "67108864"], "Bytes of the variable.")
+_SECONDS = flags.DEFINE_float("seconds", 1.0, "Time for each figure, in seconds.", lower_bound=0.05)
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
+
+Figures = dict[str, dict[str, dict[str, float]]]
+
+
+def measure(systems: list[str], sizes: list[int], seconds: float) -> Figures:
+    """System -> size -> {push, pull} in milliseconds; the systems take turns, size by size."""
+    commands = {
+        "ours": [sys.executable, "-m", "benchmarks.systems.operations_ours"],
+        "tcp": [sys.executable, "-m", "benchmarks.systems.operations_ours"],
+        "tf": [str(PEERS_PYTHON), str(ROOT / "benchmarks/systems/operations_tf.py")],
+    }
+    processes: list[subprocess.Popen[str]] = []
+    workers: dict[str, subprocess.Popen[str]] = {}
+    found: Figures = {name: {} for name in systems}
+    try:
+        for name in systems:
+            ports = free_ports(2)
+            cluster = json.dumps({"ps": [f"127.0.0.1:{ports[0]}"], "worker": [f"127.0.0.1:{ports[1]}"]})
+            environment = {**os.environ, "JAX_PLATFORMS": "cpu", "BELLWETHER_FAST_PATH": "0" if name == "tcp" else "1"}
+            for job in ("ps", "worker"):
+                process = subprocess.Popen(
+                    [*commands[name], job, cluster, json.dumps(sizes), str(seconds)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=None if os.environ.get("BENCH_STDERR") else subprocess.DEVNULL,
+                    text=True,
+                    cwd=ROOT,
+                    env=environment,
+                )
+                processes.append(process)
+            workers[name] = process
+            assert process.stdout is not None
+            if not any(line.strip() == "READY" for line in process.stdout):
+                raise RuntimeError(f"{name}: the worker ended before it was ready (BENCH_STDERR=1 shows why)")
+        for size in sizes:
+            for name, worker in workers.items():
+                assert worker.stdin is not None and worker.stdout is not None
+                worker.stdin.write(f"{size}\n")
+                worker.stdin.flush()
+                found[name][str(size)] = json.loads(worker.stdout.readline())
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+        for process in processes:
+            process.wait()
+    return found
+
+
+def main(argv: list[str]) -> None:
+    """Measures and prints."""
+    if len(argv) > 1:
+        raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
+    found = measure(_SYSTEMS.value, [int(s) for s in _SIZES.value], _SECONDS.value)
+    if _JSON.value:
+        print(json.dumps(found))
+        return
+    for what in ("push", "pull"):
+        for size in _SIZES.value:
+            row = "  ".join(f"{name} {figures[size][what]:8.3f} ms" for name, figures in found.items())
+            print(f"{what} {int(size):>9} bytes  {row}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,188 @@
+"""Data types by TensorFlow's names; numpy and JAX take each of them for their own dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import runtime as rt
+
+
+class DType:
+    """A data type of tensors: ``tf.float32``.
+
+    It equals, and hashes like, the numpy dtype that tensors carry as ``.dtype``, and numpy and JAX accept it wherever
+    they take a dtype.
+
+    Attributes:
+        name: such as "float32"; "string" for strings.
+        dtype: the numpy dtype; ``object`` for strings.
+    """
+
+    __slots__ = ("name", "dtype")
+
+    def __init__(self, name: str, dtype: Any) -> None:
+        self.name = name
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+
+    @property
+    def as_numpy_dtype(self) -> type[Any]:
+        """The scalar type: ``numpy.float32``."""
+        return self.dtype.type
+
+    @property
+    def base_dtype(self) -> DType:
+        """Itself: there are no reference types here."""
+        return self
+
+    @property
+    def real_dtype(self) -> DType:
+        """The dtype of the real part."""
+        return as_dtype(np.empty((), self.dtype).real.dtype) if self.is_complex else self
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether it is a real floating point type."""
+        return bool(jnp.issubdtype(self.dtype, np.floating))
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether it is a complex type."""
+        return self.dtype.kind == "c"
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it is an integer type (bool is none)."""
+        return self.dtype.kind in "iu"
+
+    @property
+    def is_unsigned(self) -> bool:
+        """Whether it is an unsigned integer type."""
+        return self.dtype.kind == "u"
+
+    @property
+    def is_bool(self) -> bool:
+        """Whether it is bool."""
+        return self.dtype.kind == "b"
+
+    @property
+    def size(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def min(self) -> Any:
+        """The smallest finite value. Raises TypeError for a type without one."""
+        return _limits(self).min
+
+    @property
+    def max(self) -> Any:
+        """The largest finite value. Raises TypeError for a type without one."""
+        return _limits(self).max
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """Whether a value of ``other`` can be used as this type without a cast."""
+        return self == other
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, DType):
+            return self.dtype == other.dtype
+        if other is None:
+            return False
+        try:
+            return self.dtype == np.dtype(other)  # type: ignore[call-overload, no-any-return]
+        except TypeError:
+            return False
+
+    def __hash__(self) -> int:
+        return hash(self.dtype)
+
+    def __repr__(self) -> str:
+        return f"tf.{self.name}"
+
+
+def _limits(dtype: DType) -> Any:
+    if dtype.is_integer:
+        return np.iinfo(dtype.dtype)
+    if dtype.is_floating:
+        return jnp.finfo(dtype.dtype)
+    raise TypeError(f"{dtype!r} has no smallest and largest value")
+
+
+DTYPES = {
+    name: DType(name, dtype)
+    for name, dtype in {
+        "float16": np.float16,
+        "bfloat16": jnp.bfloat16,
+        "float32": np.float32,
+        "float64": np.float64,
+        "complex64": np.complex64,
+        "complex128": np.complex128,
+        "int8": np.int8,
+        "int16": np.int16,
+        "int32": np.int32,
+        "int64": np.int64,
+        "uint8": np.uint8,
+        "uint16": np.uint16,
+        "uint32": np.uint32,
+        "uint64": np.uint64,
+        "bool": np.bool_,
+        "string": np.object_,
+    }.items()
+}
+"""TensorFlow's name -> the dtype."""
+for _alias, _name in {"half": "float16", "double": "float64"}.items():
+    DTYPES[_alias] = DTYPES[_name]
+_BY_NUMPY = {dtype.dtype: dtype for dtype in DTYPES.values()}
+
+
+def as_dtype(type_value: Any) -> DType:
+    """The data type that ``type_value`` names: a DType, a numpy dtype or type, or a name.
+
+    Raises:
+        TypeError: it is no dtype, or one that no tensor can have.
+    """
+    if isinstance(type_value, DType):
+        return type_value
+    if isinstance(type_value, str) and type_value in DTYPES:
+        return DTYPES[type_value]
+    if type_value in (str, bytes):
+        return DTYPES["string"]
+    try:
+        found = np.dtype(type_value)
+    except TypeError:
+        raise TypeError(f"{type_value!r} is not a data type") from None
+    if found.kind in "SU":
+        return DTYPES["string"]
+    if type_value is None or found not in _BY_NUMPY:
+        raise TypeError(f"{type_value!r} is not a data type of tensors")
+    return _BY_NUMPY[found]
+
+
+def to_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[Any, Any]:
+    """``value`` as an array by TensorFlow's rules.
+
+    A numpy array or scalar keeps its dtype. Python numbers, and lists of them, become int32 (int64 when one does not
+    fit), float32, complex128 or bool. Strings become an object array of bytes.
+
+    Raises:
+        InvalidArgumentError: ragged nesting, or a type no tensor can hold; names ``what``.
+    """
+    if dtype is not None:
+        array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
+        return np.asarray(rt.constant_value_of(array, as_dtype(dtype).dtype, what))
+    if not isinstance(value, np.ndarray | np.generic):
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise rt.InvalidArgumentError(f"{what}: cannot be made an array: {error}") from None
+        if array.dtype == np.float64:
+            return array.astype(np.float32)
+        if array.dtype == np.int64:
+            limits = np.iinfo(np.int32)
+            fits = not array.size or (array.min() >= limits.min and array.max() <= limits.max)
+            return array.astype(np.int32) if fits else array
+        return array
+    return np.asarray(value)

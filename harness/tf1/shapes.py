@@ -1,0 +1,204 @@
+"""Static shapes as TensorFlow shows them: ``tensor.get_shape().as_list()``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import runtime as rt
+
+
+class Dimension:
+    """One size of a shape; ``.value`` is None when it is known only in the step.
+
+    Arithmetic with an unknown size gives an unknown size; comparing with one gives None, as in TensorFlow.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value: int | None = value.value if isinstance(value, Dimension) else None if value is None else int(value)
+
+    def __int__(self) -> int:
+        if self.value is None:
+            raise TypeError("this dimension is known only when the step runs: use tf.shape")
+        return self.value
+
+    __index__ = __int__
+
+    def _with(self, other: Any, fn: Any) -> Dimension:
+        right = Dimension(other).value
+        return Dimension(None if self.value is None or right is None else fn(self.value, right))
+
+    def __add__(self, other: Any) -> Dimension:
+        return self._with(other, lambda a, b: a + b)
+
+    def __sub__(self, other: Any) -> Dimension:
+        return self._with(other, lambda a, b: a - b)
+
+    def __mul__(self, other: Any) -> Dimension:
+        return self._with(other, lambda a, b: a * b)
+
+    def __floordiv__(self, other: Any) -> Dimension:
+        return self._with(other, lambda a, b: a // b)
+
+    def __mod__(self, other: Any) -> Dimension:
+        return self._with(other, lambda a, b: a % b)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __eq__(self, other: object) -> Any:
+        if other is None or isinstance(other, int | Dimension):
+            right = Dimension(other).value
+            return None if self.value is None or right is None else self.value == right
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __repr__(self) -> str:
+        return f"Dimension({self.value})"
+
+    def __str__(self) -> str:
+        return "?" if self.value is None else str(self.value)
+
+
+class TensorShape:
+    """A static shape: any number of ``Dimension``, or an unknown rank.
+
+    Args:
+        dims: iterable of int, None or Dimension; None for an unknown rank; another TensorShape.
+    """
+
+    __slots__ = ("dims",)
+
+    def __init__(self, dims: Any) -> None:
+        if isinstance(dims, TensorShape):
+            dims = dims.dims
+        elif isinstance(dims, int):
+            dims = [dims]
+        self.dims: list[Dimension] | None = None if dims is None else [Dimension(d) for d in dims]
+
+    @property
+    def ndims(self) -> int | None:
+        """Number of dimensions, None when unknown."""
+        return None if self.dims is None else len(self.dims)
+
+    @property
+    def rank(self) -> int | None:
+        """The same as ``ndims``."""
+        return self.ndims
+
+    def as_list(self) -> list[int | None]:
+        """The sizes, None for each unknown one. Raises ValueError for an unknown rank."""
+        return [d.value for d in self._known()]
+
+    def num_elements(self) -> int | None:
+        """The product of all sizes, None when one is unknown."""
+        sizes = None if self.dims is None else [d.value for d in self.dims]
+        return None if sizes is None or None in sizes else math.prod(s for s in sizes if s is not None)
+
+    def is_fully_defined(self) -> bool:
+        """Whether all sizes are known."""
+        return self.dims is not None and all(d.value is not None for d in self.dims)
+
+    def assert_is_fully_defined(self) -> None:
+        """Raises ValueError when a size is not known."""
+        if not self.is_fully_defined():
+            raise ValueError(f"shape {self} is not fully defined")
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """Whether a tensor could have both shapes."""
+        right = TensorShape(other)
+        if self.dims is None or right.dims is None:
+            return True
+        return len(self.dims) == len(right.dims) and all((a == b) is not False for a, b in zip(self, right, strict=True))
+
+    def assert_is_compatible_with(self, other: Any) -> None:
+        """Raises ValueError when no tensor could have both shapes."""
+        if not self.is_compatible_with(other):
+            raise ValueError(f"shapes {self} and {TensorShape(other)} are incompatible")
+
+    def merge_with(self, other: Any) -> TensorShape:
+        """What both shapes together say. Raises ValueError when they contradict."""
+        self.assert_is_compatible_with(other)
+        right = TensorShape(other)
+        if self.dims is None or right.dims is None:
+            return right if self.dims is None else self
+        return TensorShape([b if a.value is None else a for a, b in zip(self.dims, right.dims, strict=True)])
+
+    def concatenate(self, other: Any) -> TensorShape:
+        """This shape followed by ``other``; unknown when either rank is."""
+        right = TensorShape(other)
+        return TensorShape(None if self.dims is None or right.dims is None else [*self.dims, *right.dims])
+
+    def with_rank(self, rank: int) -> TensorShape:
+        """This shape, with that rank. Raises ValueError when it has another."""
+        if self.dims is None:
+            return TensorShape([None] * rank)
+        if len(self.dims) != rank:
+            raise ValueError(f"shape {self} must have rank {rank}")
+        return self
+
+    def _known(self) -> list[Dimension]:
+        if self.dims is None:
+            raise ValueError("the rank of this shape is known only when the step runs")
+        return self.dims
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+    def __bool__(self) -> bool:
+        return self.dims is not None
+
+    def __iter__(self) -> Iterator[Dimension]:
+        return iter(self._known())
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self._known()[key]
+        return TensorShape(found) if isinstance(key, slice) else found
+
+    def __eq__(self, other: object) -> bool:
+        if other is not None and not isinstance(other, TensorShape | Iterable):
+            return NotImplemented
+        right = TensorShape(other)
+        left_sizes = None if self.dims is None else self.as_list()
+        return left_sizes == (None if right.dims is None else right.as_list())
+
+    def __hash__(self) -> int:
+        return hash(None if self.dims is None else tuple(self.as_list()))
+
+    def __repr__(self) -> str:
+        return f"TensorShape({None if self.dims is None else self.dims!r})"
+
+    def __str__(self) -> str:
+        if self.dims is None:
+            return "<unknown>"
+        sizes = ", ".join(str(d) for d in self.dims)
+        return f"({sizes},)" if len(self.dims) == 1 else f"({sizes})"
+
+
+def get_shape(tensor: Any) -> TensorShape:
+    """The static shape of a tensor or variable."""
+    return TensorShape(tensor.shape)
+
+
+def set_shape(tensor: Any, shape: Any) -> None:
+    """Tells more of a tensor's static shape. Raises ValueError when it contradicts what is known."""
+    merged = TensorShape(tensor.shape).merge_with(shape)
+    if not isinstance(tensor, rt.Variable):
+        tensor.shape = None if merged.dims is None else tuple(merged.as_list())
+
+
+def install() -> None:
+    """Gives tensors and variables ``get_shape``, and tensors ``set_shape``: the names that scripts use everywhere."""
+    for target in (rt.Tensor, rt.Variable):
+        setattr(target, "get_shape", get_shape)  # noqa: B010 - the classes do not declare them
+    setattr(rt.Tensor, "set_shape", set_shape)  # noqa: B010
+    setattr(rt.Tensor, "consumers", consumers)  # noqa: B010
+
+
+def consumers(tensor: Any) -> list[rt.Operation]:
+    """The operations that take this tensor as an input."""
+    return [op for op in tensor.graph.get_operations() if tensor in op.inputs]

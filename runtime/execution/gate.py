@@ -1,0 +1,145 @@
+"""The gate of a task: holds back writing stages for the instant in which all tasks take references for a checkpoint.
+
+A training step may write on several tasks. A cut through all of them is consistent when each step is wholly in it or
+wholly out. So every task is paused, tells which steps have written how much, lets those go on that have written
+somewhere but not everywhere yet, and only then are references taken.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from runtime.errors import DeadlineExceededError
+
+StepKey = tuple[int, int]
+"""(session, step)."""
+
+STEPS_PER_SESSION = 16
+"""Steps remembered of each session: more than one session ever has under way at once."""
+SESSIONS = 4096
+RECENT_SECS = 5.0
+"""A step whose last write here is older has ended long ago, or lost its worker half-way."""
+
+
+@dataclass
+class Writes:
+    """How far the writes of one step have come on this task.
+
+    Attributes:
+        done: writing stages that have run here.
+        expected: by task, how many writing stages the whole step has.
+        at: when the last one ran (``time.monotonic``).
+    """
+
+    expected: Mapping[str, int] = field(default_factory=dict)
+    done: int = 0
+    at: float = 0.0
+
+
+class Gate:
+    """Lets writing stages through, one entry and one exit each, unless it is paused. Thread safe."""
+
+    def __init__(self, task: str = "") -> None:
+        self._task = task
+        self._changed = threading.Condition()
+        self._open_at = 0.0  # paused until then, so that a coordinator that dies holds nobody up
+        self._paused = False
+        self._allowed: Collection[StepKey] = ()
+        self._running = 0
+        self._sessions: OrderedDict[int, OrderedDict[int, Writes]] = OrderedDict()
+
+    def enter(self, key: StepKey) -> None:
+        """Before a writing stage runs: waits while the gate is paused."""
+        with self._changed:
+            while self._paused and key not in self._allowed:
+                left = self._open_at - time.monotonic()
+                if left <= 0:
+                    self._paused = False
+                    self._changed.notify_all()
+                else:
+                    self._changed.wait(left)
+            self._running += 1
+
+    def leave(self, key: StepKey, expected: Mapping[str, int] | None) -> None:
+        """After a writing stage ran.
+
+        Args:
+            key: session and step.
+            expected: by task, the writing stages of the whole step; None when it has only this one or failed.
+        """
+        with self._changed:
+            self._running -= 1
+            if expected:
+                self._record(key, expected)
+            if self._paused:
+                self._changed.notify_all()
+
+    def _record(self, key: StepKey, expected: Mapping[str, int]) -> None:
+        session, step = key
+        steps = self._sessions.get(session)
+        if steps is None:
+            steps = self._sessions[session] = OrderedDict()
+            if len(self._sessions) > SESSIONS:
+                self._sessions.popitem(last=False)
+        writes = steps.get(step)
+        if writes is None:
+            writes = steps[step] = Writes(expected)
+            if len(steps) > STEPS_PER_SESSION:
+                steps.popitem(last=False)
+        writes.done += 1
+        writes.at = time.monotonic()
+
+    def pause(self, secs: float, timeout: float) -> None:
+        """Holds new writing stages for at most ``secs`` and waits until those under way have ended.
+
+        Raises:
+            DeadlineExceededError: they did not end within ``timeout`` seconds; the gate is open again then.
+        """
+        with self._changed:
+            self._paused, self._open_at, self._allowed = True, time.monotonic() + secs, ()
+            if not self._changed.wait_for(lambda: not self._running, timeout):
+                self._resume()
+                raise DeadlineExceededError(
+                    f"{self._running} writing stages still run after {timeout:.1f} s: no consistent cut", task=self._task
+                )
+
+    def let_through(self, steps: Mapping[StepKey, int], timeout: float) -> list[StepKey]:
+        """While paused, lets some steps go on until each has ``steps[key]`` writes here.
+
+        Returns:
+            The steps that did not get there within ``timeout`` seconds: their worker is gone.
+        """
+
+        def missing() -> list[StepKey]:
+            return [k for k, n in steps.items() if self._done(k) < n]
+
+        with self._changed:
+            self._allowed = set(steps)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not missing() and not self._running, timeout)
+            self._allowed = ()
+            return missing()
+
+    def _done(self, key: StepKey) -> int:
+        writes = self._sessions.get(key[0], {}).get(key[1])
+        return writes.done if writes else 0
+
+    def recent(self) -> Iterator[tuple[StepKey, Writes]]:
+        """The steps of several writes that wrote here lately."""
+        with self._changed:
+            since = time.monotonic() - RECENT_SECS
+            found = [((s, n), w) for s, steps in self._sessions.items() for n, w in steps.items() if w.at >= since]
+        return iter(found)
+
+    def resume(self) -> None:
+        """Opens the gate."""
+        with self._changed:
+            self._resume()
+
+    def _resume(self) -> None:
+        self._paused, self._allowed = False, ()
+        self._changed.notify_all()

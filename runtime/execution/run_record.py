@@ -1,0 +1,163 @@
+"""The run record: what a task knows of the training run that its variables belong to.
+
+Between-graph training has no scheduler that everybody asks. What the workers must agree on lies beside the variables
+instead, on every task that holds some: who leads, whether the variables may be used, who takes part and who is done.
+
+The phases:
+
+    new       nobody has led here yet; variables may be used as soon as they have values
+    loading   a chief initialises or restores: half of the variables may be old, half new
+    ready     training goes on
+    finished  the chief has said that training is over
+
+The fence. A chief that replaces the values of variables begins with ``load``. If there were values, that starts a new
+generation of the task: stage calls that were registered in the generation before are refused with AbortedError. So a
+gradient of the old values, on its way while the restore runs, can never be added to the restored ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from runtime.errors import CancelledError, InvalidArgumentError, PermissionDeniedError
+
+NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
+
+
+class RunRecord:
+    """The record of one task.
+
+    Args:
+        changed: the store's condition; its lock guards the record too, so that a fence and a stage cannot overlap.
+        has_values: tells, under the lock, whether any variable of the store has a value.
+
+    Attributes:
+        generation: how often the values were replaced under sessions that were using them.
+        expected: the tasks that must be done before ``when_all_done`` is called; a server sets it from its cluster.
+        when_all_done: called once, without the lock, when every expected task is done and one of them asked the
+            task to leave then.
+        finished_at: ``time.monotonic()`` when the run finished with the request to leave, else None.
+    """
+
+    def __init__(self, changed: threading.Condition, has_values: Callable[[], bool]) -> None:
+        self.generation = 0
+        self.expected: frozenset[str] = frozenset()
+        self.when_all_done: Callable[[], None] | None = None
+        self.finished_at: float | None = None
+        self._changed = changed
+        self._has_values = has_values
+        self._leader = 0
+        self._leader_name = ""
+        self._phase = NEW
+        self._joined: dict[str, None] = {}
+        self._done: dict[str, None] = {}
+        self._leave = False
+
+    def request(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> dict[str, Any]:
+        """Carries out one request and gives the record as it is then.
+
+        Args:
+            message: ``action`` and its arguments; see the methods ``_on_...``.
+            task: this task's name, for errors.
+            cancelled: set when the asking session ends; a request that waits ends then.
+
+        Returns:
+            ``phase``, ``leader`` (0: nobody), ``leader_name``, ``generation``, ``joined`` and ``done`` (task names).
+
+        Raises:
+            InvalidArgumentError: no such action.
+            PermissionDeniedError: an order of somebody who does not lead (any more).
+            CancelledError: the session ended during a wait.
+        """
+        handler = getattr(self, f"_on_{message.get('action')}", None)
+        if handler is None:
+            raise InvalidArgumentError(f"the run record knows no action {message.get('action')!r}", task=task)
+        with self._changed:
+            handler(message, task, cancelled)
+            self._changed.notify_all()
+            left = self._everybody_done()
+            answer = {
+                "phase": self._phase,
+                "leader": self._leader,
+                "leader_name": self._leader_name,
+                "generation": self.generation,
+                "joined": list(self._joined),
+                "done": list(self._done),
+            }
+        if left and self.when_all_done is not None:
+            self.when_all_done()
+        return answer
+
+    def _everybody_done(self) -> bool:
+        return self._leave and bool(self.expected) and self.expected <= self._done.keys()
+
+    def _check_leader(self, message: Mapping[str, Any], task: str) -> None:
+        if message["leader"] != self._leader:
+            who = f"{self._leader_name} has taken the lead" if self._leader else "it has not taken the lead here"
+            raise PermissionDeniedError(
+                f"refused to {message['action']} for {message.get('name', 'a chief')}: {who}", task=task
+            )
+
+    def _wait(self, done: Callable[[], bool], message: Mapping[str, Any], cancelled: threading.Event) -> None:
+        deadline = time.monotonic() + float(message["timeout_secs"])
+        while not done() and (left := deadline - time.monotonic()) > 0:
+            if cancelled.is_set():
+                raise CancelledError("the wait for the run was cancelled")
+            self._changed.wait(left)
+
+    # -- the actions -------------------------------------------------------------------------------------------
+
+    def _on_look(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+        """Changes nothing."""
+
+    def _on_claim(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+        """``leader`` (a random number) leads from now on; the orders of the one before are refused."""
+        self._leader = int(message["leader"])
+        self._leader_name = str(message.get("name", ""))
+
+    def _on_load(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+        """The leader is about to give the variables values."""
+        self._check_leader(message, task)
+        self._phase = LOADING
+        if self._has_values():
+            self.generation += 1
+
+    def _on_open(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+        """The variables may be used."""
+        self._check_leader(message, task)
+        if self._phase == FINISHED:
+            self._done.clear()
+            self._leave = False
+            self.finished_at = None
+        self._phase = READY
+
+    def _on_finish(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+        """Training is over. ``gone``: tasks that the leader does not expect to hear of again."""
+        self._check_leader(message, task)
+        self._phase = FINISHED
+        self._done.update(dict.fromkeys(message.get("gone", ())))
+
+    def _on_join(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+        """``task`` takes part."""
+        self._joined[str(message["task"])] = None
+        self._done.pop(str(message["task"]), None)
+
+    def _on_done(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+        """``task`` needs this one no more. ``leave``: this one may go when nobody does."""
+        self._done[str(message["task"])] = None
+        if message.get("leave"):
+            self._leave = True
+            if self._phase == FINISHED and self.finished_at is None:
+                self.finished_at = time.monotonic()
+
+    def _on_wait_loaded(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+        """Waits for ``timeout_secs`` at most until the phase is not loading."""
+        self._wait(lambda: self._phase != LOADING, message, cancelled)
+
+    def _on_wait_done(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+        """Waits for ``timeout_secs`` at most until all who joined, but ``task``, are done."""
+        others = self._joined.keys() - {str(message["task"])}
+        self._wait(lambda: others <= self._done.keys(), message, cancelled)

@@ -1,0 +1,347 @@
+"""A task's part in checkpoints: it takes references to its variables, writes them, reads them, swaps them in.
+
+It obeys one coordinator, the one that claimed it last: orders under another epoch are refused, and a claim returns only
+when the jobs of the coordinators before have ended, so that a dead chief's late order can spoil nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from runtime.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from runtime.execution import zarr
+from runtime.execution.gate import Gate
+from runtime.execution.states import task_states
+from runtime.execution.store import Store
+from runtime.proto import services_pb2 as pb
+from runtime.proto import stage_pb2
+from runtime.tensor_spec import TensorSpec, canonical_dtype
+
+JOIN_SECS = 60.0
+"""How long a claim waits for the jobs of earlier coordinators."""
+QUIET_SECS = 2.0
+"""How long a cut waits for stages that are under way, and for the rest of half-done steps."""
+
+Order = pb.ShardOrder
+Reply = pb.ShardReply
+
+
+@dataclass
+class Job:
+    """One save or restore on this task.
+
+    Attributes:
+        epoch: of the coordinator that began it.
+        slices: what it is about.
+        arrays: what was taken, or read, for each slice.
+        total: bytes to write.
+        done: bytes written.
+        cancelled: set when a newer coordinator wants it gone.
+        lock: held while an order works on it.
+    """
+
+    epoch: int
+    slices: list[pb.SliceDef]
+    arrays: list[Any]
+    total: int = 0
+    done: int = 0
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Shards:
+    """Carries out a coordinator's orders on one task.
+
+    Args:
+        store: the task's variables.
+        task: its name, for errors.
+        gate: holds its writing stages.
+        devices: its devices by (type, index): where restored values go.
+    """
+
+    def __init__(self, store: Store, task: str, gate: Gate, devices: Mapping[tuple[str, int], jax.Device]) -> None:
+        self._store = store
+        self._task = task
+        self._gate = gate
+        self._devices = devices
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._owner = 0
+        self._jobs: dict[int, Job] = {}
+        self._kinds: dict[int, Callable[[Order], Reply]] = {
+            Order.TELL: self._tell,
+            Order.CLAIM: self._claim,
+            Order.PAUSE: self._pause,
+            Order.TAKE: self._take,
+            Order.WRITE: self._write,
+            Order.PROGRESS: self._progress,
+            Order.VERIFY: self._verify,
+            Order.READ: self._read,
+            Order.COMMIT: self._commit,
+            Order.DROP: self._drop,
+            Order.CHUNK: self._chunk,
+            Order.STATES: self._states,
+        }
+
+    def obey(self, order: Order) -> Reply:
+        """Carries out one order.
+
+        Raises:
+            AbortedError: another coordinator has claimed the task since.
+            OpError: what went wrong, by class.
+        """
+        if order.kind not in (Order.TELL, Order.CLAIM, Order.STATES):
+            self.check_epoch(order.epoch, order.owner)
+        return self._kinds[order.kind](order)
+
+    def check_epoch(self, epoch: int, owner: int) -> None:
+        """Raises AbortedError unless ``owner`` coordinates under ``epoch``."""
+        with self._lock:
+            if (epoch, owner) != (self._epoch, self._owner):
+                raise AbortedError(
+                    f"refused: this order is of epoch {epoch}, the task obeys epoch {self._epoch}; another chief has "
+                    "taken over or the task has restarted, make a new session",
+                    task=self._task,
+                )
+
+    # -- who coordinates ---------------------------------------------------------------------------------------
+
+    def _tell(self, order: Order) -> Reply:
+        with self._lock:
+            return Reply(epoch=self._epoch, owner=self._owner)
+
+    def _claim(self, order: Order) -> Reply:
+        with self._lock:
+            if order.epoch > self._epoch:
+                self._epoch, self._owner = order.epoch, order.owner
+            elif (order.epoch, order.owner) != (self._epoch, self._owner):
+                return Reply(epoch=self._epoch, owner=self._owner)
+            old = {number: job for number, job in self._jobs.items() if job.epoch < order.epoch}
+        self._gate.resume()
+        for job in old.values():
+            job.cancelled.set()
+        for number, job in old.items():
+            if not job.lock.acquire(timeout=JOIN_SECS):
+                raise UnavailableError(f"an earlier chief's job still writes after {JOIN_SECS:.0f} s", task=self._task)
+            job.lock.release()
+            with self._lock:
+                self._jobs.pop(number, None)
+        return Reply(epoch=order.epoch, owner=order.owner)
+
+    # -- the cut -----------------------------------------------------------------------------------------------
+
+    def _pause(self, order: Order) -> Reply:
+        if order.steps:
+            wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
+            lost = self._gate.let_through(wanted, QUIET_SECS)
+            return Reply(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
+        self._gate.pause(order.seconds, QUIET_SECS)
+        return Reply(
+            steps=[
+                pb.StepWrites(session=session, step=step, done=writes.done, expected=writes.expected)
+                for (session, step), writes in self._gate.recent()
+            ]
+        )
+
+    def _take(self, order: Order) -> Reply:
+        try:
+            keys = [(s.container, s.name) for s in order.slices]
+            missing = self._store.uninitialized(keys)
+            if missing:
+                raise FailedPreconditionError(
+                    f"Attempting to use uninitialized value {', '.join(missing)}", task=self._task
+                )
+            taken = self._store.snapshot(keys)
+        finally:
+            self._gate.resume()
+        arrays = []
+        number = 0
+        for s, key in zip(order.slices, keys, strict=True):
+            value, spec = taken[key], _spec(s.spec)
+            if TensorSpec.of(value) != spec:
+                raise InvalidArgumentError(
+                    f"variable {s.name!r} is {TensorSpec.of(value)} here, but the graph to be saved has it as {spec}",
+                    task=self._task,
+                )
+            if s.key == order.report:
+                number = int(value)
+            arrays.append(zarr.encode_strings(value) if spec.is_string else value)
+        job = Job(order.epoch, list(order.slices), arrays, sum(a.nbytes for a in arrays))
+        self._add(order, job)
+        return Reply(total_bytes=job.total, number=number, sizes=[a.nbytes for a in arrays])
+
+    def _add(self, order: Order, job: Job) -> None:
+        self.check_epoch(order.epoch, order.owner)
+        with self._lock:
+            self._jobs[order.job] = job
+
+    def _job(self, number: int) -> Job:
+        with self._lock:
+            job = self._jobs.get(number)
+        if job is None:
+            raise NotFoundError(f"no such checkpoint job: {number:x}", task=self._task)
+        return job
+
+    # -- saving ------------------------------------------------------------------------------------------------
+
+    def _write(self, order: Order) -> Reply:
+        job = self._job(order.job)
+        with job.lock:
+            if zarr.is_local(order.directory) and not os.path.isdir(order.directory):
+                raise FailedPreconditionError(
+                    f"the checkpoint directory {order.directory} is not there on this machine: put it on a file system "
+                    "that all ps tasks share, or save with transfer='stream'",
+                    task=self._task,
+                )
+            directory = f"{order.directory}/ocdbt.process_{order.process_id}"
+            arrays = [(_placed(s, a), a) for s, a in zip(job.slices, job.arrays, strict=True)]
+
+            def wrote(size: int) -> None:
+                job.done += size
+
+            zarr.write_arrays(directory, arrays, cancelled=job.cancelled.is_set, wrote=wrote)
+            files = []
+            if zarr.is_local(directory):
+                zarr.sync_tree(directory, files=False)  # tensorstore has synced the files
+                for name in zarr.files_below(directory):
+                    size, crc = zarr.checksum(os.path.join(directory, name))
+                    files.append(pb.FileDef(path=f"{os.path.basename(directory)}/{name}", size=size, crc32=crc))
+            job.arrays = []  # the next updates may work in place again
+            if job.cancelled.is_set():
+                raise AbortedError("another chief has taken over: the save was cancelled", task=self._task)
+        return Reply(files=files, done_bytes=job.done, total_bytes=job.total)
+
+    def _progress(self, order: Order) -> Reply:
+        job = self._job(order.job)
+        return Reply(done_bytes=job.done, total_bytes=job.total)
+
+    # -- restoring ---------------------------------------------------------------------------------------------
+
+    def _verify(self, order: Order) -> Reply:
+        problems = []
+        for file in order.files:
+            path = os.path.join(order.directory, file.path)
+            try:
+                size, crc = zarr.checksum(path)
+            except OSError as error:
+                problems.append(f"{file.path}: {error.strerror}")
+                continue
+            if size != file.size:
+                problems.append(f"{file.path}: {size} bytes instead of {file.size}")
+            elif crc != file.crc32:
+                problems.append(f"{file.path}: its checksum is wrong")
+        return Reply(problems=problems)
+
+    def _read(self, order: Order) -> Reply:
+        job = Job(order.epoch, list(order.slices), [])
+        with job.lock:
+            self._add(order, job)
+            wanted = [_wanted(s) for s in order.slices]
+            arrays = zarr.read_arrays(
+                order.directory, wanted, ocdbt=order.ocdbt, zarr3=order.zarr3, cancelled=job.cancelled.is_set
+            )
+            if job.cancelled.is_set():
+                raise AbortedError("another chief has taken over: the restore was cancelled", task=self._task)
+            job.arrays = list(arrays)
+            for i, s in enumerate(job.slices):
+                job.arrays[i] = self._placed_on_device(s, job.arrays[i])
+        return Reply(total_bytes=sum(a.nbytes for a in arrays))
+
+    def _placed_on_device(self, s: pb.SliceDef, array: Any) -> Any:
+        spec = _spec(s.spec)
+        if spec.is_string:
+            return zarr.decode_strings(array, spec.shape)
+        device = self._devices.get((s.device_type, s.device_index))
+        if device is None:
+            raise InvalidArgumentError(f"no device {s.device_type}:{s.device_index} here for {s.name!r}", task=self._task)
+        with jax.enable_x64(True):  # else 64-bit arrays are narrowed
+            return jax.device_put(array, device).block_until_ready()
+
+    def _commit(self, order: Order) -> Reply:
+        job = self._job(order.job)
+        with job.lock:
+            if len(job.arrays) != len(job.slices):
+                raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
+            values = {}
+            for s, array in zip(job.slices, job.arrays, strict=True):
+                values[s.container, s.name] = (array, _spec(s.spec))
+            self.check_epoch(order.epoch, order.owner)
+            self._store.replace(values)
+        return self._drop(order)
+
+    def _drop(self, order: Order) -> Reply:
+        with self._lock:
+            job = self._jobs.pop(order.job, None)
+        if job is not None:
+            job.cancelled.set()
+        self._gate.resume()
+        return Reply()
+
+    # -- without a shared directory --------------------------------------------------------------------------
+
+    def _chunk(self, order: Order) -> Reply:
+        if order.slices:  # the beginning of a restore: room for what will come
+            job = Job(order.epoch, list(order.slices), [np.empty((_wire_size(s),), np.uint8) for s in order.slices])
+            self._add(order, job)
+            return Reply()
+        job = self._job(order.job)
+        with job.lock:
+            if order.data:
+                piece = np.frombuffer(order.data, np.uint8)
+                job.arrays[order.index][order.offset : order.offset + piece.size] = piece
+                return Reply()
+            if order.size:
+                raw = _bytes_of(job.arrays[order.index])
+                job.done += order.size
+                return Reply(data=raw[order.offset : order.offset + order.size].tobytes())
+            for i, s in enumerate(job.slices):  # the end of a restore: from bytes to values
+                spec = _spec(s.spec)
+                raw = job.arrays[i]
+                array = raw if spec.is_string else raw.view(spec.dtype).reshape(spec.shape)
+                job.arrays[i] = self._placed_on_device(s, array)
+        return Reply()
+
+    def _states(self, order: Order) -> Reply:
+        return Reply(states=task_states(self._task))
+
+
+def _spec(message: stage_pb2.TensorSpecDef) -> TensorSpec:
+    dtype = np.dtype(object) if message.dtype == "string" else canonical_dtype(message.dtype)
+    return TensorSpec(tuple(message.shape), dtype)
+
+
+def _wire_size(s: pb.SliceDef) -> int:
+    spec = _spec(s.spec)
+    return int(s.full_shape[0]) if spec.is_string else spec.nbytes
+
+
+def _bytes_of(array: Any) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _placed(s: pb.SliceDef, array: np.ndarray[Any, Any]) -> zarr.Placed:
+    """Where a taken array goes; a string array's length is known only now."""
+    if _spec(s.spec).is_string:
+        return zarr.Placed(s.key, array.shape, array.dtype, array.shape, (0,), (max(array.size, 1),))
+    return zarr.Placed(s.key, array.shape, array.dtype, tuple(s.full_shape), tuple(s.offset), tuple(s.chunk))
+
+
+def _wanted(s: pb.SliceDef) -> zarr.Placed:
+    spec = _spec(s.spec)
+    if spec.is_string:
+        size = tuple(s.full_shape)
+        return zarr.Placed(s.key, size, np.dtype(np.uint8), size, (0,), ())
+    return zarr.Placed(s.key, spec.shape, spec.dtype, tuple(s.full_shape), tuple(s.offset), ())

@@ -1,0 +1,31 @@
+"""Small named states of the program around a task (position in the data, ...) that ride in checkpoints."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+_lock = threading.Lock()
+_states: dict[tuple[str, str], Callable[[], bytes]] = {}
+
+
+def register_state(name: str, get: Callable[[], bytes] | None, *, task: str = "") -> None:
+    """Makes a state of this process known to the coordinator of checkpoints.
+
+    Args:
+        name: its name, unique on the task.
+        get: gives the state as bytes; called from another thread at each save. None forgets the state.
+        task: ``/job:worker/task:1`` when several tasks share the process; by default whichever task is asked.
+    """
+    with _lock:
+        if get is None:
+            _states.pop((task, name), None)
+        else:
+            _states[task, name] = get
+
+
+def task_states(task: str) -> dict[str, bytes]:
+    """The states of a task of this process as they are now."""
+    with _lock:
+        chosen = {name: get for (of, name), get in _states.items() if of in ("", task)}
+    return {name: get() for name, get in chosen.items()}

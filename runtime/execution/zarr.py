@@ -1,0 +1,315 @@
+"""Arrays on disk: zarr arrays in an OCDBT key-value store, written and read with tensorstore as Orbax does.
+
+Tensorstore is imported when the first array is written or read: a task that never does either starts without it.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+
+GROUP_BYTES = 64 << 20
+"""Arrays are committed in groups of about so many bytes ..."""
+GROUPS_IN_FLIGHT = 3
+"""... of which so many are under way at once."""
+READ_BLOCK = 16 << 20
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An array, or a block of a larger one, and its place on disk.
+
+    Attributes:
+        key: path in the key-value store.
+        shape: shape of this block.
+        dtype: its dtype as stored.
+        full_shape: shape of the whole array.
+        offset: where the block begins in it.
+        chunk: zarr chunk shape; blocks begin and end at multiples of it.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    full_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    chunk: tuple[int, ...]
+
+
+def _context(ts: Any) -> Any:
+    return ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}, "file_io_concurrency": {"limit": 16}})
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is of a mounted file system, not ``gs://`` or ``s3://``."""
+    return "://" not in path
+
+
+def _base(path: str) -> Any:
+    """The key-value store under a directory."""
+    path = path.rstrip("/") + "/"
+    return {"driver": "file", "path": path} if is_local(path) else path
+
+
+def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = False) -> Any:
+    base = _base(directory)
+    if not ocdbt:
+        if isinstance(base, str):
+            return base + (key or "")
+        return {**base, "path": base["path"] + (f"{key}/" if key else "")}
+    spec: dict[str, Any] = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#ocdbt"}
+    if isinstance(base, dict):
+        # Data files need no rename each; the manifest does.
+        spec.update(base={**base, "file_io_locking": {"mode": "non_atomic"}}, manifest=base)
+    if write:
+        spec.update(
+            config={"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
+            assume_config=True,  # nobody else writes into this store
+            target_data_file_size=2**31 if isinstance(base, dict) else 400 << 20,
+        )
+    if key is not None:
+        spec["path"] = key
+    return spec
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name
+
+
+def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    """Raises InvalidArgumentError when zarr arrays cannot have this dtype."""
+    import tensorstore as ts
+
+    try:
+        ts.dtype(_dtype_name(dtype))
+    except Exception:
+        raise InvalidArgumentError(f"variable {name!r}: checkpoints cannot hold {dtype.name}") from None
+
+
+def write_arrays(
+    directory: str,
+    arrays: Sequence[tuple[Placed, Array]],
+    *,
+    cancelled: Callable[[], bool],
+    wrote: Callable[[int], None],
+) -> None:
+    """Writes arrays into the OCDBT store in ``directory``; nothing is copied on the way.
+
+    Args:
+        directory: where; made when it is not there.
+        arrays: the arrays, none of which may change until this returns.
+        cancelled: asked between groups; when true, writing ends.
+        wrote: told the number of bytes of each group that is on disk.
+
+    Raises:
+        ResourceExhaustedError: the disk is full.
+    """
+    import tensorstore as ts
+
+    context = _context(ts)
+    under_way: deque[tuple[Any, int]] = deque()
+
+    def finish() -> None:
+        commit, size = under_way.popleft()
+        commit.result()
+        wrote(size)
+
+    try:
+        for group in _groups(arrays):
+            if cancelled():
+                break
+            while len(under_way) >= GROUPS_IN_FLIGHT:
+                finish()
+            transaction = ts.Transaction()
+            opened = [
+                ts.open(_write_spec(directory, placed), create=True, open=True, context=context, transaction=transaction)
+                for placed, _ in group
+            ]
+            for (placed, array), future in zip(group, opened, strict=True):
+                store = future.result()
+                if array.size:
+                    region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
+                    target = store[region] if region else store
+                    target.write(array, can_reference_source_data_indefinitely=True).copy.result()
+            under_way.append((transaction.commit_async(), sum(a.nbytes for _, a in group)))
+        while under_way:
+            finish()
+    except (ValueError, OSError) as error:
+        raise _write_error(directory, error) from error
+
+
+def _write_spec(directory: str, placed: Placed) -> dict[str, Any]:
+    return {
+        "driver": "zarr",
+        "dtype": _dtype_name(placed.dtype),
+        "kvstore": _kvstore(directory, placed.key, ocdbt=True, write=True),
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+        "store_data_equal_to_fill_value": True,
+        "metadata": {"shape": placed.full_shape, "chunks": placed.chunk, "compressor": None},
+    }
+
+
+def _groups(arrays: Sequence[tuple[Placed, Array]]) -> list[list[tuple[Placed, Array]]]:
+    groups: list[list[tuple[Placed, Array]]] = [[]]
+    size = 0
+    for item in arrays:
+        if groups[-1] and size + item[1].nbytes > GROUP_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(item)
+        size += item[1].nbytes
+    return groups
+
+
+def _write_error(directory: str, error: Exception) -> Exception:
+    text = " ".join(str(error).split())[:400]
+    if any(reason in text for reason in ("No space left", "Disk quota", "File too large", "RESOURCE_EXHAUSTED")):
+        return ResourceExhaustedError(f"the disk of {directory} is full: {text}")
+    return DataLossError(f"writing into {directory}: {text}")
+
+
+def read_arrays(
+    directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3: bool, cancelled: Callable[[], bool]
+) -> list[Array]:
+    """Reads blocks of arrays, each no more of the file than it needs.
+
+    Args:
+        directory: of the store.
+        wanted: what to read; ``dtype`` is checked against the file.
+        ocdbt: whether the arrays lie in an OCDBT store, or in files of their own.
+        zarr3: whether they are of zarr's third version.
+        cancelled: asked before each array; when true, reading ends.
+
+    Raises:
+        DataLossError: an array is damaged or a part of it is missing; names it.
+        NotFoundError: an array is not there.
+    """
+    import tensorstore as ts
+
+    context = _context(ts)
+    reads = []
+    for placed in wanted:
+        if cancelled():
+            return []
+        spec = {
+            "driver": "zarr3" if zarr3 else "zarr",
+            "kvstore": _kvstore(directory, placed.key, ocdbt=ocdbt),
+            "recheck_cached_data": False,
+            "recheck_cached_metadata": False,
+            "fill_missing_data_reads": False,
+        }
+        try:
+            store = ts.open(spec, open=True, read=True, context=context).result()
+        except ValueError as error:
+            text = " ".join(str(error).split())[:300]
+            if "NOT_FOUND" in text:
+                raise NotFoundError(f"Key {placed.key} not found in checkpoint {directory}") from error
+            raise DataLossError(f"{placed.key!r} in {directory} cannot be opened: {text}") from error
+        shape = tuple(store.shape)
+        if shape != placed.full_shape:
+            raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
+        if store.dtype.name != _dtype_name(placed.dtype):
+            raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
+        region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
+        reads.append((placed, (store[region] if region else store).read(order="C")))
+    found = []
+    for placed, future in reads:
+        try:
+            found.append(np.asarray(future.result()))
+        except ValueError as error:
+            text = " ".join(str(error).split())[:300]
+            raise DataLossError(f"{placed.key!r} in {directory} is damaged: {text}") from error
+    return found
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def checksum(path: str) -> tuple[int, int]:
+    """(size in bytes, CRC-32) of a file."""
+    size, crc = 0, 0
+    buffer = memoryview(bytearray(READ_BLOCK))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            size += count
+            crc = zlib.crc32(buffer[:count], crc)
+    return size, crc
+
+
+def files_below(directory: str) -> list[str]:
+    """Paths of all files below a directory, relative to it, sorted."""
+    found = [os.path.relpath(os.path.join(where, f), directory) for where, _, files in os.walk(directory) for f in files]
+    return sorted(found)
+
+
+def sync_tree(directory: str, *, files: bool) -> None:
+    """Makes a directory tree survive a power cut: its directories, and its files too when ``files``."""
+    for where, _, names in os.walk(directory, topdown=False):
+        if files:
+            for name in names:
+                sync(os.path.join(where, name))
+        sync(where)
+
+
+def sync(path: str) -> None:
+    """``fsync`` of a file or a directory."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- strings ---------------------------------------------------------------------------------------------------------
+
+
+def encode_strings(array: Array) -> Array:
+    """A string array as uint8[n]: the lengths as little-endian int64, then the bytes."""
+    items = [bytes(i) for i in array.reshape(-1)]
+    lengths = np.array([len(i) for i in items], "<i8").tobytes()
+    return np.frombuffer(lengths + b"".join(items), np.uint8)
+
+
+def decode_strings(data: Array, shape: tuple[int, ...]) -> Array:
+    """The string array that ``encode_strings`` encoded.
+
+    Raises:
+        DataLossError: the lengths do not fit the data.
+    """
+    count = int(np.prod(shape))
+    raw = np.ascontiguousarray(data).tobytes()
+    if len(raw) < 8 * count:
+        raise DataLossError(f"a string array of shape {shape} is cut off")
+    ends = np.cumsum(np.frombuffer(raw[: 8 * count], "<i8")) + 8 * count
+    if count and int(ends[-1]) != len(raw):
+        raise DataLossError(f"a string array of shape {shape} is damaged")
+    starts = [8 * count, *ends[:-1].tolist()]
+    out = np.empty((count,), object)
+    out[:] = [raw[a:b] for a, b in zip(starts, ends.tolist(), strict=False)] if count else []
+    return out.reshape(shape)
+
+
+__all__ = [
+    "Placed",
+    "check_dtype",
+    "checksum",
+    "decode_strings",
+    "encode_strings",
+    "files_below",
+    "is_local",
+    "read_arrays",
+    "sync",
+    "sync_tree",
+    "write_arrays",
+]
