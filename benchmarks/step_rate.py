@@ -23,7 +23,7 @@ from benchmarks.common import PEERS_PYTHON, ROOT, free_ports
 _PS = flags.DEFINE_integer("ps", 1, "Parameter servers.", lower_bound=1)
 _WORKERS = flags.DEFINE_integer("workers", 1, "Workers.", lower_bound=1)
 _HIDDEN = flags.DEFINE_integer("hidden", 100, "Width of the hidden layer, in units.", lower_bound=1)
-_SYSTEMS = flags.DEFINE_list("systems", ["ours", "plain"], "Of: ours, tcp (ours without the Unix socket), plain, tf, torch.")
+_SYSTEMS = flags.DEFINE_list("systems", ["ours", "plain"], "Of: ours, tcp (ours without the Unix socket), pipelined, plain, tf, torch.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns that each system takes.", lower_bound=1)
 _SECONDS = flags.DEFINE_float("seconds", 3.0, "Length of a turn, in seconds.", lower_bound=0.1)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object, system -> steps/s, instead of a table.")
@@ -45,6 +45,7 @@ def _systems() -> dict[str, System]:
     return {
         "ours": System(ours),
         "tcp": System(ours, environment=(("BELLWETHER_FAST_PATH", "0"),)),
+        "pipelined": System(ours, options='{"prefetch": 1}'),
         "plain": System((sys.executable, "-m", "benchmarks.systems.plain"), distributed=False),
         "tf": System((peers, str(ROOT / "benchmarks/systems/tensorflow1.py"))),
         "torch": System((peers, str(ROOT / "benchmarks/systems/torch_rpc.py"))),

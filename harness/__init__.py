@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness import summary
+    from harness import summary, timeline
     from harness.coordinator import Coordinator
     from harness.looper import LooperThread
     from harness.optimizer import Optimizer
@@ -20,10 +20,11 @@ _HOMES = {
     "LooperThread": "harness.looper",
     "Optimizer": "harness.optimizer",
     "summary": "harness.summary",
+    "timeline": "harness.timeline",
 }
 """Public name -> the module that defines it, or that it is."""
 
-__all__ = ["Coordinator", "FileWriter", "FileWriterCache", "LooperThread", "Optimizer", "summary"]
+__all__ = ["Coordinator", "FileWriter", "FileWriterCache", "LooperThread", "Optimizer", "summary", "timeline"]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,6 +37,11 @@ def graph_def(graph: rt.Graph) -> Any:
     message.versions.producer = _PRODUCER
     for op in graph.get_operations():
         message.node.append(_node(op))
+    names = {node.name for node in message.node}
+    for op, node in zip(graph.get_operations(), message.node, strict=False):
+        # What an update writes is no input of it, but a reader wants to see the edge.
+        written = [v.name for v in getattr(op.body, "variables", ())]
+        node.input.extend(v for v in written if v in names and v != op.name and v not in node.input)
     return message
 
 

@@ -29,6 +29,7 @@ from runtime.errors import (
     UnimplementedError,
     UnknownError,
 )
+from runtime.execution.states import register_state
 from runtime.graph.gradients import gradients
 from runtime.graph.graph import (
     Graph,
@@ -44,9 +45,9 @@ from runtime.graph.graph import (
 )
 from runtime.graph.host import host_call
 from runtime.graph.lifted import lax, nn, numpy, random, stop_gradient
+from runtime.graph.messages import Print, check
 from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
 from runtime.graph.random import random_key, set_random_seed
-from runtime.graph.run_record import run_record
 from runtime.graph.variable import (
     Variable,
     assign,
@@ -71,7 +72,9 @@ from runtime.resolvers import (
     TFConfigClusterResolver,
     UnionClusterResolver,
 )
-from runtime.server import Server
+from runtime.run_options import RunMetadata, RunOptions
+from runtime.server.server import Server
+from runtime.server.shards import Cut, ShardFile, Shards, VariableSlice
 from runtime.session import InteractiveSession, Session, SessionConfig, get_default_session
 from runtime.slurm import SlurmClusterResolver
 
@@ -81,6 +84,7 @@ __all__ = [
     "CancelledError",
     "ClusterResolver",
     "ClusterSpec",
+    "Cut",
     "DataLossError",
     "DeadlineExceededError",
     "DeviceSpec",
@@ -97,12 +101,17 @@ __all__ = [
     "Operation",
     "OutOfRangeError",
     "PermissionDeniedError",
+    "Print",
     "RandomStrategy",
     "ResourceExhaustedError",
+    "RunMetadata",
+    "RunOptions",
     "Server",
     "Session",
     "SessionConfig",
     "SimpleClusterResolver",
+    "ShardFile",
+    "Shards",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
     "TaskId",
@@ -113,12 +122,14 @@ __all__ = [
     "UnionClusterResolver",
     "UnknownError",
     "Variable",
+    "VariableSlice",
     "as_tensor",
     "assign",
     "assign_add",
     "assign_sub",
     "byte_size_load_fn",
     "call",
+    "check",
     "constant",
     "control_dependencies",
     "device",
@@ -141,10 +152,10 @@ __all__ = [
     "placeholder",
     "random",
     "random_key",
+    "register_state",
     "replica_device_setter",
     "report_uninitialized_variables",
     "reset_default_graph",
-    "run_record",
     "set_random_seed",
     "stop_gradient",
     "trainable_variables",

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -25,14 +25,19 @@ from runtime.graph.graph import (
 from runtime.graph.ops import as_array
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan
-from runtime.plan.planner import make_plan
+from runtime.plan.planner import make_plan, tensor_specs
 from runtime.plan.prune import prune
+from runtime.run_options import RunMetadata, RunOptions, describe_outputs
 from runtime.server.client import Engine, LocalEngine, RemoteEngine
 from runtime.server.client import reset as reset_master
 from runtime.server.master import MasterOptions
 from runtime.server.private import PrivateServer
+from runtime.server.shards import Shards
 from runtime.server.tasks import find_local
 from runtime.tensor_spec import TensorSpec
+
+if TYPE_CHECKING:
+    from runtime.graph.variable import Variable
 
 MAX_PLANS = 256
 """Plans kept by a session; the least recently used one goes first."""
@@ -50,6 +55,8 @@ class SessionConfig:
         start_timeout_secs: how long creating the session waits for tasks to join; None without limit.
         operation_timeout_secs: time limit of one step; None without limit.
         reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
+        prefetch: 1 lets the push of one training step and the pull of the next travel while the worker computes: faster,
+            one step more of staleness, and the global step is fetched one step late. 0 is strict.
         allow_soft_placement: run on the CPU what asks for a device that its task does not have.
         log_device_placement: log the device of every operation when a step is planned.
     """
@@ -58,13 +65,18 @@ class SessionConfig:
     start_timeout_secs: float | None = None
     operation_timeout_secs: float | None = None
     reconnect_secs: float = 10.0
+    prefetch: int = 0
     allow_soft_placement: bool = False
     log_device_placement: bool = False
 
     def master_options(self) -> MasterOptions:
         """What the master needs to know of this."""
         return MasterOptions(
-            tuple(self.device_filters), self.start_timeout_secs, self.operation_timeout_secs, self.reconnect_secs
+            tuple(self.device_filters),
+            self.start_timeout_secs,
+            self.operation_timeout_secs,
+            self.reconnect_secs,
+            self.prefetch,
         )
 
 
@@ -98,6 +110,8 @@ class Session:
             raise TypeError(f"target must be a string, not {type(target).__name__}; pass options as config=")
         if graph is not None and not isinstance(graph, Graph):
             raise TypeError(f"graph must be a Graph, not {type(graph).__name__}")
+        if config is not None and not isinstance(config, SessionConfig):
+            raise TypeError(f"config must be a SessionConfig, not {type(config).__name__}")
         self.graph = graph or get_default_graph()
         self._engine, self.config = _open(target, config)
         self._devices = Devices(
@@ -106,6 +120,7 @@ class Session:
             self._engine.home,
             self.config.allow_soft_placement,
         )
+        self._shards = Shards(self._engine.shard)
         self._lock = threading.Lock()
         self._plans: OrderedDict[Any, _Prepared] = OrderedDict()
         self._shapes_seen: dict[Tensor, set[tuple[int, ...]]] = {}
@@ -114,7 +129,13 @@ class Session:
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(
-        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, timeout_secs: float | None = None
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+        *,
+        timeout_secs: float | None = None,
     ) -> Any:
         """Runs one step and returns the values of ``fetches``.
 
@@ -122,6 +143,8 @@ class Session:
             fetches: a tensor, variable, operation or name of one, or any pytree (list, tuple, dict, dataclass ...) of
                 these. An operation gives None.
             feed_dict: values for placeholders, or for any other tensor; keys are tensors, variables or names.
+            options: such as ``RunOptions(trace_level=RunOptions.FULL_TRACE)``.
+            run_metadata: filled with what a traced step did; emptied by one that is not traced.
             timeout_secs: time limit of this step; the session's own by default.
 
         Returns:
@@ -137,10 +160,13 @@ class Session:
             timeout_secs = self.config.operation_timeout_secs
         tensors, values = self._feeds(feed_dict) if feed_dict else ((), [])
         key = (_fetch_key(fetches), tuple((t, v.shape) for t, v in zip(tensors, values, strict=True)))
-        prepared = self._planned(key)
+        prepared = self._planned(key, fetches)
         if prepared is None:
             prepared = self._prepare(key, fetches, tensors, values)
-        results = self._engine.run(prepared.handle, values, timeout_secs)
+        if options is None and run_metadata is None:
+            results = self._engine.run(prepared.handle, values, timeout_secs)
+        else:
+            results = self._run_with(options, run_metadata, prepared, fetches, tensors, values, timeout_secs)
         for i in prepared.given:
             results[i] = np.array(results[i])
         out = [None if r is None else _to_user(r) for r in results]
@@ -148,13 +174,38 @@ class Session:
             return out
         return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
 
-    def _planned(self, key: Any) -> _Prepared | None:
+    def _run_with(
+        self,
+        options: RunOptions | None,
+        run_metadata: RunMetadata | None,
+        prepared: _Prepared,
+        fetches: Any,
+        tensors: Sequence[Tensor],
+        values: list[Any],
+        timeout_secs: float | None,
+    ) -> list[Any]:
+        options = options or RunOptions()
+        if options.timeout_in_ms:
+            timeout_secs = options.timeout_in_ms / 1000
+        if run_metadata is not None:
+            run_metadata.Clear()
+        if run_metadata is None or options.trace_level == RunOptions.NO_TRACE:
+            return self._engine.run(prepared.handle, values, timeout_secs)
+        results, stats = self._engine.run_traced(prepared.handle, values, timeout_secs)
+        feeds = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
+        describe_outputs(stats, tensor_specs([self._element(leaf) for leaf in _structure(fetches)[0]], feeds))
+        run_metadata.step_stats.CopyFrom(stats)
+        return results
+
+    def _planned(self, key: Any, fetches: Any) -> _Prepared | None:
         try:
             prepared = self._plans.get(key)
             if prepared is not None:
                 self._plans.move_to_end(key)  # the least recently used plan goes first
-        except TypeError:
-            raise TypeError("Fetch argument has invalid type: something that cannot be hashed") from None
+        except TypeError:  # something in it cannot be hashed, so it is nothing that a graph holds
+            for leaf in _structure(fetches)[0]:
+                self._element(leaf)
+            raise
         except KeyError:  # another thread has just dropped it: this run still has it
             return prepared
         return prepared
@@ -254,6 +305,16 @@ class Session:
     def reset(target: str, containers: Sequence[str] | None = None, timeout_secs: float = 10.0) -> None:
         """Closes all sessions of the target's master and clears the named containers, or all, on every task."""
         reset_master(target, containers, timeout_secs)
+
+    @property
+    def shards(self) -> Shards:
+        """Saves and restores variables on the tasks where they live: what checkpoints are made of."""
+        return self._shards
+
+    def placement(self, variables: Sequence[Variable]) -> dict[Variable, Device]:
+        """The device on which each of some variables lives."""
+        placed = place(prune([v.op for v in variables], {}).operations, self._devices)
+        return {v: placed[v.op] for v in variables}
 
     # -- life --------------------------------------------------------------------------------------------------
 

@@ -168,21 +168,27 @@ def to_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[A
     fit), float32, complex128 or bool. Strings become an object array of bytes.
 
     Raises:
-        InvalidArgumentError: ragged nesting, or a type no tensor can hold; names ``what``.
+        InvalidArgumentError: ragged nesting.
+        TypeError: strings and numbers mixed up, or fractions given for an integer type.
     """
+    plain = not isinstance(value, np.ndarray | np.generic)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise rt.InvalidArgumentError(f"{what}: cannot be made an array: {error}") from None
+    if array.dtype.kind in "SUO":
+        if dtype is not None and as_dtype(dtype) != DTYPES["string"]:
+            raise TypeError(f"{what}: {value!r} is not {as_dtype(dtype).name}")
+        return np.asarray(value, object) if plain else array  # numpy's own string kinds drop zero bytes at the end
     if dtype is not None:
-        array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
-        return np.asarray(rt.constant_value_of(array, as_dtype(dtype).dtype, what))
-    if not isinstance(value, np.ndarray | np.generic):
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise rt.InvalidArgumentError(f"{what}: cannot be made an array: {error}") from None
-        if array.dtype == np.float64:
-            return array.astype(np.float32)
-        if array.dtype == np.int64:
-            limits = np.iinfo(np.int32)
-            fits = not array.size or (array.min() >= limits.min and array.max() <= limits.max)
-            return array.astype(np.int32) if fits else array
-        return array
-    return np.asarray(value)
+        wanted = as_dtype(dtype)
+        if wanted.dtype.hasobject or (plain and wanted.is_integer and array.dtype.kind in "fc" and array.size):
+            raise TypeError(f"{what}: {array.dtype.name} given where {wanted.name} is wanted")
+        return array.astype(wanted.dtype, copy=False)
+    if plain and array.dtype == np.float64:
+        return array.astype(np.float32)
+    if plain and array.dtype == np.int64:
+        limits = np.iinfo(np.int32)
+        fits = not array.size or (array.min() >= limits.min and array.max() <= limits.max)
+        return array.astype(np.int32) if fits else array
+    return array

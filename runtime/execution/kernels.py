@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import InvalidArgumentError, NotFoundError
+from runtime.execution.cancel import Cancellation
 from runtime.execution.store import Key, Store
 from runtime.tensor_spec import TensorSpec
 
@@ -35,12 +37,17 @@ class Context:
     task: str
     op: str = ""
     client: int = 0
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: Cancellation = field(default_factory=Cancellation)
 
 
 Kernel = Callable[[Context, Mapping[str, Any], Sequence[Array]], Sequence[Array]]
 KERNELS: dict[str, Kernel] = {}
-_HOMES = {"summary": "runtime.execution.summaries"}
+_HOMES = {
+    "accumulator": "runtime.execution.resources",
+    "queue": "runtime.execution.resources",
+    "quorum": "runtime.execution.quorum_kernels",
+    "summary": "runtime.execution.summaries",
+}
 """First part of a kernel's name -> the module that registers it, imported when first asked for."""
 
 
@@ -131,10 +138,25 @@ def _read(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -
 
 @kernel("print")
 def _print(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
-    limit = int(attrs.get("summarize", 3))
-    shown = "".join(f"[{_show(array, limit)}]" for array in inputs[1:])
-    print(f"{attrs.get('message', '')}{shown}", file=sys.stderr, flush=True)
-    return [inputs[0]]
+    if _may_print((context.client, context.task, context.op), int(attrs["first_n"])):
+        shown = "".join(f"[{_show(array, int(attrs['summarize']))}]" for array in inputs)
+        print(f"{attrs['message']}{shown}", file=sys.stderr, flush=True)
+    return []
+
+
+_printed: OrderedDict[tuple[int, str, str], int] = OrderedDict()  # how often a limited Print of a session has run
+_printed_lock = threading.Lock()
+_MAX_PRINTED = 10_000
+
+
+def _may_print(key: tuple[int, str, str], first_n: int) -> bool:
+    if first_n < 0:
+        return True
+    with _printed_lock:
+        count = _printed[key] = _printed.pop(key, 0) + 1
+        if len(_printed) > _MAX_PRINTED:
+            _printed.popitem(last=False)
+    return count <= first_n
 
 
 def _show(array: Array, limit: int) -> str:

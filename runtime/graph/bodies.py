@@ -78,6 +78,24 @@ class Update:
     overwrites: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Guarded(Update):
+    """An update that one of the task's own kernels runs, when and with which inputs it sees fit.
+
+    The kernel gets all inputs of the operation; the update is applied to as many as there are behind the kernel's own.
+    The operation's outputs are the kernel's.
+
+    Attributes:
+        kernel: the registered name.
+        attrs: JSON-compatible attributes.
+        own: how many of the operation's inputs, at the front, are the kernel's alone.
+    """
+
+    kernel: str = ""
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    own: int = 0
+
+
 @dataclass(frozen=True)
 class StepId:
     """The step's own randomness: uint32[4] = (session nonce, 2 words; number of the step in its session, 2 words)."""

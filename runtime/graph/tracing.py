@@ -55,7 +55,7 @@ def infer(
 
     Args:
         fn: a JAX function of flat arrays giving a pytree of arrays.
-        inputs: (static shape, dtype) of each argument; unknown ranks count as unknown vectors.
+        inputs: (static shape, dtype) of each argument.
         what: names the operation in errors.
         wide: force 64-bit mode on or off; by default on when an input is 64 bits wide.
 
@@ -69,29 +69,51 @@ def infer(
         raise InvalidArgumentError(f"{what}: a string tensor cannot be an argument of a numeric function")
     if wide is None:
         wide = needs_64_bit([dtype for _, dtype in inputs]) or x64_enabled()
-    unknown = any(shape is None or None in shape for shape, _ in inputs)
-    found = []
-    for size in _UNKNOWN_SIZES if unknown else _UNKNOWN_SIZES[:1]:
-        avals = [
-            aval([size if d is None else d for d in ((None,) if shape is None else shape)], dtype)
-            for shape, dtype in inputs
-        ]
-        try:
-            with jax.enable_x64(wide):
-                found.append(jax.eval_shape(fn, *avals))
-        except Exception as error:
-            shapes = ", ".join(f"{dtype.name}{'?' if shape is None else list(shape)}" for shape, dtype in inputs)
-            raise InvalidArgumentError(f"{what}({shapes}): {_one_line(error)}") from error
+    found: list[Any] = []
+    failed: Exception | None = None
+    for guesses in _guesses([shape for shape, _ in inputs]):
+        for rank, size in guesses:
+            avals = [
+                aval([size if d is None else d for d in ((None,) * rank if shape is None else shape)], dtype)
+                for shape, dtype in inputs
+            ]
+            try:
+                with jax.enable_x64(wide):
+                    found.append(jax.eval_shape(fn, *avals))
+            except Exception as error:
+                failed = failed or error
+        if found:
+            break
+    if not found:
+        assert failed is not None
+        shapes = ", ".join(f"{dtype.name}{'?' if shape is None else list(shape)}" for shape, dtype in inputs)
+        raise InvalidArgumentError(f"{what}({shapes}): {_one_line(failed)}") from failed
     leaves, tree = jax.tree.flatten(found[0])
-    others = jax.tree.leaves(found[-1])
-    outputs: list[tuple[Shape | None, np.dtype[Any]]] = []
-    for leaf, other in zip(leaves, others, strict=True):
-        if len(leaf.shape) != len(other.shape):
-            outputs.append((None, np.dtype(leaf.dtype)))
-            continue
-        dims = tuple(a if a == b else None for a, b in zip(leaf.shape, other.shape, strict=True))
-        outputs.append((dims, leaf.dtype))
-    return tree, outputs
+    versions = zip(*(jax.tree.leaves(result) for result in found), strict=True)
+    shapes_of = [_common_shape([leaf.shape for leaf in same]) for same in versions]
+    return tree, [(shape, leaf.dtype) for shape, leaf in zip(shapes_of, leaves, strict=True)]
+
+
+def _guesses(shapes: Sequence[Shape | None]) -> list[list[tuple[int, int]]]:
+    """What to put in the place of unknown ranks and sizes: (rank, size) pairs, then those to try when none works.
+
+    An unknown size that must agree with a known one (``[None] + [3]``) fails with any size but that, or 1.
+    """
+    if all(shape is not None and None not in shape for shape in shapes):
+        return [[(0, 0)]]
+    ranks = range(5) if None in shapes else range(1)
+    known = dict.fromkeys(d for shape in shapes if shape is not None for d in shape if d is not None)
+    return [
+        [(rank, size) for rank in ranks for size in _UNKNOWN_SIZES],
+        [(rank, size) for rank in ranks for size in dict.fromkeys((1, *known))],
+    ]
+
+
+def _common_shape(shapes: Sequence[tuple[int, ...]]) -> Shape | None:
+    """The dimensions in which all ``shapes`` agree."""
+    if len({len(shape) for shape in shapes}) > 1:
+        return None
+    return tuple(dims[0] if len(set(dims)) == 1 else None for dims in zip(*shapes, strict=True))
 
 
 def _one_line(error: Exception) -> str:

@@ -20,6 +20,7 @@ from runtime.graph.graph import (
     get_default_graph,
 )
 from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity
+from runtime.proto import variable_pb2
 
 
 class Variable:
@@ -159,6 +160,41 @@ class Variable:
             colocate_with=self._op,
         )
         return op.outputs[0]
+
+    def to_proto(self) -> variable_pb2.VariableDef:
+        """The names of its operations, by which ``from_proto`` finds it again in an equal graph."""
+        return variable_pb2.VariableDef(
+            variable_name=self.name,
+            initializer_name=self._initializer.name,
+            snapshot_name=self._snapshot.name,
+            initial_value_name=self.initial_value.name,
+            trainable=self.trainable,
+        )
+
+    @staticmethod
+    def from_proto(message: variable_pb2.VariableDef) -> Variable:
+        """The variable of the default graph that ``message`` describes.
+
+        Raises:
+            InvalidArgumentError: the graph has no such variable.
+        """
+        graph = get_default_graph()
+        for known in graph.variables():
+            if known.name == message.variable_name:
+                return known
+        made = Variable.__new__(Variable)
+        try:
+            made._op = graph.get_tensor_by_name(message.variable_name).op
+            made._initializer = graph.get_operation_by_name(message.initializer_name)
+            made._snapshot = graph.get_tensor_by_name(message.snapshot_name)
+            made.initial_value = graph.get_tensor_by_name(message.initial_value_name)
+        except (KeyError, ValueError) as error:
+            raise InvalidArgumentError(f"no variable {message.variable_name!r} here: {error.args[0]}") from None
+        if not isinstance(made._op.body, Read):
+            raise InvalidArgumentError(f"{message.variable_name!r} is not a variable but {made._op.type}")
+        made.spec = made._op.body.variable
+        made.trainable = message.trainable
+        return made
 
     def _as_tensor(self) -> Tensor:
         return self._snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from runtime.graph.bodies import Constant, Host, StepId
+from runtime.graph.bodies import Guarded, Read, Constant, Host, StepId
 from runtime.graph.graph import Operation, Tensor
 from runtime.plan.lower import Traced, lower_stage, trace_all
 from runtime.plan.place import Device, Devices, place
@@ -32,16 +32,25 @@ def make_plan(
     needed = prune(fetches, feeds)
     placed = place(needed.operations, devices)
     needed = without_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
-    given = dict(feeds)
-    for tensor in needed.given:
-        given[tensor] = TensorSpec(tuple(d for d in tensor.shape or () if d is not None), tensor.dtype)
-    traced = trace_all(needed.operations, given, needed.alias)
+    traced = trace_all(needed.operations, {**feeds, **_given_specs(needed.given)}, needed.alias)
 
     def place_of(op: Operation) -> Hashable:
         return placed[op], isinstance(op.body, Host)
 
     cuts = cut(needed.operations, needed.waits_for, place_of)
     return _Assembly(fetches, feeds, needed.given, cuts, placed, traced, devices).plan()
+
+
+def tensor_specs(
+    fetches: Sequence[Tensor | Operation], feeds: Mapping[Tensor, TensorSpec]
+) -> Mapping[Tensor, TensorSpec]:
+    """The concrete shape and dtype of every tensor of a step, as far as they are known before it runs."""
+    needed = prune(fetches, feeds)
+    return trace_all(needed.operations, {**feeds, **_given_specs(needed.given)}, needed.alias).specs
+
+
+def _given_specs(given: Sequence[Tensor]) -> dict[Tensor, TensorSpec]:
+    return {t: TensorSpec(tuple(d for d in t.shape or () if d is not None), t.dtype) for t in given}
 
 
 class _Assembly:

@@ -49,7 +49,7 @@ def prune(fetches: Iterable[Tensor | Operation], feeds: Collection[Tensor]) -> N
         seen.add(op)
         stack.extend(t.op for t in op.inputs if t not in fed)
         stack.extend(c for c in op.control_inputs if not _is_given(c, fed))
-    missing = sorted(op.name for op in seen if isinstance(op.body, Feed))
+    missing = sorted(op.name for op in seen if isinstance(op.body, Feed) and op.outputs[0] not in fed)
     if missing:
         raise InvalidArgumentError(
             f"You must feed a value for placeholder tensor {', '.join(repr(name + ':0') for name in missing)}"
@@ -68,6 +68,8 @@ def prune(fetches: Iterable[Tensor | Operation], feeds: Collection[Tensor]) -> N
                 before[real] = None
         if isinstance(op.body, Nothing):
             behind[op] = tuple(before)
+        elif isinstance(op.body, Feed):
+            behind[op] = ()
         elif _comes_with_the_step(op):
             behind[op] = ()
             given.append(op.outputs[0])

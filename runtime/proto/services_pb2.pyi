@@ -10,6 +10,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from runtime.proto import cluster_pb2 as _cluster_pb2
 from runtime.proto import stage_pb2 as _stage_pb2
+from runtime.proto import step_stats_pb2 as _step_stats_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -122,10 +123,13 @@ class RegisterRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     WRITES_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    TRACED_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """the one the sender means; another one answers ABORTED"""
     generation: _builtins.int
     """the same for the generation"""
+    traced: _builtins.bool
+    """a second handle, whose runs are timed"""
     @_builtins.property
     def call(self) -> _stage_pb2.StageCallDef: ...
     @_builtins.property
@@ -139,10 +143,11 @@ class RegisterRequest(_message.Message):
         incarnation: _builtins.int = ...,
         writes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         generation: _builtins.int = ...,
+        traced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "incarnation", b"incarnation", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "incarnation", b"incarnation", "traced", b"traced", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -170,6 +175,50 @@ class RegisterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterResponse: _TypeAlias = RegisterResponse  # noqa: Y015
+
+@_typing.final
+class TraceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceRequest: _TypeAlias = TraceRequest  # noqa: Y015
+
+@_typing.final
+class TraceResponse(_message.Message):
+    """What the session's traced calls did on the task since it was last asked; by the clock of the task's host."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_STATS_FIELD_NUMBER: _builtins.int
+    NOW_UNIX_NANOS_FIELD_NUMBER: _builtins.int
+    now_unix_nanos: _builtins.int
+    @_builtins.property
+    def step_stats(self) -> _step_stats_pb2.StepStats: ...
+    def __init__(
+        self,
+        *,
+        step_stats: _step_stats_pb2.StepStats | None = ...,
+        now_unix_nanos: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step_stats", b"step_stats"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["now_unix_nanos", b"now_unix_nanos", "step_stats", b"step_stats"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceResponse: _TypeAlias = TraceResponse  # noqa: Y015
 
 @_typing.final
 class ClearRequest(_message.Message):
@@ -570,11 +619,13 @@ class SessionOptions(_message.Message):
     START_TIMEOUT_SECS_FIELD_NUMBER: _builtins.int
     OPERATION_TIMEOUT_SECS_FIELD_NUMBER: _builtins.int
     RECONNECT_SECS_FIELD_NUMBER: _builtins.int
+    PREFETCH_FIELD_NUMBER: _builtins.int
     start_timeout_secs: _builtins.float
     """0: no limit"""
     operation_timeout_secs: _builtins.float
     """0: no limit"""
     reconnect_secs: _builtins.float
+    prefetch: _builtins.int
     @_builtins.property
     def device_filters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -584,10 +635,11 @@ class SessionOptions(_message.Message):
         start_timeout_secs: _builtins.float = ...,
         operation_timeout_secs: _builtins.float = ...,
         reconnect_secs: _builtins.float = ...,
+        prefetch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_filters", b"device_filters", "operation_timeout_secs", b"operation_timeout_secs", "reconnect_secs", b"reconnect_secs", "start_timeout_secs", b"start_timeout_secs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_filters", b"device_filters", "operation_timeout_secs", b"operation_timeout_secs", "prefetch", b"prefetch", "reconnect_secs", b"reconnect_secs", "start_timeout_secs", b"start_timeout_secs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -732,11 +784,13 @@ class RunStepRequest(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     FEEDS_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECS_FIELD_NUMBER: _builtins.int
+    TRACED_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     plan: _builtins.int
     feeds: _builtins.bytes
     """dynamic tensor encoding"""
     timeout_secs: _builtins.float
+    traced: _builtins.bool
     def __init__(
         self,
         *,
@@ -744,10 +798,11 @@ class RunStepRequest(_message.Message):
         plan: _builtins.int = ...,
         feeds: _builtins.bytes = ...,
         timeout_secs: _builtins.float = ...,
+        traced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feeds", b"feeds", "plan", b"plan", "session", b"session", "timeout_secs", b"timeout_secs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feeds", b"feeds", "plan", b"plan", "session", b"session", "timeout_secs", b"timeout_secs", "traced", b"traced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -758,16 +813,22 @@ class RunStepResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VALUES_FIELD_NUMBER: _builtins.int
+    STEP_STATS_FIELD_NUMBER: _builtins.int
     values: _builtins.bytes
     """dynamic tensor encoding of the fetched tensors"""
+    @_builtins.property
+    def step_stats(self) -> _step_stats_pb2.StepStats:
+        """of a traced step"""
+
     def __init__(
         self,
         *,
         values: _builtins.bytes = ...,
+        step_stats: _step_stats_pb2.StepStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step_stats", b"step_stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step_stats", b"step_stats", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

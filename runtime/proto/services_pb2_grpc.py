@@ -44,6 +44,11 @@ class WorkerServiceStub:
                 request_serializer=runtime_dot_proto_dot_services__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=runtime_dot_proto_dot_services__pb2.RegisterResponse.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/bellwether.WorkerService/Trace',
+                request_serializer=runtime_dot_proto_dot_services__pb2.TraceRequest.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.TraceResponse.FromString,
+                _registered_method=True)
         self.Clear = channel.unary_unary(
                 '/bellwether.WorkerService/Clear',
                 request_serializer=runtime_dot_proto_dot_services__pb2.ClearRequest.SerializeToString,
@@ -66,6 +71,12 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Register(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Trace(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,6 +106,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=runtime_dot_proto_dot_services__pb2.RegisterRequest.FromString,
                     response_serializer=runtime_dot_proto_dot_services__pb2.RegisterResponse.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.TraceRequest.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.TraceResponse.SerializeToString,
             ),
             'Clear': grpc.unary_unary_rpc_method_handler(
                     servicer.Clear,
@@ -161,6 +177,33 @@ class WorkerService:
             '/bellwether.WorkerService/Register',
             runtime_dot_proto_dot_services__pb2.RegisterRequest.SerializeToString,
             runtime_dot_proto_dot_services__pb2.RegisterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bellwether.WorkerService/Trace',
+            runtime_dot_proto_dot_services__pb2.TraceRequest.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.TraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

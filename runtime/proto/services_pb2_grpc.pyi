@@ -33,6 +33,7 @@ class WorkerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     Status: _grpc.UnaryUnaryMultiCallable[_services_pb2.StatusRequest, _services_pb2.StatusResponse]
     Register: _grpc.UnaryUnaryMultiCallable[_services_pb2.RegisterRequest, _services_pb2.RegisterResponse]
+    Trace: _grpc.UnaryUnaryMultiCallable[_services_pb2.TraceRequest, _services_pb2.TraceResponse]
     Clear: _grpc.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]
     Shard: _grpc.UnaryUnaryMultiCallable[_services_pb2.ShardOrder, _services_pb2.ShardReply]
 
@@ -41,6 +42,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_services_pb2.StatusRequest, _services_pb2.StatusResponse]  # type: ignore[assignment]
     Register: _aio.UnaryUnaryMultiCallable[_services_pb2.RegisterRequest, _services_pb2.RegisterResponse]  # type: ignore[assignment]
+    Trace: _aio.UnaryUnaryMultiCallable[_services_pb2.TraceRequest, _services_pb2.TraceResponse]  # type: ignore[assignment]
     Clear: _aio.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]  # type: ignore[assignment]
     Shard: _aio.UnaryUnaryMultiCallable[_services_pb2.ShardOrder, _services_pb2.ShardReply]  # type: ignore[assignment]
 
@@ -58,6 +60,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _services_pb2.RegisterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_services_pb2.RegisterResponse, _abc.Awaitable[_services_pb2.RegisterResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Trace(
+        self,
+        request: _services_pb2.TraceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_services_pb2.TraceResponse, _abc.Awaitable[_services_pb2.TraceResponse]]: ...
 
     @_abc_1.abstractmethod
     def Clear(

@@ -10,7 +10,7 @@ from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, O
 from runtime.plan.place import Device
 from runtime.plan.plan import Plan
 from runtime.proto import services_pb2 as pb
-from runtime.proto import services_pb2_grpc
+from runtime.proto import services_pb2_grpc, step_stats_pb2
 from runtime.server import rpc
 from runtime.server.master import Master, MasterOptions, MasterSession, PreparedPlan
 from runtime.server.services import options_to_proto
@@ -33,6 +33,14 @@ class Engine(Protocol):
     def run(self, prepared: Any, feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
         """Runs one step of a registered plan."""
 
+    def run_traced(
+        self, prepared: Any, feeds: Sequence[Any], timeout: float | None = None
+    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+        """Runs one step of a registered plan and tells what happened in it."""
+
+    def shard(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+        """Has a task carry out an order of a coordinator of checkpoints."""
+
     def close(self) -> None:
         """Ends the session."""
 
@@ -47,7 +55,9 @@ class LocalEngine:
         self.target = self._session.target
         self.home = self._session.home
         self.run = self._session.run
+        self.run_traced = self._session.run_traced
         self.prepare = self._session.prepare
+        self.shard = self._session.shard
 
     def close(self) -> None:
         """Ends the session."""
@@ -115,12 +125,31 @@ class RemoteEngine:
 
     def run(self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
         """Runs one step of a registered plan."""
+        return self._run(prepared, feeds, timeout, False)[0]
+
+    def run_traced(
+        self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None = None
+    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+        """Runs one step of a registered plan and tells what happened in it."""
+        return self._run(prepared, feeds, timeout, True)
+
+    def _run(
+        self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None, traced: bool
+    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
         number, plan = prepared
         limit = self._timeout if timeout is None else timeout
-        request = pb.RunStepRequest(session=self._id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0)
+        request = pb.RunStepRequest(
+            session=self._id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0, traced=traced
+        )
         answer = rpc.call(self._stub.RunStep, request, timeout=None if limit is None else limit + 1.0, task=self._target)
         values = iter(unpack(answer.values))
-        return [None if slot < 0 else next(values) for slot in plan.fetches]
+        return [None if slot < 0 else next(values) for slot in plan.fetches], answer.step_stats
+
+    def shard(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+        """Has a task carry out an order of a coordinator of checkpoints."""
+        request = pb.ForwardShardRequest(session=self._id, task=task, order=order, timeout_secs=timeout or 0.0)
+        limit = None if timeout is None else timeout + 1.0
+        return rpc.call(self._stub.ForwardShard, request, timeout=limit, task=self._target)
 
     def close(self) -> None:
         """Ends the session; a master that is gone is not waited for."""

@@ -7,17 +7,24 @@ import itertools
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from runtime.cluster import ClusterSpec
-from runtime.errors import FailedPreconditionError, OpError
+from runtime.errors import FailedPreconditionError, NotFoundError, OpError
 from runtime.plan.place import Device
 from runtime.plan.plan import Plan
-from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, join
+from runtime.server.pipeline import Pipeline, can_pipeline
+from runtime.proto import services_pb2, step_stats_pb2
+from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
+from runtime.server.trace import merge as merge_stats
+from runtime.server.trace import step_stats, traced_remote_call
 from runtime.server.worker import RegisteredCall, Worker
 from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
@@ -36,12 +43,14 @@ class MasterOptions:
         start_timeout_secs: how long to wait for all tasks to join; None without limit.
         operation_timeout_secs: time limit of one step; None without limit.
         reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
+        prefetch: 1 overlaps training steps (``runtime/server/pipeline.py``), 0 does not.
     """
 
     device_filters: tuple[str, ...] = ()
     start_timeout_secs: float | None = None
     operation_timeout_secs: float | None = None
     reconnect_secs: float = 10.0
+    prefetch: int = 0
 
 
 @dataclass
@@ -70,6 +79,8 @@ class PreparedPlan:
     plan: Plan
     waves: list[Wave]
     uses_step_id: bool
+    traced: PreparedPlan | None = None
+    pipeline: Pipeline | None = None
 
 
 class MasterSession:
@@ -96,7 +107,9 @@ class MasterSession:
         self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint32)
         self._steps = itertools.count()
         self._closed = False
+        self._pipelines: list[Pipeline] = []
         self._lock = threading.Lock()
+        self._everybody = [(str(task), address) for task, address in cluster.tasks().items()]
         wanted = [
             (str(task), address)
             for task, address in cluster.tasks().items()
@@ -111,9 +124,17 @@ class MasterSession:
             timeout=options.start_timeout_secs,
         )
         self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in task.devices)
+        self._worker = worker
+        self._own_device = next(d for d in worker.devices if d.type == "CPU").name
+        self._traced_steps = threading.Lock()
+        self._trace_is_clean = True
 
-    def prepare(self, plan: Plan) -> PreparedPlan:
+    def prepare(self, plan: Plan, traced: bool = False) -> PreparedPlan:
         """Registers the stages of a plan on their tasks.
+
+        Args:
+            plan: the plan.
+            traced: time what it does; see ``run_traced``.
 
         Raises:
             AbortedError: a task has restarted since the session began.
@@ -122,13 +143,18 @@ class MasterSession:
         self._check_open()
         fetched = frozenset(plan.fetches)
         waves: dict[int, Wave] = {}
+        writing = Counter(call.stage.device.task_name for call in plan.stages if call.stage.writes)
+        writes = dict(writing) if writing.total() > 1 else None  # one writing stage alone is atomic anyway
         for call in plan.stages:
             task = self.tasks[call.stage.device.task_name]
             wave = waves.setdefault(call.wave, Wave())
             if isinstance(task, RemoteTask):
-                wave.remote.append(task.register(call, fetched, self.options.operation_timeout_secs))
+                remote = task.register(call, fetched, self.options.operation_timeout_secs, writes, traced)
+                if traced:
+                    remote = traced_remote_call(remote, call.wave, self.id, self._own_device, self._worker.tracer)
+                wave.remote.append(remote)
             else:
-                registered = task.register(call)
+                registered = task.register(call, writes, traced)
                 wave.local.append(
                     LocalCall(
                         task.server.worker,
@@ -139,7 +165,11 @@ class MasterSession:
                     )
                 )
         uses_step_id = any(plan.step_id_slot in call.inputs for call in plan.stages) or plan.step_id_slot in plan.fetches
-        return PreparedPlan(plan, [waves[w] for w in sorted(waves)], uses_step_id)
+        prepared = PreparedPlan(plan, [waves[w] for w in sorted(waves)], uses_step_id)
+        if self.options.prefetch and not traced and can_pipeline(prepared):
+            prepared.pipeline = Pipeline(self, prepared)
+            self._pipelines.append(prepared.pipeline)
+        return prepared
 
     def run(self, prepared: PreparedPlan, feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
         """Runs one step.
@@ -161,9 +191,13 @@ class MasterSession:
         step = next(_step_numbers)
         timeout = self.options.operation_timeout_secs if timeout is None else timeout
         deadline = None if timeout is None else time.monotonic() + timeout
+        if prepared.pipeline is not None:
+            return prepared.pipeline.run(feeds, step, deadline)
+        for pipeline in self._pipelines:
+            pipeline.flush()  # what this step reads must hold what earlier steps wrote
         values: list[Any] = [*feeds, *plan.constants, None] + [None] * (plan.slots - plan.step_id_slot - 1)
         if prepared.uses_step_id:
-            values[plan.step_id_slot] = self._step_id()
+            values[plan.step_id_slot] = self.next_step_id()
         borrowed: list[tuple[RemoteCall, TensorBuffer]] = []
         running: list[tuple[LocalCall, Any]] = []
         for wave in prepared.waves:
@@ -173,6 +207,26 @@ class MasterSession:
         for remote, buffer in borrowed:  # only now: the computations that read them are done
             remote.buffers.append(buffer)
         return [None if slot < 0 else values[slot] for slot in plan.fetches]
+
+    def run_traced(
+        self, prepared: PreparedPlan, feeds: Sequence[Any], timeout: float | None = None
+    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+        """Runs one step like ``run`` and tells what happened in it, on all tasks, by the clock of this host."""
+        with self._traced_steps:
+            if prepared.traced is None:
+                prepared.traced = self.prepare(prepared.plan, traced=True)
+            if not self._trace_is_clean:  # a traced step failed before
+                self._collect_trace(prepared.plan)
+            self._trace_is_clean = False
+            values = self.run(prepared.traced, feeds, timeout)
+            stats = self._collect_trace(prepared.plan)
+            self._trace_is_clean = True
+            return values, stats
+
+    def _collect_trace(self, plan: Plan) -> step_stats_pb2.StepStats:
+        own = step_stats(self._worker.tracer.take(self.id))
+        names = [name for name in plan.tasks if name != self._worker.task]
+        return merge_stats([own, *(self.tasks[name].trace(self.id) for name in names)])
 
     def _run_wave(
         self,
@@ -208,7 +262,56 @@ class MasterSession:
             for call, lane in sent:
                 call.task.peer.release(lane)  # a lane whose reply was not received is dropped
 
-    def _step_id(self) -> np.ndarray[Any, Any]:
+    def shard(self, name: str, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+        """Has a task carry out an order of a coordinator of checkpoints.
+
+        Args:
+            name: the task; with an order for STATES, ``""`` asks all tasks of the cluster that answer in time.
+            order: the order.
+            timeout: seconds.
+        """
+        self._check_open()
+        if not name:
+            return self._states(order, timeout)
+        task = self.tasks.get(name)
+        if task is None:
+            raise NotFoundError(f"{name} is not among this session's tasks")
+        if order.kind == order.PAUSE and not order.steps:
+            for pipeline in self._pipelines:
+                pipeline.flush()  # a checkpoint holds what earlier steps of this session wrote
+        return task.shard(order, timeout)
+
+    def _states(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+        """The states of all tasks; one that does not answer has none."""
+        found = services_pb2.ShardReply()
+        with ThreadPoolExecutor(16, "states") as pool:
+            asked = [(name, pool.submit(self._ask, name, address, order, timeout)) for name, address in self._everybody]
+            for name, answer in asked:
+                try:
+                    for key, value in answer.result().states.items():
+                        found.states[f"{name} {key}"] = value
+                except OpError as error:
+                    logging.info("no state of %s goes into the checkpoint: %s", name, error)
+        return found
+
+    def _ask(
+        self, name: str, address: str, order: services_pb2.ShardOrder, timeout: float | None
+    ) -> services_pb2.ShardReply:
+        known = self.tasks.get(name)
+        if known is not None or (local := find_local(address)) is None:
+            task: Task = known or RemoteTask(name, address, self.id, ChannelOptions())
+        else:
+            task = LocalTask(name, local)
+        try:
+            copy = services_pb2.ShardOrder()
+            copy.CopyFrom(order)
+            return task.shard(copy, timeout)
+        finally:
+            if known is None and isinstance(task, RemoteTask):
+                task.close(self.id)
+
+    def next_step_id(self) -> np.ndarray[Any, Any]:
+        """The value of the step's own id, uint32[4], new at every call."""
         number = next(self._steps)
         low, high = number & 0xFFFFFFFF, number >> 32
         return np.array([self._nonce[0], self._nonce[1], low, high], np.uint32)
@@ -223,6 +326,11 @@ class MasterSession:
             if self._closed:
                 return
             self._closed = True
+        for pipeline in self._pipelines:
+            try:
+                pipeline.flush()
+            except OpError as error:
+                logging.warning("the last pipelined push of a session was not answered: %s", error)
         for task in self.tasks.values():
             task.close(self.id)
 

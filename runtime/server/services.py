@@ -14,6 +14,7 @@ from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
 from runtime.server.master import Master, MasterOptions, MasterSession, PreparedPlan
 from runtime.server.rpc import servicer_method
+from runtime.server.trace import step_stats
 from runtime.transport.endpoint import host_id
 from runtime.transport.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
 
@@ -50,8 +51,24 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         if request.incarnation != self._server.incarnation:
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
         call = call_from_proto(request.call)
-        handle = self._server.worker.register(call, request.call.stage.program.sha256, request.generation)
+        traced = "over the wire" if request.traced else ""
+        handle = self._server.worker.register(
+            call, request.call.stage.program.sha256, request.generation, traced, dict(request.writes)
+        )
         return pb.RegisterResponse(need_program=True) if handle is None else pb.RegisterResponse(handle=handle)
+
+    @servicer_method
+    def Trace(self, request: pb.TraceRequest) -> pb.TraceResponse:
+        """Gives what the traced calls of a session did here, and forgets it."""
+        spans = self._server.worker.tracer.take(request.session)
+        return pb.TraceResponse(step_stats=step_stats(spans), now_unix_nanos=time.time_ns())
+
+    @servicer_method
+    def Shard(self, request: pb.ShardOrder) -> pb.ShardReply:
+        """Carries out an order of a coordinator of checkpoints."""
+        if request.incarnation not in (0, self._server.incarnation):
+            raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
+        return self._server.worker.shards.obey(request)
 
     @servicer_method
     def Clear(self, request: pb.ClearRequest) -> pb.ClearResponse:
@@ -106,8 +123,19 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     def RunStep(self, request: pb.RunStepRequest) -> pb.RunStepResponse:
         """Runs one step of a registered plan."""
         session, plans = self._session(request.session)
-        values = session.run(plans[request.plan], unpack(request.feeds), request.timeout_secs or None)
-        return pb.RunStepResponse(values=pack([v for v in values if v is not None]))
+        prepared, feeds, timeout = plans[request.plan], unpack(request.feeds), request.timeout_secs or None
+        stats = None
+        if request.traced:
+            values, stats = session.run_traced(prepared, feeds, timeout)
+        else:
+            values = session.run(prepared, feeds, timeout)
+        return pb.RunStepResponse(values=pack([v for v in values if v is not None]), step_stats=stats)
+
+    @servicer_method
+    def ForwardShard(self, request: pb.ForwardShardRequest) -> pb.ShardReply:
+        """Passes an order of a coordinator of checkpoints on to a task."""
+        session, _ = self._session(request.session)
+        return session.shard(request.task, request.order, request.timeout_secs or None)
 
     @servicer_method
     def Reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
@@ -132,6 +160,7 @@ def options_from_proto(message: pb.SessionOptions) -> MasterOptions:
         message.start_timeout_secs or None,
         message.operation_timeout_secs or None,
         message.reconnect_secs or MasterOptions.reconnect_secs,
+        message.prefetch,
     )
 
 
@@ -142,6 +171,7 @@ def options_to_proto(options: MasterOptions) -> pb.SessionOptions:
         start_timeout_secs=options.start_timeout_secs or 0.0,
         operation_timeout_secs=options.operation_timeout_secs or 0.0,
         reconnect_secs=options.reconnect_secs,
+        prefetch=options.prefetch,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,13 +15,14 @@ from runtime.cluster import ClusterSpec, difference, split_address
 from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
 from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
-from runtime.proto import services_pb2, services_pb2_grpc
+from runtime.proto import services_pb2, services_pb2_grpc, step_stats_pb2
 from runtime.server import rpc
+from runtime.server.trace import shifted, step_stats
 from runtime.server.worker import FETCH, RegisteredCall, Worker
 from runtime.transport.channel import Lane
 from runtime.transport.codec import Layout, TensorBuffer
 from runtime.transport.dial import ChannelOptions
-from runtime.transport.endpoint import Endpoint
+from runtime.transport.endpoint import Endpoint, host_id
 from runtime.transport.messages import call_to_proto, device_from_proto
 from runtime.transport.peer import Peer
 
@@ -72,6 +73,7 @@ class RemoteCall:
     dynamic: bool
     buffers: list[TensorBuffer]
     reuse: bool
+    writes_state: bool
 
 
 class LocalTask:
@@ -84,16 +86,26 @@ class LocalTask:
         self.generation = server.worker.store.run.generation
         self.devices: tuple[Device, ...] = tuple(server.worker.devices)
 
-    def register(self, call: StageCall) -> RegisteredCall:
-        """Prepares a stage call on the task."""
+    def register(
+        self, call: StageCall, writes: Mapping[str, int] | None = None, traced: bool = False
+    ) -> RegisteredCall:
+        """Prepares a stage call on the task; ``writes`` as in ``Worker.register``, ``traced`` times its runs."""
         worker = self.server.worker
-        handle = worker.register(call, generation=self.generation)
+        handle = worker.register(call, generation=self.generation, writes=writes, traced="here" if traced else "")
         assert handle is not None
         return worker.registered(handle)
+
+    def shard(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+        """Has the task carry out an order of a coordinator of checkpoints."""
+        return self.server.worker.shards.obey(order)
 
     def clear(self, containers: Sequence[str] | None) -> None:
         """Forgets the task's variables and resources."""
         self.server.worker.store.clear(containers)
+
+    def trace(self, session: int) -> step_stats_pb2.StepStats:
+        """What the session's traced calls did on the task since it was last asked."""
+        return step_stats(self.server.worker.tracer.take(session))
 
     def close(self, session: int) -> None:
         """Ends a session on the task."""
@@ -114,6 +126,7 @@ class RemoteTask:
         self.name = name
         self.address = address
         self.incarnation = 0
+        self.host_id = ""
         self.generation = 0
         self.devices: tuple[Device, ...] = ()
         self._channel = rpc.open_channel(address)
@@ -145,6 +158,7 @@ class RemoteTask:
     def meet(self, status: services_pb2.StatusResponse) -> None:
         """Remembers the incarnation and the devices of the task at first contact."""
         self.incarnation = status.incarnation
+        self.host_id = status.host_id
         self.generation = status.generation
         self.devices = tuple(device_from_proto(d) for d in status.devices)
 
@@ -155,16 +169,34 @@ class RemoteTask:
         host, _ = split_address(self.address)
         return Endpoint(host, found.data_port, found.unix_path or None, found.host_id, found.incarnation)
 
-    def register(self, call: StageCall, fetched: frozenset[int], timeout: float | None) -> RemoteCall:
+    def shard(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+        """Has the task carry out an order of a coordinator of checkpoints."""
+        order.incarnation = self.incarnation
+        return rpc.call(self._stub.Shard, order, timeout=timeout, task=self.name)
+
+    def register(
+        self,
+        call: StageCall,
+        fetched: frozenset[int],
+        timeout: float | None,
+        writes: Mapping[str, int] | None = None,
+        traced: bool = False,
+    ) -> RemoteCall:
         """Registers a stage call on the task.
 
         Args:
             call: the stage call.
             fetched: slots whose values a user may keep: their memory is not reused.
             timeout: seconds.
+            writes: by task, the writing stages of the whole plan, when it has several.
+            traced: time its runs.
         """
         request = services_pb2.RegisterRequest(
-            call=call_to_proto(call, with_blob=False), incarnation=self.incarnation, generation=self.generation
+            call=call_to_proto(call, with_blob=False),
+            incarnation=self.incarnation,
+            generation=self.generation,
+            writes=writes,
+            traced=traced,
         )
         answer = rpc.call(self._stub.Register, request, timeout=timeout, task=self.name)
         if answer.need_program:
@@ -182,7 +214,16 @@ class RemoteTask:
             stage.inputs is None,
             [],
             layout is not None and bool(slots) and not fetched.intersection(slots),
+            stage.writes_state,
         )
+
+    def trace(self, session: int) -> step_stats_pb2.StepStats:
+        """What the session's traced calls did on the task since it was last asked, by this host's clock."""
+        before = time.time_ns()
+        request = services_pb2.TraceRequest(session=session)
+        answer = rpc.call(self._stub.Trace, request, timeout=SAY_EVERY_SECS, task=self.name)
+        ahead = 0 if self.host_id == host_id() else answer.now_unix_nanos - (before + time.time_ns()) // 2
+        return shifted(answer.step_stats, ahead)
 
     def clear(self, containers: Sequence[str] | None) -> None:
         """Forgets the task's variables and resources."""

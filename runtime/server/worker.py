@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,13 @@ import numpy as np
 
 from runtime.errors import AbortedError, NotFoundError
 from runtime.execution.executor import Executor, PreparedStage
+from runtime.execution.gate import Gate
+from runtime.execution.shards import Shards
 from runtime.execution.store import Store
 from runtime.plan.place import Device
 from runtime.plan.plan import Program, StageCall
 from runtime.server.held import Held
+from runtime.server.trace import TracedStage, Tracer, traced_fetch
 from runtime.transport.codec import Layout
 from runtime.transport.listener import Reply
 from runtime.transport.messages import call_to_proto
@@ -52,9 +55,14 @@ def _export_platform(device: jax.Device) -> str:
 class RegisteredCall:
     """A stage call as a task keeps it: prepared, with its layouts."""
 
-    def __init__(self, call: StageCall, prepared: PreparedStage) -> None:
+    def __init__(self, call: StageCall, prepared: PreparedStage, writes: Mapping[str, int]) -> None:
         self.call = call
-        self.prepared = prepared
+        self.writes = dict(writes)
+        """By task, the writing stages of the whole step; empty when it has only this one."""
+        self.gated = bool(call.stage.writes)
+        self.prepared: PreparedStage | TracedStage = prepared
+        self.fetch: FetchFrom | None = None
+        """How its remote inputs are fetched when that is to be timed."""
         stage = call.stage
         self.inline = [i for i in range(len(call.inputs)) if i not in call.remote]
         self.dynamic = stage.inputs is None or stage.output_specs is None
@@ -76,7 +84,10 @@ class Worker:
         self.devices = local_devices(job, index)
         self.store = Store()
         self.held = Held()
-        self.executor = Executor(self.store, self.task, {(d.type, d.index): dev for d, dev in self.devices.items()})
+        by_name = {(d.type, d.index): device for d, device in self.devices.items()}
+        self.executor = Executor(self.store, self.task, by_name)
+        self.gate = Gate(self.task)
+        self.shards = Shards(self.store, self.task, self.gate, by_name)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
         self._handles = itertools.count(FETCH + 1)
@@ -84,16 +95,26 @@ class Worker:
         self._by_digest: dict[bytes, int] = {}
         self._programs: dict[bytes, Program] = {}
         self._sessions: dict[int, threading.Event] = {}
+        self.tracer = Tracer()
 
     # -- registration ------------------------------------------------------------------------------------------
 
-    def register(self, call: StageCall, sha256: bytes = b"", generation: int = 0) -> int | None:
+    def register(
+        self,
+        call: StageCall,
+        sha256: bytes = b"",
+        generation: int = 0,
+        traced: str = "",
+        writes: Mapping[str, int] | None = None,
+    ) -> int | None:
         """Compiles a stage call and gives it a handle; equal calls of any session share one.
 
         Args:
             call: the stage call; its program may come without its blob when ``sha256`` is given.
             sha256: what the program is known by.
             generation: of the run record when the session began.
+            traced: "here" or "over the wire" gives a handle whose runs are timed, for a caller who is there.
+            writes: by task, the writing stages of the whole plan, when it has several.
 
         Returns:
             The handle, or None when the program is not known here and its blob must be sent.
@@ -116,11 +137,16 @@ class Worker:
                 else:
                     return None
             call = replace(call, stage=replace(call.stage, program=program))
-        digest = hashlib.sha256(sha256 + call_to_proto(call, with_blob=False).SerializeToString(deterministic=True) + b"%d" % generation).digest()
+        described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
+        identity = (sha256, described, generation, traced, sorted((writes or {}).items()))
+        digest = hashlib.sha256(repr(identity).encode()).digest()
         with self._lock:
             if digest in self._by_digest:
                 return self._by_digest[digest]
-        registered = RegisteredCall(call, self.executor.prepare(call.stage, generation))
+        registered = RegisteredCall(call, self.executor.prepare(call.stage, generation), writes or {})
+        if traced:
+            registered.prepared = TracedStage(registered.prepared, call, self.tracer, traced == "over the wire")
+            registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
         with self._lock:
             handle = self._by_digest.setdefault(digest, next(self._handles))
             self._calls.setdefault(handle, registered)
@@ -147,14 +173,32 @@ class Worker:
             filled: list[Any] = [None] * len(call.inputs)
             for i, value in zip(registered.inline, inline, strict=True):
                 filled[i] = value
+            fetch = registered.fetch or self._fetch_from
             for i, source in call.remote.items():
-                filled[i] = self._fetch_from(source.task, session, step, source.slot)
+                filled[i] = fetch(source.task, session, step, source.slot)
             inputs = filled
         cancelled = self._cancelled(session) if call.stage.host else None
-        outputs, done = registered.prepared.run(inputs, session, cancelled)
+        if registered.gated:
+            outputs, done = self._run_gated(registered, inputs, session, step, cancelled)
+        else:
+            outputs, done = registered.prepared.run(inputs, session, cancelled)
         for i, fetches in call.holds.items():
             self.held.put((session, step, call.outputs[i]), outputs[i], fetches)
         return outputs, done
+
+    def _run_gated(
+        self, registered: RegisteredCall, inputs: Sequence[Any], session: int, step: int, cancelled: threading.Event | None
+    ) -> tuple[list[Any], Any]:
+        """Runs a stage that writes variables, which a checkpoint may hold back for an instant."""
+        key = (session, step)
+        self.gate.enter(key)
+        writes = None
+        try:
+            result = registered.prepared.run(inputs, session, cancelled)
+            writes = registered.writes
+            return result
+        finally:
+            self.gate.leave(key, writes)
 
     def _cancelled(self, session: int) -> threading.Event:
         with self._lock:
@@ -166,6 +210,7 @@ class Worker:
         with self.store.lock:
             self.store.changed.notify_all()
         self.held.drop_session(session)
+        self.tracer.take(session)
         with self._lock:
             self._sessions.pop(session, None)
 

@@ -26,7 +26,7 @@ from runtime.transport.codec import Array, decode_dynamic, encode_dynamic
 
 def pack(arrays: Sequence[Array]) -> bytes:
     """Arrays in the dynamic encoding, as one piece for a message field."""
-    return b"".join(bytes(memoryview(piece).cast("B")) for piece in encode_dynamic(arrays))
+    return b"".join(p.tobytes() if isinstance(p, np.ndarray) else bytes(p) for p in encode_dynamic(arrays))
 
 
 def unpack(data: bytes) -> list[Array]:

@@ -115,3 +115,19 @@ def processes(cluster: Mapping[str, Sequence[str]], *names: tuple[str, int]) -> 
 def array(*values: Any, dtype: Any = np.int32) -> np.ndarray:
     """A 1-D array."""
     return np.array(values, dtype)
+
+
+@contextlib.contextmanager
+def target_of_kind(kind: str) -> Iterator[str]:
+    """A session target: nothing but this process, a server here with a ps over sockets, or a master elsewhere."""
+    if kind == "private":
+        yield ""
+        return
+    with servers(sockets=True, ps=1, worker=1) as made:
+        server = made[TARGET]
+        if kind == "remote master":
+            tasks.withdraw(server.address, server)
+        yield server.target
+
+
+KINDS = ("private", "local master", "remote master")

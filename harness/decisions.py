@@ -1,0 +1,139 @@
+"""What to do with a session that has just been opened: initialise, restore, keep, wait, join, end or give up.
+
+Pure functions: what the cluster reports, the role, the options and the time go in, a decision and its reason in words
+come out. The session manager asks, acts and logs; the tables in the tests are the specification.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+_SHOWN = 5
+"""How many names a reason lists."""
+
+
+class Role(enum.Enum):
+    """Who decides."""
+
+    CHIEF = "chief"
+    OTHER = "other"
+
+
+class Action(enum.Enum):
+    """What is to be done."""
+
+    KEEP = "keep the live model"
+    RESTORE = "restore the newest checkpoint"
+    INITIALIZE = "initialise"
+    JOIN = "join"
+    WAIT = "wait"
+    END = "end"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the cluster reports.
+
+    Attributes:
+        unreachable: why it could not be asked; empty when it could.
+        variables: how many variables the graph shares with the cluster.
+        missing: names of those that have no value.
+        phases: phase of the run record ("new", "loading", "ready", "finished") by task; empty without a cluster.
+        not_ready: what a ready operation of the user's own still misses; empty when nothing.
+        checkpoint: path of the newest whole checkpoint, None when there is none.
+    """
+
+    unreachable: str = ""
+    variables: int = 0
+    missing: Sequence[str] = ()
+    phases: Mapping[str, str] = field(default_factory=dict)
+    not_ready: str = ""
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for; times on the clock that gives ``now``.
+
+    Attributes:
+        give_up_at: when waiting ends.
+        can_initialize: there is an init operation or function.
+        wait_for_checkpoint: a chief without a checkpoint waits for one before it initialises.
+        recovering: training has been going on before.
+    """
+
+    give_up_at: float
+    can_initialize: bool = True
+    wait_for_checkpoint: bool = False
+    recovering: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do, and why, in words for the log."""
+
+    action: Action
+    reason: str
+
+
+def decide(now: float, role: Role, report: Report, options: Options) -> Decision:
+    """Decides for one task.
+
+    Args:
+        now: the time, in seconds on any clock that only goes forward.
+        role: the chief gives the variables their values; the others only wait for that.
+        report: what the cluster reports.
+        options: what the user asked for.
+    """
+    if report.unreachable:
+        return _wait(now, options, report.unreachable)
+    return _for_chief(now, report, options) if role is Role.CHIEF else _for_other(now, report, options)
+
+
+def _for_chief(now: float, report: Report, options: Options) -> Decision:
+    loading = _tasks_in(report, "loading")
+    settled = report.variables > 0 or bool(_tasks_in(report, "ready", "finished"))
+    if not report.missing and not loading and settled:
+        return Decision(Action.KEEP, "every variable has a value on its task: the model is alive, no step is lost")
+    lacking = f"no value on its task: {_some(report.missing)}" if report.missing else ""
+    if loading:
+        half = f"a chief has died while it gave {', '.join(loading)} values"
+        lacking = f"{half}; {lacking}" if lacking else half
+    lacking = lacking or "nothing tells that anybody has initialised"
+    if report.checkpoint is not None:
+        return Decision(Action.RESTORE, f"{lacking}; the newest checkpoint is {report.checkpoint}")
+    if options.wait_for_checkpoint and now < options.give_up_at:
+        return Decision(Action.WAIT, f"{lacking}; waiting for a checkpoint")
+    if options.can_initialize:
+        lost = ", so ALL STEPS SO FAR ARE LOST" if options.recovering else ""
+        return Decision(Action.INITIALIZE, f"{lacking}; there is no checkpoint{lost}")
+    return Decision(Action.GIVE_UP, f"{lacking}; there is no checkpoint, and no init_op or init_fn or local_init_op was given")
+
+
+def _for_other(now: float, report: Report, options: Options) -> Decision:
+    if _tasks_in(report, "finished"):
+        return Decision(Action.END, "the chief has finished training")
+    loading = _tasks_in(report, "loading")
+    if report.missing:
+        return _wait(now, options, f"the chief has not yet initialised {_some(report.missing)}")
+    if loading:
+        return _wait(now, options, f"the chief is still giving {', '.join(loading)} values")
+    if report.not_ready:
+        return _wait(now, options, f"not ready: {report.not_ready}")
+    return Decision(Action.JOIN, "the model is ready")
+
+
+def _wait(now: float, options: Options, reason: str) -> Decision:
+    return Decision(Action.WAIT if now < options.give_up_at else Action.GIVE_UP, reason)
+
+
+def _tasks_in(report: Report, *phases: str) -> list[str]:
+    return [task for task, phase in report.phases.items() if phase in phases]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

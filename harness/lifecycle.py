@@ -1,0 +1,190 @@
+"""Lifecycle: one task's way through a training run, from its session to an end that leaves nobody behind.
+
+Supervisor and MonitoredTrainingSession are two faces of this. It opens the session that recovers by itself, tells the
+run records that this task takes part, and at the end waits, as the chief, for those who still train, lets the caller
+write what is final, and tells everybody that training is over.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import Coordinator
+from harness.launcher.tasks import ATTEMPT_VARIABLE
+from harness.managed_session import ManagedSession
+from harness.patience import Patience, failed
+from harness.run_records import RunRecords, others
+from harness.session_manager import LOST_CONTACT
+
+_WAIT_SECS = 10.0
+_ANSWER_SECS = 10.0
+
+
+class Lifecycle:
+    """The life of one task in a run.
+
+    Args:
+        coord: stops it.
+        is_chief: the chief waits for the others at the end, and ends the run.
+        stop_grace_secs: how long the end may take once nothing moves any more.
+    """
+
+    def __init__(self, coord: Coordinator, is_chief: bool, stop_grace_secs: float) -> None:
+        self.coord = coord
+        self.is_chief = is_chief
+        self.grace_secs = stop_grace_secs
+        self.patience = Patience(coord, stop_grace_secs)
+        self.session: ManagedSession | None = None
+        self.late = False
+        """Whether the run had finished before this task came."""
+        self._records: RunRecords | None = None
+        self._global_step: Any = None
+        self._ending = threading.Event()
+
+    def open(
+        self,
+        ready: Callable[[bool], rt.Session],
+        bare: Callable[[], rt.Session],
+        graph: rt.Graph,
+        *,
+        records: RunRecords | None,
+        recover: bool,
+        global_step: Any,
+        on_recovery: Callable[[rt.Session], object] | None = None,
+    ) -> ManagedSession:
+        """Opens the session.
+
+        A task that comes after the end of the run gets a session too, with a stop requested already.
+
+        Args:
+            ready: opens a session that is ready for training; told whether it recovers one. OutOfRangeError means
+                that the run has finished.
+            bare: opens a session that need not be ready.
+            graph: the graph.
+            records: the run records; None when nobody else takes part.
+            recover: whether the session recovers by itself.
+            global_step: the global step, or None.
+            on_recovery: called with each new session after a recovery.
+        """
+        self.patience = self.patience if self.session is None else Patience(self.coord, self.grace_secs)
+        self._records, self._global_step, self.late = records, global_step, False
+        attempt = os.environ.get(ATTEMPT_VARIABLE, "0")
+        if attempt != "0":
+            logging.info("this is start number %d of this task", int(attempt) + 1)
+
+        def opener(recovering: bool) -> rt.Session:
+            try:
+                session = ready(recovering)
+            except rt.OutOfRangeError as error:
+                if recovering:
+                    raise
+                logging.info("nothing left to do: %s", error)
+                self.late = True
+                return bare()
+            if records is not None:
+                records.join()
+            return session
+
+        self.session = ManagedSession(
+            opener, graph, self.patience, recover=recover, global_step=global_step, on_recovery=on_recovery
+        )
+        if self.late:
+            self.coord.request_stop()
+        self._ending = threading.Event()
+        threading.Thread(target=self._watch, args=(self.session, self._ending), name="watch-stop", daemon=True).start()
+        return self.session
+
+    def _watch(self, session: ManagedSession, ending: threading.Event) -> None:
+        """A step that waits for a dead task must not outlive a stop by more than the grace period."""
+        self.coord.wait_for_stop()
+        if not ending.wait(self.grace_secs):
+            logging.warning("a step still runs %g s after the stop: it is cancelled", self.grace_secs)
+            session.close()
+
+    def leads(self) -> bool:
+        """Whether this chief may write checkpoints: no other one has taken its place."""
+        return self._records is None or self._records.leads()
+
+    def wait_for_others(self) -> None:
+        """As the chief, waits until all who take part are done; they may need what only a chief can restore.
+
+        The wait ends early when nobody has moved the global step for the grace period, and when a service fails.
+        """
+        records, session = self._records, self.session
+        self._ending.set()
+        if records is None or session is None or not self.is_chief or self.late:
+            return
+        moved_at, last, told = time.monotonic(), self._step(session), ""
+        while not failed(self.coord):
+            try:
+                left = records.wait_done(min(_WAIT_SECS, max(0.1, self.grace_secs)))
+            except LOST_CONTACT as error:
+                logging.info("while waiting for the others: %s", error)
+                self.patience.wait(0.2)
+                left = [told or "nobody knows whom"]
+            if not left:
+                return
+            now = self._step(session)
+            if now != last:
+                moved_at, last = time.monotonic(), now
+            names = ", ".join(left)
+            if time.monotonic() - moved_at >= self.grace_secs:
+                logging.warning("not waiting any longer for %s: no step was done for %g s", names, self.grace_secs)
+                return
+            logging.info("waiting for %s to finish training (step %s)", names, last)
+            told = names
+
+    def _step(self, session: ManagedSession) -> int | None:
+        """The global step now; a lost ps is recovered on the way, as the others need it too."""
+        if self._global_step is None:
+            return None
+        try:
+            return int(session.run(self._global_step, timeout_secs=_ANSWER_SECS))
+        except (rt.DeadlineExceededError, *LOST_CONTACT) as error:
+            logging.info("while waiting for the others: %s", error)
+            return None
+
+    def finish(self, final: Callable[[rt.Session], object], *, over: bool) -> None:
+        """Ends this task's part: does what is final, then tells the others; bounded by the grace period.
+
+        Args:
+            final: writes the last checkpoint and summaries.
+            over: training is done; False when it was interrupted and will be taken up again.
+        """
+        session, records = self.session, self._records
+        self._ending.set()
+        if session is None:
+            return
+        limit = threading.Timer(self.grace_secs, session.close)
+        limit.daemon = True
+        limit.start()
+        try:
+            if not self.late:
+                final(session)
+            if records is not None and over:
+                self._tell_done(records)
+        finally:
+            limit.cancel()
+
+    def _tell_done(self, records: RunRecords) -> None:
+        try:
+            if self.is_chief and not self.late:
+                # Whoever was given up by now will not say that it is done.
+                records.finish(others(records.look(), records.task))
+            records.done(leave=ATTEMPT_VARIABLE not in os.environ)
+        except (rt.PermissionDeniedError, *LOST_CONTACT) as error:
+            logging.warning("could not tell the others that this task is done: %s", error)
+
+    def close(self) -> None:
+        """Closes the session; never waits for a dead task."""
+        self._ending.set()
+        self.patience.end()
+        if self.session is not None:
+            self.session.close()

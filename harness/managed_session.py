@@ -1,0 +1,151 @@
+"""ManagedSession: a session that makes itself a new one when a task that it needs is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+import runtime as rt
+from harness.patience import Patience
+from harness.session_manager import LOST_CONTACT
+
+
+class ManagedSession(rt.Session):
+    """A session whose ``run`` survives the loss of tasks.
+
+    When a step raises UnavailableError or AbortedError, a new session is opened (the chief restores what is lost, the
+    others wait for that), and the step is run again in it: the caller sees a step that took longer. Any number of
+    threads may use it; one of them recovers, the others wait for that.
+
+    Args:
+        open_session: opens a session that is ready for training; told whether it is a recovery. It bounds its waits.
+        graph: the graph that is run.
+        patience: when it is exhausted, nothing is recovered any more.
+        recover: False lets the errors out, as the classic session does.
+        global_step: for telling what was lost.
+        on_recovery: called with each new session after a recovery, before any step is run in it.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[bool], rt.Session],
+        graph: rt.Graph,
+        patience: Patience,
+        *,
+        recover: bool = True,
+        global_step: Any = None,
+        on_recovery: Callable[[rt.Session], object] | None = None,
+    ) -> None:
+        self.graph = graph
+        self._open_session = open_session
+        self._patience = patience
+        self._coord = patience.coord
+        self._recovers = recover
+        self._global_step = global_step
+        self._on_recovery = on_recovery
+        self._recovery = threading.RLock()
+        self._failed: BaseException | None = None
+        self._last: tuple[Any, Any] = (None, None)
+        self._closed = False
+        self.recoveries = 0
+        """How often a new session has been opened."""
+        self.raw = open_session(False)
+        """The present session underneath."""
+        self.config = self.raw.config
+
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *arguments: Any, **options: Any) -> Any:
+        """Runs one step; arguments, result and errors are those of ``Session.run``.
+
+        Raises:
+            BaseException: what has stopped the coordinator, such as the failure of a service thread.
+            UnavailableError, AbortedError: a task was lost, and the session does not recover, or is to stop.
+            DeadlineExceededError: it was not possible to recover in time; names who is missing.
+            OutOfRangeError: the chief has finished training meanwhile.
+        """
+        while True:
+            if self._coord.should_stop():
+                self._coord.raise_requested_exception()  # a service has failed: not only in the log
+            raw = self.raw
+            try:
+                result = raw.run(fetches, feed_dict, *arguments, **options)
+            except LOST_CONTACT as error:
+                self.recover(raw, error)
+            else:
+                self._last = (fetches, result)
+                return result
+
+    def recover(self, broken: rt.Session, error: BaseException) -> None:
+        """Replaces a broken session, unless another thread has done so already.
+
+        Args:
+            broken: the session that raised.
+            error: what it raised; raised again when there is to be no recovery.
+        """
+        if not self._recovers:
+            raise error
+        with self._recovery:
+            if self.raw is not broken:
+                return
+            if self._closed or self._failed is not None or self._patience.exhausted():
+                raise error
+            started = time.monotonic()
+            logging.warning("recovering: %s", error)
+            broken.close()
+            try:
+                fresh = self._open_session(True)
+            except BaseException as failure:
+                self._failed = failure
+                raise
+            self.recoveries += 1
+            if self._on_recovery is not None:
+                try:
+                    self._on_recovery(fresh)
+                except LOST_CONTACT as again:  # the next run finds out, and recovers again
+                    logging.warning("lost contact again: %s", again)
+            self._tell(fresh, time.monotonic() - started)
+            self.raw = fresh
+
+    def _tell(self, fresh: rt.Session, took_secs: float) -> None:
+        known, now = self.last_step(), None
+        if self._global_step is not None:
+            try:
+                now = int(fresh.run(self._global_step))
+            except LOST_CONTACT as again:
+                logging.warning("lost contact again: %s", again)
+        text = f"recovered within {took_secs:.2f} s"
+        if now is None:
+            logging.warning("%s", text)
+        elif known is None or known <= now:
+            logging.warning("%s at step %d: no step seen here is lost", text, now)
+        else:
+            logging.warning("%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known)
+
+    def last_step(self) -> int | None:
+        """The global step that the last run fetched, None when it fetched none."""
+        fetches, result = self._last
+        wanted = getattr(self._global_step, "op", None)
+        if fetches is None or wanted is None:
+            return None
+        leaves = jax.tree.leaves(fetches, is_leaf=lambda x: x is None or hasattr(x, "op") or isinstance(x, rt.Operation))
+        values = jax.tree.leaves(result, is_leaf=lambda x: x is None)
+        for fetch, value in zip(leaves, values, strict=False):
+            op = getattr(fetch, "op", None)
+            if op is not None and op.name in (wanted.name, f"{wanted.name}/read") and np.ndim(value) == 0 and value is not None:
+                return int(value)
+        return None
+
+    def close(self) -> None:
+        """Ends the session, and a step that is under way with CancelledError. Never waits for a dead task."""
+        self._closed = True
+        self.raw.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "raw" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.raw, name)  # what the inherited methods work on is the present session's

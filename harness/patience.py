@@ -1,0 +1,54 @@
+"""Patience: how long a wait goes on after somebody has asked everything to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from harness.coordinator import Coordinator
+
+
+class Patience:
+    """Bounds waits for tasks that may be dead: they end a while after a stop, and at once after a failure.
+
+    Args:
+        coord: tells of stops and failures.
+        grace_secs: how long waits may go on after a stop without a failure.
+    """
+
+    def __init__(self, coord: Coordinator, grace_secs: float = 120.0) -> None:
+        self.coord = coord
+        self.grace_secs = grace_secs
+        self._stopped_at: float | None = None
+        self._over = threading.Event()
+
+    def exhausted(self) -> bool:
+        """Whether it is time to give up."""
+        if self._over.is_set():
+            return True
+        if not self.coord.should_stop():
+            self._stopped_at = None
+            return False
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        return failed(self.coord) or time.monotonic() - self._stopped_at >= self.grace_secs
+
+    def wait(self, secs: float) -> None:
+        """Waits, less long when patience ends meanwhile or a stop is requested."""
+        if self.coord.should_stop():
+            self._over.wait(min(secs, 1.0))
+        else:
+            self.coord.wait_for_stop(secs)
+
+    def end(self) -> None:
+        """Ends all waits now."""
+        self._over.set()
+
+
+def failed(coord: Coordinator) -> bool:
+    """Whether a coordinator was stopped by an exception."""
+    try:
+        coord.raise_requested_exception()
+    except BaseException:  # noqa: B036 - it is looked at, not handled: join() raises it again
+        return True
+    return False

@@ -1,0 +1,164 @@
+"""Run records: what the chief and the workers tell each other by way of the tasks that hold the variables.
+
+Every task of a cluster keeps a small record of the training run (its phases and actions are described in
+``runtime/execution/run_record.py``). This is the client of all those records at once: the chief's orders, and what
+everybody reports. A call opens a session of its own, so it works while training's own session is broken or blocked.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import runtime as rt
+
+ANSWER_SECS = 10.0
+"""How long one exchange with the tasks may take beyond what it waits for on purpose; also the period of telling."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of one task.
+
+    Attributes:
+        phase: "new", "loading", "ready" or "finished".
+        leader: the number of the chief that leads; 0 when nobody does.
+        generation: how often values were replaced under sessions that used them.
+        joined: tasks that have taken part.
+        done: tasks that need this one no more.
+    """
+
+    phase: str = "new"
+    leader: int = 0
+    generation: int = 0
+    joined: tuple[str, ...] = ()
+    done: tuple[str, ...] = ()
+
+
+class RunRecords:
+    """The run records of the tasks that hold variables (the ps tasks, where there are any).
+
+    Args:
+        target: session target; its task is the one that speaks.
+        config: options of the sessions; its device filters say which tasks count.
+        is_chief: whether this task may lead.
+    """
+
+    def __init__(self, target: str, config: rt.SessionConfig | None = None, *, is_chief: bool = False) -> None:
+        self._target = target
+        self._config = replace(config or rt.SessionConfig(), start_timeout_secs=ANSWER_SECS, reconnect_secs=ANSWER_SECS)
+        self._number = secrets.randbits(62) + 1 if is_chief else 0
+
+    def look(self) -> dict[str, Record]:
+        """The records as they are, by task name.
+
+        Raises:
+            UnavailableError, AbortedError: a task is not there, or has restarted just now.
+        """
+        return self._ask("look")
+
+    def claim(self) -> dict[str, Record]:
+        """Takes the lead: from now on the orders of any other chief are refused."""
+        return self._ask("claim")
+
+    def load(self) -> bool:
+        """Orders the tasks to let nobody train while this chief replaces values.
+
+        Returns:
+            Whether any task had values, so that the sessions that used them, the caller's too, are cut off.
+
+        Raises:
+            PermissionDeniedError: another chief has taken the lead; names it.
+        """
+        before = self.look()
+        return any(r.generation != before[task].generation for task, r in self._ask("load").items() if task in before)
+
+    def open(self) -> None:
+        """Orders the tasks to let everybody train. Raises PermissionDeniedError when another chief leads."""
+        self._ask("open")
+
+    def finish(self, gone: list[str]) -> None:
+        """Tells the tasks that training is over; ``gone`` are tasks that will not say so themselves any more."""
+        self._ask("finish", gone=gone)
+
+    def leads(self) -> bool:
+        """Whether this chief still leads on every task."""
+        return all(record.leader == self._number for record in self.look().values())
+
+    def join(self) -> None:
+        """Tells the tasks that this one takes part."""
+        self._ask("join")
+
+    def done(self, leave: bool) -> None:
+        """Tells the tasks that this one needs them no more.
+
+        Args:
+            leave: they may go when nobody needs them; False when somebody else (a launcher) ends them.
+        """
+        self._ask("done", leave=leave)
+
+    def wait_loaded(self, timeout_secs: float) -> bool:
+        """Waits until no chief is loading; returns whether that is so now."""
+        answer = self._ask("wait_loaded", wait=timeout_secs)
+        return all(record.phase != "loading" for record in answer.values())
+
+    def wait_done(self, timeout_secs: float) -> list[str]:
+        """Waits until all other tasks that take part are done; returns those that are not."""
+        return others(self._ask("wait_done", wait=timeout_secs), self.task)
+
+    @property
+    def task(self) -> str:
+        """Name of this task; known after the first exchange."""
+        return self._task
+
+    _task = ""
+
+    def _ask(self, action: str, *, wait: float = 0.0, **arguments: Any) -> dict[str, Record]:
+        try:
+            return self._exchange(action, wait, arguments)
+        except rt.DeadlineExceededError as error:
+            raise rt.UnavailableError(error.message, task=error.task) from None
+
+    def _exchange(self, action: str, wait: float, arguments: Mapping[str, Any]) -> dict[str, Record]:
+        with rt.Graph().as_default(), rt.Session(self._target, config=self._config) as session:
+            self._task = session.task
+            message = {
+                "action": action,
+                "task": session.task,
+                "leader": self._number,
+                "name": session.task,
+                "timeout_secs": wait,
+                **arguments,
+            }
+            answers = {}
+            for name in _holders(session):
+                with rt.device(name):
+                    op = rt.host_call(
+                        "run_record", [json.dumps(message)], [((), object)], stateful=True, resource="run_record"
+                    )
+                answers[name] = op.outputs[0]
+            found = session.run(answers, timeout_secs=wait + ANSWER_SECS)
+        return {name: _record(json.loads(answer)) for name, answer in found.items()}
+
+
+def others(records: Mapping[str, Record], own: str) -> list[str]:
+    """The tasks, but ``own``, that take part by any of ``records`` and are not done."""
+    joined = dict.fromkeys(task for record in records.values() for task in record.joined)
+    done = {task for record in records.values() for task in record.done}
+    return [task for task in joined if task not in done and task != own]
+
+
+def _holders(session: rt.Session) -> list[str]:
+    """The tasks whose records count: all of job ps; where there is none, the first task that the session sees."""
+    names = dict.fromkeys(f"/job:{d.job}/task:{d.task}" for d in session.list_devices())
+    ps = [name for name in names if name.startswith("/job:ps/")]
+    return ps or sorted(names)[:1]
+
+
+def _record(answer: Mapping[str, Any]) -> Record:
+    return Record(
+        answer["phase"], answer["leader"], answer["generation"], tuple(answer["joined"]), tuple(answer["done"])
+    )

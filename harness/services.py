@@ -1,0 +1,170 @@
+"""The standard services of a chief: threads that save checkpoints, write summaries and count steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import Coordinator
+from harness.looper import LooperThread
+from harness.session_manager import LOST_CONTACT
+
+_LOGGED_RATES = 10
+"""How many step rates are logged; the events go on."""
+
+
+class Checkpoints:
+    """Saves a session's variables, at most once for each global step.
+
+    Args:
+        saver: what saves.
+        path: path without the step, such as ``logdir/model.ckpt``.
+        global_step: the global step; None saves under the bare path every time.
+        writer: gets a CHECKPOINT mark for each save, or None.
+        leads: asked before each save whether this chief still leads.
+    """
+
+    def __init__(
+        self, saver: Any, path: str, global_step: Any, writer: Any, leads: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._saver = saver
+        self._path = path
+        self._global_step = global_step
+        self._writer = writer
+        self._leads = leads
+        self._lock = threading.Lock()
+        self._saved_step: int | None = None
+
+    def save(self, session: rt.Session) -> str | None:
+        """Saves now; returns the checkpoint's path, or None when this step was the last one saved.
+
+        Raises:
+            PermissionDeniedError: another chief has taken the lead.
+        """
+        with self._lock:
+            step = None if self._global_step is None else int(session.run(self._global_step))
+            if step is not None and step == self._saved_step:
+                return None
+            if not self._leads():
+                raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
+            raw = getattr(session, "raw", session)
+            saved: str = self._saver.save(raw, self._path, global_step=step)
+            self._saved_step = step
+            if self._writer is not None:
+                self._writer.add_session_log("CHECKPOINT", step, checkpoint_path=self._path)
+            return saved
+
+
+class CheckpointThread(LooperThread):
+    """Saves a checkpoint at the start and then every so many seconds."""
+
+    def __init__(self, coord: Coordinator, secs: float, session: Any, checkpoints: Checkpoints) -> None:
+        super().__init__(coord, secs)
+        self.name = "save-checkpoints"
+        self._session = session
+        self._checkpoints = checkpoints
+
+    def run_loop(self) -> None:
+        """Saves; a lost task costs this one checkpoint, not the training."""
+        raw = self._session.raw
+        try:
+            self._checkpoints.save(self._session)
+        except LOST_CONTACT as error:
+            logging.warning("this checkpoint was not saved: %s", error)
+            self._session.recover(raw, error)
+
+
+class Summaries:
+    """Runs the summary operation by itself and writes what it gives.
+
+    Args:
+        summary_op: scalar string tensor.
+        global_step: the global step, or None.
+        writer: what writes.
+    """
+
+    def __init__(self, summary_op: Any, global_step: Any, writer: Any) -> None:
+        self._summary_op = summary_op
+        self._global_step = global_step
+        self._writer = writer
+        self._needs_feed = False
+
+    def write(self, session: rt.Session) -> None:
+        """Writes one summary; an operation that needs a feed is told of once and left alone from then on."""
+        if self._needs_feed:
+            return
+        try:
+            if self._global_step is None:
+                self._writer.add_summary(session.run(self._summary_op))
+            else:
+                summary, step = session.run([self._summary_op, self._global_step])
+                self._writer.add_summary(summary, int(step))
+        except rt.InvalidArgumentError as error:
+            if "must feed" not in str(error):
+                raise
+            self._needs_feed = True
+            logging.warning(
+                "the summaries depend on a fed placeholder, so they cannot be written by a timer (%s): fetch them in a "
+                "training step and pass them to Supervisor.summary_computed, and give the Supervisor summary_op=None",
+                error,
+            )
+
+
+class SummaryThread(LooperThread):
+    """Writes summaries at the start and then every so many seconds."""
+
+    def __init__(self, coord: Coordinator, secs: float, session: Any, summaries: Summaries) -> None:
+        super().__init__(coord, secs, target=summaries.write, args=(session,))
+        self.name = "write-summaries"
+
+
+class StepCounter:
+    """Turns global steps into a rate, ``global_step/sec``.
+
+    Args:
+        name: name of the global step's operation.
+        writer: what writes the rate.
+    """
+
+    def __init__(self, name: str, writer: Any) -> None:
+        self._tag = f"{name}/sec"
+        self._writer = writer
+        self._last: tuple[int, float] | None = None
+        self._logged = 0
+
+    def count(self, step: int, now: float) -> float | None:
+        """Writes and returns the rate since the last call, steps per second; None at the first call.
+
+        Args:
+            step: the global step.
+            now: seconds on a clock that only goes forward.
+        """
+        last, self._last = self._last, (step, now)
+        if last is None or now <= last[1]:
+            return None
+        rate = (step - last[0]) / (now - last[1])
+        self._writer.add_scalars({self._tag: rate}, step)
+        if self._logged < _LOGGED_RATES:
+            self._logged += 1
+            logging.info("%s: %g", self._tag, rate)
+        return rate
+
+
+class StepCounterThread(LooperThread):
+    """Writes the step rate every so many seconds."""
+
+    def __init__(self, coord: Coordinator, secs: float, session: Any, global_step: Any, writer: Any) -> None:
+        super().__init__(coord, secs)
+        self.name = "count-steps"
+        self._session = session
+        self._global_step = global_step
+        self._counter = StepCounter(global_step.op.name, writer)
+
+    def run_loop(self) -> None:
+        """Counts."""
+        self._counter.count(int(self._session.run(self._global_step)), time.monotonic())

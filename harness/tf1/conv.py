@@ -1,0 +1,175 @@
+"""Convolutions and pooling over images, [batch, height, width, channels] unless data_format says "NCHW"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from harness.tf1.lift import Array, Function, Static, op
+
+
+def _spatial(values: Sequence[int] | None, data_format: str | None) -> tuple[int, ...]:
+    """The two values of a four-element list that are for height and width.
+
+    Raises:
+        ValueError: the values for the batch and the channels are not 1.
+    """
+    if values is None:
+        return (1, 1)
+    first = _channels_first(data_format)
+    picked, others = (values[2:4], values[0:2]) if first else (values[1:3], (values[0], values[3]))
+    if tuple(others) != (1, 1):
+        raise ValueError(f"strides and windows over the batch and the channels must be 1, got {list(values)}")
+    return tuple(picked)
+
+
+def _channels_first(data_format: str | None) -> bool:
+    if data_format not in (None, "NHWC", "NCHW"):
+        raise ValueError(f"data_format must be 'NHWC' or 'NCHW', not {data_format!r}")
+    return data_format == "NCHW"
+
+
+def _convolve(
+    images: Any, kernel: Any, strides: Any, padding: str, data_format: str | None, dilations: Any = None, groups: int = 1
+) -> Any:
+    layout = "NCHW" if _channels_first(data_format) else "NHWC"
+    return jax.lax.conv_general_dilated(
+        jnp.asarray(images),
+        jnp.asarray(kernel),
+        _spatial(strides, data_format),
+        padding,
+        rhs_dilation=_spatial(dilations, data_format),
+        dimension_numbers=(layout, "HWIO", layout),
+        feature_group_count=groups,
+    )
+
+
+@op("Conv2D")
+def conv2d(
+    input: Array,  # noqa: A002
+    filter: Array,  # noqa: A002
+    strides: Static,
+    padding: str,
+    use_cudnn_on_gpu: bool | None = None,
+    data_format: str | None = None,
+    name: str | None = None,
+    dilations: Static = None,
+) -> Any:
+    """``jax.lax.conv_general_dilated``; ``filter`` is [height, width, in, out], ``padding`` "SAME" or "VALID"."""
+    return _convolve(input, filter, strides, padding, data_format, dilations)
+
+
+@op("DepthwiseConv2dNative")
+def depthwise_conv2d(
+    input: Array,  # noqa: A002
+    filter: Array,  # noqa: A002
+    strides: Static,
+    padding: str,
+    rate: Static = None,
+    name: str | None = None,
+    data_format: str | None = None,
+) -> Any:
+    """Each channel by itself; ``filter`` is [height, width, in, multiplier]."""
+    return _depthwise(input, filter, strides, padding, rate, data_format)
+
+
+def _depthwise(images: Any, kernel: Any, strides: Any, padding: str, rate: Any, data_format: str | None) -> Any:
+    kernel = jnp.asarray(kernel)
+    height, width, channels, multiplier = kernel.shape
+    dilations = None if rate is None else [1, 1, *rate] if _channels_first(data_format) else [1, *rate, 1]
+    flat = kernel.reshape(height, width, 1, channels * multiplier)
+    return _convolve(images, flat, strides, padding, data_format, dilations, channels)
+
+
+@op("separable_conv2d")
+def separable_conv2d(
+    input: Array,  # noqa: A002
+    depthwise_filter: Array,
+    pointwise_filter: Array,
+    strides: Static,
+    padding: str,
+    rate: Static = None,
+    name: str | None = None,
+    data_format: str | None = None,
+) -> Any:
+    """A depthwise convolution, then one of 1 x 1."""
+    each = _depthwise(input, depthwise_filter, strides, padding, rate, data_format)
+    return _convolve(each, pointwise_filter, [1, 1, 1, 1], "VALID", data_format)
+
+
+@op("atrous_conv2d")
+def atrous_conv2d(value: Array, filters: Array, rate: Static, padding: str, name: str | None = None) -> Any:
+    """A convolution with ``rate - 1`` zeros between the elements of the filter."""
+    return _convolve(value, filters, [1, 1, 1, 1], padding, None, [1, rate, rate, 1])
+
+
+@op("conv2d_transpose")
+def conv2d_transpose(
+    value: Array,
+    filter: Array,  # noqa: A002
+    output_shape: Static,
+    strides: Static,
+    padding: str = "SAME",
+    data_format: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """The transpose of ``conv2d`` from ``output_shape``; ``filter`` is [height, width, out, in]."""
+    value = jnp.asarray(value)
+    forward = jax.linear_transpose(
+        lambda images: _convolve(images, filter, strides, padding, data_format),
+        jax.ShapeDtypeStruct(tuple(output_shape), value.dtype),  # type: ignore[no-untyped-call]
+    )
+    return forward(value)[0]
+
+
+def _pool(value: Any, ksize: Any, strides: Any, padding: str, data_format: str | None, start: Any, join: Function) -> Any:
+    _spatial(ksize, data_format), _spatial(strides, data_format)
+    return jax.lax.reduce_window(value, start, join, tuple(ksize), tuple(strides), padding)
+
+
+@op("MaxPool")
+def max_pool(
+    value: Array,
+    ksize: Static,
+    strides: Static,
+    padding: str,
+    data_format: str | None = "NHWC",
+    name: str | None = None,
+) -> Any:
+    """``jax.lax.reduce_window`` with the maximum."""
+    value = jnp.asarray(value)
+    floating = jnp.issubdtype(value.dtype, np.floating)
+    start = -np.inf if floating else int(jnp.iinfo(value.dtype).min)
+    return _pool(value, ksize, strides, padding, data_format, start, jax.lax.max)
+
+
+@op("AvgPool")
+def avg_pool(
+    value: Array,
+    ksize: Static,
+    strides: Static,
+    padding: str,
+    data_format: str | None = "NHWC",
+    name: str | None = None,
+) -> Any:
+    """The mean of each window; what "SAME" pads does not count."""
+    value = jnp.asarray(value)
+    total = _pool(value, ksize, strides, padding, data_format, 0.0, jax.lax.add)
+    return total / _pool(jnp.ones_like(value), ksize, strides, padding, data_format, 0.0, jax.lax.add)
+
+
+OPS: dict[str, Function] = {
+    "atrous_conv2d": atrous_conv2d,
+    "avg_pool": avg_pool,
+    "conv2d": conv2d,
+    "conv2d_transpose": conv2d_transpose,
+    "depthwise_conv2d": depthwise_conv2d,
+    "depthwise_conv2d_native": depthwise_conv2d,
+    "max_pool": max_pool,
+    "separable_conv2d": separable_conv2d,
+}
+"""TensorFlow's name in ``tf.nn`` -> the function."""

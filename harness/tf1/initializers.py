@@ -1,0 +1,183 @@
+"""Initial values for ``tf.get_variable``: objects that are called with a shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.tf1 import array_ops, random_ops
+from harness.tf1.dtypes import as_dtype, to_array
+from harness.tf1.lift import constant
+
+
+class Initializer:
+    """Makes an initial value: ``initializer(shape, dtype=tf.float32, partition_info=None)``."""
+
+    dtype: Any = np.float32
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+        """The initial value as a tensor of ``shape`` and ``dtype``."""
+        return self.make(list(shape), as_dtype(self.dtype if dtype is None else dtype).dtype)
+
+    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+        """What an initializer defines."""
+        raise TypeError(f"{type(self).__name__} makes no values")
+
+
+@dataclass
+class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
+    """All zeros."""
+
+    dtype: Any = np.float32
+
+    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+        """See ``Initializer``."""
+        return array_ops.zeros(shape, dtype)
+
+
+@dataclass
+class ones_initializer(Initializer):  # noqa: N801
+    """All ones."""
+
+    dtype: Any = np.float32
+
+    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+        """See ``Initializer``."""
+        return array_ops.ones(shape, dtype)
+
+
+@dataclass
+class constant_initializer(Initializer):  # noqa: N801
+    """A number everywhere, or an array or list that fills the shape row by row."""
+
+    value: Any = 0
+    dtype: Any = np.float32
+    verify_shape: bool = False
+
+    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+        """See ``Initializer``."""
+        value = to_array(self.value).astype(dtype)
+        return constant(value, dtype, shape, verify_shape=self.verify_shape)
+
+
+@dataclass
+class random_uniform_initializer(Initializer):  # noqa: N801
+    """Uniform in [minval, maxval)."""
+
+    minval: Any = 0
+    maxval: Any = None
+    seed: int | None = None
+    dtype: Any = np.float32
+
+    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+        """See ``Initializer``."""
+        return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, self.seed)
+
+
+@dataclass
+class random_normal_initializer(Initializer):  # noqa: N801
+    """Normal."""
+
+    mean: Any = 0.0
+    stddev: Any = 1.0
+    seed: int | None = None
+    dtype: Any = np.float32
+
+    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+        """See ``Initializer``."""
+        return random_ops.random_normal(shape, self.mean, self.stddev, dtype, self.seed)
+
+
+@dataclass
+class truncated_normal_initializer(Initializer):  # noqa: N801
+    """Normal within two standard deviations."""
+
+    mean: Any = 0.0
+    stddev: Any = 1.0
+    seed: int | None = None
+    dtype: Any = np.float32
+
+    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+        """See ``Initializer``."""
+        return random_ops.truncated_normal(shape, self.mean, self.stddev, dtype, self.seed)
+
+
+@dataclass
+class variance_scaling_initializer(Initializer):  # noqa: N801
+    """Keeps the scale of signals: variance ``scale / n`` with n the fan in, fan out or their mean.
+
+    Args:
+        scale: see above.
+        mode: "fan_in", "fan_out" or "fan_avg".
+        distribution: "normal" (truncated) or "uniform".
+        seed: seed of the draw.
+        dtype: default dtype.
+    """
+
+    scale: float = 1.0
+    mode: str = "fan_in"
+    distribution: str = "normal"
+    seed: int | None = None
+    dtype: Any = np.float32
+
+    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+        """See ``Initializer``."""
+        fan_in, fan_out = fans(shape)
+        n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
+        variance = self.scale / max(1.0, n)
+        if self.distribution == "uniform":
+            limit = math.sqrt(3 * variance)
+            return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
+        return random_ops.truncated_normal(shape, 0.0, math.sqrt(variance), dtype, self.seed)
+
+
+def glorot_uniform_initializer(seed: int | None = None, dtype: Any = np.float32) -> Initializer:
+    """Xavier's uniform initializer: the default of ``get_variable`` for floating point."""
+    return variance_scaling_initializer(1.0, "fan_avg", "uniform", seed, dtype)
+
+
+def glorot_normal_initializer(seed: int | None = None, dtype: Any = np.float32) -> Initializer:
+    """Xavier's normal initializer."""
+    return variance_scaling_initializer(1.0, "fan_avg", "normal", seed, dtype)
+
+
+@dataclass
+class uniform_unit_scaling_initializer(Initializer):  # noqa: N801
+    """Uniform, scaled by the square root of 3 over the size of the input."""
+
+    factor: float = 1.0
+    seed: int | None = None
+    dtype: Any = np.float32
+
+    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+        """See ``Initializer``."""
+        limit = math.sqrt(3 / max(1.0, math.prod(shape[:-1]))) * self.factor
+        return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
+
+
+def fans(shape: Sequence[int]) -> tuple[float, float]:
+    """The number of inputs and of outputs of a layer with weights of this shape, receptive field included."""
+    if len(shape) < 2:
+        n = float(shape[0]) if shape else 1.0
+        return n, n
+    field = math.prod(shape[:-2])
+    return float(field * shape[-2]), float(field * shape[-1])
+
+
+INITIALIZERS: dict[str, Any] = {
+    "constant_initializer": constant_initializer,
+    "glorot_normal_initializer": glorot_normal_initializer,
+    "glorot_uniform_initializer": glorot_uniform_initializer,
+    "ones_initializer": ones_initializer,
+    "random_normal_initializer": random_normal_initializer,
+    "random_uniform_initializer": random_uniform_initializer,
+    "truncated_normal_initializer": truncated_normal_initializer,
+    "uniform_unit_scaling_initializer": uniform_unit_scaling_initializer,
+    "variance_scaling_initializer": variance_scaling_initializer,
+    "zeros_initializer": zeros_initializer,
+}
+"""TensorFlow's name -> the initializer, at ``tf.<name>`` and, without ``_initializer``, in ``tf.initializers``."""

@@ -1,0 +1,200 @@
+"""Makes graph functions with TensorFlow's argument names, orders and defaults out of JAX functions of arrays.
+
+The annotation of a parameter says what it takes: ``Array`` a tensor or anything that becomes one, ``Arrays`` a list of
+these, ``Static`` a value that XLA needs before the step runs (shape, axis), ``Type`` a data type. All else is passed on.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import runtime as rt
+from harness.tf1.dtypes import as_dtype, to_array
+from harness.tf1.static import Deferred, fill_deferred, static
+
+Array = Any
+Arrays = Any
+Static = Any
+Type = Any
+
+Function = Callable[..., Any]
+
+
+def is_tensor(value: Any) -> bool:
+    """True for tensors and for variables, which stand for their value."""
+    return isinstance(value, rt.Tensor | rt.Variable)
+
+
+def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Const", verify_shape: bool = False) -> Any:
+    """A literal. A numpy array keeps its dtype, 64 bits included; Python numbers become int32 and float32.
+
+    Args:
+        value: anything numpy makes an array of.
+        dtype: wanted dtype.
+        shape: shape to give it; a value with too few elements is filled up with its last one, as in TensorFlow.
+        name: operation name.
+        verify_shape: insist that the value has ``shape``.
+
+    Raises:
+        ValueError: the value has more elements than ``shape``, or not that shape and ``verify_shape`` is set.
+    """
+    if is_tensor(value):
+        return value
+    array = to_array(value, dtype, name)
+    if shape is not None:
+        wanted = tuple(static(shape)) if not isinstance(shape, int) else (shape,)
+        if verify_shape and array.shape != wanted:
+            raise TypeError(f"{name}: the value has shape {array.shape}, not {wanted}")
+        array = _filled(array, wanted, name)
+    return rt.constant(array, None if array.dtype.kind in "SUO" else array.dtype, name=name)
+
+
+def _filled(array: np.ndarray[Any, Any], shape: tuple[int, ...], name: str) -> np.ndarray[Any, Any]:
+    size = int(np.prod(shape))
+    if array.size > size or not array.size and size:
+        raise ValueError(f"{name}: {array.size} elements do not fit the shape {shape}")
+    flat = np.concatenate([array.ravel(), np.repeat(array.ravel()[-1:], size - array.size)])
+    return flat.reshape(shape)
+
+
+def operand(value: Any) -> Any:
+    """What an ``Array`` parameter passes on: a tensor, a Python number, or an array small enough to be a literal."""
+    if value is None or is_tensor(value) or isinstance(value, bool | int | float | complex):
+        return value
+    if _holds_tensors(value):
+        return rt.call(_stack, [operand(v) for v in value], name="packed")
+    array = to_array(value)
+    if array.dtype.kind in "SUO" or array.dtype.itemsize == 8 and array.dtype.kind in "iuf":
+        return constant(array)  # as a tensor it keeps its width
+    return array
+
+
+def _flat(value: Any) -> list[Any]:
+    return [leaf for item in value for leaf in (_flat(item) if isinstance(item, list | tuple) else [item])]
+
+
+def _stack(items: Any) -> Any:
+    return jnp.stack([jnp.asarray(i) for i in items])
+
+
+def op(kind: str) -> Callable[[Function], Function]:
+    """Lifts a JAX function.
+
+    Args:
+        kind: TensorFlow's type of the operation, and its name when the caller gives none.
+    """
+
+    def decorate(fn: Function) -> Function:
+        return make(kind, fn, inspect.signature(fn))
+
+    return decorate
+
+
+def make(kind: str, fn: Function, signature: inspect.Signature, doc: str | None = None, alike: bool = False) -> Function:
+    """Lifts ``fn``, called by keyword with the parameters of ``signature`` except ``name``.
+
+    With ``alike``, literals take the dtype of the first tensor among the arguments.
+    """
+    kinds = {p.name: str(p.annotation).removesuffix(" | None") for p in signature.parameters.values()}
+    shown = fn.__name__
+
+    @functools.wraps(fn)
+    def lifted(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{shown}: {error}") from None
+        bound.apply_defaults()
+        label = bound.arguments.pop("name", None) or kind
+        tensors: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        arguments = _alike(bound.arguments) if alike else bound.arguments
+        for parameter, value in arguments.items():
+            convert = _CONVERT.get(kinds[parameter])
+            if convert is not None:
+                tensors[parameter] = convert(value)
+            else:
+                others[parameter] = _other(kinds[parameter], value)
+        return run(kind, fn, tensors, others, label)
+
+    lifted.__signature__ = signature  # type: ignore[attr-defined]
+    lifted.__doc__ = doc or fn.__doc__
+    return lifted
+
+
+_CONVERT: Mapping[str, Function] = {"Array": operand, "Arrays": lambda values: [operand(v) for v in values]}
+
+
+def _other(kind: str, value: Any) -> Any:
+    if kind == "Static":
+        return static(value)
+    if kind == "Type" and value is not None:
+        return as_dtype(value).dtype
+    return value
+
+
+def run(kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str, Any], label: str) -> Any:
+    """Adds the operation ``fn(**tensors, **others)``, called ``label``."""
+    sources = {k: v.sources for k, v in others.items() if isinstance(v, Deferred)}
+    types = [v for v in others.values() if isinstance(v, np.dtype)]  # shown to rt.call: they ask for 64-bit mode
+
+    def body(arrays: Mapping[str, Any], shapes: Mapping[str, Any], *_: Any) -> Any:
+        return fn(**arrays, **fill_deferred(others, shapes))
+
+    body.__name__ = kind
+    return rt.call(body, dict(tensors), sources, *types, name=label)
+
+
+def from_table(kind: str, fn: Function, parameters: str, shown: str) -> Function:
+    """Lifts a JAX function of positional arrays: ``parameters`` are their names, and ``name`` is added as the last."""
+    names = parameters.split()
+    empty = inspect.Parameter.empty
+    signature = inspect.Signature(
+        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Array") for n in names]
+        + [inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=empty)]
+    )
+
+    def body(**arrays: Any) -> Any:
+        return fn(*arrays.values())
+
+    body.__name__ = body.__qualname__ = shown
+    ours = fn.__module__.startswith("harness")
+    return make(kind, body, signature, fn.__doc__ if ours else f"``{origin(fn)}``.", alike=len(names) > 1)
+
+
+def origin(fn: Function) -> str:
+    """Where a reader finds ``fn``: ``jax.numpy.exp``."""
+    module = str(fn.__module__)
+    for public in ("jax.numpy", "jax.nn", "jax.lax", "jax.scipy.special"):
+        if getattr(importlib.import_module(public), fn.__name__, None) is fn:
+            module = public
+            break
+    return f"{module}.{fn.__name__}"
+
+
+def _alike(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Literals take the dtype of the tensor beside them, as in TensorFlow: ``x / np.float64(2)`` is as wide as ``x``."""
+    lead = next((v for v in arguments.values() if is_tensor(v)), None)
+    if lead is None or lead.dtype.hasobject:
+        return dict(arguments)
+    return {k: _become(v, lead.dtype) for k, v in arguments.items()}
+
+
+def _become(value: Any, dtype: np.dtype[Any]) -> Any:
+    if not isinstance(value, list | tuple | np.ndarray | np.generic) or _holds_tensors(value):
+        return value
+    array = to_array(value)
+    floating = jnp.issubdtype(dtype, np.floating)
+    fits = array.dtype.kind in "iu" and (floating or dtype.kind in "iu") or array.dtype.kind == "f" and floating
+    return array.astype(dtype) if fits else value
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, list | tuple) and any(is_tensor(v) for v in _flat(value))

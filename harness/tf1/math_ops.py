@@ -1,0 +1,372 @@
+"""Arithmetic: element-wise functions, comparisons, reductions and matrix products, by TensorFlow's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special as special
+import numpy as np
+
+import runtime as rt
+from harness.tf1.dtypes import as_dtype
+from harness.tf1.lift import Array, Arrays, Function, Static, Type, from_table, op, operand
+
+
+def _div(x: Any, y: Any) -> Any:
+    """Division by Python 2's rules: integers stay integers, rounded down."""
+    both_whole = all(jnp.issubdtype(jnp.result_type(v), np.integer) for v in (x, y))
+    return jnp.floor_divide(x, y) if both_whole else jnp.true_divide(x, y)
+
+
+def _truncatediv(x: Any, y: Any) -> Any:
+    """Division rounded towards zero."""
+    return jnp.trunc(jnp.true_divide(x, y)).astype(jnp.result_type(x, y))
+
+
+def _squared_difference(x: Any, y: Any) -> Any:
+    """(x - y) squared."""
+    return jnp.square(jnp.subtract(x, y))
+
+
+_UNARY: dict[str, tuple[str, Function]] = {
+    "abs": ("Abs", jnp.abs),
+    "acos": ("Acos", jnp.arccos),
+    "asin": ("Asin", jnp.arcsin),
+    "atan": ("Atan", jnp.arctan),
+    "ceil": ("Ceil", jnp.ceil),
+    "conj": ("Conj", jnp.conj),
+    "cos": ("Cos", jnp.cos),
+    "cosh": ("Cosh", jnp.cosh),
+    "digamma": ("Digamma", special.digamma),
+    "erf": ("Erf", special.erf),
+    "erfc": ("Erfc", special.erfc),
+    "exp": ("Exp", jnp.exp),
+    "expm1": ("Expm1", jnp.expm1),
+    "floor": ("Floor", jnp.floor),
+    "is_finite": ("IsFinite", jnp.isfinite),
+    "is_inf": ("IsInf", jnp.isinf),
+    "is_nan": ("IsNan", jnp.isnan),
+    "lgamma": ("Lgamma", special.gammaln),
+    "log": ("Log", jnp.log),
+    "log1p": ("Log1p", jnp.log1p),
+    "logical_not": ("LogicalNot", jnp.logical_not),
+    "negative": ("Neg", jnp.negative),
+    "reciprocal": ("Reciprocal", jnp.reciprocal),
+    "rint": ("Rint", jnp.rint),
+    "round": ("Round", jnp.round),
+    "rsqrt": ("Rsqrt", jax.lax.rsqrt),
+    "sigmoid": ("Sigmoid", jax.nn.sigmoid),
+    "sign": ("Sign", jnp.sign),
+    "sin": ("Sin", jnp.sin),
+    "sinh": ("Sinh", jnp.sinh),
+    "sqrt": ("Sqrt", jnp.sqrt),
+    "square": ("Square", jnp.square),
+    "tan": ("Tan", jnp.tan),
+    "tanh": ("Tanh", jnp.tanh),
+}
+_BINARY: dict[str, tuple[str, Function]] = {
+    "add": ("Add", jnp.add),
+    "atan2": ("Atan2", jnp.arctan2),
+    "div": ("Div", _div),
+    "divide": ("RealDiv", jnp.true_divide),
+    "equal": ("Equal", jnp.equal),
+    "floordiv": ("FloorDiv", jnp.floor_divide),
+    "floormod": ("FloorMod", jnp.mod),
+    "greater": ("Greater", jnp.greater),
+    "greater_equal": ("GreaterEqual", jnp.greater_equal),
+    "less": ("Less", jnp.less),
+    "less_equal": ("LessEqual", jnp.less_equal),
+    "logical_and": ("LogicalAnd", jnp.logical_and),
+    "logical_or": ("LogicalOr", jnp.logical_or),
+    "logical_xor": ("LogicalXor", jnp.logical_xor),
+    "maximum": ("Maximum", jnp.maximum),
+    "minimum": ("Minimum", jnp.minimum),
+    "mod": ("FloorMod", jnp.mod),
+    "multiply": ("Mul", jnp.multiply),
+    "not_equal": ("NotEqual", jnp.not_equal),
+    "pow": ("Pow", jnp.power),
+    "squared_difference": ("SquaredDifference", _squared_difference),
+    "subtract": ("Sub", jnp.subtract),
+    "truediv": ("RealDiv", jnp.true_divide),
+    "truncatediv": ("TruncateDiv", _truncatediv),
+    "truncatemod": ("TruncateMod", jnp.fmod),
+}
+
+OPS: dict[str, Function] = {name: from_table(kind, fn, "x", name) for name, (kind, fn) in _UNARY.items()}
+"""TensorFlow's name -> the function, for all that this module defines."""
+OPS |= {name: from_table(kind, fn, "x y", name) for name, (kind, fn) in _BINARY.items()}
+
+
+# -- reductions ----------------------------------------------------------------------------------------------------
+
+
+def _axes(axis: Any) -> Any:
+    return tuple(axis) if isinstance(axis, list | tuple) else axis
+
+
+def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
+    """The mean; of integers an integer, as in TensorFlow."""
+    if not jnp.issubdtype(jnp.result_type(x), np.integer):
+        return jnp.mean(x, axis, keepdims=keepdims)
+    count = jnp.ones_like(x).sum(axis, keepdims=keepdims)
+    return (jnp.sum(x, axis, keepdims=keepdims) // count).astype(jnp.result_type(x))
+
+
+def _same_type(fn: Function) -> Function:
+    def reduce(x: Any, axis: Any, keepdims: bool) -> Any:
+        return fn(x, axis, keepdims=keepdims).astype(jnp.result_type(x))
+
+    reduce.__doc__ = f"``jax.numpy.{fn.__name__}``; the dtype stays."
+    return reduce
+
+
+_REDUCTIONS: dict[str, tuple[str, Function]] = {
+    "reduce_all": ("All", _same_type(jnp.all)),
+    "reduce_any": ("Any", _same_type(jnp.any)),
+    "reduce_logsumexp": ("LogSumExp", lambda x, axis, keepdims: special.logsumexp(x, axis, keepdims=keepdims)),
+    "reduce_max": ("Max", _same_type(jnp.max)),
+    "reduce_mean": ("Mean", _mean),
+    "reduce_min": ("Min", _same_type(jnp.min)),
+    "reduce_prod": ("Prod", _same_type(jnp.prod)),
+    "reduce_sum": ("Sum", _same_type(jnp.sum)),
+}
+
+
+def _reduction(shown: str, kind: str, fn: Function) -> Function:
+    def reduce(
+        input_tensor: Array,
+        axis: Static = None,
+        keep_dims: bool | None = None,
+        name: str | None = None,
+        reduction_indices: Static = None,
+        keepdims: bool | None = None,
+    ) -> Any:
+        over = reduction_indices if axis is None else axis
+        return fn(input_tensor, _axes(over), bool(keepdims if keep_dims is None else keep_dims))
+
+    reduce.__name__ = reduce.__qualname__ = shown
+    first = (fn.__doc__ or "``jax.scipy.special.logsumexp``.").strip()
+    reduce.__doc__ = f"{first} ``axis`` (``reduction_indices`` in older releases): all axes by default."
+    return op(kind)(reduce)
+
+
+OPS |= {name: _reduction(name, kind, fn) for name, (kind, fn) in _REDUCTIONS.items()}
+
+
+@op("ArgMax")
+def _argmax(
+    input: Array,  # noqa: A002 - TensorFlow's name
+    axis: Static = None,
+    name: str | None = None,
+    dimension: Static = None,
+    output_type: Type = np.int64,
+) -> Any:
+    """``jax.numpy.argmax``, over axis 0 by default; int64 by default."""
+    over = dimension if axis is None else axis
+    return jnp.argmax(input, 0 if over is None else over).astype(output_type)
+
+
+@op("ArgMin")
+def _argmin(
+    input: Array,  # noqa: A002
+    axis: Static = None,
+    name: str | None = None,
+    dimension: Static = None,
+    output_type: Type = np.int64,
+) -> Any:
+    """``jax.numpy.argmin``, over axis 0 by default; int64 by default."""
+    over = dimension if axis is None else axis
+    return jnp.argmin(input, 0 if over is None else over).astype(output_type)
+
+
+def _cumulate(fn: Function, x: Any, axis: int, exclusive: bool, reverse: bool, first: float) -> Any:
+    x = jnp.flip(x, axis) if reverse else x
+    if exclusive:
+        rest = jax.lax.slice_in_dim(x, 0, x.shape[axis] - 1, axis=axis)
+        x = jnp.concatenate([jnp.full_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis), first), rest], axis)
+    x = fn(x, axis)
+    return jnp.flip(x, axis) if reverse else x
+
+
+@op("Cumsum")
+def _cumsum(
+    x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+) -> Any:
+    """``jax.numpy.cumsum``; ``exclusive`` leaves each element's own value out, ``reverse`` goes from the end."""
+    return _cumulate(jnp.cumsum, x, axis, exclusive, reverse, 0)
+
+
+@op("Cumprod")
+def _cumprod(
+    x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+) -> Any:
+    """``jax.numpy.cumprod``, with the arguments of ``cumsum``."""
+    return _cumulate(jnp.cumprod, x, axis, exclusive, reverse, 1)
+
+
+# -- types ---------------------------------------------------------------------------------------------------------
+
+
+@op("Cast")
+def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Any:
+    return jnp.asarray(x).astype(dtype)
+
+
+def _cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+    """``x`` as ``dtype``, fractions cut off; ``x`` itself when it has that dtype."""
+    value = operand(x)
+    if isinstance(value, rt.Tensor | rt.Variable) and value.dtype == as_dtype(dtype).dtype:
+        return rt.as_tensor(value)
+    return _cast_op(value, dtype, name)
+
+
+@op("saturate_cast")
+def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Any:
+    """``value`` as ``dtype``, limited to what that can hold."""
+    limits = jnp.finfo(dtype) if jnp.issubdtype(dtype, np.floating) else jnp.iinfo(dtype)
+    return jnp.clip(value, limits.min, limits.max).astype(dtype)
+
+
+@op("Bitcast")
+def _bitcast(input: Array, type: Type, name: str | None = None) -> Any:  # noqa: A002
+    """``jax.lax.bitcast_convert_type``."""
+    return jax.lax.bitcast_convert_type(input, type)
+
+
+def _caster(shown: str, dtype: str) -> Function:
+    def cast(x: Any, name: str | None = None) -> Any:
+        return _cast(x, dtype, name or f"To{dtype.capitalize()}")
+
+    cast.__name__ = cast.__qualname__ = shown
+    cast.__doc__ = f"``tf.cast(x, tf.{dtype})``."
+    return cast
+
+
+# -- matrices ------------------------------------------------------------------------------------------------------
+
+
+@op("MatMul")
+def _matmul(
+    a: Array,
+    b: Array,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    a_is_sparse: bool = False,
+    b_is_sparse: bool = False,
+    name: str | None = None,
+) -> Any:
+    """``jax.numpy.matmul``, of the last two axes; the ``is_sparse`` hints change nothing."""
+    return jnp.matmul(_turned(a, transpose_a, adjoint_a), _turned(b, transpose_b, adjoint_b))
+
+
+def _turned(matrix: Any, transpose: bool, adjoint: bool) -> Any:
+    matrix = jnp.asarray(matrix)
+    if transpose and adjoint:
+        raise ValueError("only one of transpose and adjoint can be set")
+    turned = jnp.swapaxes(matrix, -1, -2) if transpose or adjoint else matrix
+    return jnp.conj(turned) if adjoint else turned
+
+
+@op("BatchMatMul")
+def _batch_matmul(x: Array, y: Array, adj_x: bool = False, adj_y: bool = False, name: str | None = None) -> Any:
+    """``jax.numpy.matmul`` of the last two axes."""
+    return jnp.matmul(_turned(x, False, adj_x), _turned(y, False, adj_y))
+
+
+@op("Tensordot")
+def _tensordot(a: Array, b: Array, axes: Static, name: str | None = None) -> Any:
+    """``jax.numpy.tensordot``."""
+    return jnp.tensordot(a, b, axes)
+
+
+def _einsum(equation: str, *inputs: Any, name: str | None = None) -> Any:
+    """``jax.numpy.einsum``."""
+    return _einsum_op(list(inputs), equation, name)
+
+
+@op("Einsum")
+def _einsum_op(inputs: Arrays, equation: Any, name: str | None = None) -> Any:
+    return jnp.einsum(equation, *inputs)
+
+
+@op("AddN")
+def _add_n(inputs: Arrays, name: str | None = None) -> Any:
+    """The sum of a list of tensors of one shape."""
+    return sum(inputs[1:], start=jnp.asarray(inputs[0]))
+
+
+@op("Cross")
+def _cross(a: Array, b: Array, name: str | None = None) -> Any:
+    """``jax.numpy.cross``."""
+    return jnp.cross(a, b)
+
+
+@op("Norm")
+def _norm(tensor: Array, ord: Any = "euclidean", axis: Static = None, keep_dims: bool = False, name: str | None = None) -> Any:  # noqa: A002, E501
+    """The norm of vectors (or of all elements): "euclidean", 1, 2, or numpy.inf."""
+    orders = {"euclidean": 2, "fro": 2}
+    flat = jnp.ravel(tensor) if axis is None else tensor
+    found = jnp.linalg.norm(flat, orders.get(ord, ord), None if axis is None else axis, keepdims=keep_dims)
+    return found.reshape((1,) * jnp.ndim(tensor)) if axis is None and keep_dims else found
+
+
+@op("Complex")
+def _complex(real: Array, imag: Array, name: str | None = None) -> Any:
+    """``jax.lax.complex``."""
+    return jax.lax.complex(jnp.asarray(real), jnp.asarray(imag))
+
+
+@op("Trace")
+def _trace(x: Array, name: str | None = None) -> Any:
+    """``jax.numpy.trace`` of the last two axes."""
+    return jnp.trace(x, axis1=-2, axis2=-1)
+
+
+@op("UnsortedSegmentSum")
+def _unsorted_segment_sum(data: Array, segment_ids: Array, num_segments: Static, name: str | None = None) -> Any:
+    """``jax.ops.segment_sum``."""
+    ids = jnp.ravel(segment_ids)
+    rows = jnp.reshape(data, (ids.size, *jnp.shape(data)[jnp.ndim(segment_ids) :]))
+    return jax.ops.segment_sum(rows, ids, num_segments)
+
+
+OPS |= {
+    "accumulate_n": _add_n,
+    "add_n": _add_n,
+    "arg_max": _argmax,
+    "arg_min": _argmin,
+    "argmax": _argmax,
+    "argmin": _argmin,
+    "batch_matmul": _batch_matmul,
+    "bitcast": _bitcast,
+    "cast": _cast,
+    "complex": _complex,
+    "complex_abs": OPS["abs"],
+    "cross": _cross,
+    "cumprod": _cumprod,
+    "cumsum": _cumsum,
+    "einsum": _einsum,
+    "imag": from_table("Imag", jnp.imag, "input", "imag"),
+    "inv": OPS["reciprocal"],
+    "matmul": _matmul,
+    "mul": OPS["multiply"],
+    "neg": OPS["negative"],
+    "norm": _norm,
+    "real": from_table("Real", jnp.real, "input", "real"),
+    "realdiv": OPS["truediv"],
+    "saturate_cast": _saturate_cast,
+    "scalar_mul": from_table("Mul", jnp.multiply, "scalar x", "scalar_mul"),
+    "sub": OPS["subtract"],
+    "tensordot": _tensordot,
+    "to_bfloat16": _caster("to_bfloat16", "bfloat16"),
+    "to_double": _caster("to_double", "float64"),
+    "to_float": _caster("to_float", "float32"),
+    "to_int32": _caster("to_int32", "int32"),
+    "to_int64": _caster("to_int64", "int64"),
+    "trace": _trace,
+    "unsorted_segment_sum": _unsorted_segment_sum,
+}

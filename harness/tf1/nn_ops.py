@@ -1,0 +1,331 @@
+"""Neural network functions: activations, losses, convolutions, pooling, normalisation and embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import runtime as rt
+from harness.tf1.array_ops import _top_k_op
+from harness.tf1.lift import Array, Arrays, Function, Static, from_table, is_tensor, op
+from harness.tf1.math_ops import OPS as _MATH
+from harness.tf1.static import static
+
+
+def _softsign(features: Any) -> Any:
+    """``features / (1 + |features|)``."""
+    return features / (1 + jnp.abs(features))
+
+
+def _l2_loss(t: Any) -> Any:
+    """Half the sum of squares."""
+    return jnp.sum(jnp.square(t)) / 2
+
+
+def _zero_fraction(value: Any) -> Any:
+    """The part of the elements that is zero."""
+    return jnp.mean(jnp.equal(value, 0).astype(np.float32))
+
+
+_ACTIVATIONS: dict[str, tuple[str, Function, str]] = {
+    "relu": ("Relu", jax.nn.relu, "features"),
+    "relu6": ("Relu6", jax.nn.relu6, "features"),
+    "elu": ("Elu", jax.nn.elu, "features"),
+    "selu": ("Selu", jax.nn.selu, "features"),
+    "softplus": ("Softplus", jax.nn.softplus, "features"),
+    "softsign": ("Softsign", _softsign, "features"),
+    "swish": ("Swish", jax.nn.silu, "features"),
+    "l2_loss": ("L2Loss", _l2_loss, "t"),
+    "zero_fraction": ("zero_fraction", _zero_fraction, "value"),
+}
+OPS: dict[str, Function] = {
+    name: from_table(kind, fn, argument, name) for name, (kind, fn, argument) in _ACTIVATIONS.items()
+}
+"""TensorFlow's name in ``tf.nn`` -> the function."""
+
+
+@op("Softmax")
+def softmax(logits: Array, dim: Static = -1, name: str | None = None, axis: Static = None) -> Any:
+    """``jax.nn.softmax``."""
+    return jax.nn.softmax(logits, dim if axis is None else axis)
+
+
+@op("LogSoftmax")
+def log_softmax(logits: Array, dim: Static = -1, name: str | None = None, axis: Static = None) -> Any:
+    """``jax.nn.log_softmax``."""
+    return jax.nn.log_softmax(logits, dim if axis is None else axis)
+
+
+@op("LeakyRelu")
+def leaky_relu(features: Array, alpha: float = 0.2, name: str | None = None) -> Any:
+    """``jax.nn.leaky_relu``."""
+    return jax.nn.leaky_relu(features, alpha)
+
+
+@op("BiasAdd")
+def bias_add(value: Array, bias: Array, data_format: str | None = None, name: str | None = None) -> Any:
+    """Adds a vector along the channels."""
+    first = data_format is not None and data_format.startswith("NC")
+    return value + (jnp.reshape(bias, (-1,) + (1,) * (jnp.ndim(value) - 2)) if first else bias)
+
+
+@op("xw_plus_b")
+def xw_plus_b(x: Array, weights: Array, biases: Array, name: str | None = None) -> Any:
+    """``x @ weights + biases``."""
+    return jnp.matmul(x, weights) + biases
+
+
+@op("relu_layer")
+def relu_layer(x: Array, weights: Array, biases: Array, name: str | None = None) -> Any:
+    """``relu(x @ weights + biases)``."""
+    return jax.nn.relu(jnp.matmul(x, weights) + biases)
+
+
+@op("l2_normalize")
+def l2_normalize(x: Array, dim: Static, epsilon: float = 1e-12, name: str | None = None) -> Any:
+    """``x`` divided by its Euclidean norm along ``dim``."""
+    axes = tuple(dim) if isinstance(dim, list) else dim
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axes, keepdims=True), epsilon))
+
+
+# -- losses --------------------------------------------------------------------------------------------------------
+
+
+def _labels_and_logits(args: tuple[Any, ...], labels: Any, logits: Any, what: str) -> tuple[Any, Any]:
+    """By name as in 1.0, or (logits, labels) by position as before."""
+    if args and args != (None,):
+        if labels is not None or logits is not None or len(args) != 2:
+            raise ValueError(f"{what}: give labels= and logits= by name (by position the old order is logits, labels)")
+        logits, labels = args
+    if labels is None or logits is None:
+        raise ValueError(f"{what}: both labels and logits must be given")
+    return labels, logits
+
+
+@op("SparseSoftmaxCrossEntropyWithLogits")
+def _sparse_xent(labels: Array, logits: Array, name: str | None = None) -> Any:
+    whole = jnp.asarray(labels)
+    if whole.ndim != jnp.ndim(logits) - 1:
+        raise ValueError(f"labels of rank {jnp.ndim(logits) - 1} go with these logits, not of rank {whole.ndim}")
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), whole[..., None], -1)[..., 0]
+
+
+def sparse_softmax_cross_entropy_with_logits(
+    *args: Any, labels: Any = None, logits: Any = None, name: str | None = None
+) -> Any:
+    """Cross entropy of class numbers: ``(labels=, logits=)``, or ``(logits, labels)`` by position as before 1.0."""
+    labels, logits = _labels_and_logits(args, labels, logits, "sparse_softmax_cross_entropy_with_logits")
+    return _sparse_xent(labels, logits, name)
+
+
+@op("SoftmaxCrossEntropyWithLogits")
+def _softmax_xent(labels: Array, logits: Array, dim: Static, stop: bool, name: str | None = None) -> Any:
+    wanted = jax.lax.stop_gradient(jnp.asarray(labels)) if stop else jnp.asarray(labels)
+    return -jnp.sum(wanted * jax.nn.log_softmax(logits, dim), dim)
+
+
+def softmax_cross_entropy_with_logits(
+    *args: Any, labels: Any = None, logits: Any = None, dim: int = -1, name: str | None = None
+) -> Any:
+    """Cross entropy of class probabilities, arguments as for the sparse one; ``labels`` get no gradient."""
+    labels, logits = _labels_and_logits(args, labels, logits, "softmax_cross_entropy_with_logits")
+    return _softmax_xent(labels, logits, dim, True, name)
+
+
+def softmax_cross_entropy_with_logits_v2(
+    *args: Any, labels: Any = None, logits: Any = None, dim: int = -1, name: str | None = None
+) -> Any:
+    """The same with a gradient for ``labels``."""
+    labels, logits = _labels_and_logits(args, labels, logits, "softmax_cross_entropy_with_logits_v2")
+    return _softmax_xent(labels, logits, dim, False, name)
+
+
+@op("logistic_loss")
+def _sigmoid_xent(labels: Array, logits: Array, name: str | None = None) -> Any:
+    return jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+
+
+def sigmoid_cross_entropy_with_logits(
+    *args: Any, labels: Any = None, logits: Any = None, targets: Any = None, name: str | None = None
+) -> Any:
+    """Cross entropy of independent probabilities, arguments as for the sparse one; ``targets`` is the old name."""
+    labels = targets if labels is None else labels
+    labels, logits = _labels_and_logits(args, labels, logits, "sigmoid_cross_entropy_with_logits")
+    return _sigmoid_xent(labels, logits, name)
+
+
+@op("weighted_logistic_loss")
+def weighted_cross_entropy_with_logits(
+    targets: Array, logits: Array, pos_weight: Array, name: str | None = None
+) -> Any:
+    """Sigmoid cross entropy with the positive targets weighted by ``pos_weight``."""
+    weight = 1 + (pos_weight - 1) * targets
+    return (1 - targets) * logits + weight * (jnp.log1p(jnp.exp(-jnp.abs(logits))) + jax.nn.relu(-logits))
+
+
+@op("InTopK")
+def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = None) -> Any:
+    """Whether the target's prediction is among the ``k`` largest; ties count as in."""
+    own = jnp.take_along_axis(predictions, jnp.asarray(targets)[:, None], 1)
+    return jnp.sum(predictions > own, 1) < k
+
+
+def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> Any:  # noqa: A002
+    """``jax.lax.top_k``: (values, indices) along the last axis."""
+    return tuple(_top_k_op(input, k, name))
+
+
+# -- dropout and normalisation ---------------------------------------------------------------------------------------
+
+
+@op("dropout")
+def _dropout(key: Array, x: Array, keep_prob: Array, noise_shape: Static, name: str | None = None) -> Any:
+    shape = jnp.shape(x) if noise_shape is None else _with_sizes(noise_shape, jnp.shape(x))
+    kept = jax.random.bernoulli(key, keep_prob, shape)
+    return jnp.where(kept, x / jnp.asarray(keep_prob, jnp.result_type(x)), jnp.zeros_like(x))
+
+
+def _with_sizes(shape: list[Any], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(d if s is None else s for s, d in zip(shape, sizes, strict=True))
+
+
+def dropout(
+    x: Any,
+    keep_prob: Any = None,
+    noise_shape: Any = None,
+    seed: int | None = None,
+    name: str | None = None,
+    rate: Any = None,
+) -> Any:
+    """Keeps each element with probability ``keep_prob`` (which may be fed), scaled up so that the sum stays.
+
+    Raises:
+        ValueError: neither ``keep_prob`` nor ``rate``, or a ``keep_prob`` outside (0, 1].
+    """
+    if keep_prob is None and rate is None:
+        raise ValueError("dropout: keep_prob must be given")
+    keep = 1 - rate if keep_prob is None else keep_prob
+    if isinstance(keep, int | float):
+        if not 0 < keep <= 1:
+            raise ValueError(f"dropout: keep_prob must be in (0, 1], not {keep}")
+        if keep == 1:
+            return rt.as_tensor(x)
+    key = rt.random_key(seed, f"{name or 'dropout'}/key")
+    return _dropout(key, x, keep, noise_shape, name)
+
+
+@op("moments")
+def _moments(x: Array, axes: Static, keep_dims: bool, name: str | None = None) -> Any:
+    over = tuple(axes) if isinstance(axes, list) else axes
+    return jnp.mean(x, over, keepdims=keep_dims), jnp.var(x, over, keepdims=keep_dims)
+
+
+def moments(x: Any, axes: Any, shift: Any = None, name: str | None = None, keep_dims: bool = False) -> Any:
+    """``(mean, variance)`` over ``axes``; ``shift`` is not needed."""
+    return tuple(_moments(x, axes, keep_dims, name))
+
+
+@op("batchnorm")
+def batch_normalization(
+    x: Array,
+    mean: Array,
+    variance: Array,
+    offset: Array | None,
+    scale: Array | None,
+    variance_epsilon: float,
+    name: str | None = None,
+) -> Any:
+    """``(x - mean) / sqrt(variance + variance_epsilon) * scale + offset``."""
+    factor = jax.lax.rsqrt(jnp.asarray(variance) + variance_epsilon)
+    factor = factor if scale is None else factor * scale
+    return x * factor + ((0 if offset is None else offset) - mean * factor)
+
+
+@op("LRN")
+def local_response_normalization(
+    input: Array,  # noqa: A002
+    depth_radius: Static = 5,
+    bias: float = 1.0,
+    alpha: float = 1.0,
+    beta: float = 0.5,
+    name: str | None = None,
+) -> Any:
+    """Divides by a power of the sum of squares of the neighbouring channels."""
+    window = (1, 1, 1, 2 * depth_radius + 1)
+    squares = jax.lax.reduce_window(jnp.square(input), 0.0, jax.lax.add, window, (1, 1, 1, 1), "SAME")
+    return input / (bias + alpha * squares) ** beta
+
+
+# -- embeddings ----------------------------------------------------------------------------------------------------
+
+
+@op("embedding_lookup")
+def _lookup(tables: Arrays, ids: Array, by_rows: bool, max_norm: Any, name: str | None = None) -> Any:
+    ids = jnp.asarray(ids)
+    if len(tables) == 1:
+        rows = jnp.take(tables[0], ids, axis=0)
+    else:
+        rows = jnp.take(_joined(tables, by_rows), ids, axis=0)
+    if max_norm is None:
+        return rows
+    norms = jnp.sqrt(jnp.sum(jnp.square(rows), tuple(range(ids.ndim, rows.ndim)), keepdims=True))
+    return rows * jnp.minimum(1.0, max_norm / jnp.maximum(norms, 1e-12))
+
+
+def _joined(tables: Any, by_rows: bool) -> Any:
+    """The one table that the parts make: row i is row i // n of part i % n ("mod"), or the parts follow ("div")."""
+    if by_rows:
+        return jnp.concatenate(tables)
+    rows = max(t.shape[0] for t in tables)
+    padded = [jnp.pad(t, [(0, rows - t.shape[0]), *[(0, 0)] * (t.ndim - 1)]) for t in tables]
+    return jnp.stack(padded, 1).reshape((-1, *tables[0].shape[1:]))
+
+
+def embedding_lookup(
+    params: Any,
+    ids: Any,
+    partition_strategy: str = "mod",
+    name: str | None = None,
+    validate_indices: bool = True,
+    max_norm: Any = None,
+) -> Any:
+    """The rows ``ids`` of a table, or of a list of parts of one.
+
+    The whole parts travel to the worker; ``partition_strategy`` is "mod" (row i lies in part i % n) or "div".
+
+    Raises:
+        ValueError: no parts, or another strategy.
+    """
+    tables = list(params) if isinstance(params, list | tuple) else [params]
+    if not tables or partition_strategy not in ("mod", "div"):
+        raise ValueError(f"embedding_lookup: strategy {partition_strategy!r} on {len(tables)} parts; use 'mod' or 'div'")
+    return _lookup(tables, ids, partition_strategy == "div", max_norm, name)
+
+
+OPS |= {
+    "batch_normalization": batch_normalization,
+    "bias_add": bias_add,
+    "dropout": dropout,
+    "embedding_lookup": embedding_lookup,
+    "in_top_k": in_top_k,
+    "l2_normalize": l2_normalize,
+    "leaky_relu": leaky_relu,
+    "local_response_normalization": local_response_normalization,
+    "log_softmax": log_softmax,
+    "lrn": local_response_normalization,
+    "moments": moments,
+    "relu_layer": relu_layer,
+    "sigmoid": _MATH["sigmoid"],
+    "sigmoid_cross_entropy_with_logits": sigmoid_cross_entropy_with_logits,
+    "softmax": softmax,
+    "softmax_cross_entropy_with_logits": softmax_cross_entropy_with_logits,
+    "softmax_cross_entropy_with_logits_v2": softmax_cross_entropy_with_logits_v2,
+    "sparse_softmax_cross_entropy_with_logits": sparse_softmax_cross_entropy_with_logits,
+    "tanh": _MATH["tanh"],
+    "top_k": top_k,
+    "weighted_cross_entropy_with_logits": weighted_cross_entropy_with_logits,
+    "xw_plus_b": xw_plus_b,
+}

@@ -1,0 +1,134 @@
+"""Random tensors, drawn anew in every step, reproducibly from the graph's and the operation's seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import runtime as rt
+from harness.tf1.dtypes import as_dtype
+from harness.tf1.lift import Array, Function, Static, Type, op
+
+
+def _key(seed: int | None, name: str | None, default: str) -> rt.Tensor:
+    return rt.random_key(seed, f"{name or default}/key")
+
+
+@op("RandomStandardNormal")
+def _normal(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None) -> Any:
+    return jax.random.normal(key, _dims(shape), dtype) * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
+
+
+def random_normal(
+    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: int | None = None, name: str | None = None
+) -> Any:
+    """``jax.random.normal``, scaled and shifted."""
+    name = name or "random_normal"
+    return _normal(_key(seed, name, name), mean, stddev, shape, dtype, name)
+
+
+@op("TruncatedNormal")
+def _truncated(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None) -> Any:
+    drawn = jax.random.truncated_normal(key, -2.0, 2.0, _dims(shape), dtype)
+    return drawn * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
+
+
+def truncated_normal(
+    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: int | None = None, name: str | None = None
+) -> Any:
+    """``jax.random.truncated_normal`` within two standard deviations."""
+    name = name or "truncated_normal"
+    return _truncated(_key(seed, name, name), mean, stddev, shape, dtype, name)
+
+
+@op("RandomUniform")
+def _uniform(key: Array, minval: Array, maxval: Array, shape: Static, dtype: Type, name: str | None = None) -> Any:
+    if jnp.issubdtype(dtype, np.integer):
+        return jax.random.randint(key, _dims(shape), minval, maxval, dtype)
+    return jax.random.uniform(key, _dims(shape), dtype, minval, maxval)
+
+
+def random_uniform(
+    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, seed: int | None = None, name: str | None = None
+) -> Any:
+    """``jax.random.uniform``, or ``randint`` for an integer dtype; ``maxval`` is not reached.
+
+    Raises:
+        ValueError: an integer dtype without ``maxval``.
+    """
+    if maxval is None and as_dtype(dtype).is_integer:
+        raise ValueError("random_uniform of integers needs maxval")
+    name = name or "random_uniform"
+    return _uniform(_key(seed, name, name), minval, 1 if maxval is None else maxval, shape, dtype, name)
+
+
+@op("RandomShuffle")
+def _shuffle(key: Array, value: Array, name: str | None = None) -> Any:
+    return jax.random.permutation(key, value)
+
+
+def random_shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Any:
+    """``jax.random.permutation`` of the rows."""
+    return _shuffle(_key(seed, name, "RandomShuffle"), value, name)
+
+
+@op("Multinomial")
+def _multinomial(key: Array, logits: Array, num_samples: Static, dtype: Type, name: str | None = None) -> Any:
+    drawn = jax.random.categorical(key, logits, axis=-1, shape=(num_samples, jnp.shape(logits)[0]))
+    return drawn.T.astype(dtype)
+
+
+def multinomial(logits: Any, num_samples: Any, seed: int | None = None, name: str | None = None) -> Any:
+    """``jax.random.categorical``: for each row of ``logits`` that many classes, int64."""
+    return _multinomial(_key(seed, name, "Multinomial"), logits, num_samples, np.int64, name)
+
+
+@op("RandomGamma")
+def _gamma(key: Array, alpha: Array, beta: Array, shape: Static, dtype: Type, name: str | None = None) -> Any:
+    alpha, beta = jnp.asarray(alpha, dtype), jnp.asarray(beta, dtype)
+    full = _dims(shape) + jnp.broadcast_shapes(alpha.shape, beta.shape)
+    return jax.random.gamma(key, alpha, full, dtype) / beta
+
+
+def random_gamma(
+    shape: Any,
+    alpha: Any,
+    beta: Any = None,
+    dtype: Any = np.float32,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Any:
+    """``jax.random.gamma``: ``shape`` draws for each of ``alpha`` and ``beta``."""
+    return _gamma(_key(seed, name, "random_gamma"), alpha, 1.0 if beta is None else beta, shape, dtype, name)
+
+
+@op("random_crop")
+def _crop(key: Array, value: Array, size: Static, name: str | None = None) -> Any:
+    value = jnp.asarray(value)
+    room = jnp.asarray([d - s + 1 for d, s in zip(value.shape, size, strict=True)])
+    return jax.lax.dynamic_slice(value, list(jax.random.randint(key, room.shape, 0, room)), size)
+
+
+def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None = None) -> Any:
+    """A block of ``size`` from a random place of ``value``."""
+    return _crop(_key(seed, name, "random_crop"), value, size, name)
+
+
+def _dims(shape: Any) -> tuple[int, ...]:
+    return (shape,) if isinstance(shape, int) else tuple(shape)
+
+
+OPS: dict[str, Function] = {
+    "multinomial": multinomial,
+    "random_crop": random_crop,
+    "random_gamma": random_gamma,
+    "random_normal": random_normal,
+    "random_shuffle": random_shuffle,
+    "random_uniform": random_uniform,
+    "set_random_seed": rt.set_random_seed,
+    "truncated_normal": truncated_normal,
+}
+"""TensorFlow's name -> the function, for all that this module defines."""

@@ -1,0 +1,102 @@
+"""A traced step as a Chrome trace: one picture of all tasks, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+    metadata = rt.RunMetadata()
+    sess.run(train_op, feeds, rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE), metadata)
+    harness.timeline.write("step.json", metadata)
+
+Every device is a process of the trace with two rows: its stages, and what it sent, received and fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import runtime as rt
+
+_STAGES, _TRANSFERS = 1, 2
+
+
+def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, Any]:
+    """The trace as the JSON object of the Trace Event Format; times in microseconds from the step's first event.
+
+    Args:
+        run_metadata: of a step run with ``RunOptions.FULL_TRACE``.
+
+    Raises:
+        ValueError: it holds no trace.
+    """
+    devices = run_metadata.step_stats.dev_stats
+    if not devices:
+        raise ValueError("this RunMetadata holds no trace: run the step with RunOptions(trace_level=FULL_TRACE)")
+    origin = min(_start(node) for device in devices for node in device.node_stats)
+    events: list[dict[str, Any]] = []
+    for number, device in enumerate(devices, 1):
+        events += _rows(number, device.device)
+        operations = _operations(device.node_stats)
+        for node in device.node_stats:
+            kind, _, wave = node.node_name.partition(":")
+            if not wave:
+                continue
+            moved = node.output[0].tensor_description.allocation_description.requested_bytes if node.output else 0
+            arguments = {"wave": int(wave), "bytes": moved, "what": node.timeline_label}
+            if kind == "stage":
+                arguments["operations"] = operations.get(_identity(node), [])
+            length = _length(node) / 1000
+            events.append(
+                {
+                    "name": node.timeline_label if kind == "stage" and node.timeline_label else f"{kind} {moved} B",
+                    "cat": kind,
+                    **({"ph": "X", "dur": length} if length else {"ph": "i", "s": "t"}),
+                    "ts": (_start(node) - origin) / 1000,
+                    "pid": number,
+                    "tid": _STAGES if kind == "stage" else _TRANSFERS,
+                    "args": arguments,
+                }
+            )
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def write(path: str | os.PathLike[str], run_metadata: rt.RunMetadata) -> None:
+    """Writes the trace of a step to a file that Perfetto opens.
+
+    Args:
+        path: such as "timeline-100.json".
+        run_metadata: of a step run with ``RunOptions.FULL_TRACE``.
+
+    Raises:
+        ValueError: it holds no trace.
+    """
+    trace = chrome_trace(run_metadata)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(trace, file)
+
+
+def _rows(number: int, name: str) -> Iterable[dict[str, Any]]:
+    yield {"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}}
+    yield {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}
+    for row, title in ((_STAGES, "stages"), (_TRANSFERS, "transfers")):
+        yield {"name": "thread_name", "ph": "M", "pid": number, "tid": row, "args": {"name": title}}
+
+
+def _operations(nodes: Iterable[Any]) -> dict[Any, list[str]]:
+    """The operations of each stage: they share its times."""
+    found: dict[Any, list[str]] = {}
+    for node in nodes:
+        if ":" not in node.node_name:
+            found.setdefault(_identity(node), []).append(node.node_name)
+    return found
+
+
+def _identity(node: Any) -> tuple[int, int, int]:
+    return node.thread_id, _start(node), _length(node)
+
+
+def _start(node: Any) -> int:
+    return int(node.all_start_nanos or node.all_start_micros * 1000)
+
+
+def _length(node: Any) -> int:
+    return int(node.all_end_rel_nanos or node.all_end_rel_micros * 1000)

@@ -1,0 +1,91 @@
+"""Waiting kernels and how they are ended: by their session, by their caller's death, by a deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from runtime.errors import CancelledError, DeadlineExceededError
+
+
+class Cancellation(threading.Event):
+    """Ends the waits of one call: an Event that also wakes the conditions on which the call waits.
+
+    Args:
+        deadline: ``time.monotonic()`` at which waits end with DeadlineExceededError; None for no limit.
+    """
+
+    def __init__(self, deadline: float | None = None) -> None:
+        super().__init__()
+        self.deadline = deadline
+        self._lock = threading.Lock()
+        self._reason = ""
+        self._conditions: list[threading.Condition] = []
+
+    def set(self, reason: str = "the session was closed") -> None:
+        """Ends the call: its waits, present and future, raise CancelledError with the first reason given."""
+        with self._lock:
+            if self._reason:
+                return
+            self._reason = reason
+            super().set()
+            waiting = list(self._conditions)
+        for condition in waiting:
+            with condition:
+                condition.notify_all()
+
+    def check(self, what: str) -> None:
+        """Raises if the call must end; ``what`` says what it was doing.
+
+        Raises:
+            CancelledError: it was cancelled.
+            DeadlineExceededError: its deadline has passed.
+        """
+        if self._reason:
+            raise CancelledError(f"{what}: {self._reason}")
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise DeadlineExceededError(f"{what}: the deadline of the step has passed")
+
+    def wait_for(
+        self,
+        condition: threading.Condition,
+        ready: Callable[[], bool],
+        what: str,
+        until: float | None = None,
+    ) -> bool:
+        """Waits, holding ``condition``, until ``ready()``.
+
+        Args:
+            condition: held by the caller; notified when ``ready`` may have changed.
+            ready: what is waited for.
+            what: the wait, for errors.
+            until: ``time.monotonic()`` at which the wait ends without an error.
+
+        Returns:
+            Whether ``ready()`` was true; False only after ``until``.
+
+        Raises:
+            CancelledError, DeadlineExceededError: as ``check``; only when ``ready()`` is false.
+        """
+        if ready():
+            return True
+        # In the list before the reason is looked at: whoever sets the reason later finds the condition here.
+        with self._lock:
+            self._conditions.append(condition)
+        try:
+            while not ready():
+                self.check(what)
+                now = time.monotonic()
+                if until is not None and now >= until:
+                    return False
+                limits = [t for t in (until, self.deadline) if t is not None]
+                condition.wait(max(0.0, min(limits) - now) if limits else None)
+            return True
+        finally:
+            with self._lock:
+                self._conditions.remove(condition)
+
+
+NEVER = Cancellation()
+"""A call that nobody cancels."""

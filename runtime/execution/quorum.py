@@ -1,0 +1,440 @@
+"""The quorum of a task: the gradients of one synchronous step, applied once when enough distinct workers are in.
+
+Each worker pushes its gradients with the step at which it read the variables. Those of the present step wait here; when
+enough are in, their mean is applied, the step advances by one, and every waiting push is answered. A gradient of
+another step is dropped and counted, and its worker told at once.
+
+Who decides that enough are in? With one task the task itself, as the last gradient arrives. With several, the same
+workers must be chosen on all of them, so a chief decides, in two phases: ``gather`` tells it whose gradients are here and
+promises to keep them, ``commit`` applies those that it has chosen from what all tasks have.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from absl import logging
+
+from runtime.errors import AbortedError, CancelledError, InternalError, PermissionDeniedError
+from runtime.execution.accumulator import MEAN, reduce_in_order
+from runtime.execution.cancel import Cancellation
+
+Array = np.ndarray[Any, Any]
+
+SAY_EVERY_SECS = 10.0
+_LINE = 64
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a quorum needs.
+
+    Attributes:
+        needed: gradients in an aggregate.
+        total: workers there are. Below ``needed``, each may give several gradients to one aggregate.
+        alone: this task decides by itself; else a chief does.
+        timeout_secs: how long the first gradient of a step waits before the step goes on without the workers that are
+            missing; None for ever.
+        tasks: all tasks that hold a part of the step.
+        group: what the quorums of these tasks have in common.
+    """
+
+    needed: int
+    total: int
+    alone: bool = True
+    timeout_secs: float | None = None
+    tasks: tuple[str, ...] = ()
+    group: str = ""
+
+    @property
+    def each(self) -> int:
+        """Most gradients of one worker in an aggregate."""
+        return -(-self.needed // self.total)
+
+
+class Target(Protocol):
+    """The variables that a quorum updates."""
+
+    def step(self) -> int:
+        """The step that the variables are at."""
+
+    def apply(self, inputs: Sequence[Array], key: tuple[int, int], expected: Mapping[str, int] | None) -> None:
+        """Applies aggregated gradients, which must move the step on by one, and waits until it is done.
+
+        Args:
+            inputs: the aggregated gradients.
+            key: names this application in the gate of the task.
+            expected: by task, how many applications have this key; None when there is one.
+        """
+
+
+@dataclass
+class _Piece:
+    """One worker's gradients.
+
+    Attributes:
+        worker: whose.
+        arrays: views of the caller's memory, valid as long as the caller waits; or copies once ``kept``.
+        promised: a chief was told that it is here.
+        counted: whether it was applied; None while that is open.
+        fenced: dropped, as the variables were restored.
+    """
+
+    worker: int
+    arrays: Sequence[Array]
+    promised: bool = False
+    kept: bool = False
+    counted: bool | None = None
+    fenced: bool = False
+
+    def keep(self) -> None:
+        """Makes it outlive its caller."""
+        if not self.kept:
+            self.arrays = [np.array(a) for a in self.arrays]
+            self.kept = True
+
+
+@dataclass
+class Counts:
+    """What has happened to the gradients that were pushed.
+
+    Attributes:
+        applied: aggregates applied.
+        accepted: gradients in them.
+        dropped: gradients that were stale: of another step, or of this one but too late.
+        repeated: gradients of a worker that had given all it may.
+    """
+
+    applied: int = 0
+    accepted: int = 0
+    dropped: int = 0
+    repeated: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whose gradients were applied at which step, one entry for each gradient."""
+
+    step: int
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a chief is told: the step, and whose gradients of it are here, in the order in which they came."""
+
+    step: int
+    workers: tuple[int, ...]
+    seen: tuple[int, ...] = field(default=())
+
+
+class Quorum:
+    """Gradients of one step, from push to application. Thread safe.
+
+    Args:
+        name: for messages.
+        rules: how many it needs.
+    """
+
+    def __init__(self, name: str, rules: Rules) -> None:
+        self.counts = Counts()
+        self._name = name
+        self._rules = rules
+        self._id = zlib.crc32(rules.group.encode())
+        self._changed = threading.Condition()
+        self._step: int | None = None
+        self._pieces: list[_Piece] = []
+        self._target: Target | None = None
+        self._last: Decision | None = None
+        self._epoch = 0
+        self._generation = 0
+        self._members: set[int] | None = None
+        self._seen: set[int] = set()
+        self._since = 0.0
+        self._say_at = 0.0
+        self._buffers: list[Array] = []
+        self._cleared = False
+
+    # -- workers -----------------------------------------------------------------------------------------------
+
+    def push(
+        self, worker: int, stamp: int, arrays: Sequence[Array], target: Target, cancelled: Cancellation
+    ) -> tuple[int, bool]:
+        """Gives gradients and waits until the step that they belong to is over.
+
+        A worker that may give several to one aggregate is answered at once as long as it owes more.
+
+        Args:
+            worker: who computed them; the same number for a worker that was started again.
+            stamp: the step at which the variables were read.
+            arrays: the gradients. They must not change while the call lasts.
+            target: what they are applied to.
+            cancelled: ends the wait; the gradients are withdrawn then, unless a chief was promised them.
+
+        Returns:
+            The step that the variables are at now, and whether the gradients were applied or will be.
+
+        Raises:
+            CancelledError, DeadlineExceededError: the wait was ended.
+            AbortedError: the variables were restored meanwhile.
+        """
+        with self._changed:
+            self._target = target
+            self._meet(worker)
+            step = self._refresh(target.step())
+            if stamp != step:
+                self.counts.dropped += 1
+                self._changed.notify_all()
+                return step, False
+            piece = self._add(worker, arrays)
+            try:
+                if piece is None:
+                    self._wait(lambda: self._step != step, cancelled)
+                    return self._now(), False
+                if self._rules.alone and self._enough():
+                    self._decide(self._pieces[: self._needed()])
+                if piece.counted is None and self._of(worker) < self._rules.each:
+                    piece.keep()
+                    return step, True
+                self._wait(lambda: piece.counted is not None, cancelled)
+            except BaseException:
+                self._withdraw(piece)
+                raise
+            if piece.fenced:
+                raise AbortedError("its variables were restored since the session began")
+            return self._now(), bool(piece.counted)
+
+    def _meet(self, worker: int) -> None:
+        self._seen.add(worker)
+        if self._members is not None and worker not in self._members:
+            self._members.add(worker)
+            logging.info("%s: worker %d is back", self._name, worker)
+            if len(self._members) >= self._rules.total:
+                self._members = None
+
+    def _add(self, worker: int, arrays: Sequence[Array]) -> _Piece | None:
+        """Adds a piece; None when the worker has given all it may and a chief was promised all of it."""
+        piece = _Piece(worker, arrays)
+        if self._of(worker) >= self._rules.each:
+            self.counts.repeated += 1
+            old = next((p for p in self._pieces if p.worker == worker and not p.promised), None)
+            if old is None:
+                return None
+            old.counted = False  # the worker's earlier life, whose end has not been noticed yet
+            self._pieces[self._pieces.index(old)] = piece
+        else:
+            if not self._pieces:
+                self._since = time.monotonic()
+                self._say_at = self._since + SAY_EVERY_SECS
+            self._pieces.append(piece)
+        self._changed.notify_all()
+        return piece
+
+    def _withdraw(self, piece: _Piece | None) -> None:
+        if piece is None or piece not in self._pieces:
+            return
+        if piece.promised:
+            piece.keep()
+        else:
+            self._pieces.remove(piece)
+
+    def _wait(self, ready: Any, cancelled: Cancellation) -> None:
+        """Waits; meanwhile says on whom, and gives up on those who are missing when it is time."""
+        what = f"waiting for step {self._step} of {self._name}"
+        while not cancelled.wait_for(self._changed, lambda: self._cleared or ready(), what, self._next_look()):
+            now = time.monotonic()
+            if now >= self._say_at:
+                self._say_at = now + SAY_EVERY_SECS
+                logging.info("%s", self._waiting_for(now))
+            if self._rules.alone and self._pieces and now >= self._time_up():
+                self._go_on_without()
+        if self._cleared:
+            raise CancelledError(f"{self._name} was cleared away")
+
+    def _next_look(self) -> float:
+        return min(self._say_at, self._time_up()) if self._rules.alone else self._say_at
+
+    def _time_up(self) -> float:
+        limit = self._rules.timeout_secs
+        return float("inf") if limit is None else self._since + limit
+
+    def _waiting_for(self, now: float) -> str:
+        here = sorted({p.worker for p in self._pieces})
+        text = f"{self._name}: step {self._step} waits for {now - self._since:.0f} s now, gradients of workers {here} are in"
+        missing = [w for w in range(self._rules.total) if w not in here]
+        if not self._rules.alone and self._enough():
+            return f"{text}; waiting for the chief to apply them"
+        return f"{text}, {self._needed()} are needed; missing: {missing}"
+
+    def _go_on_without(self) -> None:
+        here = {p.worker for p in self._pieces}
+        logging.warning(
+            "%s: step %s goes on after %.0f s with %d of %d gradients, of workers %s",
+            self._name,
+            self._step,
+            self._rules.timeout_secs,
+            len(self._pieces),
+            self._rules.needed,
+            sorted(here),
+        )
+        self._members = here
+        self._decide(list(self._pieces))
+
+    # -- the decision ------------------------------------------------------------------------------------------
+
+    def _of(self, worker: int) -> int:
+        return sum(p.worker == worker for p in self._pieces)
+
+    def _needed(self) -> int:
+        needed = self._rules.needed
+        return needed if self._members is None else min(needed, len(self._members) * self._rules.each)
+
+    def _enough(self) -> bool:
+        return len(self._pieces) >= self._needed()
+
+    def _now(self) -> int:
+        assert self._step is not None
+        return self._step
+
+    def _refresh(self, step: int) -> int:
+        """Takes note of the variables' step; when it is not ours, they were restored and no piece fits them."""
+        if step != self._step:
+            self._drop()
+            self._step = step
+        return step
+
+    def _drop(self, fenced: bool = False) -> None:
+        for piece in self._pieces:
+            piece.counted, piece.fenced = False, fenced
+        self.counts.dropped += len(self._pieces)
+        self._pieces.clear()
+        self._changed.notify_all()
+
+    def _decide(self, chosen: Sequence[_Piece]) -> None:
+        """Applies the mean of the chosen pieces, in the order of the workers: the same gradients give the same bits."""
+        assert self._target is not None and self._step is not None
+        ordered = sorted(chosen, key=lambda p: p.worker)
+        columns = list(zip(*(p.arrays for p in ordered), strict=True))
+        if len(self._buffers) != len(columns):
+            self._buffers = [_aligned(c[0]) for c in columns]
+        for i, column in enumerate(columns):
+            if self._buffers[i].shape != column[0].shape or self._buffers[i].dtype != column[0].dtype:
+                self._buffers[i] = _aligned(column[0])
+        means = [reduce_in_order(list(c), MEAN, out=b) for c, b in zip(columns, self._buffers, strict=True)]
+        several = None if self._rules.alone else dict.fromkeys(self._rules.tasks, 1)
+        self._target.apply(means, (self._id, self._step), several)
+        taken = {id(p) for p in chosen}
+        for piece in self._pieces:
+            piece.counted = id(piece) in taken
+        self.counts.applied += 1
+        self.counts.accepted += len(chosen)
+        self.counts.dropped += len(self._pieces) - len(chosen)
+        self._pieces.clear()
+        self._last = Decision(self._step, tuple(p.worker for p in chosen))
+        self._step += 1
+        self._changed.notify_all()
+
+    # -- the chief of several tasks ----------------------------------------------------------------------------
+
+    def claim(self, step_now: Callable[[], int], generation: int) -> tuple[int, int, Decision | None]:
+        """Makes the caller the chief: what an earlier one orders from now on is refused.
+
+        Args:
+            step_now: reads the step that the variables are at.
+            generation: of the task; in a new one, all gradients that wait here are of variables that are no more.
+
+        Returns:
+            The epoch of the new chief, the step, and the last decision of this task.
+        """
+        with self._changed:
+            self._epoch += 1
+            if generation != self._generation:
+                self._generation = generation
+                self._drop(fenced=True)
+                self._last = None
+            step = self._refresh(step_now())
+            self._changed.notify_all()
+            return self._epoch, step, self._last
+
+    def gather(self, epoch: int, known: Gathered, cancelled: Cancellation) -> Gathered:
+        """Waits for news, tells whose gradients are here, and promises to keep these until the step is over.
+
+        Args:
+            epoch: the caller's.
+            known: what it was told last.
+            cancelled: ends the wait.
+
+        Raises:
+            PermissionDeniedError: another chief has taken over.
+        """
+
+        def news() -> bool:
+            return epoch != self._epoch or self._step != known.step or len(self._pieces) != len(known.workers)
+
+        with self._changed:
+            cancelled.wait_for(self._changed, lambda: self._cleared or news(), f"waiting for gradients in {self._name}")
+            if self._cleared:
+                raise CancelledError(f"{self._name} was cleared away")
+            self._check_epoch(epoch)
+            for piece in self._pieces:
+                piece.promised = True
+            seen, self._seen = tuple(sorted(self._seen)), set()
+            return Gathered(-1 if self._step is None else self._step, tuple(p.worker for p in self._pieces), seen)
+
+    def commit(self, epoch: int, decision: Decision) -> int:
+        """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
+
+        Returns:
+            The step afterwards.
+
+        Raises:
+            PermissionDeniedError: another chief has taken over.
+            AbortedError: the task is at another step.
+            InternalError: a gradient that was promised is not here.
+        """
+        with self._changed:
+            self._check_epoch(epoch)
+            if self._last == decision and self._step == decision.step + 1:
+                return self._step
+            if self._step != decision.step:
+                raise AbortedError(f"{self._name} is at step {self._step}, not at {decision.step}")
+            chosen = []
+            for worker, count in Counter(decision.workers).items():
+                mine = [p for p in self._pieces if p.worker == worker][:count]
+                if len(mine) < count:
+                    raise InternalError(f"{self._name}: the gradients of worker {worker} for step {self._step} are gone")
+                chosen += mine
+            self._decide(chosen)
+            self._last = decision
+            return self._now()
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise PermissionDeniedError(f"{self._name}: another chief has taken over")
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def status(self) -> str:
+        """Whom the present step waits for, in words; empty when nobody waits."""
+        with self._changed:
+            return self._waiting_for(time.monotonic()) if self._pieces else ""
+
+    def clear(self) -> None:
+        """Ends everything that waits: the container was cleared."""
+        with self._changed:
+            self._cleared = True
+            self._changed.notify_all()
+
+
+def _aligned(like: Array) -> Array:
+    """Memory of an array's shape and dtype at which XLA reads in place."""
+    raw = np.empty(like.nbytes + _LINE, np.uint8)
+    start = -raw.ctypes.data % _LINE
+    return raw[start : start + like.nbytes].view(like.dtype).reshape(like.shape)

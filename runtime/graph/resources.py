@@ -1,0 +1,328 @@
+"""Queues and accumulators of a graph: named resources that live on one task beside the variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import InvalidArgumentError
+from runtime.graph.bodies import Host, Shape
+from runtime.graph.graph import Operation, Tensor, get_default_graph
+from runtime.graph.ops import as_dtype, as_tensor, constant
+
+
+class _Resource:
+    """A named resource: one operation that stands for it, and operations on it that run where it lives."""
+
+    def __init__(self, type: str, kernel: str, name: str, described: Mapping[str, Any], container: str) -> None:  # noqa: A002
+        graph = get_default_graph()
+        full = graph.unique_name(name, mark_as_used=False)
+        self._described = {**described, "name": full, "container": container}
+        self._kernel = kernel
+        with graph.control_dependencies(None):
+            self._op = graph.add_operation(
+                type,
+                Host(f"{kernel}/open", {"resource": self._described}, True, full),
+                outputs=[((), np.dtype(object))],
+                name=name,
+            )
+
+    @property
+    def name(self) -> str:
+        """Its name: sessions and graphs that use the same name on the same device share it."""
+        return str(self._described["name"])
+
+    @property
+    def op(self) -> Operation:
+        """The operation that stands for it; running it makes the resource, as does any use."""
+        return self._op
+
+    @property
+    def device(self) -> str:
+        """The device that was asked for, or ``""``."""
+        return self._op.device
+
+    @property
+    def graph(self) -> Any:
+        """The graph it was made in."""
+        return self._op.graph
+
+    def _add(
+        self,
+        what: str,
+        inputs: Sequence[Tensor] = (),
+        outputs: Sequence[tuple[Shape | None, np.dtype[Any]]] = (),
+        *,
+        name: str | None = None,
+        stateful: bool = True,
+        **attrs: Any,
+    ) -> Operation:
+        return self._op.graph.add_operation(
+            f"{self._op.type}/{what}",
+            Host(f"{self._kernel}/{what}", {"resource": self._described, **attrs}, stateful, self.name),
+            inputs,
+            outputs,
+            name=name or f"{self._op.name.rsplit('/', 1)[-1]}_{what}",
+            colocate_with=self._op,
+        )
+
+
+class Queue(_Resource):
+    """What all queues do. Elements are tuples of tensors; with one component the tensor itself.
+
+    Blocking operations wait on the queue's task. They end with CancelledError when their session closes, when an
+    enqueue's queue is closed, and with OutOfRangeError when a dequeue's queue is closed and runs dry.
+    """
+
+    def __init__(
+        self, type: str, kind: str, capacity: int, dtypes: Any, shapes: Any, name: str, container: str, **options: Any  # noqa: A002
+    ) -> None:
+        self.dtypes: tuple[np.dtype[Any], ...] = tuple(as_dtype(d) for d in _listed(dtypes))
+        self.shapes: tuple[Shape | None, ...] = _shapes(shapes, len(self.dtypes), name)
+        described = {
+            "kind": kind,
+            "capacity": int(capacity),
+            "dtypes": ["string" if d == object else d.name for d in self.dtypes],
+            "shapes": [None if s is None else list(s) for s in self.shapes],
+            **options,
+        }
+        super().__init__(type, "queue", name, described, container)
+
+    def enqueue(self, values: Any, name: str | None = None) -> Operation:
+        """Adds one element; waits while the queue is full.
+
+        Args:
+            values: a tensor for each component; with one component, the tensor itself.
+            name: operation name.
+        """
+        return self._add("enqueue", self._components(values, ()), name=name)
+
+    def enqueue_many(self, values: Any, name: str | None = None) -> Operation:
+        """Adds the slices of ``values`` along their first dimension, one element each; waits while the queue is full."""
+        return self._add("enqueue_many", self._components(values, (None,)), name=name)
+
+    def dequeue(self, name: str | None = None) -> Any:
+        """Removes one element; waits until there is one. Gives a tensor for each component."""
+        op = self._add("dequeue", (), list(zip(self._one(), self.dtypes, strict=True)), name=name)
+        return op.outputs[0] if len(op.outputs) == 1 else op.outputs
+
+    def dequeue_many(self, n: Any, name: str | None = None) -> Any:
+        """Removes ``n`` elements, stacked; waits until there are so many, or raises OutOfRangeError once closed."""
+        return self._batch(n, False, name)
+
+    def dequeue_up_to(self, n: Any, name: str | None = None) -> Any:
+        """Like ``dequeue_many``, but a closed queue gives the fewer elements that are left, if there is one."""
+        return self._batch(n, True, name)
+
+    def size(self, name: str | None = None) -> Tensor:
+        """How many elements are in it, int32."""
+        return self._add("size", (), [((), np.dtype(np.int32))], name=name).outputs[0]
+
+    def is_closed(self, name: str | None = None) -> Tensor:
+        """Whether it was closed, bool."""
+        return self._add("is_closed", (), [((), np.dtype(np.bool_))], name=name).outputs[0]
+
+    def close(self, cancel_pending_enqueues: bool = False, name: str | None = None) -> Operation:
+        """Ends the input: no more elements are taken; ``cancel_pending_enqueues`` ends enqueues that wait, too."""
+        return self._add("close", name=name, cancel_pending_enqueues=bool(cancel_pending_enqueues))
+
+    def _one(self) -> tuple[Shape | None, ...]:
+        return self.shapes
+
+    def _batch(self, n: Any, up_to: bool, name: str | None) -> Any:
+        if any(shape is None for shape in self.shapes):
+            raise InvalidArgumentError(f"queue {self.name!r}: give it shapes= to dequeue several elements as one batch")
+        first = int(n) if isinstance(n, int | np.integer) and not up_to else None
+        with self._op.graph.device(lambda op: self._op.device):
+            count = as_tensor(n) if hasattr(n, "op") else constant(n, np.int32, name="n")
+        outputs = [((first, *(s or ())), d) for s, d in zip(self.shapes, self.dtypes, strict=True)]
+        op = self._add("dequeue_many", [count], outputs, name=name, up_to=up_to)
+        return op.outputs[0] if len(op.outputs) == 1 else op.outputs
+
+    def _components(self, values: Any, batch: tuple[None, ...]) -> list[Tensor]:
+        items = list(values) if isinstance(values, list | tuple) and len(self.dtypes) > 1 else None
+        if items is None:
+            items = [values[0] if isinstance(values, tuple) and len(values) == 1 else values]
+        if len(items) != len(self.dtypes):
+            raise InvalidArgumentError(f"queue {self.name!r} has {len(self.dtypes)} components, {len(items)} were given")
+        tensors = []
+        for i, (value, dtype, shape) in enumerate(zip(items, self.dtypes, self.shapes, strict=True)):
+            tensor = as_tensor(value, dtype)
+            wanted = None if shape is None else (*batch, *shape)
+            if tensor.dtype != dtype or wanted is not None and tensor.shape is not None and not _may_fit(tensor.shape, wanted):
+                raise InvalidArgumentError(
+                    f"queue {self.name!r}: component {i} takes {_show(dtype)}{wanted}, got {_show(tensor.dtype)}{tensor.shape}"
+                )
+            tensors.append(tensor)
+        return tensors
+
+
+class FIFOQueue(Queue):
+    """A queue that gives its elements back in the order in which they came.
+
+    Args:
+        capacity: most elements it holds; 0 or less for no limit.
+        dtypes: dtype of each component, or one dtype.
+        shapes: static shape of each component, or None: then elements may differ and only ``dequeue`` works.
+        name: its name, shared by all sessions of the cluster.
+        container: named container of the store.
+    """
+
+    def __init__(self, capacity: int, dtypes: Any, shapes: Any = None, name: str = "fifo_queue", container: str = "") -> None:
+        super().__init__("FIFOQueueV2", "fifo", capacity, dtypes, shapes, name, container)
+
+
+class PaddingFIFOQueue(Queue):
+    """A FIFO queue whose batches pad smaller elements with zeros (empty strings) where a size is None.
+
+    Args:
+        capacity: most elements it holds.
+        dtypes: dtype of each component, or one dtype.
+        shapes: static shape of each component, None for a size that differs from element to element.
+        name: its name, shared by all sessions of the cluster.
+        container: named container of the store.
+    """
+
+    def __init__(self, capacity: int, dtypes: Any, shapes: Any, name: str = "padding_fifo_queue", container: str = "") -> None:
+        if shapes is None:
+            raise InvalidArgumentError(f"queue {name!r}: a padding queue needs the shapes of its components")
+        super().__init__("PaddingFIFOQueueV2", "padding", capacity, dtypes, shapes, name, container)
+
+
+class RandomShuffleQueue(Queue):
+    """A queue that gives its elements back in random order.
+
+    Args:
+        capacity: most elements it holds.
+        min_after_dequeue: elements that stay behind while it is open: what the next one is drawn from.
+        dtypes: dtype of each component, or one dtype.
+        shapes: static shape of each component, or None.
+        seed: fixes the sequence of draws.
+        name: its name, shared by all sessions of the cluster.
+        container: named container of the store.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        min_after_dequeue: int,
+        dtypes: Any,
+        shapes: Any = None,
+        seed: int | None = None,
+        name: str = "random_shuffle_queue",
+        container: str = "",
+    ) -> None:
+        super().__init__(
+            "RandomShuffleQueueV2",
+            "shuffle",
+            capacity,
+            dtypes,
+            shapes,
+            name,
+            container,
+            min_after_dequeue=int(min_after_dequeue),
+            seed=seed,
+        )
+
+
+class ConditionalAccumulator(_Resource):
+    """Collects the gradients of one step from distinct workers and gives their mean or sum.
+
+    Gradients carry the step at which they were computed; one that is older than the accumulator's step is dropped and
+    counted, as is a second one of the same worker while its first waits to be taken.
+
+    Args:
+        dtype: of the gradients.
+        shape: static shape, None for a size that may differ.
+        name: its name, shared by all sessions of the cluster.
+        reduction: "mean" or "sum".
+        container: named container of the store.
+    """
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Sequence[int | None] | None = None,
+        name: str = "conditional_accumulator",
+        reduction: str = "mean",
+        container: str = "",
+    ) -> None:
+        if reduction.lower() not in ("mean", "sum"):
+            raise InvalidArgumentError(f"accumulator {name!r}: reduction {reduction!r} is neither 'mean' nor 'sum'")
+        self.dtype: np.dtype[Any] = as_dtype(dtype)
+        self.shape: Shape | None = None if shape is None else tuple(shape)
+        if self.dtype == object:
+            raise InvalidArgumentError(f"accumulator {name!r}: strings cannot be accumulated")
+        described = {
+            "dtype": self.dtype.name,
+            "shape": None if self.shape is None else list(self.shape),
+            "reduction": reduction.lower(),
+        }
+        super().__init__("ConditionalAccumulator", "accumulator", name, described, container)
+
+    def apply_grad(self, grad: Any, local_step: Any = 0, *, worker: Any = -1, name: str | None = None) -> Tensor:
+        """Offers a gradient; gives whether it was accepted (bool).
+
+        Args:
+            grad: a tensor of the accumulator's dtype and shape.
+            local_step: int64, the step at which it was computed.
+            worker: int, who computed it; -1 tells workers apart by their sessions.
+            name: operation name.
+        """
+        gradient = as_tensor(grad, self.dtype)
+        if gradient.dtype != self.dtype:
+            raise InvalidArgumentError(f"accumulator {self.name!r} takes {self.dtype.name}, got {_show(gradient.dtype)}")
+        inputs = [gradient, self._integer(local_step, "local_step"), self._integer(worker, "worker")]
+        return self._add("apply_grad", inputs, [((), np.dtype(np.bool_))], name=name).outputs[0]
+
+    def take_grad(self, num_required: Any, name: str | None = None) -> Tensor:
+        """Waits until ``num_required`` workers' gradients are in; takes all that are and advances the step by one."""
+        inputs = [self._integer(num_required, "num_required")]
+        return self._add("take_grad", inputs, [(self.shape, self.dtype)], name=name).outputs[0]
+
+    def num_accumulated(self, name: str | None = None) -> Tensor:
+        """How many gradients wait to be taken, int32."""
+        return self._counts(name).outputs[0]
+
+    def num_dropped(self, name: str | None = None) -> Tensor:
+        """How many gradients were dropped as stale or repeated, int64."""
+        return self._counts(name).outputs[1]
+
+    def set_global_step(self, new_global_step: Any, name: str | None = None) -> Operation:
+        """Makes this the accumulator's step: older gradients are dropped when they come."""
+        return self._add("set_global_step", [self._integer(new_global_step, "new_global_step")], name=name)
+
+    def _counts(self, name: str | None) -> Operation:
+        return self._add("counts", (), [((), np.dtype(np.int32)), ((), np.dtype(np.int64))], name=name)
+
+    def _integer(self, value: Any, what: str) -> Tensor:
+        if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+            return as_tensor(value)
+        with self._op.graph.device(lambda op: self._op.device):
+            return constant(value, np.int64, name=what)
+
+
+def _listed(items: Any) -> list[Any]:
+    return list(items) if isinstance(items, list | tuple) else [items]
+
+
+def _shapes(shapes: Any, count: int, name: str) -> tuple[Shape | None, ...]:
+    if shapes is None:
+        return (None,) * count
+    if not isinstance(shapes, list | tuple):
+        raise InvalidArgumentError(f"queue {name!r}: shapes must be a list of shapes, not {shapes!r}")
+    one = count == 1 and all(d is None or isinstance(d, int | np.integer) for d in shapes)
+    listed = [shapes] if one and not (shapes and isinstance(shapes[0], list | tuple)) else list(shapes)
+    if len(listed) != count:
+        raise InvalidArgumentError(f"queue {name!r} has {count} components, but shapes for {len(listed)}")
+    return tuple(None if s is None else tuple(None if d is None else int(d) for d in s) for s in listed)
+
+
+def _may_fit(shape: Shape, wanted: Shape) -> bool:
+    return len(shape) == len(wanted) and all(a is None or b is None or a == b for a, b in zip(shape, wanted, strict=True))
+
+
+def _show(dtype: np.dtype[Any]) -> str:
+    return "string" if dtype == object else dtype.name

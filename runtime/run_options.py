@@ -1,0 +1,76 @@
+"""RunOptions and RunMetadata: asking what a step did, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from runtime.graph.graph import Tensor
+from runtime.proto import step_stats_pb2
+from runtime.proto.step_stats_pb2 import RunMetadata as RunMetadata
+from runtime.tensor_spec import TensorSpec
+
+_DATA_TYPES = {
+    "float32": 1,
+    "float64": 2,
+    "int32": 3,
+    "uint8": 4,
+    "int16": 5,
+    "int8": 6,
+    "string": 7,
+    "complex64": 8,
+    "int64": 9,
+    "bool": 10,
+    "bfloat16": 14,
+    "uint16": 17,
+    "float16": 19,
+    "uint32": 22,
+    "uint64": 23,
+}
+"""TensorFlow's numbers of data types."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options of one step.
+
+    Attributes:
+        trace_level: ``FULL_TRACE`` fills the step's ``RunMetadata``; the other levels between it and ``NO_TRACE`` do so
+            too. A traced step waits for every stage, and its first run registers the plan once more.
+        timeout_in_ms: time limit of the step in milliseconds; 0 for the session's own.
+    """
+
+    NO_TRACE: ClassVar[int] = 0
+    SOFTWARE_TRACE: ClassVar[int] = 1
+    HARDWARE_TRACE: ClassVar[int] = 2
+    FULL_TRACE: ClassVar[int] = 3
+
+    trace_level: int = 0
+    timeout_in_ms: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the values. Raises ValueError when one is out of range."""
+        if not self.NO_TRACE <= self.trace_level <= self.FULL_TRACE:
+            raise ValueError(f"trace_level is {self.trace_level}: use RunOptions.NO_TRACE or RunOptions.FULL_TRACE")
+        if self.timeout_in_ms < 0:
+            raise ValueError(f"timeout_in_ms is {self.timeout_in_ms}: use 0 for no limit")
+
+
+def describe_outputs(stats: step_stats_pb2.StepStats, specs: Mapping[Tensor, TensorSpec]) -> None:
+    """Adds to each operation's node the shapes, dtypes and bytes of its outputs."""
+    by_op: dict[str, list[tuple[int, TensorSpec]]] = {}
+    for tensor, spec in specs.items():
+        by_op.setdefault(tensor.op.name, []).append((tensor.index, spec))
+    for device in stats.dev_stats:
+        for node in device.node_stats:
+            for slot, spec in sorted(by_op.get(node.node_name, ()), key=lambda item: item[0]):
+                output = node.output.add(slot=slot)
+                described = output.tensor_description
+                described.dtype = _DATA_TYPES.get(spec.name, 0)
+                for size in spec.shape:
+                    described.shape.dim.add(size=size)
+                if not spec.is_string:
+                    described.allocation_description.requested_bytes = spec.nbytes
+                    described.allocation_description.allocated_bytes = spec.nbytes
+                    described.allocation_description.allocator_name = device.device.rpartition("device:")[2]

@@ -1,0 +1,386 @@
+"""The coordinator's side of checkpoints: orders to all tasks at once, under one epoch.
+
+One process coordinates at a time (the chief). It claims the tasks under an epoch larger than any before, after which
+they refuse the orders of earlier coordinators.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from absl import logging
+
+from runtime.errors import AbortedError, OpError, UnavailableError
+from runtime.graph.bodies import VariableSpec
+from runtime.plan.place import Device
+from runtime.proto import services_pb2 as pb
+from runtime.proto import stage_pb2
+
+ORDER_SECS = 120.0
+"""Time limit of an order that should take milliseconds, but for a claim that waits for an old chief's writes."""
+PAUSE_SECS = 10.0
+"""How long tasks stay paused at most when their coordinator dies in the middle of a cut."""
+STATES_SECS = 2.0
+CLAIM_TRIES = 10
+CHUNK_BYTES = 4 << 20
+
+SendOrder = Callable[[str, pb.ShardOrder, float | None], pb.ShardReply]
+"""``(task, order, timeout in seconds) -> reply``."""
+
+_owner = secrets.randbits(63) | 1
+"""This process among the coordinators."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class VariableSlice:
+    """A variable, or the slice of a partitioned one that a variable holds, and its place in a checkpoint.
+
+    Attributes:
+        variable: the variable.
+        device: where it lives.
+        key: path of the array in the checkpoint's key-value store.
+        full_shape: shape of the whole array; for strings, of the encoded uint8 array (restore only).
+        offset: where the slice begins in it.
+        chunk: zarr chunk shape (save only).
+    """
+
+    variable: VariableSpec
+    device: Device
+    key: str
+    full_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    chunk: tuple[int, ...] = ()
+
+    @property
+    def task(self) -> str:
+        """The task that holds it."""
+        return self.device.task_name
+
+    def to_proto(self) -> pb.SliceDef:
+        """The slice as a message."""
+        dtype = "string" if self.variable.dtype == object else self.variable.dtype.name
+        return pb.SliceDef(
+            key=self.key,
+            container=self.variable.container,
+            name=self.variable.name,
+            spec=stage_pb2.TensorSpecDef(shape=self.variable.shape, dtype=dtype),
+            full_shape=self.full_shape,
+            offset=self.offset,
+            chunk=self.chunk,
+            device_type=self.device.type,
+            device_index=self.device.index,
+        )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """References to variables as of one instant, held by their tasks until they are written or dropped.
+
+    Attributes:
+        job: random id.
+        slices: by task.
+        sizes: by task, bytes of each slice on disk.
+        number: value of the slice that was asked for as a number (the global step), or None.
+        paused_secs: how long writing stages were held back.
+    """
+
+    job: int
+    slices: Mapping[str, tuple[VariableSlice, ...]]
+    sizes: Mapping[str, tuple[int, ...]]
+    number: int | None
+    paused_secs: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to write."""
+        return sum(sum(sizes) for sizes in self.sizes.values())
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """A file of a checkpoint.
+
+    Attributes:
+        path: relative to the directory that was written.
+        size: in bytes.
+        crc32: CRC-32 of its content.
+    """
+
+    path: str
+    size: int
+    crc32: int
+
+
+class Shards:
+    """Saves and restores variables where they live. Get it from ``Session.shards``.
+
+    Args:
+        send: sends an order to a task.
+    """
+
+    def __init__(self, send: SendOrder) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._claimed: set[str] = set()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this process coordinates; 0 before ``claim``."""
+        return self._epoch
+
+    def claim(self, tasks: Sequence[str]) -> int:
+        """Becomes the coordinator of some tasks, unless this session is it already; earlier ones' jobs have ended then.
+
+        Args:
+            tasks: names of the tasks.
+
+        Returns:
+            The epoch, larger than that of any coordinator before.
+
+        Raises:
+            AbortedError: another process keeps claiming the same tasks.
+        """
+        with self._lock:
+            if self._claimed.issuperset(tasks):
+                return self._epoch
+            asked = sorted(self._claimed.union(tasks))
+
+            def tell(order: pb.ShardOrder) -> list[tuple[int, int]]:
+                return [(r.epoch, r.owner) for r in self._each(asked, lambda t: self._ask(t, order, ORDER_SECS))]
+
+            told = tell(pb.ShardOrder(kind=pb.ShardOrder.TELL))
+            if len(set(told)) == 1 and told[0][0] and told[0][1] == _owner:
+                self._epoch = told[0][0]
+                self._claimed.update(asked)
+                return self._epoch
+            wait = threading.Event()  # never set: two chiefs that start together step aside for random times
+            for attempt in range(CLAIM_TRIES):
+                epoch = max(e for e, _ in told) + 1
+                claim = pb.ShardOrder(kind=pb.ShardOrder.CLAIM, epoch=epoch, owner=_owner)
+                told = tell(claim)
+                if all(t == (epoch, _owner) for t in told):
+                    self._epoch = epoch
+                    self._claimed.update(asked)
+                    logging.info("coordinates checkpoints under epoch %d", epoch)
+                    return epoch
+                wait.wait(random.uniform(0.0, 0.05 * 2**attempt))
+            raise AbortedError("another chief keeps claiming the same tasks: run one chief only")
+
+    def cut(self, slices: Sequence[VariableSlice], number_of: str = "") -> Cut:
+        """Takes references to variables of all tasks as of one instant, at which no step has half its writes done.
+
+        Args:
+            slices: what to save.
+            number_of: key of the slice whose value is wanted as an int.
+
+        Raises:
+            FailedPreconditionError: a variable is not initialised; names it.
+            AbortedError: another coordinator has taken over, or a task restarted.
+        """
+        by_task: dict[str, list[VariableSlice]] = {}
+        for s in slices:
+            by_task.setdefault(s.task, []).append(s)
+        self.claim(list(by_task))
+        job = secrets.randbits(63) | 1
+        tasks = list(by_task)
+        started = time.monotonic()
+        try:
+            self._pause(tasks)
+            order = self._order(pb.ShardOrder.TAKE, job, report=number_of)
+            replies = self._each(
+                tasks, lambda t: self._ask(t, _with_slices(order, [s.to_proto() for s in by_task[t]]), ORDER_SECS)
+            )
+        except OpError:
+            self.drop(job, tasks)
+            raise
+        paused = time.monotonic() - started
+        number = None
+        for task, reply in zip(tasks, replies, strict=True):
+            if any(s.key == number_of for s in by_task[task]):
+                number = reply.number
+        return Cut(
+            job,
+            {t: tuple(s) for t, s in by_task.items()},
+            {t: tuple(r.sizes) for t, r in zip(tasks, replies, strict=True)},
+            number,
+            paused,
+        )
+
+    def _pause(self, tasks: Sequence[str]) -> None:
+        order = self._order(pb.ShardOrder.PAUSE, seconds=PAUSE_SECS)
+        replies = self._each(tasks, lambda t: self._ask(t, order, ORDER_SECS))
+        seen: dict[tuple[int, int], dict[str, int]] = {}
+        expected: dict[tuple[int, int], Mapping[str, int]] = {}
+        for task, reply in zip(tasks, replies, strict=True):
+            for s in reply.steps:
+                key = (s.session, s.step)
+                seen.setdefault(key, {})[task] = s.done
+                expected[key] = dict(s.expected)
+        waiting: dict[str, list[pb.StepWrites]] = {}
+        for (session, step), done in seen.items():
+            for task, wanted in expected[session, step].items():
+                if task in tasks and done.get(task, 0) < wanted:
+                    waiting.setdefault(task, []).append(
+                        pb.StepWrites(session=session, step=step, expected={task: wanted})
+                    )
+        if not waiting:
+            return
+        half_done = self._each(
+            list(waiting), lambda t: self._ask(t, self._order(pb.ShardOrder.PAUSE, steps=waiting[t]), ORDER_SECS)
+        )
+        lost = {(s.session, s.step) for reply in half_done for s in reply.steps}
+        if lost:
+            logging.warning("%d steps lost their worker half-way: the checkpoint holds what they have written", len(lost))
+
+    def write(self, cut: Cut, directory: str) -> list[ShardFile]:
+        """Has every task write what it holds of a cut into a directory that all share.
+
+        Each writes a store of its own, ``ocdbt.process_<id>``; see ``process_ids``.
+
+        Raises:
+            ResourceExhaustedError: the disk is full.
+            FailedPreconditionError: a task does not see the directory.
+            UnavailableError: a task died.
+            AbortedError: another coordinator has taken over.
+        """
+        tasks = list(cut.slices)
+        ids = self.process_ids(cut)
+        replies = self._each(
+            tasks,
+            lambda t: self._ask(
+                t, self._order(pb.ShardOrder.WRITE, cut.job, directory=directory, process_id=ids[t]), None
+            ),
+        )
+        return [ShardFile(f.path, f.size, f.crc32) for r in replies for f in r.files]
+
+    def process_ids(self, cut: Cut) -> dict[str, str]:
+        """By task, the id of the store it writes: tells the epochs apart, so that a late writer is recognised."""
+        return {t: f"{self._epoch}{''.join(c for c in t if c.isalnum())}" for t in cut.slices}
+
+    def progress(self, cut: Cut) -> int:
+        """Bytes of a cut that are written so far."""
+        order = self._order(pb.ShardOrder.PROGRESS, cut.job)
+        return sum(r.done_bytes for r in self._each(list(cut.slices), lambda t: self._ask(t, order, ORDER_SECS)))
+
+    def verify(self, tasks: Sequence[str], directory: str, files: Sequence[ShardFile]) -> list[str]:
+        """Has tasks compare files with their checksums, each a share of them.
+
+        Args:
+            tasks: names of the tasks.
+            directory: that they share.
+            files: what should be there.
+
+        Returns:
+            What is wrong, one line for each file; empty when all is well.
+        """
+        self.claim(tasks)
+        shares: dict[str, list[ShardFile]] = {t: [] for t in tasks}
+        load = dict.fromkeys(tasks, 0)
+        for file in sorted(files, key=lambda f: -f.size):
+            task = min(load, key=lambda t: load[t])
+            shares[task].append(file)
+            load[task] += file.size + 1
+        busy = [t for t in tasks if shares[t]]
+
+        def ask(task: str) -> pb.ShardReply:
+            files = [pb.FileDef(path=f.path, size=f.size, crc32=f.crc32) for f in shares[task]]
+            return self._ask(task, self._order(pb.ShardOrder.VERIFY, directory=directory, files=files), None)
+
+        return [p for reply in self._each(busy, ask) for p in reply.problems]
+
+    def restore(self, slices: Sequence[VariableSlice], directory: str, *, ocdbt: bool, zarr3: bool) -> int:
+        """Restores variables: every task reads what it needs, and only when all have, all change their variables.
+
+        Args:
+            slices: what to restore.
+            directory: of the arrays, shared by all tasks.
+            ocdbt: whether they lie in an OCDBT store.
+            zarr3: whether they are of zarr's third version.
+
+        Returns:
+            Bytes read.
+
+        Raises:
+            DataLossError: an array is damaged; no variable has changed.
+            AbortedError: another coordinator has taken over.
+        """
+        by_task: dict[str, list[pb.SliceDef]] = {}
+        for s in slices:
+            by_task.setdefault(s.task, []).append(s.to_proto())
+        self.claim(list(by_task))
+        job = secrets.randbits(63) | 1
+        tasks = list(by_task)
+        order = self._order(pb.ShardOrder.READ, job, directory=directory, ocdbt=ocdbt, zarr3=zarr3)
+        try:
+            replies = self._each(tasks, lambda t: self._ask(t, _with_slices(order, by_task[t]), None))
+            commit = self._order(pb.ShardOrder.COMMIT, job)
+            self._each(tasks, lambda t: self._ask(t, commit, ORDER_SECS))
+        except OpError:
+            self.drop(job, tasks)
+            raise
+        return sum(r.total_bytes for r in replies)
+
+    def drop(self, job: int, tasks: Sequence[str]) -> None:
+        """Forgets a job on its tasks; one that does not answer has forgotten it, or will."""
+        order = self._order(pb.ShardOrder.DROP, job)
+
+        def ask(task: str) -> None:
+            try:
+                self._ask(task, order, 5.0)
+            except OpError as error:
+                logging.info("dropping a checkpoint job: %s", error)
+
+        self._each(tasks, ask)
+
+    def release(self, cut: Cut) -> None:
+        """Gives back the references of a cut."""
+        self.drop(cut.job, list(cut.slices))
+
+    def states(self) -> dict[str, dict[str, bytes]]:
+        """By task, the named states that it registered (``runtime.register_state``); tasks that do not answer have none."""
+        reply = self._send("", pb.ShardOrder(kind=pb.ShardOrder.STATES), STATES_SECS)
+        found: dict[str, dict[str, bytes]] = {}
+        for key, value in reply.states.items():
+            task, _, name = key.partition(" ")
+            found.setdefault(task, {})[name] = value
+        return found
+
+    # -- sending -----------------------------------------------------------------------------------------------
+
+    def _order(self, kind: pb.ShardOrder.Kind, job: int = 0, **fields: object) -> pb.ShardOrder:
+        return pb.ShardOrder(kind=kind, epoch=self._epoch, owner=_owner, job=job, **fields)  # type: ignore[arg-type]
+
+    def _ask(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+        copy = pb.ShardOrder()
+        copy.CopyFrom(order)
+        return self._send(task, copy, timeout)
+
+    def _all(self, order: pb.ShardOrder) -> list[pb.ShardReply]:
+        return self._each(self._tasks, lambda t: self._ask(t, order, ORDER_SECS))
+
+    def _each(self, tasks: Sequence[str], fn: Callable[[str], _T]) -> list[_T]:
+        """Calls ``fn`` for each task at the same time and waits for all; raises the first error, if any."""
+        if len(tasks) == 1:
+            return [fn(tasks[0])]
+        with ThreadPoolExecutor(max(len(tasks), 1), "shards") as pool:
+            futures = [pool.submit(fn, t) for t in tasks]
+        errors = [e for f in futures if (e := f.exception()) is not None]
+        if errors:  # what somebody refuses says more than that somebody is gone
+            raise next((e for e in errors if not isinstance(e, UnavailableError)), errors[0])
+        return [f.result() for f in futures]
+
+
+def _with_slices(order: pb.ShardOrder, slices: Sequence[pb.SliceDef]) -> pb.ShardOrder:
+    copy = pb.ShardOrder()
+    copy.CopyFrom(order)
+    copy.slices.extend(slices)
+    return copy

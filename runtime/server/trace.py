@@ -1,0 +1,253 @@
+"""Traced steps: which operations ran where, when each stage began and ended, and what was sent for it.
+
+A plan that is to be traced is registered a second time, under handles of its own, with the recording wrapped around the
+stages and the lanes. So steps that are not traced pass no recording code at all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from runtime.plan.plan import StageCall
+from runtime.proto import step_stats_pb2 as pb
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One thing that happened on a device.
+
+    Attributes:
+        device: full name.
+        name: "stage:<wave>", "send:<wave>", "recv:<wave>" or "fetch:<wave>".
+        wave: of the stage that it belongs to.
+        start_ns: when it began, nanoseconds since the epoch by the clock of the task's host.
+        end_ns: when it ended.
+        nbytes: bytes moved; for a stage, the bytes of its outputs.
+        label: what a reader sees.
+        operations: names of the operations of a stage.
+    """
+
+    device: str
+    name: str
+    wave: int
+    start_ns: int
+    end_ns: int
+    nbytes: int = 0
+    label: str = ""
+    operations: tuple[str, ...] = ()
+
+
+class Tracer:
+    """The spans of one task, by session. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spans: dict[int, list[Span]] = {}
+
+    def add(self, session: int, *spans: Span) -> None:
+        """Notes what happened."""
+        with self._lock:
+            self._spans.setdefault(session, []).extend(spans)
+
+    def take(self, session: int) -> list[Span]:
+        """What was noted for a session since it was last asked for."""
+        with self._lock:
+            return self._spans.pop(session, [])
+
+
+class TracedStage:
+    """A prepared stage that is timed: it waits for its results before it gives them.
+
+    Args:
+        prepared: the stage.
+        call: its place in the plan.
+        tracer: where to note.
+        over_wire: its inputs and replies are received and sent, not handed over in this process.
+    """
+
+    def __init__(self, prepared: Any, call: StageCall, tracer: Tracer, over_wire: bool) -> None:
+        self._prepared = prepared
+        self._call = call
+        self._tracer = tracer
+        self._over_wire = over_wire
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._prepared, name)
+
+    def run(self, inputs: Sequence[Any], client: int = 0, cancelled: threading.Event | None = None) -> tuple[Any, Any]:
+        """Runs the stage; see ``PreparedStage.run``."""
+        start = time.time_ns()
+        outputs, done = self._prepared.run(inputs, client, cancelled)
+        for output in outputs:
+            if hasattr(output, "block_until_ready"):
+                output.block_until_ready()
+        self._prepared.wait(done)
+        end = time.time_ns()
+        call, device = self._call, self._call.stage.device.name
+        names = call.stage.operations
+        label = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        spans = [Span(device, f"stage:{call.wave}", call.wave, start, end, nbytes(outputs), label, names)]
+        if self._over_wire:
+            inline = [value for i, value in enumerate(inputs) if i not in call.remote]
+            replies = [outputs[i] for i in call.replies]
+            spans += [
+                Span(device, f"recv:{call.wave}", call.wave, start, start, nbytes(inline), "inputs from the master"),
+                Span(device, f"send:{call.wave}", call.wave, end, end, nbytes(replies), "replies to the master"),
+            ]
+        self._tracer.add(client, *spans)
+        return outputs, done
+
+
+def traced_fetch(fetch: Any, call: StageCall, tracer: Tracer) -> Any:
+    """``fetch`` (see ``Worker``), timed."""
+
+    def timed(task: str, session: int, step: int, slot: int) -> Any:
+        start = time.time_ns()
+        value = fetch(task, session, step, slot)
+        span = Span(
+            call.stage.device.name,
+            f"fetch:{call.wave}",
+            call.wave,
+            start,
+            time.time_ns(),
+            nbytes([value]),
+            f"straight from {task}",
+        )
+        tracer.add(session, span)
+        return value
+
+    return timed
+
+
+def traced_remote_call(call: Any, wave: int, session: int, device: str, tracer: Tracer) -> Any:
+    """A ``RemoteCall`` of the master whose lanes are timed.
+
+    Args:
+        call: the call.
+        wave: of its stage.
+        session: id of the session.
+        device: on which the master's sending and receiving is noted.
+        tracer: where to note.
+    """
+    task = _TracedTask(call.task, _TracedPeer(call.task, wave, session, device, tracer))
+    return replace(call, task=cast(Any, task), buffers=[])
+
+
+class _TracedTask:
+    def __init__(self, task: Any, peer: _TracedPeer) -> None:
+        self._task = task
+        self.peer = peer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+
+class _TracedPeer:
+    def __init__(self, task: Any, wave: int, session: int, device: str, tracer: Tracer) -> None:
+        self._task = task
+        self._about = (wave, session, device, tracer)
+
+    def acquire(self, **options: Any) -> _TracedLane:
+        return _TracedLane(self._task.peer.acquire(**options), self._task.name, *self._about)
+
+    def release(self, lane: _TracedLane) -> None:
+        self._task.peer.release(lane.lane)
+
+
+class _TracedLane:
+    def __init__(self, lane: Any, peer: str, wave: int, session: int, device: str, tracer: Tracer) -> None:
+        self.lane = lane
+        self._peer = peer
+        self._wave = wave
+        self._session = session
+        self._device = device
+        self._tracer = tracer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lane, name)
+
+    def send(self, handle: int, step: int, buffers: Sequence[Any], **options: Any) -> None:
+        start = time.time_ns()
+        self.lane.send(handle, step, buffers, **options)
+        self._note("send", start, buffers, f"to {self._peer}")
+
+    def receive(self, *arguments: Any) -> Any:
+        start = time.time_ns()
+        values = self.lane.receive(*arguments)
+        self._note("recv", start, values, f"from {self._peer}")
+        return values
+
+    def _note(self, kind: str, start: int, arrays: Sequence[Any], label: str) -> None:
+        name = f"{kind}:{self._wave}"
+        span = Span(self._device, name, self._wave, start, time.time_ns(), nbytes(arrays), label)
+        self._tracer.add(self._session, span)
+
+
+def nbytes(arrays: Iterable[Any]) -> int:
+    """Bytes of the elements of arrays; of strings, their lengths."""
+    total = 0
+    for array in arrays:
+        if getattr(array, "dtype", None) == object:
+            total += sum(len(item) for item in np.asarray(array).ravel().tolist() if isinstance(item, bytes))
+        else:
+            total += int(array.nbytes)
+    return total
+
+
+def step_stats(spans: Iterable[Span]) -> pb.StepStats:
+    """The StepStats message of spans.
+
+    Each stage gives a node of its own and one for each of its operations: these ran as one program, so they share its
+    times.
+    """
+    devices: dict[str, pb.DeviceStepStats] = {}
+    for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns)):
+        device = devices.setdefault(span.device, pb.DeviceStepStats(device=span.device))
+        device.thread_names[span.wave] = f"wave {span.wave}"
+        node = device.node_stats.add()
+        _times(node, span)
+        node.node_name = span.name
+        node.timeline_label = span.label
+        node.output.add().tensor_description.allocation_description.requested_bytes = span.nbytes
+        for name in span.operations:
+            _times(device.node_stats.add(node_name=name), span)
+    return pb.StepStats(dev_stats=devices.values())
+
+
+def _times(node: pb.NodeExecStats, span: Span) -> None:
+    start, length = span.start_ns, span.end_ns - span.start_ns
+    node.thread_id = span.wave
+    node.scheduled_micros = node.all_start_micros = start // 1000
+    node.op_end_rel_micros = node.all_end_rel_micros = max(1, round(length / 1000)) if length else 0
+    node.all_start_nanos = start
+    node.op_end_rel_nanos = node.all_end_rel_nanos = length
+
+
+def shifted(stats: pb.StepStats, ahead_ns: int) -> pb.StepStats:
+    """The stats with their times turned back by ``ahead_ns``."""
+    if ahead_ns:
+        for device in stats.dev_stats:
+            for node in device.node_stats:
+                node.all_start_nanos -= ahead_ns
+                node.scheduled_micros = node.all_start_micros = node.all_start_nanos // 1000
+    return stats
+
+
+def merge(parts: Iterable[pb.StepStats]) -> pb.StepStats:
+    """The stats of several tasks as one message, each device once."""
+    devices: dict[str, pb.DeviceStepStats] = {}
+    for part in parts:
+        for device in part.dev_stats:
+            if device.device in devices:
+                devices[device.device].MergeFrom(device)
+            else:
+                devices[device.device] = device
+    return pb.StepStats(dev_stats=[devices[name] for name in sorted(devices)])

@@ -1,0 +1,389 @@
+"""Fetches and feeds: every structure in, the same structure out, and a clear error for everything else."""
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import runtime as rt
+from tests.runtime.kit import KINDS, target_of_kind
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def target(request: Any) -> Iterator[str]:
+    with target_of_kind(request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def session(target: str, graph: rt.Graph) -> Iterator[rt.Session]:
+    with rt.Session(target) as made:
+        yield made
+
+
+Pair = collections.namedtuple("Pair", ["left", "right"])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Record:
+    left: Any
+    right: Any
+
+
+# -- fetches ---------------------------------------------------------------------------------------------------------
+
+
+def test_fetches_keep_their_structure(session: rt.Session) -> None:
+    a, b = rt.constant(1, name="a"), rt.constant([2.0, 3.0], name="b")
+    nothing = rt.no_op("nothing")
+    assert session.run(a) == 1
+    assert session.run([a, nothing]) == [1, None]
+    assert session.run((a, a)) == (1, 1)
+    assert session.run([]) == []
+    assert session.run({}) == {}
+    assert session.run(()) == ()
+    found = session.run({"x": [a, {"y": (nothing, "a:0")}], "z": Pair(a, "nothing")})
+    assert found == {"x": [1, {"y": (None, 1)}], "z": Pair(1, None)}
+    assert isinstance(found["z"], Pair)
+    ordered = session.run(collections.OrderedDict([("second", b), ("first", a)]))
+    assert list(ordered) == ["second", "first"]
+    record = session.run(Record(a, [b]))
+    assert isinstance(record, Record)
+    assert record.left == 1
+    assert record.right[0].tolist() == [2.0, 3.0]
+
+
+def test_scalars_come_as_numpy_scalars_and_arrays_as_arrays(session: rt.Session) -> None:
+    found = session.run([rt.constant(1.5) * 2, rt.constant([1]), rt.constant("text"), rt.constant(True)])
+    assert type(found[0]) is np.float32
+    assert type(found[1]) is np.ndarray
+    assert found[2] == b"text"
+    assert type(found[3]) is np.bool_
+
+
+def test_variables_and_operations_and_names_are_fetched(session: rt.Session) -> None:
+    v = rt.Variable([1, 2], name="v")
+    assert session.run(v.initializer) is None
+    assert session.run("v/Assign") is None
+    assert session.run([v, "v:0", "v", v.value()])[0].tolist() == [1, 2]
+
+
+def test_one_thing_may_be_fetched_twice_and_is_computed_once(session: rt.Session) -> None:
+    key = rt.random.normal((3,))
+    first, second = session.run([key, key])
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("fetch", "error", "said"),
+    [
+        (None, TypeError, "Fetch argument None has invalid type"),
+        (3, TypeError, "Fetch argument 3 has invalid type int"),
+        ([[None]], TypeError, "Fetch argument None has invalid type"),
+        ({"a": 1.5}, TypeError, "Fetch argument 1.5 has invalid type float"),
+        (np.zeros(2), TypeError, "Fetch argument .* has invalid type"),
+        ({1, 2}, TypeError, "Fetch argument .* has invalid type set"),
+        ("missing", ValueError, "no operation 'missing'"),
+        ("missing:0", ValueError, "no operation 'missing'"),
+        ("there:1", ValueError, "'there' has 1 outputs"),
+        ("there:x", ValueError, "'there:x' is not a tensor name"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_fetched(session: rt.Session, fetch: Any, error: type[Exception], said: str) -> None:
+    rt.constant(1, name="there")
+    with pytest.raises(error, match=said):
+        session.run(fetch)
+
+
+def test_fetches_of_another_graph(session: rt.Session) -> None:
+    with rt.Graph().as_default():
+        foreign = rt.constant(1, name="foreign")
+    with pytest.raises(ValueError, match="'foreign:0' is not an element of this graph"):
+        session.run(foreign)
+    with pytest.raises(ValueError, match="'foreign' is not an element of this graph"):
+        session.run([foreign.op])
+
+
+# -- feeds -----------------------------------------------------------------------------------------------------------
+
+
+def test_any_tensor_can_be_fed_under_any_of_its_names(session: rt.Session) -> None:
+    x = rt.placeholder(np.float32, [2], name="x")
+    c = rt.constant(2.0, name="c")
+    middle = x * c
+    y = middle + 1.0
+    v = rt.Variable(0.0, name="v")
+    assert session.run(y, {x: [1, 2]}).tolist() == [3.0, 5.0]
+    assert session.run(y, {"x:0": (1.0, 2.0), "c:0": 10}).tolist() == [11.0, 21.0]
+    assert session.run([y, middle], {middle: [5.0, 6.0]})[0].tolist() == [6.0, 7.0]
+    assert session.run(v + 1.0, {v: 41.0}) == 42.0  # nor need it be initialised
+    assert session.run(x, {x: jnp.array([1.0, 2.0])}).tolist() == [1.0, 2.0]
+
+
+def test_feeding_what_is_not_needed_does_no_harm(session: rt.Session) -> None:
+    x, y = rt.placeholder(np.float32, []), rt.placeholder(np.float32, [])
+    assert session.run(x * 1.0, {x: 1.0, y: 2.0}) == 1.0
+
+
+def feed_errors() -> list[Any]:
+    p = pytest.param
+    return [
+        p("ints", [1.5], TypeError, "float64 does not become int32 by itself", id="float to int"),
+        p("ints", [2**40], TypeError, r"ints:0.* does not fit int32: it goes from 1099511627776", id="overflow"),
+        p("bytes", [-1], TypeError, "does not fit uint8", id="negative to unsigned"),
+        p("ints", ["a"], TypeError, "ints:0.* is not numeric, but the placeholder takes int32", id="string to int"),
+        p("floats", [1j], TypeError, "complex128 does not become float32", id="complex to float"),
+        p("floats", [None], TypeError, "is not numeric", id="None"),
+        p("floats", [[1.0], [1.0, 2.0]], ValueError, "cannot be made an array", id="ragged"),
+        p("floats", [1.0, 2.0, 3.0], ValueError, r"Cannot feed value of shape \(3,\) for 'floats:0', .* \(2\)", id="size"),
+        p("floats", 1.0, ValueError, r"Cannot feed value of shape \(\)", id="rank"),
+        p("flags", [1], TypeError, "int64 does not become bool", id="int to bool"),
+        p("texts", [1], TypeError, "but the placeholder takes strings", id="number to string"),
+        p("missing:0", 1, TypeError, "Cannot interpret feed_dict key as Tensor: .*'missing'", id="unknown name"),
+        p("operation", 1, TypeError, "Cannot interpret feed_dict key as Tensor: 'operation' is an operation", id="operation"),
+        p(3, 1, TypeError, "Cannot interpret feed_dict key as Tensor: 3 has invalid type int", id="a number as key"),
+    ]
+
+
+@pytest.mark.parametrize(("key", "value", "error", "said"), feed_errors())
+def test_feeds_that_do_not_fit(session: rt.Session, key: Any, value: Any, error: type[Exception], said: str) -> None:
+    for name, dtype, size in (
+        ("ints", np.int32, 1),
+        ("bytes", np.uint8, 1),
+        ("floats", np.float32, 2),
+        ("flags", np.bool_, 1),
+        ("texts", str, 1),
+    ):
+        rt.placeholder(dtype, [size], name=name)
+    rt.no_op("operation")
+    key = f"{key}:0" if key in ("ints", "bytes", "floats", "flags", "texts") else key
+    with pytest.raises(error, match=said) as caught:
+        session.run(rt.constant(1), {key: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_is_no_value(session: rt.Session) -> None:
+    x, v = rt.placeholder(np.float32, [], name="x"), rt.Variable(1.0)
+    for value in (rt.constant(1.0), v):
+        with pytest.raises(TypeError, match="value fed for 'x:0' cannot be a tensor"):
+            session.run(x, {x: value})
+
+
+def test_a_feed_must_be_a_dict_and_name_each_tensor_once(session: rt.Session) -> None:
+    x = rt.placeholder(np.float32, [], name="x")
+    with pytest.raises(TypeError, match="feed_dict must be a dict"):
+        session.run(x, [(x, 1.0)])  # type: ignore[arg-type]
+    with pytest.raises(rt.InvalidArgumentError, match="'x:0' is fed twice"):
+        session.run(x, {x: 1.0, "x:0": 2.0})
+
+
+def test_the_missing_placeholders_are_named(session: rt.Session) -> None:
+    x, y = rt.placeholder(np.float32, [], name="x"), rt.placeholder(np.float32, [], name="y")
+    with pytest.raises(rt.InvalidArgumentError, match="You must feed a value for placeholder tensor 'x:0', 'y:0'"):
+        session.run(x + y)
+
+
+def test_shapes_that_do_not_fit_each_other_name_the_operation(session: rt.Session) -> None:
+    x, y = rt.placeholder(np.float32, [None, 3]), rt.placeholder(np.float32, [None, 2])
+    product = rt.call(jnp.matmul, x, y, name="product")
+    session.run(product, {x: np.zeros((4, 3)), y: np.zeros((3, 2))})
+    with pytest.raises(rt.InvalidArgumentError, match=r"'product'\(float32\[4, 3\], float32\[5, 2\]\)"):
+        session.run(product, {x: np.zeros((4, 3)), y: np.zeros((5, 2))})
+
+
+def test_unknown_sizes_and_ranks(session: rt.Session) -> None:
+    x, anything = rt.placeholder(np.float32, [None], name="x"), rt.placeholder(np.float32, name="anything")
+    joined = rt.numpy.concatenate([x, x])
+    assert joined.shape == (None,)
+    assert (x + rt.constant([1.0, 2.0, 3.0])).shape == (3,)
+    assert (anything * 2.0).shape is None
+    assert rt.numpy.sum(anything).shape == ()
+    for size in (0, 1, 5):
+        assert session.run(joined, {x: np.ones(size)}).shape == (2 * size,)
+    for shape in ((), (2,), (2, 3), (0, 4, 1)):
+        assert session.run(anything * 2.0, {anything: np.ones(shape)}).shape == shape
+
+
+# -- errors while running ----------------------------------------------------------------------------------------------
+
+
+def test_an_uninitialised_variable_is_named_with_its_task(session: rt.Session) -> None:
+    v = rt.Variable(1.0, name="never_initialised")
+    for fetch in (v, v + 1.0, v.assign_add(1.0)):
+        with pytest.raises(rt.FailedPreconditionError, match="uninitialized value never_initialised") as caught:
+            session.run(fetch)
+        assert caught.value.task.startswith("/job:")
+
+
+def test_a_stage_that_fails_has_written_nothing(session: rt.Session) -> None:
+    v, missing = rt.Variable(1, name="whole"), rt.Variable(1, name="missing")
+    session.run(v.initializer)
+    with pytest.raises(rt.FailedPreconditionError, match="missing"):
+        session.run([v.assign_add(1), missing])
+    assert session.run(v) == 1
+
+
+def test_a_variable_of_another_shape_is_told(session: rt.Session, target: str) -> None:
+    if not target:
+        pytest.skip("two sessions of a private engine share nothing")
+    v = rt.Variable([1.0, 2.0], name="shaped")
+    session.run(v.initializer)
+    with rt.Graph().as_default(), rt.Session(target) as other:
+        same_name = rt.Variable([1, 2, 3], name="shaped")
+        with pytest.raises(rt.InvalidArgumentError, match=r"'shaped' was initialised as float32\[2\].* int32\[3\]"):
+            other.run(same_name)
+
+
+def test_a_closed_session_says_so(target: str) -> None:
+    x = rt.constant(1)
+    session = rt.Session(target)
+    assert session.run(x) == 1
+    session.close()
+    session.close()
+    with pytest.raises(RuntimeError, match="Attempted to use a closed Session"):
+        session.run(x)
+
+
+def test_a_device_that_is_not_there(session: rt.Session) -> None:
+    with rt.device("/job:ghost/task:3"):
+        x = rt.placeholder(np.float32, []) + 1.0
+    with pytest.raises(rt.InvalidArgumentError, match="operation 'add': it asks for '/job:ghost/task:3'.*CPU:0"):
+        session.run(x, {x.op.inputs[0]: 1.0})
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(TypeError, match="pass options as config="):
+        rt.Session(rt.SessionConfig())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="graph must be a Graph"):
+        rt.Session("", "graph")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="config must be a SessionConfig"):
+        rt.Session("", config={"device_filters": []})  # type: ignore[arg-type]
+    with pytest.raises(rt.NotFoundError, match="'http://x' is not a session target: it needs the form grpc://host:port"):
+        rt.Session("http://x")
+
+
+def test_private_sessions_share_nothing() -> None:
+    v = rt.Variable(1, name="own")
+    with rt.Session() as first, rt.Session() as second:
+        first.run(v.initializer)
+        assert first.run(v) == 1
+        with pytest.raises(rt.FailedPreconditionError):
+            second.run(v)
+
+
+def test_default_sessions_nest(graph: rt.Graph) -> None:
+    x = rt.constant(7)
+    with pytest.raises(ValueError, match="there is no default session"):
+        x.eval()
+    with rt.Session() as outer:
+        assert x.eval() == 7
+        assert rt.get_default_session() is outer
+        with pytest.raises(RuntimeError, match="not re-entrant"), outer:
+            pass
+        with rt.Session() as inner:
+            with outer.as_default():
+                assert rt.get_default_session() is outer
+            assert rt.get_default_session() is inner
+        assert rt.get_default_session() is outer
+        x.op.run()
+    assert rt.get_default_session() is None
+
+
+def test_default_graphs_nest() -> None:
+    first, second = rt.Graph(), rt.Graph()
+    with first.as_default(), second.as_default():
+        with first.as_default():
+            assert rt.get_default_graph() is first
+        assert rt.get_default_graph() is second
+
+
+def test_an_interactive_session_is_the_default_until_it_is_closed() -> None:
+    graph = rt.Graph()
+    session = rt.InteractiveSession(graph=graph)
+    try:
+        assert rt.get_default_graph() is graph
+        assert rt.constant(3).eval() == 3
+    finally:
+        session.close()
+    assert rt.get_default_session() is None
+    assert rt.get_default_graph() is not graph
+
+
+def test_callables(session: rt.Session) -> None:
+    x, y = rt.placeholder(np.float32, []), rt.placeholder(np.float32, [])
+    divide = session.make_callable({"q": x / y}, [x, y])
+    assert divide(6.0, 3.0) == {"q": 2.0}
+    assert session.make_callable(rt.constant(1))() == 1
+    with pytest.raises(rt.InvalidArgumentError, match="takes 2 values, 1 were given"):
+        divide(1.0)
+    with pytest.raises(TypeError, match="feed_list must be a list"):
+        session.make_callable(x, x)  # type: ignore[arg-type]
+
+
+def test_many_threads_share_one_session(session: rt.Session) -> None:
+    x = rt.placeholder(np.float32, [None])
+    total = rt.Variable(0, name="total", dtype=np.int64)
+    session.run(total.initializer)
+    y, count = x * 2.0, total.assign_add(1)
+    wrong: list[Any] = []
+
+    def work(n: int) -> None:
+        for i in range(30):
+            value = np.full(1 + (n + i) % 3, n, np.float32)
+            try:
+                found, _ = session.run([y, count], {x: value})
+                if not np.array_equal(found, value * 2):
+                    wrong.append((value, found))
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert session.run(total) == 240
+
+
+def test_devices_are_listed(session: rt.Session, target: str) -> None:
+    names = [d.name for d in session.list_devices()]
+    jobs = ["ps", "worker"] if target else ["localhost"]
+    assert sorted(names) == [f"/job:{job}/replica:0/task:0/device:CPU:0" for job in jobs]
+
+
+def test_log_device_placement(caplog: pytest.LogCaptureFixture) -> None:
+    with rt.device("/cpu:0"):
+        x = rt.call(jnp.sin, rt.constant(0.0), name="sine")
+    with rt.Session(config=rt.SessionConfig(log_device_placement=True)) as session, caplog.at_level("INFO"):
+        session.run(x)
+    assert "sine: (sin): /job:localhost/replica:0/task:0/device:CPU:0" in caplog.text
+
+
+def test_soft_placement_is_asked_for() -> None:
+    with rt.device("/gpu:0"):
+        x = rt.constant(1.0, name="on_gpu")
+    with rt.Session(config=rt.SessionConfig(allow_soft_placement=True)) as session:
+        assert session.run(x) == 1.0
+    with (
+        rt.Session() as session,
+        pytest.raises(rt.InvalidArgumentError, match="'on_gpu': it asks for '/gpu:0'.*there are: /job:localhost.*CPU:0"),
+    ):
+        session.run(x)
