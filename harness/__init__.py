@@ -8,23 +8,173 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness import summary, timeline
+    from harness.checkpoints.layout import CheckpointState, checkpoint_exists, get_checkpoint_state, latest_checkpoint
+    from harness.checkpoints.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
+    from harness.checkpoints.states import checkpointable, forget_checkpointable, restore_states
     from harness.coordinator import Coordinator
+    from harness.global_step import create_global_step, get_global_step, get_or_create_global_step
+    from harness.hooks import (
+        CheckpointSaverHook,
+        CheckpointSaverListener,
+        FeedFnHook,
+        FinalOpsHook,
+        GlobalStepWaiterHook,
+        LoggingTensorHook,
+        NanLossDuringTrainingError,
+        NanTensorHook,
+        ProfilerHook,
+        SecondOrStepTimer,
+        SessionRunArgs,
+        SessionRunContext,
+        SessionRunHook,
+        SessionRunValues,
+        StepCounterHook,
+        StopAtStepHook,
+        SummarySaverHook,
+    )
     from harness.looper import LooperThread
+    from harness.managed_session import ManagedSession
+    from harness.monitored_session import (
+        MonitoredSession,
+        SingularMonitoredSession,
+    )
+    from harness.monitored_training_session import (
+        MonitoredTrainingSession,
+    )
     from harness.optimizer import Optimizer
+    from harness.progress import Progress
+    from harness.queue_runner import (
+        QueueRunner,
+        add_queue_runner,
+        start_queue_runners,
+    )
+    from harness.saver import SaveHandle, Saver
+    from harness.scaffold import (
+        Scaffold,
+    )
+    from harness.session_creator import (
+        ChiefSessionCreator,
+        SessionCreator,
+        WorkerSessionCreator,
+    )
+    from harness.session_manager import SessionManager
+    from harness.supervisor import Supervisor
     from harness.writer import FileWriter, FileWriterCache
 
 _HOMES = {
+    "CheckpointReader": "harness.checkpoints.reader",
+    "CheckpointSaverHook": "harness.hooks",
+    "CheckpointSaverListener": "harness.hooks",
+    "CheckpointState": "harness.checkpoints.layout",
+    "ChiefSessionCreator": "harness.session_creator",
     "Coordinator": "harness.coordinator",
+    "FeedFnHook": "harness.hooks",
     "FileWriter": "harness.writer",
     "FileWriterCache": "harness.writer",
+    "FinalOpsHook": "harness.hooks",
+    "GlobalStepWaiterHook": "harness.hooks",
+    "LoggingTensorHook": "harness.hooks",
     "LooperThread": "harness.looper",
+    "ManagedSession": "harness.managed_session",
+    "MonitoredSession": "harness.monitored_session",
+    "MonitoredTrainingSession": "harness.monitored_training_session",
+    "NanLossDuringTrainingError": "harness.hooks",
+    "NanTensorHook": "harness.hooks",
     "Optimizer": "harness.optimizer",
+    "ProfilerHook": "harness.hooks",
+    "Progress": "harness.progress",
+    "QueueRunner": "harness.queue_runner",
+    "SaveHandle": "harness.saver",
+    "Saver": "harness.saver",
+    "Scaffold": "harness.scaffold",
+    "SecondOrStepTimer": "harness.hooks",
+    "SessionCreator": "harness.session_creator",
+    "SessionManager": "harness.session_manager",
+    "SessionRunArgs": "harness.hooks",
+    "SessionRunContext": "harness.hooks",
+    "SessionRunHook": "harness.hooks",
+    "SessionRunValues": "harness.hooks",
+    "SingularMonitoredSession": "harness.monitored_session",
+    "StepCounterHook": "harness.hooks",
+    "StopAtStepHook": "harness.hooks",
+    "SummarySaverHook": "harness.hooks",
+    "Supervisor": "harness.supervisor",
+    "WorkerSessionCreator": "harness.session_creator",
+    "add_queue_runner": "harness.queue_runner",
+    "checkpoint_exists": "harness.checkpoints.layout",
+    "checkpointable": "harness.checkpoints.states",
+    "create_global_step": "harness.global_step",
+    "forget_checkpointable": "harness.checkpoints.states",
+    "get_checkpoint_state": "harness.checkpoints.layout",
+    "get_global_step": "harness.global_step",
+    "get_or_create_global_step": "harness.global_step",
+    "latest_checkpoint": "harness.checkpoints.layout",
+    "list_variables": "harness.checkpoints.reader",
+    "load_checkpoint": "harness.checkpoints.reader",
+    "load_variable": "harness.checkpoints.reader",
+    "restore_states": "harness.checkpoints.states",
+    "start_queue_runners": "harness.queue_runner",
     "summary": "harness.summary",
     "timeline": "harness.timeline",
 }
 """Public name -> the module that defines it, or that it is."""
 
-__all__ = ["Coordinator", "FileWriter", "FileWriterCache", "LooperThread", "Optimizer", "summary", "timeline"]
+__all__ = [
+    "CheckpointReader",
+    "CheckpointSaverHook",
+    "CheckpointSaverListener",
+    "CheckpointState",
+    "ChiefSessionCreator",
+    "Coordinator",
+    "FeedFnHook",
+    "FileWriter",
+    "FileWriterCache",
+    "FinalOpsHook",
+    "GlobalStepWaiterHook",
+    "LoggingTensorHook",
+    "LooperThread",
+    "ManagedSession",
+    "MonitoredSession",
+    "MonitoredTrainingSession",
+    "NanLossDuringTrainingError",
+    "NanTensorHook",
+    "Optimizer",
+    "ProfilerHook",
+    "Progress",
+    "QueueRunner",
+    "SaveHandle",
+    "Saver",
+    "Scaffold",
+    "SecondOrStepTimer",
+    "SessionCreator",
+    "SessionManager",
+    "SessionRunArgs",
+    "SessionRunContext",
+    "SessionRunHook",
+    "SessionRunValues",
+    "SingularMonitoredSession",
+    "StepCounterHook",
+    "StopAtStepHook",
+    "SummarySaverHook",
+    "Supervisor",
+    "WorkerSessionCreator",
+    "add_queue_runner",
+    "checkpoint_exists",
+    "checkpointable",
+    "create_global_step",
+    "forget_checkpointable",
+    "get_checkpoint_state",
+    "get_global_step",
+    "get_or_create_global_step",
+    "latest_checkpoint",
+    "list_variables",
+    "load_checkpoint",
+    "load_variable",
+    "restore_states",
+    "start_queue_runners",
+    "summary",
+    "timeline",
+]
 
 
 def __getattr__(name: str) -> Any:

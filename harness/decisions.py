@@ -110,7 +110,9 @@ def _for_chief(now: float, report: Report, options: Options) -> Decision:
     if options.can_initialize:
         lost = ", so ALL STEPS SO FAR ARE LOST" if options.recovering else ""
         return Decision(Action.INITIALIZE, f"{lacking}; there is no checkpoint{lost}")
-    return Decision(Action.GIVE_UP, f"{lacking}; there is no checkpoint, and no init_op or init_fn or local_init_op was given")
+    return Decision(
+        Action.GIVE_UP, f"{lacking}; there is no checkpoint, and no init_op or init_fn or local_init_op was given"
+    )
 
 
 def _for_other(now: float, report: Report, options: Options) -> Decision:

@@ -18,12 +18,14 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.launcher.tasks import ATTEMPT_VARIABLE
+from harness.looper import LooperThread
 from harness.managed_session import ManagedSession
 from harness.patience import Patience, failed
 from harness.run_records import RunRecords, others
 from harness.session_manager import LOST_CONTACT
 
 _WAIT_SECS = 10.0
+_PROBE_SECS = 1.0
 _ANSWER_SECS = 10.0
 
 
@@ -58,6 +60,7 @@ class Lifecycle:
         recover: bool,
         global_step: Any,
         on_recovery: Callable[[rt.Session], object] | None = None,
+        probe: Any = None,
     ) -> ManagedSession:
         """Opens the session.
 
@@ -72,6 +75,7 @@ class Lifecycle:
             recover: whether the session recovers by itself.
             global_step: the global step, or None.
             on_recovery: called with each new session after a recovery.
+            probe: fetched now and then by the chief, so that it finds out who is lost while it does something else.
         """
         self.patience = self.patience if self.session is None else Patience(self.coord, self.grace_secs)
         self._records, self._global_step, self.late = records, global_step, False
@@ -98,6 +102,8 @@ class Lifecycle:
         if self.late:
             self.coord.request_stop()
         self._ending = threading.Event()
+        if recover and self.is_chief and records is not None and probe is not None and not self.late:
+            LooperThread.loop(self.coord, _PROBE_SECS, _probe, (self.session, probe)).name = "probe-tasks"
         threading.Thread(target=self._watch, args=(self.session, self._ending), name="watch-stop", daemon=True).start()
         return self.session
 
@@ -188,3 +194,12 @@ class Lifecycle:
         self.patience.end()
         if self.session is not None:
             self.session.close()
+
+
+def _probe(session: ManagedSession, probe: Any) -> None:
+    """Makes the chief restore what is lost even while its training loop is busy elsewhere."""
+    raw = session.raw
+    try:
+        raw.run(probe)
+    except LOST_CONTACT as error:
+        session.recover(raw, error)

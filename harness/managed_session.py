@@ -80,6 +80,10 @@ class ManagedSession(rt.Session):
                 self._last = (fetches, result)
                 return result
 
+    def note(self, fetches: Any, result: Any) -> None:
+        """Remembers what a step run by somebody else gave, for telling what was lost."""
+        self._last = (fetches, result)
+
     def recover(self, broken: rt.Session, error: BaseException) -> None:
         """Replaces a broken session, unless another thread has done so already.
 
@@ -124,7 +128,9 @@ class ManagedSession(rt.Session):
         elif known is None or known <= now:
             logging.warning("%s at step %d: no step seen here is lost", text, now)
         else:
-            logging.warning("%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known)
+            logging.warning(
+                "%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known
+            )
 
     def last_step(self) -> int | None:
         """The global step that the last run fetched, None when it fetched none."""
@@ -132,11 +138,18 @@ class ManagedSession(rt.Session):
         wanted = getattr(self._global_step, "op", None)
         if fetches is None or wanted is None:
             return None
-        leaves = jax.tree.leaves(fetches, is_leaf=lambda x: x is None or hasattr(x, "op") or isinstance(x, rt.Operation))
+        leaves = jax.tree.leaves(
+            fetches, is_leaf=lambda x: x is None or hasattr(x, "op") or isinstance(x, rt.Operation)
+        )
         values = jax.tree.leaves(result, is_leaf=lambda x: x is None)
         for fetch, value in zip(leaves, values, strict=False):
             op = getattr(fetch, "op", None)
-            if op is not None and op.name in (wanted.name, f"{wanted.name}/read") and np.ndim(value) == 0 and value is not None:
+            if (
+                op is not None
+                and op.name in (wanted.name, f"{wanted.name}/read")
+                and np.ndim(value) == 0
+                and value is not None
+            ):
                 return int(value)
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,8 @@ class Optimizer:
         transformation: e.g. ``optax.adam(1e-3)``. Schedules count the updates that the variable has had.
         before_push: a stateless optax transformation of all gradients together, applied on the worker before they are
             pushed: ``optax.clip_by_global_norm(1.0)``. It sees this worker's gradients, not an average of all workers.
+        extra_args: tensors that the transformation's update gets as keyword arguments in each step, such as a learning
+            rate that is computed or fed (optax: ``GradientTransformationExtraArgs``).
         name: first part of the names of operations.
 
     Raises:
@@ -37,9 +39,11 @@ class Optimizer:
         transformation: optax.GradientTransformation,
         *,
         before_push: optax.GradientTransformation | None = None,
+        extra_args: Mapping[str, Any] | None = None,
         name: str = "optimizer",
     ) -> None:
         self.name = name
+        self._extra_args = dict(extra_args or {})
         self._transformation = optax.with_extra_args_support(transformation)
         self._before_push = before_push
         self._slots: dict[rt.Variable, dict[str, rt.Variable]] = {}
@@ -145,22 +149,24 @@ class Optimizer:
         slots = [list(self._slots_of(v).values()) for v in variables]
         structures = [self._structure(v) for v in variables]
         counts = [len(s) for s in slots]
+        extra = [rt.as_tensor(value) for value in self._extra_args.values()]
 
         def step(*arrays: Any) -> tuple[list[Any], tuple[()]]:
             old = list(arrays[: len(variables)])
             states = list(arrays[len(variables) : len(variables) + sum(counts)])
-            gradients = arrays[len(variables) + sum(counts) :]
+            gradients = arrays[len(variables) + sum(counts) : -len(extra) or None]
+            given = dict(zip(self._extra_args, arrays[-len(extra) :], strict=True)) if extra else {}
             new_values, new_states = [], []
             for value, gradient, structure, count in zip(old, gradients, structures, counts, strict=True):
                 state = jax.tree.unflatten(structure, states[:count])
                 del states[:count]
-                change, state = self._transformation.update(gradient, state, value)
+                change, state = self._transformation.update(gradient, state, value, **given)
                 new_values.append(optax.apply_updates(value, change))
                 new_states += jax.tree.leaves(state)
             return [*new_values, *new_states], ()
 
         everything = [*variables, *(s for group in slots for s in group)]
-        return rt.update(everything, step, [g for g, _ in pairs], name="apply")
+        return rt.update(everything, step, [*(g for g, _ in pairs), *extra], name="apply")
 
     def _structure(self, variable: rt.Variable) -> Any:
         return jax.tree.structure(self._state(variable))

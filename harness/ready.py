@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import runtime as rt
 
+_COLLECTION = "bellwether_ready"
 
-def operations(graph: rt.Graph, wait_secs: float) -> tuple[rt.Tensor, rt.Tensor]:
+WAIT_SECS = 10.0
+"""How long one wait on the variables' tasks lasts at most."""
+
+
+def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor]:
     """Two string tensors with the names of global variables without a value: at once, and after a wait for them.
 
+    The second one waits on the variables' own tasks, ``WAIT_SECS`` at most.
+
     Args:
-        graph: its global variables are looked at; the two operations are added to it.
-        wait_secs: how long the second one waits at most, on the variables' own tasks.
+        graph: its global variables are looked at; the two are added to it, once for each set of variables.
+
+    Raises:
+        RuntimeError: the graph is finalized and does not have them.
     """
     variables = graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
+    for count, missing, awaited in graph.get_collection(_COLLECTION):
+        if count == len(variables):
+            return missing, awaited
     with graph.as_default(), rt.device(None), rt.control_dependencies(None), rt.name_scope(None):
         missing = rt.report_uninitialized_variables(variables, name="global_variables_missing")
-        return missing, rt.wait_until_initialized(variables, wait_secs, name="global_variables_awaited")
+        awaited = rt.wait_until_initialized(variables, WAIT_SECS, name="global_variables_awaited")
+    graph.add_to_collection(_COLLECTION, (len(variables), missing, awaited))
+    return missing, awaited
 
 
 def reason(session: rt.Session, ready_op: Any) -> str:
@@ -71,3 +86,25 @@ def default_filters(graph: rt.Graph) -> tuple[str, ...]:
         elif holds_variables and spec.job != "ps":
             found.add(f"/job:{spec.job}")
     return tuple(sorted(found))
+
+
+def filtered(config: rt.SessionConfig | None, graph: rt.Graph, start_secs: float) -> rt.SessionConfig:
+    """Session options with device filters, and a time limit for opening the session.
+
+    Args:
+        config: the user's options, or None.
+        graph: the graph that the session will run.
+        start_secs: seconds.
+    """
+    config = config or rt.SessionConfig()
+    filters = tuple(config.device_filters) or default_filters(graph)
+    return replace(config, device_filters=filters, start_timeout_secs=start_secs)
+
+
+def patient(config: rt.SessionConfig | None, secs: float) -> rt.SessionConfig:
+    """Session options under which a step waits ``secs`` seconds at least for a task that is silent but not gone.
+
+    A new session could not know whether the silent task has done what it was asked for; the old one will.
+    """
+    config = config or rt.SessionConfig()
+    return replace(config, reconnect_secs=max(config.reconnect_secs, secs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -53,10 +54,12 @@ class Checkpoints:
             if not self._leads():
                 raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
             raw = getattr(session, "raw", session)
-            saved: str = self._saver.save(raw, self._path, global_step=step)
-            self._saved_step = step
+            # The step in the name is the one in the checkpoint: others go on training while this one asks.
+            saved: str = self._saver.save(raw, self._path, global_step=self._global_step)
+            last = os.path.basename(saved)
+            self._saved_step = int(last) if step is not None and last.isdigit() else step
             if self._writer is not None:
-                self._writer.add_session_log("CHECKPOINT", step, checkpoint_path=self._path)
+                self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
             return saved
 
 
@@ -128,7 +131,7 @@ class StepCounter:
 
     Args:
         name: name of the global step's operation.
-        writer: what writes the rate.
+        writer: what writes the rate; None only logs it.
     """
 
     def __init__(self, name: str, writer: Any) -> None:
@@ -148,7 +151,8 @@ class StepCounter:
         if last is None or now <= last[1]:
             return None
         rate = (step - last[0]) / (now - last[1])
-        self._writer.add_scalars({self._tag: rate}, step)
+        if self._writer is not None:
+            self._writer.add_scalars({self._tag: rate}, step)
         if self._logged < _LOGGED_RATES:
             self._logged += 1
             logging.info("%s: %g", self._tag, rate)

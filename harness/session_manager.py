@@ -70,8 +70,13 @@ class SessionManager:
         self._patience = patience or Patience(Coordinator())
         self._records: dict[tuple[str, bool], RunRecords] = {}
         self._told = ""
-        self._missing, self._wait = ready.operations(self._graph, _ATTEMPT_SECS)
+        self._missing, self._wait = ready.operations(self._graph)
         self._variables = len(self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
+
+    @property
+    def probe(self) -> rt.Tensor:
+        """A tensor that touches every task that holds variables: fetching it finds out who is lost."""
+        return self._missing
 
     # -- the three ways ----------------------------------------------------------------------------------------
 
@@ -122,7 +127,9 @@ class SessionManager:
             recovering,
         )
 
-        def attempt(session: rt.Session, records: RunRecords | None, reopen: Callable[[], rt.Session]) -> rt.Session | None:
+        def attempt(
+            session: rt.Session, records: RunRecords | None, reopen: Callable[[], rt.Session]
+        ) -> rt.Session | None:
             report = self._report(session, records, _newest(saver, checkpoint_dir, checkpoint_filename_with_path))
             decision = self._decide(Role.CHIEF, report, options)
             if decision.action is Action.WAIT:
@@ -139,8 +146,8 @@ class SessionManager:
                 if records is not None and records.load():
                     session = reopen()  # this one is cut off too
                 if decision.action is Action.RESTORE:
-                    saver.restore(session, report.checkpoint)
-                    self._tell_lost(session, live, str(report.checkpoint))
+                    path = _restore(saver, session, checkpoint_dir, str(report.checkpoint))
+                    self._tell_lost(session, live, path)
                 else:
                     _initialize(session, init_op, init_feed_dict, init_fn)
             self._make_ready(session, init_op, init_fn, report)
@@ -181,7 +188,7 @@ class SessionManager:
             )
         except RuntimeError as error:
             logging.info("could not recover a session: %s", error)
-        session = rt.Session(master, self._graph, self._options(config, _limit(config, max_wait_secs)))
+        session = rt.Session(master, self._graph, ready.filtered(config, self._graph, _limit(config, max_wait_secs)))
         self._try_local_init(session)
         return session, False
 
@@ -202,7 +209,9 @@ class SessionManager:
         max_wait_secs = _limit(config, max_wait_secs)
         options = decisions.Options(time.monotonic() + max_wait_secs)
 
-        def attempt(session: rt.Session, records: RunRecords | None, reopen: Callable[[], rt.Session]) -> rt.Session | None:
+        def attempt(
+            session: rt.Session, records: RunRecords | None, reopen: Callable[[], rt.Session]
+        ) -> rt.Session | None:
             while True:
                 report = self._report(session, records, None, waiting=True)
                 if not report.missing and "loading" not in report.phases.values():
@@ -230,13 +239,10 @@ class SessionManager:
             return None
         key = (master, role is Role.CHIEF)
         if key not in self._records:
-            self._records[key] = RunRecords(master, self._options(config, _ATTEMPT_SECS), is_chief=role is Role.CHIEF)
+            self._records[key] = RunRecords(
+                master, ready.filtered(config, self._graph, _ATTEMPT_SECS), is_chief=role is Role.CHIEF
+            )
         return self._records[key]
-
-    def _options(self, config: rt.SessionConfig | None, start_secs: float) -> rt.SessionConfig:
-        config = config or rt.SessionConfig()
-        filters = tuple(config.device_filters) or ready.default_filters(self._graph)
-        return replace(config, device_filters=filters, start_timeout_secs=start_secs)
 
     def _until(
         self,
@@ -258,7 +264,9 @@ class SessionManager:
                     old.close()
                 left = max(0.1, options.give_up_at - time.monotonic())
                 try:
-                    opened.append(rt.Session(master, self._graph, self._options(config, min(left, _ATTEMPT_SECS))))
+                    opened.append(
+                        rt.Session(master, self._graph, ready.filtered(config, self._graph, min(left, _ATTEMPT_SECS)))
+                    )
                 except rt.DeadlineExceededError as error:
                     raise rt.UnavailableError(error.message, task=error.task) from None
                 return opened[-1]
@@ -288,7 +296,11 @@ class SessionManager:
     def _report(
         self, session: rt.Session, records: RunRecords | None, checkpoint: str | None, waiting: bool = False
     ) -> decisions.Report:
-        missing = _names(session.run(self._wait if waiting else self._missing))
+        try:
+            names = session.run(self._wait if waiting else self._missing, timeout_secs=2 * _ATTEMPT_SECS)
+        except rt.DeadlineExceededError as error:
+            raise rt.UnavailableError(error.message, task=error.task) from None
+        missing = _names(names)
         phases = {}
         if records is not None:
             if waiting and not missing:
@@ -357,6 +369,14 @@ def _initialize(session: rt.Session, init_op: Any, feed_dict: Mapping[Any, Any] 
         init_fn(session)
 
 
+def _restore(saver: Any, session: rt.Session, directory: str | None, path: str) -> str:
+    """Restores a checkpoint; of a directory the newest one that is not damaged. Returns its path."""
+    if directory and hasattr(saver, "restore_latest"):
+        return str(saver.restore_latest(session, directory))
+    saver.restore(session, path)
+    return path
+
+
 def _newest(saver: Any, directory: str | None, path: str | None) -> str | None:
     """The checkpoint to restore; None when there is none, or nothing to restore it with."""
     if saver is None or not (directory or path):
@@ -365,7 +385,7 @@ def _newest(saver: Any, directory: str | None, path: str | None) -> str | None:
         return path
     from harness.saver import latest_checkpoint
 
-    found: str | None = latest_checkpoint(directory)
+    found: str | None = latest_checkpoint(str(directory))
     return found
 
 

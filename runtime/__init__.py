@@ -29,6 +29,7 @@ from runtime.errors import (
     UnimplementedError,
     UnknownError,
 )
+from runtime.execution import zarr
 from runtime.execution.states import register_state
 from runtime.graph.gradients import gradients
 from runtime.graph.graph import (
@@ -43,11 +44,13 @@ from runtime.graph.graph import (
     no_op,
     reset_default_graph,
 )
+from runtime.graph.guarded import Quorum, bounded_update
 from runtime.graph.host import host_call
 from runtime.graph.lifted import lax, nn, numpy, random, stop_gradient
 from runtime.graph.messages import Print, check
 from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
 from runtime.graph.random import random_key, set_random_seed
+from runtime.graph.resources import ConditionalAccumulator, FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
 from runtime.graph.variable import (
     Variable,
     assign,
@@ -66,6 +69,7 @@ from runtime.graph.variable import (
     wait_until_initialized,
 )
 from runtime.kubernetes import KubernetesClusterResolver
+from runtime.process_metrics import metrics
 from runtime.resolvers import (
     ClusterResolver,
     SimpleClusterResolver,
@@ -73,6 +77,7 @@ from runtime.resolvers import (
     UnionClusterResolver,
 )
 from runtime.run_options import RunMetadata, RunOptions
+from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
 from runtime.server.shards import Cut, ShardFile, Shards, VariableSlice
 from runtime.session import InteractiveSession, Session, SessionConfig, get_default_session
@@ -84,10 +89,12 @@ __all__ = [
     "CancelledError",
     "ClusterResolver",
     "ClusterSpec",
+    "ConditionalAccumulator",
     "Cut",
     "DataLossError",
     "DeadlineExceededError",
     "DeviceSpec",
+    "FIFOQueue",
     "FailedPreconditionError",
     "Graph",
     "GraphKeys",
@@ -100,8 +107,11 @@ __all__ = [
     "OpError",
     "Operation",
     "OutOfRangeError",
+    "PaddingFIFOQueue",
     "PermissionDeniedError",
     "Print",
+    "Quorum",
+    "RandomShuffleQueue",
     "RandomStrategy",
     "ResourceExhaustedError",
     "RunMetadata",
@@ -109,12 +119,13 @@ __all__ = [
     "Server",
     "Session",
     "SessionConfig",
-    "SimpleClusterResolver",
     "ShardFile",
     "Shards",
+    "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
     "TaskId",
+    "TaskReport",
     "Tensor",
     "UnauthenticatedError",
     "UnavailableError",
@@ -127,6 +138,7 @@ __all__ = [
     "assign",
     "assign_add",
     "assign_sub",
+    "bounded_update",
     "byte_size_load_fn",
     "call",
     "check",
@@ -145,11 +157,13 @@ __all__ = [
     "lax",
     "local_variables",
     "local_variables_initializer",
+    "metrics",
     "name_scope",
     "nn",
     "no_op",
     "numpy",
     "placeholder",
+    "probe",
     "random",
     "random_key",
     "register_state",
@@ -163,4 +177,5 @@ __all__ = [
     "variables",
     "variables_initializer",
     "wait_until_initialized",
+    "zarr",
 ]

@@ -86,6 +86,7 @@ class _Prepared:
 
     handle: Any
     plan: Plan
+    flat: bool  # the fetches are a list of single things
     given: tuple[int, ...]  # fetches whose values come with the step: the caller gets copies of them
 
 
@@ -170,7 +171,7 @@ class Session:
         for i in prepared.given:
             results[i] = np.array(results[i])
         out = [None if r is None else _to_user(r) for r in results]
-        if type(fetches) is list and len(fetches) == len(out):
+        if prepared.flat:
             return out
         return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
 
@@ -219,7 +220,8 @@ class Session:
         if self.config.log_device_placement:
             self._log_placement(elements, specs)
         given = tuple(i for i, slot in enumerate(plan.fetches) if 0 <= slot < plan.step_id_slot)
-        prepared = _Prepared(self._engine.prepare(plan), plan, given)
+        flat = type(fetches) is list and all(map(_is_leaf, fetches))
+        prepared = _Prepared(self._engine.prepare(plan), plan, flat, given)
         with self._lock:
             self._plans[key] = prepared
             while len(self._plans) > MAX_PLANS:
@@ -305,6 +307,12 @@ class Session:
     def reset(target: str, containers: Sequence[str] | None = None, timeout_secs: float = 10.0) -> None:
         """Closes all sessions of the target's master and clears the named containers, or all, on every task."""
         reset_master(target, containers, timeout_secs)
+
+    @property
+    def task(self) -> str:
+        """The task of the session's target: ``/job:worker/task:0``."""
+        job, index = self._engine.target
+        return f"/job:{job}/task:{index}"
 
     @property
     def shards(self) -> Shards:

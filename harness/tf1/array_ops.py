@@ -289,7 +289,9 @@ def split(*args: Any, **kwargs: Any) -> list[Any]:
         A list of tensors: that many of one size, or of the sizes given.
     """
     old = "split_dim" in kwargs or "num_split" in kwargs or (len(args) > 2 and _whole(args[0]) and not _whole(args[2]))
-    order = ("split_dim", "num_split", "value", "name") if old else ("value", "num_or_size_splits", "axis", "num", "name")
+    order = (
+        ("split_dim", "num_split", "value", "name") if old else ("value", "num_or_size_splits", "axis", "num", "name")
+    )
     given = dict(zip(order, args, strict=False)) | kwargs
     unknown = set(given) - set(order)
     if unknown or len(args) > len(order):
@@ -329,9 +331,7 @@ def slice(input_: Array, begin: Static, size: Static, name: str | None = None) -
 
 
 @op("StridedSlice")
-def strided_slice(
-    input_: Array, begin: Static, end: Static, strides: Static = None, name: str | None = None
-) -> Any:
+def strided_slice(input_: Array, begin: Static, end: Static, strides: Static = None, name: str | None = None) -> Any:
     """``input_[begin:end:strides]`` for each axis; masks are not taken, write the index in Python."""
     steps = strides or [1] * len(begin)
     return jnp.asarray(input_)[tuple(_slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))]
@@ -350,7 +350,9 @@ def tile(input: Array, multiples: Static, name: str | None = None) -> Any:  # no
 
 
 @op("Pad")
-def pad(tensor: Array, paddings: Static, mode: str = "CONSTANT", name: str | None = None, constant_values: Any = 0) -> Any:  # noqa: E501
+def pad(
+    tensor: Array, paddings: Static, mode: str = "CONSTANT", name: str | None = None, constant_values: Any = 0
+) -> Any:  # noqa: E501
     """``jax.numpy.pad``, in mode "CONSTANT", "REFLECT" or "SYMMETRIC"."""
     how = mode.lower()
     extra = {"constant_values": constant_values} if how == "constant" else {}
@@ -389,7 +391,7 @@ def scatter_nd(indices: Array, updates: Array, shape: Static, name: str | None =
 
 @op("Select")
 def where(condition: Array, x: Array | None = None, y: Array | None = None, name: str | None = None) -> Any:
-    """``jax.numpy.where``; a vector ``condition`` chooses rows. Without x and y the shape would not be known: refused."""
+    """``jax.numpy.where``; a vector ``condition`` chooses rows. Without x and y it has no static shape: refused."""
     if x is None or y is None:
         raise ValueError("where(condition) alone has no static shape: use x and y, or fetch and use numpy.argwhere")
     mask = jnp.asarray(condition)

@@ -34,7 +34,13 @@ def _channels_first(data_format: str | None) -> bool:
 
 
 def _convolve(
-    images: Any, kernel: Any, strides: Any, padding: str, data_format: str | None, dilations: Any = None, groups: int = 1
+    images: Any,
+    kernel: Any,
+    strides: Any,
+    padding: str,
+    data_format: str | None,
+    dilations: Any = None,
+    groups: int = 1,
 ) -> Any:
     layout = "NCHW" if _channels_first(data_format) else "NHWC"
     return jax.lax.conv_general_dilated(
@@ -126,7 +132,9 @@ def conv2d_transpose(
     return forward(value)[0]
 
 
-def _pool(value: Any, ksize: Any, strides: Any, padding: str, data_format: str | None, start: Any, join: Function) -> Any:
+def _pool(
+    value: Any, ksize: Any, strides: Any, padding: str, data_format: str | None, start: Any, join: Function
+) -> Any:
     _spatial(ksize, data_format), _spatial(strides, data_format)
     return jax.lax.reduce_window(value, start, join, tuple(ksize), tuple(strides), padding)
 

@@ -1,7 +1,7 @@
 """Makes graph functions with TensorFlow's argument names, orders and defaults out of JAX functions of arrays.
 
 The annotation of a parameter says what it takes: ``Array`` a tensor or anything that becomes one, ``Arrays`` a list of
-these, ``Static`` a value that XLA needs before the step runs (shape, axis), ``Type`` a data type. All else is passed on.
+these, ``Static`` a value that XLA needs before the step runs (shape, axis), ``Type`` a data type. Others are passed on.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def op(kind: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def make(kind: str, fn: Function, signature: inspect.Signature, doc: str | None = None, alike: bool = False) -> Function:
+def make(
+    kind: str, fn: Function, signature: inspect.Signature, doc: str | None = None, alike: bool = False
+) -> Function:
     """Lifts ``fn``, called by keyword with the parameters of ``signature`` except ``name``.
 
     With ``alike``, literals take the dtype of the first tensor among the arguments.
@@ -180,7 +182,7 @@ def origin(fn: Function) -> str:
 
 
 def _alike(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Literals take the dtype of the tensor beside them, as in TensorFlow: ``x / np.float64(2)`` is as wide as ``x``."""
+    """Literals take the dtype of the tensor beside them, as in TensorFlow: ``x / np.float64(2)`` is as wide as x."""
     lead = next((v for v in arguments.values() if is_tensor(v)), None)
     if lead is None or lead.dtype.hasobject:
         return dict(arguments)
@@ -193,7 +195,7 @@ def _become(value: Any, dtype: np.dtype[Any]) -> Any:
     array = to_array(value)
     floating = jnp.issubdtype(dtype, np.floating)
     fits = array.dtype.kind in "iu" and (floating or dtype.kind in "iu") or array.dtype.kind == "f" and floating
-    return array.astype(dtype) if fits else value
+    return np.asarray(value).astype(dtype) if fits else value
 
 
 def _holds_tensors(value: Any) -> bool:

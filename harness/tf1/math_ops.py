@@ -191,9 +191,7 @@ def _cumulate(fn: Function, x: Any, axis: int, exclusive: bool, reverse: bool, f
 
 
 @op("Cumsum")
-def _cumsum(
-    x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
-) -> Any:
+def _cumsum(x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None) -> Any:
     """``jax.numpy.cumsum``; ``exclusive`` leaves each element's own value out, ``reverse`` goes from the end."""
     return _cumulate(jnp.cumsum, x, axis, exclusive, reverse, 0)
 
@@ -306,7 +304,9 @@ def _cross(a: Array, b: Array, name: str | None = None) -> Any:
 
 
 @op("Norm")
-def _norm(tensor: Array, ord: Any = "euclidean", axis: Static = None, keep_dims: bool = False, name: str | None = None) -> Any:  # noqa: A002, E501
+def _norm(
+    tensor: Array, ord: Any = "euclidean", axis: Static = None, keep_dims: bool = False, name: str | None = None
+) -> Any:  # noqa: A002, E501
     """The norm of vectors (or of all elements): "euclidean", 1, 2, or numpy.inf."""
     orders = {"euclidean": 2, "fro": 2}
     flat = jnp.ravel(tensor) if axis is None else tensor

@@ -10,9 +10,8 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.array_ops import _top_k_op
-from harness.tf1.lift import Array, Arrays, Function, Static, from_table, is_tensor, op
+from harness.tf1.lift import Array, Arrays, Function, Static, from_table, op
 from harness.tf1.math_ops import OPS as _MATH
-from harness.tf1.static import static
 
 
 def _softsign(features: Any) -> Any:
@@ -301,7 +300,9 @@ def embedding_lookup(
     """
     tables = list(params) if isinstance(params, list | tuple) else [params]
     if not tables or partition_strategy not in ("mod", "div"):
-        raise ValueError(f"embedding_lookup: strategy {partition_strategy!r} on {len(tables)} parts; use 'mod' or 'div'")
+        raise ValueError(
+            f"embedding_lookup: strategy {partition_strategy!r} on {len(tables)} parts; use 'mod' or 'div'"
+        )
     return _lookup(tables, ids, partition_strategy == "div", max_norm, name)
 
 

@@ -23,7 +23,12 @@ def _normal(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, 
 
 
 def random_normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: int | None = None, name: str | None = None
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = np.float32,
+    seed: int | None = None,
+    name: str | None = None,
 ) -> Any:
     """``jax.random.normal``, scaled and shifted."""
     name = name or "random_normal"
@@ -37,7 +42,12 @@ def _truncated(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Typ
 
 
 def truncated_normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: int | None = None, name: str | None = None
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = np.float32,
+    seed: int | None = None,
+    name: str | None = None,
 ) -> Any:
     """``jax.random.truncated_normal`` within two standard deviations."""
     name = name or "truncated_normal"
@@ -52,7 +62,12 @@ def _uniform(key: Array, minval: Array, maxval: Array, shape: Static, dtype: Typ
 
 
 def random_uniform(
-    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, seed: int | None = None, name: str | None = None
+    shape: Any,
+    minval: Any = 0,
+    maxval: Any = None,
+    dtype: Any = np.float32,
+    seed: int | None = None,
+    name: str | None = None,
 ) -> Any:
     """``jax.random.uniform``, or ``randint`` for an integer dtype; ``maxval`` is not reached.
 

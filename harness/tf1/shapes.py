@@ -113,7 +113,9 @@ class TensorShape:
         right = TensorShape(other)
         if self.dims is None or right.dims is None:
             return True
-        return len(self.dims) == len(right.dims) and all((a == b) is not False for a, b in zip(self, right, strict=True))
+        return len(self.dims) == len(right.dims) and all(
+            (a == b) is not False for a, b in zip(self, right, strict=True)
+        )
 
     def assert_is_compatible_with(self, other: Any) -> None:
         """Raises ValueError when no tensor could have both shapes."""

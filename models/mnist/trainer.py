@@ -59,6 +59,7 @@ class Graph:
     accuracy: rt.Tensor
     train_op: rt.Operation
     global_step: rt.Variable
+    summaries: rt.Tensor
 
 
 def main(argv: list[str]) -> None:
@@ -74,8 +75,12 @@ def main(argv: list[str]) -> None:
     with server:
         if FLAGS.job_name == "ps":
             server.join()
-        else:
+            return
+        try:
             work(server)
+        except rt.OpError as error:
+            logging.debug("where it happened:", exc_info=True)
+            sys.exit(f"worker {FLAGS.task_index}: {error}")
 
 
 def cluster() -> rt.ClusterSpec:
@@ -109,7 +114,6 @@ def work(server: rt.Server) -> None:
         summary_op=None,  # its tensors need a batch: the loop runs it
     )
     progress = harness.Progress(total, every=FLAGS.log_every_steps)
-    summaries = harness.summary.merge_all()
     next_summary = time.monotonic()
     accuracy = 0.0
     config = rt.SessionConfig(start_timeout_secs=FLAGS.start_timeout_secs)
@@ -123,7 +127,7 @@ def work(server: rt.Server) -> None:
             _, loss, step = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
             progress.update(int(step), epoch=step * FLAGS.batch_size / len(mnist.train), cost=float(loss))
             if is_chief and FLAGS.save_summaries_secs and time.monotonic() >= next_summary:
-                supervisor.summary_computed(session, session.run(summaries, feeds), step)
+                supervisor.summary_computed(session, session.run(graph.summaries, feeds), step)
                 next_summary = time.monotonic() + FLAGS.save_summaries_secs
         if is_chief:
             accuracy = test(session, graph, mnist.test)
@@ -148,7 +152,8 @@ def build(server: rt.Server, total: int) -> Graph:
         train_op = optimizer.minimize(loss, global_step=global_step)
         harness.summary.scalar("cost", loss)
         harness.summary.scalar("batch_accuracy", accuracy)
-    return Graph(images, labels, loss, accuracy, train_op, global_step)
+        summaries = harness.summary.merge_all()
+    return Graph(images, labels, loss, accuracy, train_op, global_step, summaries)
 
 
 def update_rule(total: int) -> optax.GradientTransformation:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from runtime.errors import AbortedError, InternalError, InvalidArgumentError, OpError
+from runtime.execution.cancel import Cancellation
 from runtime.execution.compiler import Compiler, Executable
+from runtime.execution.gate import Gate
 from runtime.execution.kernels import Context, find_kernel
 from runtime.execution.store import Slot, Store
 from runtime.graph.tracing import is_64_bit
@@ -28,13 +29,20 @@ class Executor:
         task: the task's name, for errors.
         devices: the local devices that stages may name, by (type, index).
         compiler: cache of executables, shared by all tasks of the process by default.
+        gate: what guarded updates pass; whoever runs other writing stages passes it for them.
     """
 
     def __init__(
-        self, store: Store, task: str, devices: dict[tuple[str, int], jax.Device], compiler: Compiler | None = None
+        self,
+        store: Store,
+        task: str,
+        devices: dict[tuple[str, int], jax.Device],
+        compiler: Compiler | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.store = store
         self.task = task
+        self.gate = gate or Gate(task)
         self.compiler = compiler or _process_compiler
         self._devices = devices
 
@@ -65,6 +73,7 @@ class PreparedStage:
         self.stage = stage
         self._store = executor.store
         self._task = executor.task
+        self._gate = executor.gate
         self._generation = generation
         self._slots = [self._store.slot(v.container, v.name) for v in stage.variables]
         self._specs = [TensorSpec(v.shape, v.dtype) for v in stage.variables]
@@ -73,7 +82,10 @@ class PreparedStage:
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
         self._executable: Executable | None = None
         self._on_host = device is None or device.platform == "cpu"
-        self._wide = [i for i, s in enumerate(stage.inputs or ()) if is_64_bit(s.dtype)]
+        given = stage.inputs or ()
+        if stage.host and stage.program is not None:
+            given = stage.program.arguments[len(stage.reads) :]
+        self._wide = [i for i, s in enumerate(given) if is_64_bit(s.dtype)]
         self._handed_out = [
             (o.index, self._slots[o.index], self._specs[o.index])
             for o in stage.outputs
@@ -85,7 +97,7 @@ class PreparedStage:
             self._executable = executor.compiler.executable(stage.program, donate, device)
 
     def run(
-        self, inputs: Sequence[Any], client: int = 0, cancelled: threading.Event | None = None
+        self, inputs: Sequence[Any], client: int = 0, cancelled: Cancellation | None = None
     ) -> tuple[list[Any], Any]:
         """Runs the stage.
 
@@ -93,7 +105,7 @@ class PreparedStage:
             inputs: one array (numpy or jax) for each input. Numpy arrays that are 64-byte aligned are read in place,
                 so they must not change until the outputs are ready.
             client: the session that it runs for.
-            cancelled: set when that session ends.
+            cancelled: ends the waits of host kernels.
 
         Returns:
             One array for each output (jax arrays that may still be being computed, or numpy arrays), and something
@@ -105,7 +117,10 @@ class PreparedStage:
             InvalidArgumentError: a variable has another shape or dtype than this graph expects.
         """
         if self._kernels:
-            return self._run_host(inputs, client, cancelled or threading.Event()), None
+            return self._run_host(inputs, client, cancelled or Cancellation()), None
+        return self._run_program(inputs)
+
+    def _run_program(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         if self._wide:
             inputs = self._widened(inputs)
         results: Sequence[Any] = ()
@@ -176,13 +191,18 @@ class PreparedStage:
                     arrays[i] = jax.device_put(arrays[i])
         return arrays
 
-    def _run_host(self, inputs: Sequence[Any], client: int, cancelled: threading.Event) -> list[Any]:
+    def _run_host(self, inputs: Sequence[Any], client: int, cancelled: Cancellation) -> list[Any]:
         if self._store.run.generation != self._generation:
             raise self._fenced()
+        guarded = None if self._executable is None else GuardedUpdate(self)
         values = [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
-            context = Context(self._store, self._task, call.op, client, cancelled)
-            results = fn(context, call.attrs, [values[i] for i in call.arguments])
+            context = Context(self._store, self._task, call.op, client, cancelled, guarded)
+            try:
+                results = fn(context, call.attrs, [values[i] for i in call.arguments])
+            except OpError as error:
+                error.task = error.task or self._task
+                raise
             if len(results) != call.results:
                 raise InternalError(f"kernel {call.kernel!r} gave {len(results)} results, not {call.results}")
             values.extend(results)
@@ -196,6 +216,65 @@ class PreparedStage:
         text = " ".join(str(error).split())[:500]
         kind = InvalidArgumentError if isinstance(error, TypeError | ValueError) else InternalError
         return kind(f"running [{names}] on {self.stage.device.name}: {text}", task=self._task)
+
+
+class GuardedUpdate:
+    """The program of a guarded update, in the hands of its kernel.
+
+    Args:
+        prepared: the stage.
+    """
+
+    def __init__(self, prepared: PreparedStage) -> None:
+        self._prepared = prepared
+
+    @property
+    def generation(self) -> int:
+        """Of the task's variables, as of which the stage was registered.
+
+        Raises:
+            AbortedError: they were restored since then.
+        """
+        prepared = self._prepared
+        if prepared._store.run.generation != prepared._generation:
+            raise prepared._fenced()
+        return prepared._generation
+
+    def step(self) -> int:
+        """The value of the update's first variable, which counts its applications.
+
+        Raises:
+            AbortedError: the variables were restored since the stage was registered.
+            FailedPreconditionError: it is not initialised.
+        """
+        prepared = self._prepared
+        with prepared._store.lock:
+            if prepared._store.run.generation != prepared._generation:
+                raise prepared._fenced()
+            value = prepared._slots[0].checked(prepared._specs[0], prepared._task)
+            return int(np.asarray(value))
+
+    def apply(
+        self,
+        inputs: Sequence[Any],
+        key: tuple[int, int] = (0, 0),
+        expected: Mapping[str, int] | None = None,
+    ) -> None:
+        """Runs the program with these inputs, when the task's gate lets it, and waits until it is done.
+
+        Args:
+            inputs: one array for each input of the update.
+            key: names this application in the gate.
+            expected: by task, how many applications have this key; None when there is only this one.
+        """
+        prepared = self._prepared
+        prepared._gate.enter(key)
+        done = None
+        try:
+            _, done = prepared._run_program(inputs)
+            prepared.wait(done)
+        finally:
+            prepared._gate.leave(key, expected if done is not None else None)
 
 
 def slots_of(prepared: PreparedStage) -> Sequence[Slot]:

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,22 @@ from runtime.tensor_spec import TensorSpec
 Array = np.ndarray[Any, Any]
 
 
+class Guarded(Protocol):
+    """The update of variables that a kernel may run (see ``executor.GuardedUpdate``)."""
+
+    @property
+    def generation(self) -> int:
+        """Of the task's variables."""
+
+    def step(self) -> int:
+        """The value of the update's first variable."""
+
+    def apply(
+        self, inputs: Sequence[Any], key: tuple[int, int] = ..., expected: Mapping[str, int] | None = ...
+    ) -> None:
+        """Runs the update and waits until it is done."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What a kernel may use.
@@ -30,7 +46,8 @@ class Context:
         task: the task's name.
         op: name of the operation, for errors and output.
         client: the session that the call belongs to.
-        cancelled: set when the session ends; a kernel that waits must end then with CancelledError.
+        cancelled: ends the call's waits: the session has ended, or its caller is gone.
+        guarded: the update that the kernel may run, when its operation has one.
     """
 
     store: Store
@@ -38,6 +55,7 @@ class Context:
     op: str = ""
     client: int = 0
     cancelled: Cancellation = field(default_factory=Cancellation)
+    guarded: Guarded | None = None
 
 
 Kernel = Callable[[Context, Mapping[str, Any], Sequence[Array]], Sequence[Array]]

@@ -7,6 +7,10 @@ another step is dropped and counted, and its worker told at once.
 Who decides that enough are in? With one task the task itself, as the last gradient arrives. With several, the same
 workers must be chosen on all of them, so a chief decides, in two phases: ``gather`` tells it whose gradients are here and
 promises to keep them, ``commit`` applies those that it has chosen from what all tasks have.
+
+The task that holds the step counter leads: the counter is the step. The chief commits there last. So whoever reads step s
+from the leader reads variables of step s, or of a later one, everywhere; and in the second case the gradient comes
+too late at the leader, where s is over. That is why the others need no counter of their own.
 """
 
 from __future__ import annotations
@@ -22,13 +26,15 @@ from typing import Any, Protocol
 import numpy as np
 from absl import logging
 
-from runtime.errors import AbortedError, CancelledError, InternalError, PermissionDeniedError
+from runtime.errors import AbortedError, CancelledError, FailedPreconditionError, InternalError, PermissionDeniedError
 from runtime.execution.accumulator import MEAN, reduce_in_order
 from runtime.execution.cancel import Cancellation
 
 Array = np.ndarray[Any, Any]
 
 SAY_EVERY_SECS = 10.0
+UNKNOWN = -1
+"""The step of a task that does not lead and has not heard of one yet."""
 _LINE = 64
 
 
@@ -40,6 +46,7 @@ class Rules:
         needed: gradients in an aggregate.
         total: workers there are. Below ``needed``, each may give several gradients to one aggregate.
         alone: this task decides by itself; else a chief does.
+        leads: this task holds the step counter.
         timeout_secs: how long the first gradient of a step waits before the step goes on without the workers that are
             missing; None for ever.
         tasks: all tasks that hold a part of the step.
@@ -49,6 +56,7 @@ class Rules:
     needed: int
     total: int
     alone: bool = True
+    leads: bool = True
     timeout_secs: float | None = None
     tasks: tuple[str, ...] = ()
     group: str = ""
@@ -62,8 +70,12 @@ class Rules:
 class Target(Protocol):
     """The variables that a quorum updates."""
 
+    @property
+    def generation(self) -> int:
+        """Of the variables: another one after each restore."""
+
     def step(self) -> int:
-        """The step that the variables are at."""
+        """The step counter, where this task leads."""
 
     def apply(self, inputs: Sequence[Array], key: tuple[int, int], expected: Mapping[str, int] | None) -> None:
         """Applies aggregated gradients, which must move the step on by one, and waits until it is done.
@@ -75,7 +87,7 @@ class Target(Protocol):
         """
 
 
-@dataclass
+@dataclass(eq=False)
 class _Piece:
     """One worker's gradients.
 
@@ -187,21 +199,19 @@ class Quorum:
         """
         with self._changed:
             self._target = target
+            self._renew(target.generation)
             self._meet(worker)
-            step = self._refresh(target.step())
+            step = self._refresh(target.step() if self._rules.leads else max(stamp, self._now()))
             if stamp != step:
                 self.counts.dropped += 1
                 self._changed.notify_all()
                 return step, False
             piece = self._add(worker, arrays)
             try:
-                if piece is None:
-                    self._wait(lambda: self._step != step, cancelled)
-                    return self._now(), False
                 if self._rules.alone and self._enough():
                     self._decide(self._pieces[: self._needed()])
                 if piece.counted is None and self._of(worker) < self._rules.each:
-                    piece.keep()
+                    piece.keep()  # its worker owes this step more, and computes on
                     return step, True
                 self._wait(lambda: piece.counted is not None, cancelled)
             except BaseException:
@@ -219,16 +229,20 @@ class Quorum:
             if len(self._members) >= self._rules.total:
                 self._members = None
 
-    def _add(self, worker: int, arrays: Sequence[Array]) -> _Piece | None:
-        """Adds a piece; None when the worker has given all it may and a chief was promised all of it."""
+    def _add(self, worker: int, arrays: Sequence[Array]) -> _Piece:
+        """Adds a piece. A worker that has given all it may was started again, or its connection was cut.
+
+        Its new gradients take the place of the old ones, or, if a chief was promised these, the other way round.
+        """
         piece = _Piece(worker, arrays)
-        if self._of(worker) >= self._rules.each:
+        mine = [p for p in self._pieces if p.worker == worker]
+        if len(mine) >= self._rules.each:
             self.counts.repeated += 1
-            old = next((p for p in self._pieces if p.worker == worker and not p.promised), None)
+            old = next((p for p in mine if not p.promised), None)
             if old is None:
-                return None
-            old.counted = False  # the worker's earlier life, whose end has not been noticed yet
-            self._pieces[self._pieces.index(old)] = piece
+                return mine[-1]
+            old.counted = False
+            self._pieces = [piece if p is old else p for p in self._pieces]
         else:
             if not self._pieces:
                 self._since = time.monotonic()
@@ -237,15 +251,15 @@ class Quorum:
         self._changed.notify_all()
         return piece
 
-    def _withdraw(self, piece: _Piece | None) -> None:
-        if piece is None or piece not in self._pieces:
+    def _withdraw(self, piece: _Piece) -> None:
+        if not any(p is piece for p in self._pieces):
             return
         if piece.promised:
             piece.keep()
         else:
-            self._pieces.remove(piece)
+            self._pieces = [p for p in self._pieces if p is not piece]
 
-    def _wait(self, ready: Any, cancelled: Cancellation) -> None:
+    def _wait(self, ready: Callable[[], bool], cancelled: Cancellation) -> None:
         """Waits; meanwhile says on whom, and gives up on those who are missing when it is time."""
         what = f"waiting for step {self._step} of {self._name}"
         while not cancelled.wait_for(self._changed, lambda: self._cleared or ready(), what, self._next_look()):
@@ -271,7 +285,7 @@ class Quorum:
         missing = [w for w in range(self._rules.total) if w not in here]
         if not self._rules.alone and self._enough():
             return f"{text}; waiting for the chief to apply them"
-        return f"{text}, {self._needed()} are needed; missing: {missing}"
+        return f"{text}, {self._needed()} gradients are needed; missing: {missing}"
 
     def _go_on_without(self) -> None:
         here = {p.worker for p in self._pieces}
@@ -300,11 +314,17 @@ class Quorum:
         return len(self._pieces) >= self._needed()
 
     def _now(self) -> int:
-        assert self._step is not None
-        return self._step
+        return UNKNOWN if self._step is None else self._step
+
+    def _renew(self, generation: int) -> None:
+        """Takes note of the variables' generation; in a new one, nothing that is here has a meaning."""
+        if generation != self._generation:
+            self._generation = generation
+            self._drop(fenced=True)
+            self._step = self._last = None
 
     def _refresh(self, step: int) -> int:
-        """Takes note of the variables' step; when it is not ours, they were restored and no piece fits them."""
+        """Takes note of the variables' step; no piece of another one fits them."""
         if step != self._step:
             self._drop()
             self._step = step
@@ -343,52 +363,63 @@ class Quorum:
 
     # -- the chief of several tasks ----------------------------------------------------------------------------
 
-    def claim(self, step_now: Callable[[], int], generation: int) -> tuple[int, int, Decision | None]:
+    def claim(
+        self, step_now: Callable[[], int], generation: int, forget: bool = False
+    ) -> tuple[int, int, Decision | None]:
         """Makes the caller the chief: what an earlier one orders from now on is refused.
 
         Args:
-            step_now: reads the step that the variables are at.
-            generation: of the task; in a new one, all gradients that wait here are of variables that are no more.
+            step_now: reads the step counter, where this task leads.
+            generation: of the task's variables.
+            forget: drop what is here: it does not fit what the leader has.
 
         Returns:
             The epoch of the new chief, the step, and the last decision of this task.
         """
         with self._changed:
             self._epoch += 1
-            if generation != self._generation:
-                self._generation = generation
-                self._drop(fenced=True)
-                self._last = None
-            step = self._refresh(step_now())
+            self._renew(generation)
+            if forget:
+                self._drop()
+                self._step = self._last = None
+            if self._rules.leads:
+                self._refresh(step_now())
             self._changed.notify_all()
-            return self._epoch, step, self._last
+            return self._epoch, self._now(), self._last
 
-    def gather(self, epoch: int, known: Gathered, cancelled: Cancellation) -> Gathered:
+    def gather(
+        self, epoch: int, generation: int, known: Gathered, cancelled: Cancellation, limit_secs: float = SAY_EVERY_SECS
+    ) -> Gathered:
         """Waits for news, tells whose gradients are here, and promises to keep these until the step is over.
 
         Args:
             epoch: the caller's.
+            generation: of the task's variables.
             known: what it was told last.
             cancelled: ends the wait.
+            limit_secs: without news, the same is told again after so long.
 
         Raises:
             PermissionDeniedError: another chief has taken over.
+            FailedPreconditionError: the task has restarted, or its variables were restored: claim it again.
         """
 
         def news() -> bool:
-            return epoch != self._epoch or self._step != known.step or len(self._pieces) != len(known.workers)
+            return epoch != self._epoch or self._now() != known.step or len(self._pieces) != len(known.workers)
 
         with self._changed:
-            cancelled.wait_for(self._changed, lambda: self._cleared or news(), f"waiting for gradients in {self._name}")
+            until = time.monotonic() + limit_secs
+            what = f"waiting for gradients in {self._name}"
+            cancelled.wait_for(self._changed, lambda: self._cleared or news(), what, until)
             if self._cleared:
                 raise CancelledError(f"{self._name} was cleared away")
-            self._check_epoch(epoch)
+            self._check_chief(epoch, generation)
             for piece in self._pieces:
                 piece.promised = True
             seen, self._seen = tuple(sorted(self._seen)), set()
-            return Gathered(-1 if self._step is None else self._step, tuple(p.worker for p in self._pieces), seen)
+            return Gathered(self._now(), tuple(p.worker for p in self._pieces), seen)
 
-    def commit(self, epoch: int, decision: Decision) -> int:
+    def commit(self, epoch: int, generation: int, decision: Decision) -> int:
         """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
 
         Returns:
@@ -396,15 +427,15 @@ class Quorum:
 
         Raises:
             PermissionDeniedError: another chief has taken over.
-            AbortedError: the task is at another step.
+            FailedPreconditionError: the task is at another step, has restarted, or was restored: claim it again.
             InternalError: a gradient that was promised is not here.
         """
         with self._changed:
-            self._check_epoch(epoch)
+            self._check_chief(epoch, generation)
             if self._last == decision and self._step == decision.step + 1:
                 return self._step
             if self._step != decision.step:
-                raise AbortedError(f"{self._name} is at step {self._step}, not at {decision.step}")
+                raise FailedPreconditionError(f"{self._name} is at step {self._step}, not at {decision.step}")
             chosen = []
             for worker, count in Counter(decision.workers).items():
                 mine = [p for p in self._pieces if p.worker == worker][:count]
@@ -415,7 +446,9 @@ class Quorum:
             self._last = decision
             return self._now()
 
-    def _check_epoch(self, epoch: int) -> None:
+    def _check_chief(self, epoch: int, generation: int) -> None:
+        if not self._epoch or generation != self._generation:
+            raise FailedPreconditionError(f"{self._name} has no chief, as it was restarted or restored")
         if epoch != self._epoch:
             raise PermissionDeniedError(f"{self._name}: another chief has taken over")
 

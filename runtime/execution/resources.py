@@ -36,6 +36,12 @@ class Named(Generic[T]):
         """The container was cleared: ends everything that waits."""
         self.on_clear()
 
+    def end_client(self, client: int) -> None:
+        """A session has ended: a resource that counts on it need not any more."""
+        hook = getattr(self.what, "end_client", None)
+        if hook is not None:
+            hook(client)
+
 
 def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T], on_clear: Callable[[T], None]) -> T:
     """The resource that ``attrs["resource"]`` describes, made if it is not there.

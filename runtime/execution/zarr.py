@@ -5,10 +5,11 @@ Tensorstore is imported when the first array is written or read: a task that nev
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,10 @@ class Placed:
     full_shape: tuple[int, ...]
     offset: tuple[int, ...]
     chunk: tuple[int, ...]
+
+
+def _never() -> bool:
+    return False
 
 
 def _context(ts: Any) -> Any:
@@ -98,10 +103,11 @@ def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
 
 def write_arrays(
     directory: str,
-    arrays: Sequence[tuple[Placed, Array]],
+    arrays: Iterable[tuple[Placed, Array]],
     *,
-    cancelled: Callable[[], bool],
-    wrote: Callable[[int], None],
+    cancelled: Callable[[], bool] = _never,
+    wrote: Callable[[int], None] | None = None,
+    group_bytes: int = GROUP_BYTES,
 ) -> None:
     """Writes arrays into the OCDBT store in ``directory``; nothing is copied on the way.
 
@@ -110,6 +116,7 @@ def write_arrays(
         arrays: the arrays, none of which may change until this returns.
         cancelled: asked between groups; when true, writing ends.
         wrote: told the number of bytes of each group that is on disk.
+        group_bytes: arrays are committed in groups of about so many bytes, three of them at the same time.
 
     Raises:
         ResourceExhaustedError: the disk is full.
@@ -122,10 +129,11 @@ def write_arrays(
     def finish() -> None:
         commit, size = under_way.popleft()
         commit.result()
-        wrote(size)
+        if wrote is not None:
+            wrote(size)
 
     try:
-        for group in _groups(arrays):
+        for group in _groups(arrays, group_bytes):
             if cancelled():
                 break
             while len(under_way) >= GROUPS_IN_FLIGHT:
@@ -137,6 +145,9 @@ def write_arrays(
             ]
             for (placed, array), future in zip(group, opened, strict=True):
                 store = future.result()
+                if not math.prod(placed.full_shape):
+                    # Orbax takes an array without any chunk for one that was lost on the way.
+                    store.kvstore[".".join("0" for _ in placed.full_shape)] = b""
                 if array.size:
                     region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
                     target = store[region] if region else store
@@ -160,16 +171,17 @@ def _write_spec(directory: str, placed: Placed) -> dict[str, Any]:
     }
 
 
-def _groups(arrays: Sequence[tuple[Placed, Array]]) -> list[list[tuple[Placed, Array]]]:
-    groups: list[list[tuple[Placed, Array]]] = [[]]
+def _groups(arrays: Iterable[tuple[Placed, Array]], limit: int) -> Iterator[list[tuple[Placed, Array]]]:
+    group: list[tuple[Placed, Array]] = []
     size = 0
     for item in arrays:
-        if groups[-1] and size + item[1].nbytes > GROUP_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(item)
+        if group and size + item[1].nbytes > limit:
+            yield group
+            group, size = [], 0
+        group.append(item)
         size += item[1].nbytes
-    return groups
+    if group:
+        yield group
 
 
 def _write_error(directory: str, error: Exception) -> Exception:
@@ -179,8 +191,40 @@ def _write_error(directory: str, error: Exception) -> Exception:
     return DataLossError(f"writing into {directory}: {text}")
 
 
+def _never() -> bool:
+    return False
+
+
+def _read_spec(directory: str, key: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
+    return {
+        "driver": "zarr3" if zarr3 else "zarr",
+        "kvstore": _kvstore(directory, key, ocdbt=ocdbt),
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+        "fill_missing_data_reads": False,
+    }
+
+
+def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bool, zarr3: bool) -> Any:
+    try:
+        return ts.open(_read_spec(directory, key, ocdbt, zarr3), open=True, read=True, context=context).result()
+    except ValueError as error:
+        text = " ".join(str(error).split())[:300]
+        if "NOT_FOUND" in text:
+            raise NotFoundError(f"Key {key} not found in checkpoint {directory}") from error
+        raise DataLossError(f"{key!r} in {directory} cannot be opened: {text}") from error
+
+
+def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[tuple[int, ...], str]:
+    """Shape and name of the dtype of an array on disk; arguments and errors as in ``read_arrays``."""
+    import tensorstore as ts
+
+    store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
+    return tuple(store.shape), str(store.dtype.name)
+
+
 def read_arrays(
-    directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3: bool, cancelled: Callable[[], bool]
+    directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3: bool, cancelled: Callable[[], bool] = _never
 ) -> list[Array]:
     """Reads blocks of arrays, each no more of the file than it needs.
 
@@ -202,20 +246,7 @@ def read_arrays(
     for placed in wanted:
         if cancelled():
             return []
-        spec = {
-            "driver": "zarr3" if zarr3 else "zarr",
-            "kvstore": _kvstore(directory, placed.key, ocdbt=ocdbt),
-            "recheck_cached_data": False,
-            "recheck_cached_metadata": False,
-            "fill_missing_data_reads": False,
-        }
-        try:
-            store = ts.open(spec, open=True, read=True, context=context).result()
-        except ValueError as error:
-            text = " ".join(str(error).split())[:300]
-            if "NOT_FOUND" in text:
-                raise NotFoundError(f"Key {placed.key} not found in checkpoint {directory}") from error
-            raise DataLossError(f"{placed.key!r} in {directory} cannot be opened: {text}") from error
+        store = _open_for_reading(ts, context, directory, placed.key, ocdbt, zarr3)
         shape = tuple(store.shape)
         if shape != placed.full_shape:
             raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
@@ -305,6 +336,7 @@ __all__ = [
     "check_dtype",
     "checksum",
     "decode_strings",
+    "describe",
     "encode_strings",
     "files_below",
     "is_local",

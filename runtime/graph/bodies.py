@@ -89,11 +89,13 @@ class Guarded(Update):
         kernel: the registered name.
         attrs: JSON-compatible attributes.
         own: how many of the operation's inputs, at the front, are the kernel's alone.
+        tells: the first output is the value of the first variable after the update.
     """
 
     kernel: str = ""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     own: int = 0
+    tells: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,11 @@ class Host:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     stateful: bool = False
     resource: str = ""
+
+
+def runs_on_host(body: Body) -> bool:
+    """Whether a kernel of the task does it rather than XLA: host calls, and all that has to do with strings."""
+    return isinstance(body, Host) or isinstance(body, Read) and body.variable.dtype.hasobject
 
 
 Body = Feed | Constant | Pure | Read | Update | StepId | Nothing | Host

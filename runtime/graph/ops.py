@@ -37,6 +37,8 @@ def as_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[A
     """
     try:
         array = np.asarray(value)
+    except UnicodeDecodeError:  # strings beside bytes, which numpy would decode
+        array = np.array(value, object)
     except ValueError as error:
         raise InvalidArgumentError(f"{what}: cannot be made an array: {error}") from None
     if array.dtype.kind in "SUO":  # numpy's own string kinds drop zero bytes at the end

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.extend
 import numpy as np
-from jax import export
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.bodies import Constant, Host, Pure, Read, Update, VariableSpec
+from runtime.graph.bodies import Body, Constant, Guarded, Host, Pure, Read, Update, VariableSpec, runs_on_host
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.tracing import aval, needs_64_bit, trace
+from runtime.plan.exporting import export_program
 from runtime.plan.place import Device
-from runtime.plan.plan import HostCall, Program, ProgramOutput, Stage, VariableOutput
+from runtime.plan.plan import HostCall, ProgramOutput, Stage, VariableOutput
 from runtime.plan.stages import is_write
 from runtime.tensor_spec import TensorSpec
 
@@ -52,7 +52,9 @@ def trace_all(
             arguments = _arguments(op, specs, alias)
             jaxprs[op] = _trace_one(op, body, arguments)
             results = [TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in jaxprs[op].out_avals]
-            if isinstance(body, Update):
+            if isinstance(body, Guarded):  # its outputs are the kernel's
+                results = _checked_new_values(op, body, [*results, *(TensorSpec(_static(t), t.dtype) for t in op.outputs)])
+            elif isinstance(body, Update):
                 results = _checked_new_values(op, body, results)
             found = list(zip(op.outputs, results, strict=True))
         elif isinstance(body, Constant):
@@ -70,6 +72,10 @@ def trace_all(
     return Traced(jaxprs, specs, alias)
 
 
+def _static(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(d for d in tensor.shape or () if d is not None)
+
+
 def _arguments(op: Operation, specs: Mapping[Tensor, TensorSpec], alias: Mapping[Tensor, Tensor]) -> list[TensorSpec]:
     out = []
     for tensor in (alias.get(t, t) for t in op.inputs):
@@ -83,10 +89,11 @@ def _arguments(op: Operation, specs: Mapping[Tensor, TensorSpec], alias: Mapping
 
 
 def _trace_one(op: Operation, body: Pure | Update, inputs: Sequence[TensorSpec]) -> ClosedJaxpr:
-    arguments = list(inputs)
+    arguments = list(inputs[body.own :] if isinstance(body, Guarded) else inputs)
     if isinstance(body, Update) and not body.overwrites:
         arguments = [*(TensorSpec(v.shape, v.dtype) for v in body.variables), *arguments]
-    wide = needs_64_bit([s.dtype for s in arguments] + [t.dtype for t in op.outputs])
+    outputs = () if isinstance(body, Guarded) else op.outputs
+    wide = needs_64_bit([s.dtype for s in arguments] + [t.dtype for t in outputs])
     if any(s.dtype == object for s in arguments):
         raise InvalidArgumentError(f"operation {op.name!r}: a string tensor cannot enter a numeric computation")
     try:
@@ -128,7 +135,9 @@ def lower_stage(
         outputs: tensors that others need.
         traced: the step's jaxprs and shapes.
     """
-    lowering = _lower_host if isinstance(operations[0].body, Host) else _lower_xla
+    if isinstance(operations[0].body, Guarded):
+        return _lower_guarded(device, operations[0], operations[0].body, inputs, outputs, traced)
+    lowering = _lower_host if runs_on_host(operations[0].body) else _lower_xla
     return lowering(device, operations, inputs, outputs, traced)
 
 
@@ -139,10 +148,9 @@ def _lower_host(
     calls = []
     count = len(inputs)
     for op in operations:
-        body = op.body
-        assert isinstance(body, Host)
+        kernel, attrs = _kernel(op.body)
         arguments = tuple(place[traced.real(t)] for t in op.inputs)
-        calls.append(HostCall(body.kernel, dict(body.attrs), arguments, len(op.outputs), op.name))
+        calls.append(HostCall(kernel, attrs, arguments, len(op.outputs), op.name))
         for tensor in op.outputs:
             place.setdefault(tensor, count)  # a fed tensor keeps its fed value
             count += 1
@@ -154,6 +162,46 @@ def _lower_host(
         host=tuple(calls),
         writes_state=any(is_write(op) for op in operations),
         operations=tuple(op.name for op in operations),
+    )
+
+
+def _kernel(body: Body) -> tuple[str, dict[str, Any]]:
+    if isinstance(body, Read):  # of a string variable
+        return "read", {"variable": body.variable.name, "container": body.variable.container}
+    assert isinstance(body, Host)
+    return body.kernel, dict(body.attrs)
+
+
+def _lower_guarded(
+    device: Device, op: Operation, body: Guarded, inputs: Sequence[Tensor], outputs: Sequence[Tensor], traced: Traced
+) -> Stage:
+    """A kernel, and the update that it may run: a stage with both a host call and a program."""
+    variables, reads, writes = _variables([op])
+    arguments = tuple(traced.specs[traced.real(t)] for t in op.inputs)
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        now = dict(zip((variables[i] for i in reads), arrays[: len(reads)], strict=True))
+        old = [] if body.overwrites else [now[v] for v in body.variables]
+        new = dict(zip(body.variables, _apply(traced.jaxprs[op], [*old, *arrays[len(reads) :]]), strict=False))
+        return (*(new[variables[i]] for i in writes), np.zeros((), np.bool_))  # the last tells when it is done
+
+    own = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *arguments[body.own :])
+    place = {tensor: i for i, tensor in enumerate((*inputs, *op.outputs))}
+    call = HostCall(
+        body.kernel, dict(body.attrs), tuple(place[traced.real(t)] for t in op.inputs), len(op.outputs), op.name
+    )
+    return Stage(
+        device,
+        variables,
+        reads,
+        writes,
+        tuple(traced.specs[t] for t in inputs),
+        tuple(ProgramOutput(place[t]) for t in outputs),
+        tuple(traced.specs[t] for t in outputs),
+        export_program(run, own, device.platform),
+        host=(call,),
+        writes_state=True,
+        operations=(op.name,),
     )
 
 
@@ -184,11 +232,7 @@ def _lower_xla(
     program = None
     if writes or computed:
         arguments = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *input_specs)
-        avals = [aval(s.shape, s.dtype) for s in arguments]
-        with jax.enable_x64(True):
-            exported = export.export(jax.jit(run), platforms=[device.platform])(*avals)
-        results = tuple(TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in exported.out_avals)
-        program = Program(bytes(exported.serialize()), arguments, results)
+        program = export_program(run, arguments, device.platform)
     specs = tuple(
         TensorSpec(variables[r.index].shape, variables[r.index].dtype)
         if isinstance(r, VariableOutput)

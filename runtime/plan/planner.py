@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from runtime.graph.bodies import Guarded, Read, Constant, Host, StepId
+from runtime.graph.bodies import Constant, Guarded, Read, StepId, runs_on_host
 from runtime.graph.graph import Operation, Tensor
 from runtime.plan.lower import Traced, lower_stage, trace_all
 from runtime.plan.place import Device, Devices, place
@@ -30,12 +30,16 @@ def make_plan(
         InvalidArgumentError: a placeholder is not fed, a device is missing, or shapes do not fit; names the operation.
     """
     needed = prune(fetches, feeds)
+    if any(isinstance(op.body, Guarded) for op in needed.operations):
+        fetches = _after_guarded(fetches, needed.operations)
+        needed = prune(fetches, feeds)
     placed = place(needed.operations, devices)
     needed = without_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
     traced = trace_all(needed.operations, {**feeds, **_given_specs(needed.given)}, needed.alias)
 
     def place_of(op: Operation) -> Hashable:
-        return placed[op], isinstance(op.body, Host)
+        # A guarded update waits and may run for others: it shares its stage with nothing.
+        return placed[op], op if isinstance(op.body, Guarded) else runs_on_host(op.body)
 
     cuts = cut(needed.operations, needed.waits_for, place_of)
     return _Assembly(fetches, feeds, needed.given, cuts, placed, traced, devices).plan()
@@ -47,6 +51,27 @@ def tensor_specs(
     """The concrete shape and dtype of every tensor of a step, as far as they are known before it runs."""
     needed = prune(fetches, feeds)
     return trace_all(needed.operations, {**feeds, **_given_specs(needed.given)}, needed.alias).specs
+
+
+def _after_guarded(
+    fetches: Sequence[Tensor | Operation], operations: Sequence[Operation]
+) -> list[Tensor | Operation]:
+    """A fetched step counter that a guarded update moves on is fetched as it is after the update.
+
+    The update tells it, where reading it again would be a round trip more.
+    """
+    told = {
+        (op.body.variables[0], op.device): op.outputs[0]
+        for op in operations
+        if isinstance(op.body, Guarded) and op.body.tells
+    }
+
+    def after(fetch: Tensor | Operation) -> Tensor | Operation:
+        if isinstance(fetch, Tensor) and isinstance(fetch.op.body, Read):
+            return told.get((fetch.op.body.variable, fetch.op.device), fetch)
+        return fetch
+
+    return [after(fetch) for fetch in fetches]
 
 
 def _given_specs(given: Sequence[Tensor]) -> dict[Tensor, TensorSpec]:

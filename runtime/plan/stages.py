@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from runtime.graph.bodies import Host, Read, Update, VariableSpec
+from runtime.graph.bodies import Host, Read, Update
 from runtime.graph.graph import Operation
 
 Place = Hashable
@@ -94,17 +94,19 @@ def _in_order(operations: Sequence[Operation], waits_for: Mapping[Operation, Seq
     """
     inside = set(operations)
     before = {op: {other for other in waits_for[op] if other in inside} for op in operations}
-    reads: dict[VariableSpec, list[Operation]] = {}
-    writes: dict[VariableSpec, list[Operation]] = {}
+    reads: dict[tuple[str, str], list[Operation]] = {}
+    writes: dict[tuple[str, str], list[Operation]] = {}
     for op in operations:
         if isinstance(op.body, Read):
-            reads.setdefault(op.body.variable, []).append(op)
+            reads.setdefault((op.body.variable.container, op.body.variable.name), []).append(op)
         elif isinstance(op.body, Update):
             for variable in op.body.variables:
-                writes.setdefault(variable, []).append(op)
+                writes.setdefault((variable.container, variable.name), []).append(op)
+        elif isinstance(op.body, Host) and op.body.stateful and "variable" in op.body.attrs:  # a string variable's
+            writes.setdefault((op.body.attrs["container"], op.body.attrs["variable"]), []).append(op)
     moved = False
-    for variable, readers in reads.items():
-        for writer in writes.get(variable, ()):
+    for key, readers in reads.items():
+        for writer in writes.get(key, ()):
             for reader in readers:
                 if not _depends(writer, reader, before):
                     before[reader].add(writer)

@@ -221,6 +221,103 @@ class TraceResponse(_message.Message):
 Global___TraceResponse: _TypeAlias = TraceResponse  # noqa: Y015
 
 @_typing.final
+class MetricsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VARIABLES_FIELD_NUMBER: _builtins.int
+    variables: _builtins.bool
+    """list them"""
+    def __init__(
+        self,
+        *,
+        variables: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["variables", b"variables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricsRequest: _TypeAlias = MetricsRequest  # noqa: Y015
+
+@_typing.final
+class MetricsResponse(_message.Message):
+    """Figures of a task, cumulative where the name ends in _total; seconds and bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TASK_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    STARTED_UNIX_SECS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_UNIX_SECS_FIELD_NUMBER: _builtins.int
+    VARIABLES_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    incarnation: _builtins.int
+    started_unix_secs: _builtins.float
+    last_error: _builtins.str
+    last_error_unix_secs: _builtins.float
+    host: _builtins.str
+    pid: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def staleness(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """how many updates were 0, 1, 2 ... updates behind; the last one: or more"""
+
+    @_builtins.property
+    def variables(self) -> _containers.RepeatedCompositeFieldContainer[_stage_pb2.VariableSpecDef]: ...
+    @_builtins.property
+    def cluster(self) -> _cluster_pb2.ClusterDef: ...
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        started_unix_secs: _builtins.float = ...,
+        values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        staleness: _abc.Iterable[_builtins.int] | None = ...,
+        last_error: _builtins.str = ...,
+        last_error_unix_secs: _builtins.float = ...,
+        variables: _abc.Iterable[_stage_pb2.VariableSpecDef] | None = ...,
+        cluster: _cluster_pb2.ClusterDef | None = ...,
+        host: _builtins.str = ...,
+        pid: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "host", b"host", "incarnation", b"incarnation", "last_error", b"last_error", "last_error_unix_secs", b"last_error_unix_secs", "pid", b"pid", "staleness", b"staleness", "started_unix_secs", b"started_unix_secs", "task", b"task", "values", b"values", "variables", b"variables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricsResponse: _TypeAlias = MetricsResponse  # noqa: Y015
+
+@_typing.final
 class ClearRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

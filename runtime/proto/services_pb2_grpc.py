@@ -49,6 +49,11 @@ class WorkerServiceStub:
                 request_serializer=runtime_dot_proto_dot_services__pb2.TraceRequest.SerializeToString,
                 response_deserializer=runtime_dot_proto_dot_services__pb2.TraceResponse.FromString,
                 _registered_method=True)
+        self.Metrics = channel.unary_unary(
+                '/bellwether.WorkerService/Metrics',
+                request_serializer=runtime_dot_proto_dot_services__pb2.MetricsRequest.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.MetricsResponse.FromString,
+                _registered_method=True)
         self.Clear = channel.unary_unary(
                 '/bellwether.WorkerService/Clear',
                 request_serializer=runtime_dot_proto_dot_services__pb2.ClearRequest.SerializeToString,
@@ -77,6 +82,12 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Trace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Metrics(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,6 +122,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Trace,
                     request_deserializer=runtime_dot_proto_dot_services__pb2.TraceRequest.FromString,
                     response_serializer=runtime_dot_proto_dot_services__pb2.TraceResponse.SerializeToString,
+            ),
+            'Metrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.Metrics,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.MetricsRequest.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.MetricsResponse.SerializeToString,
             ),
             'Clear': grpc.unary_unary_rpc_method_handler(
                     servicer.Clear,
@@ -204,6 +220,33 @@ class WorkerService:
             '/bellwether.WorkerService/Trace',
             runtime_dot_proto_dot_services__pb2.TraceRequest.SerializeToString,
             runtime_dot_proto_dot_services__pb2.TraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Metrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bellwether.WorkerService/Metrics',
+            runtime_dot_proto_dot_services__pb2.MetricsRequest.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.MetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,7 @@ class WorkerServiceStub:
     Status: _grpc.UnaryUnaryMultiCallable[_services_pb2.StatusRequest, _services_pb2.StatusResponse]
     Register: _grpc.UnaryUnaryMultiCallable[_services_pb2.RegisterRequest, _services_pb2.RegisterResponse]
     Trace: _grpc.UnaryUnaryMultiCallable[_services_pb2.TraceRequest, _services_pb2.TraceResponse]
+    Metrics: _grpc.UnaryUnaryMultiCallable[_services_pb2.MetricsRequest, _services_pb2.MetricsResponse]
     Clear: _grpc.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]
     Shard: _grpc.UnaryUnaryMultiCallable[_services_pb2.ShardOrder, _services_pb2.ShardReply]
 
@@ -43,6 +44,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Status: _aio.UnaryUnaryMultiCallable[_services_pb2.StatusRequest, _services_pb2.StatusResponse]  # type: ignore[assignment]
     Register: _aio.UnaryUnaryMultiCallable[_services_pb2.RegisterRequest, _services_pb2.RegisterResponse]  # type: ignore[assignment]
     Trace: _aio.UnaryUnaryMultiCallable[_services_pb2.TraceRequest, _services_pb2.TraceResponse]  # type: ignore[assignment]
+    Metrics: _aio.UnaryUnaryMultiCallable[_services_pb2.MetricsRequest, _services_pb2.MetricsResponse]  # type: ignore[assignment]
     Clear: _aio.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]  # type: ignore[assignment]
     Shard: _aio.UnaryUnaryMultiCallable[_services_pb2.ShardOrder, _services_pb2.ShardReply]  # type: ignore[assignment]
 
@@ -67,6 +69,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _services_pb2.TraceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_services_pb2.TraceResponse, _abc.Awaitable[_services_pb2.TraceResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Metrics(
+        self,
+        request: _services_pb2.MetricsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_services_pb2.MetricsResponse, _abc.Awaitable[_services_pb2.MetricsResponse]]: ...
 
     @_abc_1.abstractmethod
     def Clear(

@@ -22,6 +22,7 @@ from runtime.plan.place import Device
 from runtime.plan.plan import Plan
 from runtime.server.pipeline import Pipeline, can_pipeline
 from runtime.proto import services_pb2, step_stats_pb2
+from runtime.server.counters import COMPUTE, StepTimes, awaited_slots, is_training, parts_of, wire_bytes
 from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
 from runtime.server.trace import merge as merge_stats
 from runtime.server.trace import step_stats, traced_remote_call
@@ -31,6 +32,7 @@ from runtime.transport.codec import TensorBuffer
 from runtime.transport.dial import ChannelOptions
 
 _step_numbers = itertools.count(1)
+_clock = time.perf_counter_ns
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class PreparedPlan:
     plan: Plan
     waves: list[Wave]
     uses_step_id: bool
+    schedule: list[tuple[Wave, int, int]]  # with what a wave does, and the value to wait for before its sending
+    times: StepTimes
+    wire_bytes: int
     traced: PreparedPlan | None = None
     pipeline: Pipeline | None = None
 
@@ -127,6 +132,7 @@ class MasterSession:
         self._worker = worker
         self._own_device = next(d for d in worker.devices if d.type == "CPU").name
         self._traced_steps = threading.Lock()
+        self._times = worker.counters.begin_session(self.id)
         self._trace_is_clean = True
 
     def prepare(self, plan: Plan, traced: bool = False) -> PreparedPlan:
@@ -143,7 +149,9 @@ class MasterSession:
         self._check_open()
         fetched = frozenset(plan.fetches)
         waves: dict[int, Wave] = {}
-        writing = Counter(call.stage.device.task_name for call in plan.stages if call.stage.writes)
+        writing = Counter(
+            call.stage.device.task_name for call in plan.stages if call.stage.writes and not call.stage.host
+        )
         writes = dict(writing) if writing.total() > 1 else None  # one writing stage alone is atomic anyway
         for call in plan.stages:
             task = self.tasks[call.stage.device.task_name]
@@ -165,7 +173,11 @@ class MasterSession:
                     )
                 )
         uses_step_id = any(plan.step_id_slot in call.inputs for call in plan.stages) or plan.step_id_slot in plan.fetches
-        prepared = PreparedPlan(plan, [waves[w] for w in sorted(waves)], uses_step_id)
+        own = self._worker.task
+        ordered = [waves[w] for w in sorted(waves)]
+        schedule = list(zip(ordered, parts_of(plan), awaited_slots(plan, own), strict=True))
+        times = self._times[0 if is_training(plan) else 1]
+        prepared = PreparedPlan(plan, ordered, uses_step_id, schedule, times, wire_bytes(plan, own))
         if self.options.prefetch and not traced and can_pipeline(prepared):
             prepared.pipeline = Pipeline(self, prepared)
             self._pipelines.append(prepared.pipeline)
@@ -192,7 +204,7 @@ class MasterSession:
         timeout = self.options.operation_timeout_secs if timeout is None else timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         if prepared.pipeline is not None:
-            return prepared.pipeline.run(feeds, step, deadline)
+            return self._run_pipelined(prepared, feeds, step, deadline)
         for pipeline in self._pipelines:
             pipeline.flush()  # what this step reads must hold what earlier steps wrote
         values: list[Any] = [*feeds, *plan.constants, None] + [None] * (plan.slots - plan.step_id_slot - 1)
@@ -200,13 +212,41 @@ class MasterSession:
             values[plan.step_id_slot] = self.next_step_id()
         borrowed: list[tuple[RemoteCall, TensorBuffer]] = []
         running: list[tuple[LocalCall, Any]] = []
-        for wave in prepared.waves:
+        times, parts_ns = prepared.times, prepared.times.parts_ns
+        began = last = _clock()
+        part = COMPUTE  # of a plan without stages
+        for wave, part, awaited in prepared.schedule:
+            if awaited >= 0:
+                values[awaited] = np.asarray(values[awaited])
+                now = _clock()
+                parts_ns[COMPUTE] += now - last
+                last = now
             self._run_wave(wave, step, values, deadline, borrowed, running)
+            now = _clock()
+            parts_ns[part] += now - last
+            last = now
         for call, done in running:
             call.registered.prepared.wait(done)
+        now = _clock()
+        parts_ns[part] += now - last
+        times.total_ns += now - began
+        times.steps += 1
+        times.wire_bytes += prepared.wire_bytes
         for remote, buffer in borrowed:  # only now: the computations that read them are done
             remote.buffers.append(buffer)
         return [None if slot < 0 else values[slot] for slot in plan.fetches]
+
+    def _run_pipelined(
+        self, prepared: PreparedPlan, feeds: Sequence[Any], step: int, deadline: float | None
+    ) -> list[Any]:
+        """Pull, computation and push overlap here, so only the whole is timed."""
+        assert prepared.pipeline is not None
+        began = _clock()
+        results = prepared.pipeline.run(feeds, step, deadline)
+        prepared.times.total_ns += _clock() - began
+        prepared.times.steps += 1
+        prepared.times.wire_bytes += prepared.wire_bytes
+        return results
 
     def run_traced(
         self, prepared: PreparedPlan, feeds: Sequence[Any], timeout: float | None = None
@@ -246,15 +286,14 @@ class MasterSession:
                 lane.send(call.handle, step, arrays, dynamic=call.dynamic, deadline=deadline)
             for local in wave.local:
                 inline = [values[slot] for slot in local.inline]
-                outputs, done = local.worker.execute(local.registered, self.id, step, inline)
+                outputs, done = local.worker.execute(local.registered, self.id, step, inline, deadline)
                 for slot, value in zip(local.outputs, outputs, strict=True):
                     values[slot] = value
                 running.append((local, done))
             for call, lane in sent:
                 buffer = None
                 if call.reuse:
-                    assert call.reply_layout is not None
-                    buffer = call.buffers.pop() if call.buffers else TensorBuffer(call.reply_layout)
+                    buffer = call.borrow()
                     borrowed.append((call, buffer))
                 for slot, value in zip(call.reply_slots, lane.receive(call.reply_layout, buffer), strict=True):
                     values[slot] = value
@@ -333,6 +372,7 @@ class MasterSession:
                 logging.warning("the last pipelined push of a session was not answered: %s", error)
         for task in self.tasks.values():
             task.close(self.id)
+        self._worker.counters.end_session(self.id)
 
     def clear(self, containers: Sequence[str] | None) -> None:
         """Forgets variables and resources of the named containers, or all, on all tasks."""

@@ -28,8 +28,8 @@ _Pulled = dict[int, Any]
 
 def can_pipeline(prepared: PreparedPlan) -> bool:
     """Whether a plan is a training step: pull from ps, compute here, push to ps."""
-    if len(prepared.waves) != 3:
-        return False
+    if len(prepared.waves) != 3 or any(call.stage.host for call in prepared.plan.stages):
+        return False  # a synchronous push must be over before the next pull
     pull, compute, push = prepared.waves
     if pull.local or compute.remote or push.local or not (pull.remote and compute.local and push.remote):
         return False
@@ -109,8 +109,7 @@ class Pipeline:
                 sent.append((call, lane))
                 lane.send(call.handle, step, (), deadline=deadline)
             for call, lane in sent:
-                assert call.reply_layout is not None
-                buffer = call.buffers.pop() if call.buffers else TensorBuffer(call.reply_layout)
+                buffer = call.borrow()
                 borrowed.append((call, buffer))
                 pulled.update(zip(call.reply_slots, lane.receive(call.reply_layout, buffer), strict=True))
         finally:

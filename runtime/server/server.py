@@ -19,11 +19,12 @@ from runtime.errors import InvalidArgumentError, UnknownError
 from runtime.proto import cluster_pb2
 from runtime.server import rpc, tasks
 from runtime.server.master import Master, MasterOptions
+from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
 from runtime.server.tasks import LocalTask, RemoteTask, Task
 from runtime.server.worker import Worker
 from runtime.transport.dial import ChannelOptions
-from runtime.transport.listener import TensorServer
+from runtime.transport.listener import ServerCounters, TensorServer
 
 _RPC_THREADS = 64
 _STOP_SECS = 2.0
@@ -67,6 +68,7 @@ class Server:
         self.task = _own_task(spec, job_name, task_index)
         self.config = config
         self.incarnation = secrets.randbits(63) | 1
+        self.started_unix_secs = time.time()
         self._peers: dict[str, Task] = {}
         self._peers_lock = threading.Lock()
         self._stopped = threading.Event()
@@ -116,6 +118,15 @@ class Server:
             task_index=self.task.index,
             protocol="grpc",
         )
+
+    def report(self, *, variables: bool = False) -> TaskReport:
+        """The figures of this task: steps, times, bytes, memory, errors; with its variables when asked."""
+        return report_from_proto(report(self, variables=variables))
+
+    @property
+    def transport_counters(self) -> ServerCounters:
+        """What the tensor channel has done since it started."""
+        return self._tensors.counters
 
     @property
     def data_port(self) -> int:

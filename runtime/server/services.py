@@ -13,6 +13,7 @@ from runtime.errors import AbortedError
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
 from runtime.server.master import Master, MasterOptions, MasterSession, PreparedPlan
+from runtime.server.report import report
 from runtime.server.rpc import servicer_method
 from runtime.server.trace import step_stats
 from runtime.transport.endpoint import host_id
@@ -69,6 +70,11 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         if request.incarnation not in (0, self._server.incarnation):
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
         return self._server.worker.shards.obey(request)
+
+    @servicer_method
+    def Metrics(self, request: pb.MetricsRequest) -> pb.MetricsResponse:
+        """Gives the figures of this task."""
+        return report(self._server, variables=request.variables)
 
     @servicer_method
     def Clear(self, request: pb.ClearRequest) -> pb.ClearResponse:

@@ -6,6 +6,7 @@ they refuse the orders of earlier coordinators.
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import threading
@@ -18,10 +19,12 @@ from typing import TypeVar
 from absl import logging
 
 from runtime.errors import AbortedError, OpError, UnavailableError
+from runtime.execution import zarr
 from runtime.graph.bodies import VariableSpec
 from runtime.plan.place import Device
 from runtime.proto import services_pb2 as pb
 from runtime.proto import stage_pb2
+from runtime.server import streaming
 
 ORDER_SECS = 120.0
 """Time limit of an order that should take milliseconds, but for a claim that waits for an old chief's writes."""
@@ -241,10 +244,18 @@ class Shards:
         if lost:
             logging.warning("%d steps lost their worker half-way: the checkpoint holds what they have written", len(lost))
 
-    def write(self, cut: Cut, directory: str) -> list[ShardFile]:
+    def write(self, cut: Cut, directory: str, *, stream: bool = False) -> list[ShardFile]:
         """Has every task write what it holds of a cut into a directory that all share.
 
         Each writes a store of its own, ``ocdbt.process_<id>``; see ``process_ids``.
+
+        Args:
+            cut: what to write.
+            directory: where.
+            stream: the tasks do not share the directory: they send what this process writes into it.
+
+        Returns:
+            The files that were written; checksums of those on file systems only.
 
         Raises:
             ResourceExhaustedError: the disk is full.
@@ -253,7 +264,9 @@ class Shards:
             AbortedError: another coordinator has taken over.
         """
         tasks = list(cut.slices)
-        ids = self.process_ids(cut)
+        ids = self.process_ids(cut, stream=stream)
+        if stream:
+            return self._write_stream(cut, f"{directory}/ocdbt.process_{ids['']}")
         replies = self._each(
             tasks,
             lambda t: self._ask(
@@ -262,8 +275,23 @@ class Shards:
         )
         return [ShardFile(f.path, f.size, f.crc32) for r in replies for f in r.files]
 
-    def process_ids(self, cut: Cut) -> dict[str, str]:
+    def _write_stream(self, cut: Cut, directory: str) -> list[ShardFile]:
+        blocks = streaming.blocks(cut.slices, cut.sizes, self._ask_piece, self._order(pb.ShardOrder.CHUNK, cut.job))
+        zarr.write_arrays(directory, blocks, group_bytes=streaming.BLOCK_BYTES)
+        if not zarr.is_local(directory):
+            return []
+        zarr.sync_tree(directory, files=False)
+        name = os.path.basename(directory)
+        found = [(f, zarr.checksum(os.path.join(directory, f))) for f in zarr.files_below(directory)]
+        return [ShardFile(f"{name}/{f}", size, crc) for f, (size, crc) in found]
+
+    def _ask_piece(self, task: str, order: pb.ShardOrder) -> pb.ShardReply:
+        return self._send(task, order, ORDER_SECS)
+
+    def process_ids(self, cut: Cut, *, stream: bool = False) -> dict[str, str]:
         """By task, the id of the store it writes: tells the epochs apart, so that a late writer is recognised."""
+        if stream:
+            return {"": f"{self._epoch}stream"}
         return {t: f"{self._epoch}{''.join(c for c in t if c.isalnum())}" for t in cut.slices}
 
     def progress(self, cut: Cut) -> int:
@@ -297,7 +325,9 @@ class Shards:
 
         return [p for reply in self._each(busy, ask) for p in reply.problems]
 
-    def restore(self, slices: Sequence[VariableSlice], directory: str, *, ocdbt: bool, zarr3: bool) -> int:
+    def restore(
+        self, slices: Sequence[VariableSlice], directory: str, *, ocdbt: bool, zarr3: bool, stream: bool = False
+    ) -> int:
         """Restores variables: every task reads what it needs, and only when all have, all change their variables.
 
         Args:
@@ -305,6 +335,7 @@ class Shards:
             directory: of the arrays, shared by all tasks.
             ocdbt: whether they lie in an OCDBT store.
             zarr3: whether they are of zarr's third version.
+            stream: the tasks do not share the directory: this process reads it and sends them what they need.
 
         Returns:
             Bytes read.
@@ -320,14 +351,22 @@ class Shards:
         job = secrets.randbits(63) | 1
         tasks = list(by_task)
         order = self._order(pb.ShardOrder.READ, job, directory=directory, ocdbt=ocdbt, zarr3=zarr3)
+
+        def read(task: str) -> int:
+            if not stream:
+                return self._ask(task, _with_slices(order, by_task[task]), None).total_bytes
+            mine = [s for s in slices if s.task == task]
+            piece = self._order(pb.ShardOrder.CHUNK, job)
+            return streaming.send(mine, directory, ocdbt=ocdbt, zarr3=zarr3, ask=self._ask_piece, order=piece)
+
         try:
-            replies = self._each(tasks, lambda t: self._ask(t, _with_slices(order, by_task[t]), None))
+            sizes = self._each(tasks, read)
             commit = self._order(pb.ShardOrder.COMMIT, job)
             self._each(tasks, lambda t: self._ask(t, commit, ORDER_SECS))
         except OpError:
             self.drop(job, tasks)
             raise
-        return sum(r.total_bytes for r in replies)
+        return sum(sizes)
 
     def drop(self, job: int, tasks: Sequence[str]) -> None:
         """Forgets a job on its tasks; one that does not answer has forgotten it, or will."""

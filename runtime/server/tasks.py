@@ -75,6 +75,14 @@ class RemoteCall:
     reuse: bool
     writes_state: bool
 
+    def borrow(self) -> TensorBuffer:
+        """Memory for one reply of a fixed layout; give it back to ``buffers`` when nothing reads it any more."""
+        assert self.reply_layout is not None
+        try:
+            return self.buffers.pop()
+        except IndexError:  # not looked at beforehand: other threads of the session take from it too
+            return TensorBuffer(self.reply_layout)
+
 
 class LocalTask:
     """A task in this process."""

@@ -82,7 +82,7 @@ class TracedStage:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._prepared, name)
 
-    def run(self, inputs: Sequence[Any], client: int = 0, cancelled: threading.Event | None = None) -> tuple[Any, Any]:
+    def run(self, inputs: Sequence[Any], client: int = 0, cancelled: Any = None) -> tuple[Any, Any]:
         """Runs the stage; see ``PreparedStage.run``."""
         start = time.time_ns()
         outputs, done = self._prepared.run(inputs, client, cancelled)
@@ -195,7 +195,7 @@ def nbytes(arrays: Iterable[Any]) -> int:
     """Bytes of the elements of arrays; of strings, their lengths."""
     total = 0
     for array in arrays:
-        if getattr(array, "dtype", None) == object:
+        if array.dtype.hasobject:
             total += sum(len(item) for item in np.asarray(array).ravel().tolist() if isinstance(item, bytes))
         else:
             total += int(array.nbytes)

@@ -5,28 +5,37 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from runtime.errors import AbortedError, NotFoundError
+from runtime.errors import AbortedError, CancelledError, NotFoundError
+from runtime.execution.cancel import Cancellation
 from runtime.execution.executor import Executor, PreparedStage
 from runtime.execution.gate import Gate
 from runtime.execution.shards import Shards
 from runtime.execution.store import Store
 from runtime.plan.place import Device
-from runtime.plan.plan import Program, StageCall
+from runtime.plan.plan import Program, StageCall, VariableOutput
+from runtime.server.counters import TaskCounters
 from runtime.server.held import Held
 from runtime.server.trace import TracedStage, Tracer, traced_fetch
 from runtime.transport.codec import Layout
+from runtime.transport.connection import caller_is_gone, current_lane
 from runtime.transport.listener import Reply
 from runtime.transport.messages import call_to_proto
 
 FETCH = 0
 """The handle by which one task fetches a tensor that another holds for it."""
+
+_ENDED_SESSIONS = 4096
+_NO_LANE = -1
+_HUNG_UP = "the caller hung up"
 
 FetchFrom = Callable[[str, int, int, int], Any]
 """``(task, session, step, slot) -> array``: fetches what another task holds."""
@@ -59,7 +68,7 @@ class RegisteredCall:
         self.call = call
         self.writes = dict(writes)
         """By task, the writing stages of the whole step; empty when it has only this one."""
-        self.gated = bool(call.stage.writes)
+        self.gated = bool(call.stage.writes) and not call.stage.host  # a guarded update passes the gate itself
         self.prepared: PreparedStage | TracedStage = prepared
         self.fetch: FetchFrom | None = None
         """How its remote inputs are fetched when that is to be timed."""
@@ -68,6 +77,10 @@ class RegisteredCall:
         self.dynamic = stage.inputs is None or stage.output_specs is None
         self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
         self.remember = stage.writes_state
+        self.reads = any(isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs)
+        """Gives somebody the values of variables: what comes back for them is of this age."""
+        self.pushes = bool(stage.writes) and bool(call.inputs)
+        """Changes variables by what somebody sent; counting a step is no push."""
 
 
 class Worker:
@@ -85,8 +98,8 @@ class Worker:
         self.store = Store()
         self.held = Held()
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
-        self.executor = Executor(self.store, self.task, by_name)
         self.gate = Gate(self.task)
+        self.executor = Executor(self.store, self.task, by_name, gate=self.gate)
         self.shards = Shards(self.store, self.task, self.gate, by_name)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
@@ -94,8 +107,10 @@ class Worker:
         self._calls: dict[int, RegisteredCall] = {}
         self._by_digest: dict[bytes, int] = {}
         self._programs: dict[bytes, Program] = {}
-        self._sessions: dict[int, threading.Event] = {}
+        self._waits: dict[int, set[tuple[int, Cancellation]]] = {}  # by session: (lane, what ends the call's waits)
+        self._ended: OrderedDict[int, None] = OrderedDict()
         self.tracer = Tracer()
+        self.counters = TaskCounters()
 
     # -- registration ------------------------------------------------------------------------------------------
 
@@ -161,8 +176,22 @@ class Worker:
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def execute(self, registered: RegisteredCall, session: int, step: int, inline: Sequence[Any]) -> tuple[list[Any], Any]:
+    def execute(
+        self,
+        registered: RegisteredCall,
+        session: int,
+        step: int,
+        inline: Sequence[Any],
+        deadline: float | None = None,
+    ) -> tuple[list[Any], Any]:
         """Runs a registered stage: fetches what other tasks hold for it, holds what others will fetch.
+
+        Args:
+            registered: the stage.
+            session: for whom.
+            step: number of the step.
+            inline: the inputs that come with the call.
+            deadline: ``time.monotonic()`` at which a host kernel that waits gives up.
 
         Returns:
             All outputs, and what ``PreparedStage.wait`` takes.
@@ -177,42 +206,80 @@ class Worker:
             for i, source in call.remote.items():
                 filled[i] = fetch(source.task, session, step, source.slot)
             inputs = filled
-        cancelled = self._cancelled(session) if call.stage.host else None
-        if registered.gated:
-            outputs, done = self._run_gated(registered, inputs, session, step, cancelled)
+        if call.stage.host:
+            # What has had an effect must not run again: only a lone kernel is ended, and called again, with its lane.
+            lane = current_lane() if len(call.stage.host) == 1 else _NO_LANE
+            with self._waiting(session, lane, deadline) as cancelled:
+                outputs, done = registered.prepared.run(inputs, session, cancelled)
+        elif registered.gated:
+            outputs, done = self._run_gated(registered, inputs, session, step)
         else:
-            outputs, done = registered.prepared.run(inputs, session, cancelled)
+            if registered.reads:
+                self.counters.read(session)
+            outputs, done = registered.prepared.run(inputs, session)
         for i, fetches in call.holds.items():
             self.held.put((session, step, call.outputs[i]), outputs[i], fetches)
         return outputs, done
 
     def _run_gated(
-        self, registered: RegisteredCall, inputs: Sequence[Any], session: int, step: int, cancelled: threading.Event | None
+        self, registered: RegisteredCall, inputs: Sequence[Any], session: int, step: int
     ) -> tuple[list[Any], Any]:
         """Runs a stage that writes variables, which a checkpoint may hold back for an instant."""
         key = (session, step)
         self.gate.enter(key)
         writes = None
         try:
-            result = registered.prepared.run(inputs, session, cancelled)
+            result = registered.prepared.run(inputs, session)
+            if registered.pushes:
+                self.counters.updated(session)
+            if registered.reads:
+                self.counters.read(session)
             writes = registered.writes
             return result
         finally:
             self.gate.leave(key, writes)
 
-    def _cancelled(self, session: int) -> threading.Event:
+    @contextmanager
+    def _waiting(self, session: int, lane: int, deadline: float | None) -> Iterator[Cancellation]:
+        """What ends the waits of one call, while it runs."""
+        cancelled = Cancellation(deadline)
+        entry = (lane, cancelled)
         with self._lock:
-            return self._sessions.setdefault(session, threading.Event())
+            if session in self._ended:
+                raise CancelledError("the session was closed", task=self.task)
+            self._waits.setdefault(session, set()).add(entry)
+        try:
+            if lane > 0 and caller_is_gone():  # before anybody could be told
+                cancelled.set(_HUNG_UP)
+            yield cancelled
+        finally:
+            with self._lock:
+                waits = self._waits[session]
+                waits.remove(entry)
+                if not waits:
+                    del self._waits[session]
 
     def end_session(self, session: int) -> None:
-        """Cancels what still runs for a session and forgets what is held for it."""
-        self._cancelled(session).set()
+        """Cancels what still runs for a session, refuses what comes late, and forgets what is held for it."""
+        with self._lock:
+            self._ended[session] = None
+            if len(self._ended) > _ENDED_SESSIONS:
+                self._ended.popitem(last=False)
+        self._cancel(session, "the session was closed")
+
+    def _cancel(self, session: int, reason: str) -> None:
+        with self._lock:
+            waits = list(self._waits.get(session, ()))
+        for _, cancelled in waits:
+            cancelled.set(reason)
         with self.store.lock:
             self.store.changed.notify_all()
+        for _, resource in self.store.resources():
+            end_client = getattr(resource, "end_client", None)
+            if end_client is not None:
+                end_client(session)
         self.held.drop_session(session)
         self.tracer.take(session)
-        with self._lock:
-            self._sessions.pop(session, None)
 
     # -- the tensor channel's handler ----------------------------------------------------------------------------
 
@@ -226,11 +293,41 @@ class Worker:
             session, of_step, slot = (int(n) for n in inputs[0])
             return Reply([np.asarray(self.held.take((session, of_step, slot)))], remember=True, dynamic=True)
         registered = self.registered(handle)
-        outputs, done = self.execute(registered, client, step, inputs)
+        began = self.counters.begin()
+        failed = True
+        try:
+            reply = self._answer(registered, client, step, inputs)
+            failed = False
+            return reply
+        finally:
+            self.counters.end(began, registered.gated, failed)
+
+    def _answer(self, registered: RegisteredCall, client: int, step: int, inputs: list[Any]) -> Reply:
+        while True:
+            try:
+                outputs, done = self.execute(registered, client, step, inputs)
+                break
+            except CancelledError as error:
+                if _HUNG_UP in error.message and not caller_is_gone():
+                    continue  # it was told of an older connection of the lane
+                raise
         buffers = [np.asarray(outputs[i]) for i in registered.call.replies]
         registered.prepared.wait(done)  # the inputs lie in the connection's buffer, which the next call overwrites
         return Reply(buffers, remember=registered.remember, dynamic=registered.dynamic)
 
     def disconnected(self, client: int, lane: int) -> None:
-        """A client went away while a call of it was running: what waits for it is cancelled."""
-        self.end_session(client)
+        """The connection of a lane broke while a call of it was running: what waits there need not wait any more.
+
+        Nothing has happened yet in a kernel that waits. If the client connects again, the lane repeats its call.
+        """
+        with self._lock:
+            waits = [cancelled for of, cancelled in self._waits.get(client, ()) if of == lane]
+        for cancelled in waits:
+            cancelled.set(_HUNG_UP)
+
+    def gone(self, client: int, goodbye: bool) -> None:
+        """A client said goodbye, or has had no connection for so long that it must be dead."""
+        if goodbye:
+            self.end_session(client)
+        else:
+            self._cancel(client, "the client has been gone for too long")

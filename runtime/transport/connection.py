@@ -64,7 +64,11 @@ class Handler(Protocol):
 
     A handler may also have a method `disconnected(client: int, lane: int) -> None`. It is told when the client
     hangs up while `call` runs (and now and then when it has just ended), from another thread; it must not block.
-    It lets `call` end early; the client may connect again and repeat that call. `current_lane()` tells `call` its lane.
+    It lets `call` end early; the client may connect again and repeat that call. `current_lane()` tells `call` its lane,
+    `caller_is_gone()` whether its own connection is meant.
+
+    And a method `gone(client: int, goodbye: bool) -> None`, told from another thread when a client is not expected back:
+    it said goodbye, or had no connection for a while. It may still come back in the second case.
     """
 
     def input_layout(self, handle: int) -> Layout | None:
@@ -113,9 +117,20 @@ class ServerContext:
     stopping: threading.Event = field(default_factory=threading.Event)
     progress: threading.Event = field(default_factory=threading.Event)
 
+    def tell_gone(self, client: int, *, goodbye: bool) -> None:
+        """Tells the handler that a client is not expected back."""
+        hook = getattr(self.handler, "gone", None)
+        if hook is None:
+            return
+        try:
+            hook(client, goodbye)
+        except Exception:
+            logging.exception("gone() of the handler failed")
+
 
 class _Local(threading.local):
     lane = 0
+    connection: "Connection | None" = None
 
 
 _local = _Local()
@@ -124,6 +139,12 @@ _local = _Local()
 def current_lane() -> int:
     """Number of the lane whose call runs on this thread; 0 outside `Handler.call`."""
     return _local.lane
+
+
+def caller_is_gone() -> bool:
+    """Whether the client whose call runs on this thread has hung up; False outside `Handler.call`."""
+    connection = _local.connection
+    return connection is not None and connection.gone
 
 
 class Connection:
@@ -169,7 +190,7 @@ class Connection:
         """Serves the connection until it closes; never raises."""
         try:
             self._shake_hands()
-            _local.lane = self.lane
+            _local.lane, _local.connection = self.lane, self
             self._serve()
         except (Superseded, ssl.SSLError, OSError) as error:
             if not isinstance(error, Superseded):
@@ -292,6 +313,8 @@ class Connection:
             elif kind == frames.GOODBYE:
                 whole = fields[2] & frames.WHOLE_CLIENT
                 self._context.lanes.forget(self.client, None if whole else self.lane)
+                if whole:
+                    self._context.tell_gone(self.client, goodbye=True)
                 return
             else:
                 raise DataLossError(f"a client sent a frame of kind {kind}")

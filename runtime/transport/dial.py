@@ -152,7 +152,7 @@ class Dialer:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             endpoint.host, endpoint.port, type=socket.SOCK_STREAM
         ):
-            sock = socket.socket(family, kind, protocol)
+            sock = self._make_socket(family, kind, protocol, endpoint.host)
             adopt(sock)
             try:
                 wire.tune(sock)
@@ -163,26 +163,27 @@ class Dialer:
                 failure = error
                 continue
             wire.tune_buffers(sock)
-            return self._secure(sock, endpoint.host, deadline, adopt)
+            if isinstance(sock, ssl.SSLSocket):
+                self._shake_hands(sock, deadline)
+            return sock
         raise failure
 
-    def _secure(
-        self, sock: socket.socket, host: str, deadline: float, adopt: Callable[[socket.socket], None]
-    ) -> socket.socket:
+    def _make_socket(self, family: int, kind: int, protocol: int, host: str) -> socket.socket:
+        sock = socket.socket(family, kind, protocol)
         if self._ssl_context is None:
             return sock
+        # Before it connects: wrapping a connection that has just been cut would lose its descriptor.
+        name = self._tls_name or host
+        return self._ssl_context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+
+    def _shake_hands(self, sock: ssl.SSLSocket, deadline: float) -> None:
         _limit(sock, deadline)
-        secure = self._ssl_context.wrap_socket(
-            sock, server_hostname=self._tls_name or host, do_handshake_on_connect=False
-        )
-        adopt(secure)
         try:
-            secure.do_handshake()
+            sock.do_handshake()
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             raise  # cut in the middle: worth another try
         except ssl.SSLError as error:
             raise UnauthenticatedError(f"the TLS handshake failed: {error}", task=self.task) from error
-        return secure
 
 
 def _limit(sock: socket.socket, deadline: float) -> None:

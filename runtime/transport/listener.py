@@ -69,6 +69,7 @@ class TensorServer:
         max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES,
         max_connections: int = 4096,
         lane_memory_secs: float = 600.0,
+        gone_secs: float = 10.0,
     ) -> None:
         """Prepares a server; `start` opens it.
 
@@ -83,6 +84,7 @@ class TensorServer:
             max_payload_bytes: longest payload of a call.
             max_connections: further ones are refused.
             lane_memory_secs: how long a lane without a connection is remembered.
+            gone_secs: how long a client without a connection is expected back; then the handler's `gone` is told.
         """
         self._context = ServerContext(
             handler=handler,
@@ -97,6 +99,7 @@ class TensorServer:
         self._ssl_context = ssl_context
         self._max_connections = max_connections
         self._lane_memory_secs = lane_memory_secs
+        self._gone_secs = gone_secs
         self._unix_path: str | None = None
         self._unix_directory: str | None = None
         self._listeners: dict[int, socket.socket] = {}
@@ -315,4 +318,6 @@ class TensorServer:
         for connection, _ in pairs:
             if not connection.welcomed and connection.accepted_at < now - _HELLO_SECS:
                 connection.cut()
+        for client in self._context.lanes.give_up(now - self._gone_secs):
+            self._context.tell_gone(client, goodbye=False)
         self._context.lanes.expire(now - self._lane_memory_secs)

@@ -106,6 +106,7 @@ class LaneTable(Generic[Kept]):
         """Starts empty."""
         self._lock = threading.Lock()
         self._records: dict[tuple[int, int], LaneRecord[Kept]] = {}
+        self._given_up: set[int] = set()
 
     def __len__(self) -> int:
         """Number of lanes remembered."""
@@ -130,6 +131,7 @@ class LaneTable(Generic[Kept]):
             Superseded: a later attempt was here before.
         """
         with self._lock:
+            self._given_up.discard(client)
             record = self._records.get((client, lane))
             known = record is not None
             if record is None:
@@ -152,6 +154,18 @@ class LaneTable(Generic[Kept]):
                 return
             for key in [key for key in self._records if key[0] == client]:
                 del self._records[key]
+
+    def give_up(self, before: float) -> list[int]:
+        """The clients without any connection, the last of which closed before that time.
+
+        A client is given once, and again only if it was connected in between.
+        """
+        with self._lock:
+            alive = {c for (c, _), record in self._records.items() if record.owner is not None or record.closed_at >= before}
+            silent = {c for c, _ in self._records} - alive
+            new = silent - self._given_up
+            self._given_up = silent
+            return sorted(new)
 
     def expire(self, before: float) -> None:
         """Drops the lanes whose last connection closed before that time."""

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -154,6 +155,8 @@ class ServerProcess:
         self.process.stdin.close()
         self.process.wait(20)
         self.process.stdout.close()
+        assert self.endpoint.unix_path is not None
+        shutil.rmtree(os.path.dirname(self.endpoint.unix_path), ignore_errors=True)  # it stays after kill -9
 
 
 class CuttingProxy:

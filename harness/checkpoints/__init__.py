@@ -1,0 +1,1 @@
+"""What the Saver is made of: layout on disk, manifest, Orbax, reading."""

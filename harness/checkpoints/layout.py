@@ -1,0 +1,203 @@
+"""Where checkpoints lie: ``logdir/model.ckpt/123`` is step 123 of the checkpoints saved as ``logdir/model.ckpt``.
+
+``logdir/model.ckpt`` is a plain Orbax CheckpointManager directory. TF1's spelling ``logdir/model.ckpt-123`` is
+understood wherever a checkpoint is named. Nothing holds an absolute path, so a directory may be moved.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from absl import logging
+from etils import epath
+
+from harness.checkpoints.manifest import Manifest, quick_problems, read_manifest
+from runtime import DataLossError
+
+ORBAX_STEP_FILE = "_CHECKPOINT_METADATA"
+ORBAX_TREE_FILE = "_METADATA"
+TEMPORARY = ".orbax-checkpoint-tmp"
+DEFAULT_ITEM = "default"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A finished checkpoint on disk.
+
+    Attributes:
+        directory: of the CheckpointManager.
+        number: the step.
+        path: its own directory.
+    """
+
+    directory: str
+    number: int
+    path: str
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """What checkpoints a directory holds (TF1's CheckpointState).
+
+    Attributes:
+        model_checkpoint_path: the newest.
+        all_model_checkpoint_paths: all, oldest first.
+    """
+
+    model_checkpoint_path: str
+    all_model_checkpoint_paths: list[str] = field(default_factory=list)
+
+
+def steps_in(directory: str) -> list[Step]:
+    """The finished checkpoints of one CheckpointManager directory, by number."""
+    root = epath.Path(directory)
+    try:
+        children = list(root.iterdir()) if root.is_dir() else []
+    except OSError:
+        return []
+    found = []
+    for child in children:
+        if child.name.isdigit() and is_checkpoint(child):
+            found.append(Step(str(root), int(child.name), str(child)))
+    return sorted(found, key=lambda s: s.number)
+
+
+def is_checkpoint(path: epath.Path) -> bool:
+    """Whether a directory is a finished Orbax checkpoint."""
+    if TEMPORARY in path.name:
+        return False
+    return (path / ORBAX_STEP_FILE).exists() or (path / ORBAX_TREE_FILE).exists()
+
+
+def managers_below(logdir: str) -> list[str]:
+    """The directories with checkpoints at or right below ``logdir``."""
+    root = epath.Path(logdir)
+    try:
+        children = sorted(str(c) for c in root.iterdir() if c.is_dir()) if root.is_dir() else []
+    except OSError:
+        children = []
+    return [d for d in [str(root), *children] if steps_in(d)]
+
+
+def in_order(steps: list[Step]) -> list[tuple[Step, Manifest | None]]:
+    """Steps with their manifests in the order in which they were saved."""
+    return [(step, manifest) for _, step, manifest in ranked(steps)]
+
+
+def ranked(steps: list[Step]) -> list[tuple[int, Step, Manifest | None]]:
+    """Steps with the sequence numbers of their saves, in that order; one without comes after the step before it."""
+    known = []
+    for step in steps:
+        try:
+            manifest = read_manifest(step.path)
+        except DataLossError:
+            manifest = None
+        known.append((step, manifest))
+    last = 0
+    found = []
+    for step, manifest in known:
+        last = manifest.sequence if manifest else last
+        found.append((last, step, manifest))
+    return sorted(found, key=lambda f: (f[0], f[1].number))
+
+
+def problems_of(step: Step) -> list[str]:
+    """What is wrong with a checkpoint as far as a look at its directory tells; empty when nothing is."""
+    try:
+        manifest = read_manifest(step.path)
+    except DataLossError as error:
+        return [str(error)]
+    if manifest is None:
+        return ["its manifest is missing"] if _is_ours(step) else []
+    return quick_problems(step.path, manifest)
+
+
+def _is_ours(step: Step) -> bool:
+    try:
+        return '"bellwether"' in (epath.Path(step.path) / ORBAX_STEP_FILE).read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def newest_first(logdir: str) -> list[Step]:
+    """All checkpoints at or right below a directory, the last saved first."""
+    by_directory = [in_order(steps_in(d)) for d in managers_below(logdir)]
+    by_directory.sort(key=lambda found: _saved_at(*found[-1]), reverse=True)
+    return [step for found in by_directory for step, _ in reversed(found)]
+
+
+def _saved_at(step: Step, manifest: Manifest | None) -> float:
+    return manifest.saved_at if manifest else epath.Path(step.path).stat().mtime
+
+
+def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -> str | None:
+    """The path of the newest whole checkpoint in a directory; None when there is none.
+
+    A damaged one (a file missing or of a wrong size) is passed over, and an error that names it is logged; contents
+    are compared with their checksums when a checkpoint is restored.
+
+    Args:
+        checkpoint_dir: the directory (or that of one series, ``logdir/model.ckpt``).
+        latest_filename: not used; the directory itself says what is in it.
+    """
+    for step in newest_first(str(checkpoint_dir)):
+        problems = problems_of(step)
+        if not problems:
+            return step.path
+        logging.error("checkpoint %s is damaged and passed over: %s", step.path, "; ".join(problems[:3]))
+    return None
+
+
+def get_checkpoint_state(checkpoint_dir: str, latest_filename: str | None = None) -> CheckpointState | None:
+    """The checkpoints in a directory, or None when there is none; arguments as in ``latest_checkpoint``."""
+    newest = latest_checkpoint(checkpoint_dir, latest_filename)
+    if newest is None:
+        return None
+    series = str(epath.Path(newest).parent)
+    return CheckpointState(newest, [step.path for step, _ in in_order(steps_in(series))])
+
+
+def find_checkpoint(path: str) -> str | None:
+    """The directory of the checkpoint that a path names, or None.
+
+    Args:
+        path: ``logdir/model.ckpt/123``, ``logdir/model.ckpt-123``, or a directory of checkpoints, which stands for its
+            newest; also any directory that Orbax saved into.
+    """
+    path = str(path).rstrip("/")
+    here = epath.Path(path)
+    if is_checkpoint(here):
+        return str(here)
+    match = re.fullmatch(r"(.+)-(\d+)", path)
+    if match:
+        for step in steps_in(match[1]):
+            if step.number == int(match[2]):
+                return step.path
+    return latest_checkpoint(path) if here.is_dir() else None
+
+
+def checkpoint_exists(checkpoint_prefix: str) -> bool:
+    """Whether there is a finished checkpoint of this name (see ``find_checkpoint`` for the spellings)."""
+    return find_checkpoint(str(checkpoint_prefix)) is not None
+
+
+def find_item(path: str) -> str:
+    """The directory of a checkpoint that holds its arrays: Orbax calls it an item.
+
+    Raises:
+        DataLossError: there is none.
+        ValueError: there are several.
+    """
+    here = epath.Path(path)
+    if (here / ORBAX_TREE_FILE).exists():
+        return str(here)
+    items = sorted(str(c) for c in here.iterdir() if c.is_dir() and (c / ORBAX_TREE_FILE).exists())
+    if not items:
+        raise DataLossError(f"{path} is damaged: it has no {ORBAX_TREE_FILE} and no item that has one")
+    for item in items:
+        if epath.Path(item).name == DEFAULT_ITEM:
+            return item
+    if len(items) > 1:
+        raise ValueError(f"{path} has several items, name one of them: {', '.join(items)}")
+    return items[0]

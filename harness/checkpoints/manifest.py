@@ -1,0 +1,151 @@
+"""The manifest of a checkpoint: what was saved from where, and a checksum of every file."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from etils import epath
+
+from runtime import DataLossError, ShardFile
+
+FILE_NAME = "bellwether.json"
+"""Name of the manifest in a step's directory; plain Orbax passes it by."""
+FORMAT = 1
+UNCHECKED = ("_CHECKPOINT_METADATA", "commit_success.txt", FILE_NAME)
+"""Files that Orbax writes after the manifest, and the manifest itself, which has its own checksum."""
+
+
+@dataclass(frozen=True)
+class SavedVariable:
+    """A variable in a checkpoint.
+
+    Attributes:
+        dtype: numpy's or ml_dtypes' name, or "string".
+        shape: of the whole variable.
+        slices: for each task that held a part of it: (task, offset, shape of the part).
+        encoded: bytes of a string variable on disk; 0 for others.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    slices: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+    encoded: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is known of a checkpoint besides its arrays.
+
+    Attributes:
+        step: the global step in its name.
+        sequence: one more than that of the checkpoint saved before it in this directory: the order of saving.
+        epoch: of the chief that saved it.
+        saved_at: Unix time, in seconds.
+        variables: by name.
+        files: every file of the arrays with size and checksum, relative to the step's directory.
+        states: by task, the named states of the trainer (``harness.checkpointable``).
+    """
+
+    step: int
+    sequence: int
+    epoch: int
+    saved_at: float
+    variables: Mapping[str, SavedVariable]
+    files: Sequence[ShardFile] = ()
+    states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The manifest as text, with a checksum of its own."""
+        body = {
+            "format": FORMAT,
+            "step": self.step,
+            "sequence": self.sequence,
+            "epoch": self.epoch,
+            "saved_at": self.saved_at,
+            "variables": {
+                name: {
+                    "dtype": v.dtype,
+                    "shape": list(v.shape),
+                    "slices": [[task, list(offset), list(shape)] for task, offset, shape in v.slices],
+                    "encoded": v.encoded,
+                }
+                for name, v in sorted(self.variables.items())
+            },
+            "files": [[f.path, f.size, f.crc32] for f in self.files],
+            "states": {task: dict(states) for task, states in self.states.items()},
+        }
+        text = json.dumps(body, sort_keys=True)
+        return json.dumps({"crc32": zlib.crc32(text.encode()), "manifest": body}, sort_keys=True, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Manifest:
+        """Reads what ``to_json`` wrote.
+
+        Raises:
+            DataLossError: it is damaged, or of a newer format; names ``where``.
+        """
+        try:
+            outer = json.loads(text)
+            body = outer["manifest"]
+            crc = zlib.crc32(json.dumps(body, sort_keys=True).encode())
+            if crc != outer["crc32"]:
+                raise DataLossError(f"{where} is damaged: its manifest has a wrong checksum")
+            if body["format"] > FORMAT:
+                raise DataLossError(f"{where} has format {body['format']}; this version reads up to {FORMAT}")
+            return cls(
+                step=body["step"],
+                sequence=body["sequence"],
+                epoch=body["epoch"],
+                saved_at=body["saved_at"],
+                variables={
+                    name: SavedVariable(
+                        v["dtype"],
+                        tuple(v["shape"]),
+                        tuple((t, tuple(o), tuple(s)) for t, o, s in v["slices"]),
+                        v["encoded"],
+                    )
+                    for name, v in body["variables"].items()
+                },
+                files=[ShardFile(*f) for f in body["files"]],
+                states=body["states"],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, DataLossError):
+                raise
+            raise DataLossError(f"{where} is damaged: its manifest cannot be read ({error})") from error
+
+
+def read_manifest(step_directory: str) -> Manifest | None:
+    """The manifest of a checkpoint; None when it is not one of ours.
+
+    Raises:
+        DataLossError: the manifest is damaged.
+    """
+    try:
+        text = (epath.Path(step_directory) / FILE_NAME).read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataLossError(f"{step_directory} is damaged: its manifest cannot be read ({error})") from error
+    return Manifest.from_json(text, step_directory)
+
+
+def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
+    """What is wrong with a checkpoint as far as names and sizes of files tell; empty when nothing is."""
+    problems = []
+    if "://" in step_directory:
+        return problems  # sizes cost a request each there; tensorstore checks what it reads
+    for file in manifest.files:
+        try:
+            size = os.stat(os.path.join(step_directory, file.path)).st_size
+        except OSError as error:
+            problems.append(f"{file.path}: {error.strerror}")
+            continue
+        if size != file.size:
+            problems.append(f"{file.path}: {size} bytes instead of {file.size}")
+    return problems

@@ -1,0 +1,156 @@
+"""Reading checkpoints without a session: names, shapes, dtypes and values, of ours and of any that Orbax wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from harness.checkpoints import layout
+from harness.checkpoints.manifest import Manifest, read_manifest
+from runtime import DataLossError, NotFoundError, zarr
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array in a checkpoint.
+
+    Attributes:
+        name: what it is called; nested trees of other programs give ``outer/inner``.
+        key: its path in the store.
+        dtype: numpy's or ml_dtypes' name, or "string".
+        shape: its shape.
+        encoded: bytes of a string array on disk; 0 for others.
+    """
+
+    name: str
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    encoded: int = 0
+
+
+class CheckpointReader:
+    """An opened checkpoint. Values are read when they are asked for.
+
+    Args:
+        path: the directory of one checkpoint (see ``load_checkpoint`` for looser ways to name one).
+
+    Attributes:
+        path: that directory.
+        item: the directory in it that holds the arrays.
+        manifest: None when another program wrote the checkpoint.
+        arrays: what it holds, by name.
+        ocdbt: whether the arrays share one OCDBT store.
+        zarr3: whether they are of zarr's third version.
+
+    Raises:
+        DataLossError: the checkpoint is damaged.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.item = layout.find_item(path)
+        self.manifest: Manifest | None = read_manifest(path)
+        tree = self._tree()
+        self.ocdbt = (epath.Path(self.item) / "manifest.ocdbt").exists()
+        self.zarr3 = bool(tree.get("use_zarr3"))
+        if self.manifest is not None:
+            found = [Stored(n, n, v.dtype, v.shape, v.encoded) for n, v in self.manifest.variables.items()]
+        else:
+            found = list(self._foreign(tree))
+        self.arrays = {s.name: s for s in sorted(found, key=lambda s: s.name)}
+
+    def _tree(self) -> dict[str, Any]:
+        try:
+            tree: dict[str, Any] = json.loads((epath.Path(self.item) / layout.ORBAX_TREE_FILE).read_text())
+            return tree
+        except (OSError, ValueError) as error:
+            raise DataLossError(f"{self.path} is damaged: {layout.ORBAX_TREE_FILE} cannot be read ({error})") from error
+
+    def _foreign(self, tree: dict[str, Any]) -> Iterator[Stored]:
+        for entry in tree["tree_metadata"].values():
+            value = entry["value_metadata"]
+            if value.get("skip_deserialize") or value.get("value_type") in ("None", "string", "Dict", "List"):
+                continue
+            path = [str(k["key"]) for k in entry["key_metadata"]]
+            key = ".".join(path)
+            shape, dtype = zarr.describe(self.item, key, ocdbt=self.ocdbt, zarr3=self.zarr3)
+            yield Stored("/".join(path), key, dtype, shape)
+
+    def get_variable_to_shape_map(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape."""
+        return {n: s.shape for n, s in self.arrays.items()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, np.dtype[Any]]:
+        """Name -> numpy dtype; ``object`` for strings."""
+        return {n: dtype_named(s.dtype) for n, s in self.arrays.items()}
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether there is an array of this name."""
+        return _plain(name) in self.arrays
+
+    def get_tensor(self, name: str) -> np.ndarray[Any, Any]:
+        """The value of one array, whole.
+
+        Raises:
+            NotFoundError: there is none of this name.
+            DataLossError: it is damaged.
+        """
+        stored = self.arrays.get(_plain(name))
+        if stored is None:
+            raise NotFoundError(f"Key {name} not found in checkpoint {self.path}; it has {', '.join(self.arrays)}")
+        encoded = stored.dtype == "string"
+        shape = (stored.encoded,) if encoded else stored.shape
+        dtype = np.dtype(np.uint8) if encoded else dtype_named(stored.dtype)
+        placed = zarr.Placed(stored.key, shape, dtype, shape, (0,) * len(shape), ())
+        array = zarr.read_arrays(self.item, [placed], ocdbt=self.ocdbt, zarr3=self.zarr3)[0]
+        return zarr.decode_strings(array, stored.shape) if encoded else array
+
+    def debug_string(self) -> str:
+        """One line for each array: name, dtype and shape."""
+        return "".join(f"{s.name} {s.dtype} {list(s.shape)}\n" for s in self.arrays.values())
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a name from a checkpoint."""
+    import ml_dtypes
+
+    if name == "string":
+        return np.dtype(object)
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix(":0")
+
+
+def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
+    """Opens a checkpoint for reading.
+
+    Args:
+        ckpt_dir_or_file: a checkpoint (``logdir/model.ckpt/123`` or ``logdir/model.ckpt-123``) or a directory of
+            checkpoints, of which the newest is taken; any directory that Orbax saved into works too.
+
+    Raises:
+        ValueError: there is no checkpoint.
+        DataLossError: it is damaged.
+    """
+    path = layout.find_checkpoint(str(ckpt_dir_or_file))
+    if path is None:
+        raise ValueError(f"Couldn't find a checkpoint at {ckpt_dir_or_file}")
+    return CheckpointReader(path)
+
+
+def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every array in a checkpoint, sorted; argument and errors as in ``load_checkpoint``."""
+    return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
+
+
+def load_variable(ckpt_dir_or_file: str, name: str) -> np.ndarray[Any, Any]:
+    """The value of one array of a checkpoint; arguments and errors as in ``load_checkpoint`` and ``get_tensor``."""
+    return load_checkpoint(ckpt_dir_or_file).get_tensor(name)

@@ -1,0 +1,109 @@
+"""Figures of tasks over a span of time: rates and means from two reports of the same task. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import runtime as rt
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one task did between two reports; None where it did nothing that tells.
+
+    Attributes:
+        steps_per_sec: training steps that sessions on this task ran.
+        step_ms: mean time of one, milliseconds.
+        pull_ms: of it, reading the variables.
+        compute_ms: of it, computing.
+        push_ms: of it, sending updates and waiting until they are applied. Pipelined steps have only the whole.
+        bytes_per_step: tensor bytes that a step sent and received.
+        updates_per_sec: updates that were applied to variables of this task.
+        apply_ms: mean time to apply one that came over the network, waiting for its turn included, milliseconds.
+        staleness_mean: by how many other updates the variables had moved on when one was applied.
+        staleness_max: the most.
+        queue_depth: calls that were running or waiting at once, at the most.
+        received_per_sec: bytes that came over the tensor channel.
+        sent_per_sec: bytes that went out over it.
+        cpu_percent: of one core, 100 is one core busy.
+        gauges: figures that are not sums, as reported.
+    """
+
+    steps_per_sec: float | None = None
+    step_ms: float | None = None
+    pull_ms: float | None = None
+    compute_ms: float | None = None
+    push_ms: float | None = None
+    bytes_per_step: float | None = None
+    updates_per_sec: float | None = None
+    apply_ms: float | None = None
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    queue_depth: float | None = None
+    received_per_sec: float | None = None
+    sent_per_sec: float | None = None
+    cpu_percent: float | None = None
+    gauges: Mapping[str, float] = field(default_factory=dict)
+
+
+def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) -> Figures:
+    """What a task did between two reports.
+
+    Args:
+        before: the earlier report; None, or one of an earlier life of the task, counts from its start.
+        now: the later one.
+        seconds: between them; since its start when there is no earlier one.
+    """
+    if before is not None and before.incarnation != now.incarnation:
+        before = None
+    past = {} if before is None else before.values
+
+    def grown(name: str) -> float:
+        return now.values.get(name, 0.0) - past.get(name, 0.0)
+
+    def rate(name: str) -> float | None:
+        return grown(name) / seconds if seconds > 0 else None
+
+    def mean(total: str, count: str, scale: float = 1.0) -> float | None:
+        return grown(total) / grown(count) * scale if grown(count) > 0 else None
+
+    split = grown("compute_seconds_total") > 0
+    behind = [
+        n - o for n, o in zip(now.staleness, before.staleness if before else [0] * len(now.staleness), strict=True)
+    ]
+    updates = sum(behind)
+    return Figures(
+        steps_per_sec=rate("steps_total") if now.values.get("steps_total") else None,
+        step_ms=mean("step_seconds_total", "steps_total", 1e3),
+        pull_ms=mean("pull_seconds_total", "steps_total", 1e3) if split else None,
+        compute_ms=mean("compute_seconds_total", "steps_total", 1e3) if split else None,
+        push_ms=mean("push_seconds_total", "steps_total", 1e3) if split else None,
+        bytes_per_step=mean("step_bytes_total", "steps_total"),
+        updates_per_sec=rate("updates_total") if now.values.get("updates_total") else None,
+        apply_ms=mean("apply_seconds_total", "applied_total", 1e3),
+        staleness_mean=sum(i * n for i, n in enumerate(behind)) / updates if updates else None,
+        staleness_max=max((i for i, n in enumerate(behind) if n), default=None),
+        queue_depth=now.values.get("queue_depth_max"),
+        received_per_sec=rate("bytes_received_total"),
+        sent_per_sec=rate("bytes_sent_total"),
+        cpu_percent=(rate("cpu_seconds_total") or 0.0) * 100,
+        gauges={name: value for name, value in now.values.items() if not name.endswith("_total")},
+    )
+
+
+def sizes(count: float) -> str:
+    """A number of bytes as a person reads it: "318 KB"."""
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if abs(count) < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("the last unit takes any size")
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as text, the columns aligned; the first row is the heading."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,0 +1,83 @@
+"""What a hook is: code that a monitored session calls around its life and around every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import runtime as rt
+from harness.coordinator import Coordinator
+
+
+@dataclass(frozen=True)
+class SessionRunArgs:
+    """What a hook adds to a step.
+
+    Attributes:
+        fetches: fetched beside the caller's own, as in ``Session.run``; None for nothing.
+        feed_dict: fed beside the caller's own.
+        options: ``runtime.RunOptions``, merged with the caller's.
+    """
+
+    fetches: Any = None
+    feed_dict: Mapping[Any, Any] | None = None
+    options: Any = None
+
+
+@dataclass(frozen=True)
+class SessionRunValues:
+    """What a step gave a hook.
+
+    Attributes:
+        results: the values of the hook's own fetches, in their structure; None when it asked for none.
+        options: the options that the step ran with, or None.
+        run_metadata: the ``runtime.RunMetadata`` of the step, or None when nobody asked for it.
+    """
+
+    results: Any = None
+    options: Any = None
+    run_metadata: Any = None
+
+
+@dataclass
+class SessionRunContext:
+    """The step that a hook is called for.
+
+    Attributes:
+        original_args: what the caller of ``run`` asked for.
+        session: the session underneath, without hooks and recovery.
+    """
+
+    original_args: SessionRunArgs
+    session: rt.Session
+    _stop: bool = field(default=False, repr=False)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a hook has asked training to stop."""
+        return self._stop
+
+    def request_stop(self) -> None:
+        """Stops training: this ``run`` still returns its value, then ``should_stop`` is true."""
+        self._stop = True
+
+
+class SessionRunHook:
+    """Base of all hooks: each method does nothing here."""
+
+    def begin(self) -> None:
+        """Called once before the session is made; the last chance to add to the graph."""
+
+    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
+        """Called with every new session, also after a recovery; the graph is final."""
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Called before every step; what it returns is added to the step."""
+        return None
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Called after every step that did not raise."""
+
+    def end(self, session: rt.Session) -> None:
+        """Called at the end when no error but the end of the input ended training; the session is open."""

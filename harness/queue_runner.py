@@ -1,0 +1,183 @@
+"""QueueRunner: threads that fill a queue beside training, and close it when they are through."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import Coordinator
+
+
+class QueueRunner:
+    """Runs enqueue operations in threads, one each, until the queue is closed or the coordinator stops.
+
+    Args:
+        queue: anything with ``name`` and ``close(cancel_pending_enqueues=False)``, which makes an operation.
+        enqueue_ops: operations that add to the queue.
+        close_op: closes the queue when all threads are through; pending enqueues still happen. Made by default.
+        cancel_op: closes the queue at a stop; pending enqueues are cancelled. Made by default.
+        queue_closed_exception_types: errors that mean the end of the input or a closed queue.
+
+    Raises:
+        ValueError: no queue or no enqueue operations.
+        TypeError: ``queue_closed_exception_types`` is not a non-empty tuple of error types of the runtime.
+    """
+
+    def __init__(
+        self,
+        queue: Any = None,
+        enqueue_ops: Sequence[Any] | None = None,
+        close_op: Any = None,
+        cancel_op: Any = None,
+        queue_closed_exception_types: tuple[type[BaseException], ...] | None = None,
+    ) -> None:
+        if queue is None or not enqueue_ops:
+            raise ValueError("a QueueRunner needs a queue and enqueue_ops")
+        types = (rt.OutOfRangeError,) if queue_closed_exception_types is None else queue_closed_exception_types
+        if not isinstance(types, tuple) or not types or not all(issubclass(t, rt.OpError) for t in types):
+            raise TypeError("queue_closed_exception_types, when provided, must be a non-empty tuple of error types")
+        self._queue = queue
+        self._enqueue_ops = list(enqueue_ops)
+        self._close_op = queue.close() if close_op is None else close_op
+        self._cancel_op = queue.close(cancel_pending_enqueues=True) if cancel_op is None else cancel_op
+        self._closed_types = types
+        self._lock = threading.Lock()
+        self._running: dict[rt.Session, int] = {}
+        self._raised: list[BaseException] = []
+
+    @property
+    def name(self) -> str:
+        """Name of the queue."""
+        return str(self._queue.name)
+
+    @property
+    def queue(self) -> Any:
+        """The queue."""
+        return self._queue
+
+    @property
+    def enqueue_ops(self) -> list[Any]:
+        """The operations that add to the queue."""
+        return self._enqueue_ops
+
+    @property
+    def exceptions_raised(self) -> list[BaseException]:
+        """Errors of threads that had no coordinator to report to."""
+        return self._raised
+
+    def create_threads(
+        self, sess: rt.Session, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
+    ) -> list[threading.Thread]:
+        """Makes the threads: one for each enqueue operation, and one that cancels when the coordinator stops.
+
+        Args:
+            sess: the session that they run in.
+            coord: gets their errors, and stops them.
+            daemon: whether they may be left behind when the process ends.
+            start: whether to start them.
+
+        Returns:
+            The threads; none when those of an earlier call for this session still run.
+        """
+        with self._lock:
+            if self._running.get(sess, 0) > 0:
+                return []
+            self._running[sess] = len(self._enqueue_ops)
+            self._raised = []
+        threads = [
+            threading.Thread(target=self._run, args=(sess, op, coord), name=f"queue-{self.name}-{i}")
+            for i, op in enumerate(self._enqueue_ops)
+        ]
+        if coord is not None:
+            threads.append(
+                threading.Thread(target=self._cancel_on_stop, args=(sess, coord), name=f"queue-{self.name}-cancel")
+            )
+        for thread in threads:
+            thread.daemon = daemon
+            if coord is not None:
+                coord.register_thread(thread)
+            if start:
+                thread.start()
+        return threads
+
+    def _run(self, sess: rt.Session, enqueue_op: Any, coord: Coordinator | None) -> None:
+        through = False
+        try:
+            while coord is None or not coord.should_stop():
+                try:
+                    sess.run(enqueue_op)
+                except self._closed_types:
+                    through = True
+                    return
+        except Exception as error:
+            if coord is not None:
+                coord.request_stop(error)
+                return
+            logging.error("error in QueueRunner %s: %s", self.name, error)
+            with self._lock:
+                self._raised.append(error)
+            raise
+        finally:
+            with self._lock:
+                self._running[sess] -= 1
+                last = self._running[sess] == 0
+                if last:
+                    del self._running[sess]
+            if through and last:
+                self._close(sess, self._close_op)
+
+    def _cancel_on_stop(self, sess: rt.Session, coord: Coordinator) -> None:
+        coord.wait_for_stop()
+        self._close(getattr(sess, "raw", sess), self._cancel_op)
+
+    def _close(self, sess: rt.Session, op: Any) -> None:
+        try:
+            sess.run(op)
+        except (rt.OpError, RuntimeError) as error:  # the session or the task may be gone, and the queue with it
+            logging.info("closing the queue %s: %s", self.name, error)
+
+
+def add_queue_runner(qr: QueueRunner, collection: str = rt.GraphKeys.QUEUE_RUNNERS) -> None:
+    """Adds a queue runner to a collection of the default graph."""
+    rt.get_default_graph().add_to_collection(collection, qr)
+
+
+def start_queue_runners(
+    sess: rt.Session | None = None,
+    coord: Coordinator | None = None,
+    daemon: bool = True,
+    start: bool = True,
+    collection: str = rt.GraphKeys.QUEUE_RUNNERS,
+) -> list[threading.Thread]:
+    """Starts all queue runners of a collection.
+
+    Args:
+        sess: the session that they run in; the default session when not given. A monitored session starts its own.
+        coord: stops them.
+        daemon: whether they may be left behind.
+        start: whether to start the threads.
+        collection: of the default graph.
+
+    Raises:
+        ValueError: no session was given and there is no default one.
+        TypeError: ``sess`` is no session.
+    """
+    sess = rt.get_default_session() if sess is None else sess
+    if sess is None:
+        raise ValueError(
+            "Cannot start queue runners: No default session is registered. Use `with sess.as_default()` or pass one."
+        )
+    if not isinstance(sess, rt.Session):
+        if getattr(sess, "starts_queue_runners", False):
+            return []
+        raise TypeError(f"sess must be a `Session` object, not {type(sess).__name__}")
+    runners = rt.get_default_graph().get_collection(collection)
+    if not runners:
+        logging.warning("start_queue_runners() found no queue runners in the collection %r", collection)
+    return [
+        thread for runner in runners for thread in runner.create_threads(sess, coord=coord, daemon=daemon, start=start)
+    ]

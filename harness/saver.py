@@ -1,0 +1,509 @@
+"""Saver: checkpoints of the variables of a session, written by the tasks that hold them, readable by plain Orbax."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import logging
+
+from harness.checkpoints import layout, names
+from harness.checkpoints.layout import (
+    CheckpointState,
+    checkpoint_exists,
+    find_checkpoint,
+    get_checkpoint_state,
+    latest_checkpoint,
+)
+from harness.checkpoints.manifest import Manifest
+from harness.checkpoints.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
+from harness.checkpoints.states import restore_states
+from runtime import (
+    Cut,
+    DataLossError,
+    GraphKeys,
+    InvalidArgumentError,
+    OpError,
+    Session,
+    ShardFile,
+    Tensor,
+    Variable,
+    VariableSlice,
+    zarr,
+)
+
+PROGRESS_SECS = 2.0
+"""A save that takes longer says every so many seconds how far it is."""
+TF_NEVER_HOURS = 10000.0
+"""TF1's default of ``keep_checkpoint_every_n_hours``, which means: do not."""
+
+
+class SaveHandle:
+    """A save that goes on in the background.
+
+    Attributes:
+        step: the step that is saved.
+        blocked_secs: how long ``Saver.save`` held up its caller.
+        paused_secs: how long the tasks held back updates, within that.
+    """
+
+    def __init__(self, step: int, paused_secs: float) -> None:
+        self.step = step
+        self.blocked_secs = 0.0
+        self.paused_secs = paused_secs
+        self._done = threading.Event()
+        self._path = ""
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether the save has ended, well or not."""
+        return self._done.is_set()
+
+    def result(self, timeout: float | None = None) -> str:
+        """Waits for the end of the save and gives the checkpoint's path.
+
+        Raises:
+            TimeoutError: it did not end within ``timeout`` seconds.
+            OpError: why the save failed.
+        """
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the save of step {self.step} has not ended after {timeout} s")
+        if self._error is not None:
+            raise self._error
+        return self._path
+
+    def exception(self) -> BaseException | None:
+        """Why the save failed; None while it runs and when it has not."""
+        return self._error
+
+    def _end(self, path: str, error: BaseException | None) -> None:
+        self._path, self._error = path, error
+        self._done.set()
+
+
+class Saver:
+    """Saves and restores variables.
+
+    ``save(sess, "logdir/model.ckpt", step)`` makes ``logdir/model.ckpt/<step>``: a plain Orbax checkpoint, in which a
+    partitioned variable is one array. It is there as a whole or not at all, whatever dies when.
+
+    Args:
+        var_list: what to save: None for all global variables there are now, a list of variables, or a dictionary from
+            names in the checkpoint to variables.
+        max_to_keep: the last so many checkpoints are kept; None or 0 keeps all.
+        keep_checkpoint_every_n_hours: besides, one is kept for every so many hours.
+        sharded: every task writes its own variables whatever is given here; TF1 scripts pass it.
+        pad_step_number: pad the step in the name with zeros to eight digits.
+        allow_empty: saving nothing is no error.
+        defer_build: look for the variables when the first save or restore comes.
+        max_to_keep_best: besides, the best so many by ``best_metric`` are kept.
+        best_metric: name of the metric among those given to ``save``.
+        best_mode: whether "min" or "max" is best.
+        transfer: "shared" when all tasks see the directory; "stream" when only the chief does: the tasks send it
+            what it writes, a few MiB at a time.
+
+    Raises:
+        ValueError: there is nothing to save, or a variable has two names.
+        TypeError: ``var_list`` is something else.
+    """
+
+    def __init__(
+        self,
+        var_list: Any = None,
+        *,
+        max_to_keep: int | None = 5,
+        keep_checkpoint_every_n_hours: float | None = None,
+        sharded: bool = True,
+        pad_step_number: bool = False,
+        allow_empty: bool = False,
+        defer_build: bool = False,
+        max_to_keep_best: int = 0,
+        best_metric: str = "",
+        best_mode: str = "min",
+        transfer: str = "shared",
+    ) -> None:
+        if transfer not in ("shared", "stream"):
+            raise ValueError(f"transfer is 'shared' or 'stream', not {transfer!r}")
+        if max_to_keep_best and not best_metric:
+            raise ValueError("max_to_keep_best needs best_metric, the name of a metric given to save()")
+        if best_mode not in ("min", "max"):
+            raise ValueError(f"best_mode is 'min' or 'max', not {best_mode!r}")
+        if defer_build and var_list:
+            raise ValueError("If `var_list` is provided then build cannot be deferred. Either set defer_build=False or var_list=None.")
+        hours = keep_checkpoint_every_n_hours
+        self._retention_options: dict[str, Any] = {
+            "max_to_keep": max_to_keep,
+            "every_n_hours": None if hours is None or hours >= TF_NEVER_HOURS else hours,
+            "best": max_to_keep_best,
+            "metric": best_metric,
+            "best_mode": best_mode,
+            "digits": 8 if pad_step_number else None,
+        }
+        self._var_list = var_list
+        self._allow_empty = allow_empty
+        self._stream = transfer == "stream"
+        self._saved: list[names.Saved] | None = None
+        self._lock = threading.Lock()
+        self._running: SaveHandle | None = None
+        self._series: str | None = None
+        self._recovered: list[str] = []
+        self.skipped = 0
+        """Saves that were due while another one was still running."""
+        self.failed = 0
+        """Saves that failed."""
+        if not defer_build:
+            self.build()
+
+    def build(self) -> None:
+        """Looks for the variables to save; raises as the constructor does."""
+        if self._saved is None:
+            saved = names.saved_variables(self._var_list)
+            if not saved and not self._allow_empty:
+                raise ValueError("No variables to save")
+            self._saved = saved
+
+    def _variables(self) -> list[names.Saved]:
+        self.build()
+        assert self._saved is not None
+        return self._saved
+
+    # -- saving ------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        sess: Session,
+        save_path: str | os.PathLike[str],
+        global_step: Any = None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        wait: bool = True,
+    ) -> Any:
+        """Saves the variables as they are at this instant, between two steps of every worker.
+
+        The caller is held up for the milliseconds in which the tasks take references to their variables; the rest
+        happens in the background, while training goes on.
+
+        Args:
+            sess: a session of the cluster.
+            save_path: ``logdir/model.ckpt``; made when it is not there.
+            global_step: the step in the name: a number, or the variable (or its name) whose value in this checkpoint
+                it is. Without it the graph's global step, or the next free number.
+            metrics: what ``best_metric`` is looked up in.
+            wait: return when the checkpoint is on disk.
+
+        Returns:
+            With ``wait`` the checkpoint's path; else a ``SaveHandle``, or None when a save is still running and this
+            one was skipped. None when there is nothing to save and ``allow_empty``.
+
+        Raises:
+            FailedPreconditionError: a variable is not initialised; names it.
+            ResourceExhaustedError: the disk is full; earlier checkpoints are not touched.
+            AbortedError: another chief has taken over, or a task restarted.
+            ValueError: the path cannot be a directory.
+        """
+        started = time.monotonic()
+        saved = self._variables()
+        if not saved:
+            return None
+        series = os.fspath(save_path).rstrip("/")
+        _check_path(series)
+        with self._lock:
+            running = self._running
+            if running is not None and not running.done() and not wait:
+                self.skipped += 1
+                logging.info("the save of step %d still runs: this one is skipped", running.step)
+                return None
+        if running is not None:
+            running._done.wait()
+        handle = self._begin(sess, series, saved, global_step, metrics)
+        handle.blocked_secs = time.monotonic() - started
+        return handle.result() if wait else handle
+
+    def _begin(
+        self,
+        sess: Session,
+        series: str,
+        saved: Sequence[names.Saved],
+        global_step: Any,
+        metrics: Mapping[str, float] | None,
+    ) -> SaveHandle:
+        slices = names.slices_of(sess, saved, stream=self._stream)
+        step, key = _step(sess, saved, global_step)
+        states = _Asked(sess)
+        cut = sess.shards.cut(slices, key)
+        if step is None:
+            step = _next_step(series) if cut.number is None else cut.number
+        handle = SaveHandle(step, cut.paused_secs)
+        with self._lock:
+            self._running = handle
+            self._series = series
+        arguments = (handle, sess, series, saved, slices, cut, metrics, states)
+        threading.Thread(target=self._run, args=arguments, name="checkpoint-save").start()
+        return handle
+
+    def _run(
+        self,
+        handle: SaveHandle,
+        sess: Session,
+        series: str,
+        saved: Sequence[names.Saved],
+        slices: Sequence[VariableSlice],
+        cut: Cut,
+        metrics: Mapping[str, float] | None,
+        states: _Asked,
+    ) -> None:
+        progress = threading.Thread(target=self._tell_progress, args=(handle, sess, cut), name="checkpoint-progress")
+        progress.start()
+        path, error = "", None
+        try:
+            path = self._write(handle.step, sess, series, saved, slices, cut, metrics, states)
+        except BaseException as reason:
+            error = reason
+            self.failed += 1
+            logging.error("saving step %d to %s failed: %s", handle.step, series, reason)
+        finally:
+            try:
+                sess.shards.release(cut)
+            except OpError as reason:
+                logging.info("releasing what was saved: %s", reason)
+            handle._end(path, error)
+            progress.join()
+
+    def _write(
+        self,
+        step: int,
+        sess: Session,
+        series: str,
+        saved: Sequence[names.Saved],
+        slices: Sequence[VariableSlice],
+        cut: Cut,
+        metrics: Mapping[str, float] | None,
+        states: _Asked,
+    ) -> str:
+        from harness.checkpoints import orbax  # takes a second to import: only who saves pays for it
+
+        encoded = {
+            s.key: size for t in cut.slices for s, size in zip(cut.slices[t], cut.sizes[t], strict=True) if _strings(s)
+        }
+        variables = names.described(saved, slices, encoded)
+
+        def write(directory: str) -> list[ShardFile]:
+            return sess.shards.write(cut, directory, stream=self._stream)
+
+        directory = orbax.open_directory(series)
+        with directory.opened(orbax.Retention(**self._retention_options)):
+            manifest = Manifest(
+                step, directory.next_sequence(), sess.shards.epoch, time.time(), variables, states=states.result()
+            )
+            leaves = {n: orbax.RemoteArray(v.shape, v.dtype) for n, v in variables.items()}
+            ids = list(sess.shards.process_ids(cut, stream=self._stream).values())
+            directory.save(orbax.Save(step, manifest, leaves, ids, write, metrics))
+        return self._path(series, step)
+
+    def _path(self, series: str, step: int) -> str:
+        digits = self._retention_options["digits"] or 0
+        return f"{series}/{str(step).zfill(digits)}"
+
+    def _tell_progress(self, handle: SaveHandle, sess: Session, cut: Cut) -> None:
+        started = time.monotonic()
+        while not handle._done.wait(PROGRESS_SECS):
+            try:
+                done = sess.shards.progress(cut)
+            except OpError:
+                continue  # the save itself will say what is wrong
+            logging.info(
+                "saving step %d: %.0f%% of %.1f MB after %.0f s",
+                handle.step,
+                100 * done / max(cut.nbytes, 1),
+                cut.nbytes / 1e6,
+                time.monotonic() - started,
+            )
+
+    def wait(self) -> None:
+        """Waits for the end of the save that is running, if there is one, well or not."""
+        running = self._running
+        if running is not None:
+            running._done.wait()
+
+    def check_for_errors(self) -> None:
+        """Raises what made the last background save fail, if it failed."""
+        running = self._running
+        if running is not None and (error := running.exception()) is not None:
+            raise error
+
+    # -- restoring ---------------------------------------------------------------------------------------------
+
+    def restore(self, sess: Session, save_path: str | None, *, partial: bool = False, verify: bool = True) -> None:
+        """Gives the variables the values of a checkpoint, all at once on each task.
+
+        Every task reads what it needs, however many tasks wrote it. States of this process that are
+        ``harness.checkpointable`` are set too.
+
+        Args:
+            sess: a session of the cluster.
+            save_path: the checkpoint, as ``save`` or ``latest_checkpoint`` gave it.
+            partial: leave variables alone that the checkpoint does not hold.
+            verify: compare the files with their checksums first.
+
+        Raises:
+            ValueError: there is no such checkpoint.
+            NotFoundError: variables are missing in it; lists all that does not fit.
+            InvalidArgumentError: shapes or dtypes differ; lists all that does not fit.
+            DataLossError: it is damaged; names it. No variable has changed then.
+        """
+        if save_path is None:
+            raise ValueError("Can't load save_path when it is None.")
+        saved = self._variables()
+        if not saved:
+            return
+        path = find_checkpoint(save_path)
+        if path is None:
+            raise ValueError(f"The passed save_path is not a valid checkpoint: {save_path}")
+        self._restore(sess, path, saved, partial=partial, verify=verify)
+        series = os.path.dirname(path)
+        if os.path.basename(path).isdigit():
+            self._series = self._series or series
+
+    def _restore(self, sess: Session, path: str, saved: Sequence[names.Saved], *, partial: bool, verify: bool) -> None:
+        reader = CheckpointReader(path)
+        pairs = names.match(reader, saved, partial=partial)
+        slices = names.restore_slices(sess, pairs)
+        problems = []
+        if reader.manifest is not None and verify and zarr.is_local(path):
+            problems = layout.problems_of(layout.Step(os.path.dirname(path), reader.manifest.step, path))
+            tasks = list(dict.fromkeys(s.task for s in slices))
+            if not problems and self._stream:
+                problems = _local_problems(path, reader.manifest.files)
+            elif not problems and tasks:
+                problems = sess.shards.verify(tasks, path, reader.manifest.files)
+        if problems:
+            raise DataLossError(f"checkpoint {path} is damaged: {'; '.join(problems[:5])}")
+        if slices:
+            sess.shards.restore(
+                slices, reader.item, ocdbt=reader.ocdbt, zarr3=reader.zarr3, stream=self._stream
+            )
+        restore_states(path, sess.task)
+
+    def restore_latest(self, sess: Session, checkpoint_dir: str, *, partial: bool = False) -> str | None:
+        """Restores the newest whole checkpoint of a directory; one that is damaged is named in an error that is logged.
+
+        Returns:
+            Its path; None when the directory has no checkpoints at all.
+
+        Raises:
+            DataLossError: there are checkpoints, and all are damaged: nothing is initialised silently.
+            NotFoundError: as ``restore``; so are the others.
+        """
+        saved = self._variables()
+        damaged = []
+        for step in layout.newest_first(str(checkpoint_dir)):
+            try:
+                self._restore(sess, step.path, saved, partial=partial, verify=True)
+            except DataLossError as error:
+                logging.error("%s; the one before is tried", error)
+                damaged.append(step.path)
+                continue
+            self._series = step.directory
+            return step.path
+        if damaged:
+            raise DataLossError(
+                f"all checkpoints in {checkpoint_dir} are damaged: {', '.join(damaged)}; remove them to start afresh"
+            )
+        return None
+
+    # -- what there is -----------------------------------------------------------------------------------------
+
+    @property
+    def last_checkpoints(self) -> list[str]:
+        """The checkpoints that are kept, oldest first: what the directory holds, also from runs before this one."""
+        if self._series is None:
+            return [p for p in self._recovered if checkpoint_exists(p)]
+        return [step.path for step, _ in layout.in_order(layout.steps_in(self._series))]
+
+    def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
+        """Tells of checkpoints of an earlier run; the directory tells as much once something is saved or restored."""
+        self._recovered = [p for p in checkpoint_paths if checkpoint_exists(p)]
+        if self._recovered and self._series is None:
+            self._series = os.path.dirname(find_checkpoint(self._recovered[-1]) or "") or None
+
+
+class _Asked:
+    """The states of all tasks, asked for at once and awaited later: a task that does not answer holds nobody up."""
+
+    def __init__(self, sess: Session) -> None:
+        self._states: dict[str, dict[str, Any]] = {}
+        self._thread = threading.Thread(target=self._ask, args=(sess,), name="checkpoint-states")
+        self._thread.start()
+
+    def _ask(self, sess: Session) -> None:
+        try:
+            for task, states in sess.shards.states().items():
+                self._states[task] = {name: json.loads(value) for name, value in states.items()}
+        except OpError as error:
+            logging.warning("the trainer's states are not in this checkpoint: %s", error)
+
+    def result(self) -> dict[str, dict[str, Any]]:
+        self._thread.join()
+        return self._states
+
+
+def _strings(s: VariableSlice) -> bool:
+    return s.variable.dtype == object
+
+
+def _check_path(series: str) -> None:
+    if not os.path.basename(series):
+        raise ValueError(f"save_path {series!r} has no last part: write something like logdir/model.ckpt")
+    if zarr.is_local(series):
+        for parent in (series, os.path.dirname(series) or "."):
+            if os.path.exists(parent) and not os.path.isdir(parent):
+                raise ValueError(f"Parent directory of {series} doesn't exist, can't save: {parent} is a file")
+
+
+def _next_step(series: str) -> int:
+    return max((s.number for s in layout.steps_in(series)), default=-1) + 1
+
+
+def _step(sess: Session, saved: Sequence[names.Saved], given: Any) -> tuple[int | None, str]:
+    """(step, ""), or (None, key of the variable whose value in the cut is the step)."""
+    if given is None:
+        collected = sess.graph.get_collection(GraphKeys.GLOBAL_STEP)
+        given = collected[0] if collected else None
+        if given is None:
+            return None, ""
+    if isinstance(given, str):
+        given = sess.graph.as_graph_element(given)
+    if isinstance(given, Variable | Tensor):
+        for s in saved:
+            if given is s.variable or (isinstance(given, Tensor) and given.name == s.variable.name):
+                return None, s.name
+        given = sess.run(given)
+    try:
+        step = int(given)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"global_step must be a number, a variable or its name, not {given!r}") from error
+    if step < 0:
+        raise InvalidArgumentError(f"global_step {step} is negative: it cannot name a checkpoint")
+    return step, ""
+
+
+def _local_problems(path: str, files: Sequence[ShardFile]) -> list[str]:
+    return [f"{f.path}: its checksum is wrong" for f in files if zarr.checksum(os.path.join(path, f.path))[1] != f.crc32]
+
+
+__all__ = [
+    "CheckpointReader",
+    "CheckpointState",
+    "SaveHandle",
+    "Saver",
+    "checkpoint_exists",
+    "get_checkpoint_state",
+    "latest_checkpoint",
+    "list_variables",
+    "load_checkpoint",
+    "load_variable",
+]

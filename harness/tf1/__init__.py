@@ -1,0 +1,80 @@
+"""TensorFlow 1's names on JAX: ``import harness.tf1 as tf``.
+
+The names of TensorFlow 1.0 and the older ones of 0.8, with their argument names and orders, over ``runtime`` and
+``harness``. What is not here fails by name, saying what to use instead; ``docs/tf1.md`` lists everything.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import runtime as _rt
+from harness.tf1 import array_ops as _array_ops
+from harness.tf1 import clip_ops as _clip_ops
+from harness.tf1 import framework as _framework
+from harness.tf1 import initializers as _initializers
+from harness.tf1 import math_ops as _math_ops
+from harness.tf1 import random_ops as _random_ops
+from harness.tf1 import scopes as _scopes
+from harness.tf1 import shapes as _shapes
+from harness.tf1 import variables as _variables
+from harness.tf1.config import ConfigProto, GPUOptions, GraphOptions, OptimizerOptions
+from harness.tf1.dtypes import DTYPES as _DTYPES
+from harness.tf1.dtypes import DType, as_dtype
+from harness.tf1.missing import absent as _absent
+from harness.tf1.shapes import Dimension, TensorShape
+
+_shapes.install()
+
+NAMESPACES = ("app", "compat", "errors", "flags", "gfile", "logging", "nn", "summary", "train")
+"""The modules below, imported on first use."""
+
+NAMES: dict[str, Any] = {
+    **_DTYPES,
+    **_math_ops.OPS,
+    **_array_ops.OPS,
+    **_random_ops.OPS,
+    **_clip_ops.OPS,
+    **_initializers.INITIALIZERS,
+    **_variables.OPS,
+    **_scopes.OPS,
+    **_framework.OPS,
+    "ConfigProto": ConfigProto,
+    "DType": DType,
+    "DeviceSpec": _rt.DeviceSpec,
+    "Dimension": Dimension,
+    "GPUOptions": GPUOptions,
+    "GraphOptions": GraphOptions,
+    "OpError": _rt.OpError,
+    "OptimizerOptions": OptimizerOptions,
+    "TensorShape": TensorShape,
+    "as_dtype": as_dtype,
+}
+"""TensorFlow's name in ``tf`` -> what it is here."""
+
+VERSION = __version__ = "1.0.0"
+"""The release of TensorFlow whose names these are."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in NAMES:
+        return NAMES[name]
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if name in NAMESPACES:
+        return importlib.import_module(f"{__name__}.{name}")
+    old = _old_summaries().get(name) if name.endswith(("_summary", "_summaries")) else None
+    if old is None:
+        raise _absent("tf", name)
+    return old
+
+
+def _old_summaries() -> dict[str, Any]:
+    from harness.tf1.summary import OLD
+
+    return dict(OLD)
+
+
+def __dir__() -> list[str]:
+    return sorted([*NAMES, *NAMESPACES, *_old_summaries()])

@@ -1,0 +1,29 @@
+"""``tf.app``: runs a program's main function with its flags parsed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import app as absl_app
+from absl import flags as absl_flags
+
+from harness.tf1 import flags as flags
+
+
+def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None = None) -> None:
+    """``absl.app.run``: parses the flags, calls ``main(argv)`` with what is left, and exits with what that returns.
+
+    Args:
+        main: the function; ``main`` of the program by default.
+        argv: the command line, the program's name first; ``sys.argv`` by default.
+    """
+    chosen = main or sys.modules["__main__"].main  # type: ignore[attr-defined]
+
+    def parse(args: list[str]) -> list[str]:
+        return list(
+            absl_flags.FLAGS(args, known_only=True)
+        )  # other flags are the program's own affair, as in TensorFlow
+
+    absl_app.run(chosen, argv, flags_parser=parse)

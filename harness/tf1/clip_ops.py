@@ -1,0 +1,66 @@
+"""Limits for values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from harness.tf1.lift import Array, Arrays, Function, Static, op
+
+
+@op("clip_by_value")
+def clip_by_value(t: Array, clip_value_min: Array, clip_value_max: Array, name: str | None = None) -> Any:
+    """``jax.numpy.clip``."""
+    return jnp.clip(t, clip_value_min, clip_value_max)
+
+
+@op("clip_by_norm")
+def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | None = None) -> Any:
+    """``t``, scaled down where its Euclidean norm over ``axes`` (all) is above ``clip_norm``."""
+    over = tuple(axes) if isinstance(axes, list) else axes
+    norm = jnp.sqrt(jnp.sum(jnp.square(t), over, keepdims=True))
+    return t * (clip_norm / jnp.maximum(norm, clip_norm))
+
+
+@op("clip_by_average_norm")
+def clip_by_average_norm(t: Array, clip_norm: Array, name: str | None = None) -> Any:
+    """``t``, scaled down where its norm divided by its number of elements is above ``clip_norm``."""
+    norm = jnp.sqrt(jnp.sum(jnp.square(t))) / jnp.size(t)
+    return t * (clip_norm / jnp.maximum(norm, clip_norm))
+
+
+@op("global_norm")
+def _global_norm(t_list: Arrays, name: str | None = None) -> Any:
+    return jnp.sqrt(sum(jnp.sum(jnp.square(t)) for t in t_list))
+
+
+def global_norm(t_list: Sequence[Any], name: str | None = None) -> Any:
+    """The Euclidean norm of all elements of all tensors; None among them is left out."""
+    return _global_norm([t for t in t_list if t is not None], name)
+
+
+@op("clip_by_global_norm")
+def _clip_all(t_list: Arrays, clip_norm: Array, norm: Array, name: str | None = None) -> Any:
+    scale = clip_norm / jnp.maximum(norm, clip_norm)
+    return tuple(t * scale for t in t_list)
+
+
+def clip_by_global_norm(
+    t_list: Sequence[Any], clip_norm: Any, use_norm: Any = None, name: str | None = None
+) -> tuple[list[Any], Any]:
+    """All tensors scaled by one factor so that their common norm is at most ``clip_norm``, and the norm before."""
+    norm = global_norm(t_list, name) if use_norm is None else use_norm
+    clipped = iter(_clip_all([t for t in t_list if t is not None], clip_norm, norm, name))
+    return [None if t is None else next(clipped) for t in t_list], norm
+
+
+OPS: dict[str, Function] = {
+    "clip_by_average_norm": clip_by_average_norm,
+    "clip_by_global_norm": clip_by_global_norm,
+    "clip_by_norm": clip_by_norm,
+    "clip_by_value": clip_by_value,
+    "global_norm": global_norm,
+}
+"""TensorFlow's name -> the function."""

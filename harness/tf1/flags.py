@@ -1,0 +1,65 @@
+"""``tf.app.flags``: absl flags with TensorFlow's argument names, parsed when first read at the latest."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags as absl_flags
+
+
+class FlagValues:
+    """The flags of the program. Reading one parses the command line; flags that nobody defined are left alone."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        values = absl_flags.FLAGS
+        if not values.is_parsed():
+            values(sys.argv, known_only=True)
+        return getattr(values, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(absl_flags.FLAGS, name, value)
+
+    def __getitem__(self, name: str) -> Any:
+        return absl_flags.FLAGS[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in absl_flags.FLAGS
+
+    def __call__(self, argv: list[str], known_only: bool = True) -> list[str]:
+        """Parses ``argv``; gives back what are no flags."""
+        return list(absl_flags.FLAGS(argv, known_only=known_only))
+
+
+FLAGS = FlagValues()
+"""The flags of the program."""
+
+
+def _definer(shown: str, kind: str, define: Callable[..., Any]) -> Callable[..., Any]:
+    def define_flag(flag_name: str, default_value: Any = None, docstring: str = "", **options: Any) -> Any:
+        return define(flag_name, default_value, docstring, **options)
+
+    define_flag.__name__ = define_flag.__qualname__ = shown
+    define_flag.__doc__ = f"Defines a flag that is {kind}; ``absl.flags.{define.__name__}``."
+    return define_flag
+
+
+DEFINE_string = _definer("DEFINE_string", "a string", absl_flags.DEFINE_string)
+DEFINE_integer = _definer("DEFINE_integer", "a whole number", absl_flags.DEFINE_integer)
+DEFINE_float = _definer("DEFINE_float", "a number", absl_flags.DEFINE_float)
+DEFINE_boolean = _definer("DEFINE_boolean", "true or false", absl_flags.DEFINE_boolean)
+DEFINE_bool = _definer("DEFINE_bool", "true or false", absl_flags.DEFINE_boolean)
+DEFINE_list = _definer("DEFINE_list", "a list, separated by commas", absl_flags.DEFINE_list)
+
+
+def DEFINE_enum(flag_name: str, default_value: Any, enum_values: list[str], docstring: str = "") -> Any:  # noqa: N802
+    """Defines a flag that is one of ``enum_values``; ``absl.flags.DEFINE_enum``."""
+    return absl_flags.DEFINE_enum(flag_name, default_value, enum_values, docstring)
+
+
+def mark_flag_as_required(flag_name: str) -> None:
+    """Makes the program stop with a message when the flag is not given."""
+    absl_flags.mark_flag_as_required(flag_name)

@@ -1,0 +1,245 @@
+"""Graphs, sessions, scopes and control: the names of ``tf`` that are the runtime's own, by TensorFlow's arguments."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import runtime as rt
+from harness.tf1.config import apply as _apply
+from harness.tf1.lift import constant, is_tensor, operand
+from harness.tf1.math_ops import OPS as _MATH
+
+_Tuple = type(())  # ``tuple`` is TensorFlow's function here
+
+
+class GraphKeys(rt.GraphKeys):
+    """Names of the standard collections."""
+
+    VARIABLES = rt.GraphKeys.GLOBAL_VARIABLES
+    MODEL_VARIABLES = "model_variables"
+    MOVING_AVERAGE_VARIABLES = "moving_average_variables"
+    REGULARIZATION_LOSSES = "regularization_losses"
+    UPDATE_OPS = "update_ops"
+    ACTIVATIONS = "activations"
+    WEIGHTS = "weights"
+    BIASES = "biases"
+    TABLE_INITIALIZERS = "table_initializer"
+
+
+class _AnySession(type):
+    """Makes ``isinstance(s, tf.Session)`` true for the sessions that a Supervisor gives."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, rt.Session)
+
+
+class Session(rt.Session, metaclass=_AnySession):
+    """``rt.Session``; a ``tf.ConfigProto`` is one of its configs."""
+
+    def __init__(self, target: str = "", graph: rt.Graph | None = None, config: Any = None) -> None:
+        super().__init__(target, graph, _apply(config))
+
+
+class InteractiveSession(rt.InteractiveSession):
+    """``rt.InteractiveSession``."""
+
+    def __init__(self, target: str = "", graph: rt.Graph | None = None, config: Any = None) -> None:
+        super().__init__(target, graph, _apply(config))
+
+
+# -- scopes --------------------------------------------------------------------------------------------------------
+
+
+def device(device_name_or_function: Any) -> Any:
+    """``rt.device``."""
+    return rt.device(device_name_or_function)
+
+
+def name_scope(name: str | None, default_name: str | None = None, values: Any = None) -> Any:
+    """``rt.name_scope``; ``default_name`` where ``name`` is None."""
+    return rt.name_scope(default_name if name is None else name)
+
+
+def op_scope(values: Any, name: str | None, default_name: str | None = None) -> Any:
+    """``name_scope`` with the argument order of before 1.0."""
+    return name_scope(name, default_name, values)
+
+
+def control_dependencies(control_inputs: Any) -> Any:
+    """``rt.control_dependencies``."""
+    return rt.control_dependencies(control_inputs)
+
+
+@contextlib.contextmanager
+def colocate_with(op: Any, ignore_existing: bool = False) -> Iterator[None]:
+    """Places the operations made within where ``op`` asked to be."""
+    with rt.device(None), rt.device(rt.get_default_graph().as_operation(op).device or None):
+        yield
+
+
+def add_to_collection(name: str, value: Any) -> None:
+    """``Graph.add_to_collection`` of the default graph."""
+    rt.get_default_graph().add_to_collection(name, value)
+
+
+def get_collection(key: str, scope: str | None = None) -> list[Any]:
+    """``Graph.get_collection`` of the default graph."""
+    return rt.get_default_graph().get_collection(key, scope)
+
+
+def get_collection_ref(key: str) -> list[Any]:
+    """``Graph.get_collection_ref`` of the default graph."""
+    return rt.get_default_graph().get_collection_ref(key)
+
+
+# -- control -------------------------------------------------------------------------------------------------------
+
+
+def group(*inputs: Any, name: str | None = None) -> rt.Operation:
+    """``rt.group``."""
+    return rt.group(*inputs, name=name)
+
+
+def tuple(tensors: Sequence[Any], name: str | None = None, control_inputs: Sequence[Any] | None = None) -> list[Any]:  # noqa: A001
+    """The tensors, each of which is there only when all of them are."""
+    gate = [t for t in tensors if t is not None]
+    with rt.name_scope(name or "tuple"), rt.control_dependencies([*gate, *(control_inputs or ())]):
+        return [None if t is None else rt.identity(t) for t in tensors]
+
+
+def with_dependencies(dependencies: Sequence[Any], output_tensor: Any, name: str | None = None) -> rt.Tensor:
+    """``output_tensor`` once the dependencies have run."""
+    with rt.control_dependencies(dependencies):
+        return rt.identity(output_tensor, name)
+
+
+def stop_gradient(input: Any, name: str | None = None) -> Any:  # noqa: A002
+    """``jax.lax.stop_gradient``."""
+    return rt.stop_gradient(operand(input), name=name or "StopGradient")
+
+
+def gradients(
+    ys: Any,
+    xs: Any,
+    grad_ys: Any = None,
+    name: str = "gradients",
+    colocate_gradients_with_ops: bool = False,
+    gate_gradients: Any = False,
+    aggregation_method: Any = None,
+    stop_gradients: Any = None,
+) -> list[Any]:
+    """``rt.gradients``: a list with one tensor, or None, for each of ``xs``; each sits with its forward operation."""
+    many = list(xs) if isinstance(xs, list | _Tuple) else [xs]
+    stopped = [] if stop_gradients is None else stop_gradients
+    stopped = stopped if isinstance(stopped, list | _Tuple) else [stopped]
+    return list(rt.gradients(ys, many, grad_ys, stop_gradients=stopped, name=name or "gradients"))
+
+
+def Print(  # noqa: N802 - TensorFlow's name
+    input_: Any,
+    data: Sequence[Any],
+    message: str | None = None,
+    first_n: int | None = None,
+    summarize: int | None = None,
+    name: str | None = None,
+) -> Any:
+    """``rt.Print``: gives ``input_`` and prints ``data`` on the task where that is used."""
+    shown = [d if is_tensor(d) else constant(d) for d in data]
+    return rt.Print(operand(input_), shown, message or "", first_n, 3 if summarize is None else summarize, name)
+
+
+def Assert(  # noqa: N802
+    condition: Any, data: Sequence[Any], summarize: int | None = None, name: str | None = None
+) -> rt.Operation:
+    """``rt.check``: fails the step with InvalidArgumentError unless all of ``condition`` is true."""
+    shown = [d if is_tensor(d) else constant(d) for d in data]
+    asked = condition if is_tensor(condition) else constant(condition)
+    return rt.check(asked, "assertion failed: ", shown, summarize=3 if summarize is None else summarize, name=name)
+
+
+def _assert_of(shown: str, comparison: str, words: str) -> Any:
+    def check(
+        x: Any,
+        y: Any,
+        data: Sequence[Any] | None = None,
+        summarize: int | None = None,
+        message: str | None = None,
+        name: str | None = None,
+    ) -> rt.Operation:
+        values = [v if is_tensor(v) else constant(v) for v in (x, y)]
+        said = f"{message or ''} x {words} y does not hold for all elements: ".lstrip()
+        told = values if data is None else [d if is_tensor(d) else constant(d) for d in data]
+        holds = _MATH[comparison](*values)
+        return rt.check(holds, said, told, summarize=3 if summarize is None else summarize, name=name or shown)
+
+    check.__name__ = check.__qualname__ = shown
+    check.__doc__ = f"``rt.check`` of ``x {words} y`` for all elements."
+    return check
+
+
+def _assert_zero(shown: str, comparison: str, words: str) -> Any:
+    def check(
+        x: Any,
+        data: Sequence[Any] | None = None,
+        summarize: int | None = None,
+        message: str | None = None,
+        name: str | None = None,
+    ) -> rt.Operation:
+        value = x if is_tensor(x) else constant(x)
+        told = [value] if data is None else [d if is_tensor(d) else constant(d) for d in data]
+        said = f"{message or ''} x {words} 0 does not hold for all elements: ".lstrip()
+        holds = _MATH[comparison](value, 0)
+        return rt.check(holds, said, told, summarize=3 if summarize is None else summarize, name=name or shown)
+
+    check.__name__ = check.__qualname__ = shown
+    check.__doc__ = f"``rt.check`` of ``x {words} 0`` for all elements."
+    return check
+
+
+def check_numerics(tensor: Any, message: str, name: str | None = None) -> Any:
+    """``tensor``, when all of it is finite; else the step fails with ``message``."""
+    value = operand(tensor)
+    with rt.control_dependencies([rt.check(_MATH["is_finite"](value), f"{message}: not finite: ", [value])]):
+        return rt.identity(value, name)
+
+
+OPS: dict[str, Any] = {
+    "Assert": Assert,
+    "Graph": rt.Graph,
+    "GraphKeys": GraphKeys,
+    "InteractiveSession": InteractiveSession,
+    "Operation": rt.Operation,
+    "Print": Print,
+    "RunMetadata": rt.RunMetadata,
+    "RunOptions": rt.RunOptions,
+    "Session": Session,
+    "Tensor": rt.Tensor,
+    "add_to_collection": add_to_collection,
+    "assert_equal": _assert_of("assert_equal", "equal", "=="),
+    "assert_greater": _assert_of("assert_greater", "greater", ">"),
+    "assert_greater_equal": _assert_of("assert_greater_equal", "greater_equal", ">="),
+    "assert_less": _assert_of("assert_less", "less", "<"),
+    "assert_less_equal": _assert_of("assert_less_equal", "less_equal", "<="),
+    "assert_negative": _assert_zero("assert_negative", "less", "<"),
+    "assert_non_negative": _assert_zero("assert_non_negative", "greater_equal", ">="),
+    "assert_positive": _assert_zero("assert_positive", "greater", ">"),
+    "check_numerics": check_numerics,
+    "colocate_with": colocate_with,
+    "control_dependencies": control_dependencies,
+    "device": device,
+    "get_collection": get_collection,
+    "get_collection_ref": get_collection_ref,
+    "get_default_graph": rt.get_default_graph,
+    "get_default_session": rt.get_default_session,
+    "gradients": gradients,
+    "group": group,
+    "name_scope": name_scope,
+    "no_op": rt.no_op,
+    "op_scope": op_scope,
+    "reset_default_graph": rt.reset_default_graph,
+    "stop_gradient": stop_gradient,
+    "tuple": tuple,
+}
+"""TensorFlow's name -> what this module gives for it."""

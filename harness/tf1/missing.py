@@ -1,0 +1,145 @@
+"""What is not in ``harness.tf1``, and what to use instead: an unknown name fails with that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_IN_CALL = "write it in JAX inside rt.call"
+_STRINGS = "strings travel, but nothing is computed of them: do it in Python before feeding"
+_INPUT = "read and batch in Python (a generator or a thread) and feed the arrays"
+_SHAPE = "its result has no static shape: fetch the input and use numpy, or use a mask"
+_FILES = "read the file in Python and feed the arrays"
+_SPARSE = "use a dense tensor, or jax.experimental.sparse inside rt.call"
+_RNN = "use jax.lax.scan inside rt.call, or a Flax or Equinox cell"
+_EAGER = "JAX itself runs eagerly: use jax.numpy outside of a graph"
+_LAYERS = "make weights with tf.get_variable, or call a Flax or Equinox module with rt.call"
+
+INSTEAD: dict[str, str] = {
+    "tf.cond": "jax.lax.cond inside rt.call; both branches are then one operation",
+    "tf.case": "jax.lax.switch inside rt.call",
+    "tf.while_loop": "jax.lax.while_loop or jax.lax.fori_loop inside rt.call",
+    "tf.map_fn": "jax.vmap or jax.lax.map inside rt.call",
+    "tf.scan": "jax.lax.scan inside rt.call",
+    "tf.foldl": "jax.lax.scan inside rt.call",
+    "tf.foldr": "jax.lax.scan inside rt.call",
+    "tf.py_func": "no code crosses the wire: compute in Python and feed the result",
+    "tf.hessians": "jax.hessian inside rt.call",
+    "tf.boolean_mask": _SHAPE,
+    "tf.dynamic_partition": _SHAPE,
+    "tf.dynamic_stitch": "tf.scatter_nd",
+    "tf.segment_sum": "tf.unsorted_segment_sum, which is told the number of segments",
+    "tf.segment_mean": "tf.unsorted_segment_sum of the values and of ones",
+    "tf.unique": _SHAPE,
+    "tf.listdiff": _SHAPE,
+    "tf.setdiff1d": _SHAPE,
+    "tf.cholesky": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
+    "tf.matrix_inverse": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
+    "tf.matrix_determinant": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
+    "tf.matrix_solve": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
+    "tf.svd": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
+    "tf.qr": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
+    "tf.fft": "jax.numpy.fft.fft inside rt.call",
+    "tf.ifft": "jax.numpy.fft.ifft inside rt.call",
+    "tf.SparseTensor": _SPARSE,
+    "tf.sparse_placeholder": _SPARSE,
+    "tf.sparse_tensor_dense_matmul": _SPARSE,
+    "tf.sparse_to_dense": "tf.scatter_nd",
+    "tf.IndexedSlices": "gradients are dense; an update of some rows is tf.scatter_add or tf.scatter_sub",
+    "tf.decode_csv": _FILES,
+    "tf.decode_raw": _FILES,
+    "tf.parse_example": _FILES,
+    "tf.parse_single_example": _FILES,
+    "tf.read_file": _FILES,
+    "tf.TFRecordReader": _FILES,
+    "tf.TextLineReader": _FILES,
+    "tf.WholeFileReader": _FILES,
+    "tf.FixedLengthRecordReader": _FILES,
+    "tf.image": "jax.image inside rt.call, or prepare the images before feeding",
+    "tf.data": _INPUT,
+    "tf.contrib": "tf.contrib has no counterpart as a whole; optax, Flax and Orbax do most of it",
+    "tf.estimator": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
+    "tf.layers": _LAYERS,
+    "tf.keras": _LAYERS,
+    "tf.losses": "tf.reduce_mean of a tf.nn loss; add it to tf.GraphKeys.LOSSES yourself",
+    "tf.metrics": "compute it with tf.equal and tf.reduce_mean, and average in Python",
+    "tf.distribute": "tf.train.replica_device_setter for parameter servers, or plain jax.sharding for all-reduce",
+    "tf.enable_eager_execution": _EAGER,
+    "tf.function": "jax.jit",
+    "tf.GradientTape": "jax.grad, or tf.gradients of a graph",
+    "tf.test": "pytest, and numpy.testing",
+    "tf.profiler": "tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) and harness.timeline",
+    "tf.saved_model": "jax.export",
+    "tf.string_join": _STRINGS,
+    "tf.string_split": _STRINGS,
+    "tf.string_to_number": _STRINGS,
+    "tf.as_string": _STRINGS,
+    "tf.random_poisson": "rt.random.poisson",
+    "tf.count_up_to": "tf.assign_add, and stop in Python",
+    "tf.load_op_library": "no code crosses the wire: write the operation in JAX",
+    "tf.import_graph_def": "graphs are built by the program, not loaded",
+    "tf.fixed_size_partitioner": "one variable for each part, on a device of its own",
+    "tf.min_max_variable_partitioner": "one variable for each part, on a device of its own",
+    "tf.variable_axis_size_partitioner": "one variable for each part, on a device of its own",
+    "tf.PartitionedVariable": "one variable for each part, on a device of its own",
+    "tf.nn.rnn": _RNN,
+    "tf.nn.dynamic_rnn": _RNN,
+    "tf.nn.bidirectional_dynamic_rnn": _RNN,
+    "tf.nn.rnn_cell": _RNN,
+    "tf.nn.conv1d": "jax.lax.conv inside rt.call, or tf.nn.conv2d with a height of 1",
+    "tf.nn.conv3d": "jax.lax.conv_general_dilated inside rt.call",
+    "tf.nn.max_pool_with_argmax": _IN_CALL,
+    "tf.nn.fused_batch_norm": "tf.nn.moments and tf.nn.batch_normalization: XLA fuses them",
+    "tf.nn.nce_loss": _IN_CALL,
+    "tf.nn.sampled_softmax_loss": _IN_CALL,
+    "tf.nn.ctc_loss": "optax.ctc_loss inside rt.call",
+    "tf.nn.embedding_lookup_sparse": "tf.nn.embedding_lookup and tf.unsorted_segment_sum",
+    "tf.nn.crelu": "tf.concat of tf.nn.relu(x) and tf.nn.relu(-x)",
+    "tf.train.batch": _INPUT,
+    "tf.train.shuffle_batch": _INPUT,
+    "tf.train.batch_join": _INPUT,
+    "tf.train.shuffle_batch_join": _INPUT,
+    "tf.train.string_input_producer": _INPUT,
+    "tf.train.input_producer": _INPUT,
+    "tf.train.slice_input_producer": _INPUT,
+    "tf.train.range_input_producer": _INPUT,
+    "tf.train.limit_epochs": _INPUT,
+    "tf.train.Example": _FILES,
+    "tf.train.FtrlOptimizer": "tf.train.AdagradOptimizer, or a transformation of your own in harness.Optimizer",
+    "tf.train.ProximalGradientDescentOptimizer": "harness.Optimizer with a transformation of your own",
+    "tf.train.ProximalAdagradOptimizer": "harness.Optimizer with a transformation of your own",
+    "tf.train.AdagradDAOptimizer": "tf.train.AdagradOptimizer",
+    "tf.train.import_meta_graph": "graphs are built by the program, not loaded; tf.train.Saver restores variables",
+    "tf.train.export_meta_graph": "graphs are built by the program; the event file shows them in TensorBoard",
+    "tf.train.write_graph": "tf.summary.FileWriter(logdir, graph) shows the graph in TensorBoard",
+    "tf.train.SingularMonitoredSession": "tf.train.MonitoredTrainingSession()",
+    "tf.train.update_checkpoint_state": "tf.train.Saver keeps the list of checkpoints",
+    "tf.train.generate_checkpoint_state_proto": "tf.train.Saver keeps the list of checkpoints",
+    "tf.summary.tensor_summary": "tf.summary.histogram, or tf.summary.text",
+    "tf.app.flags.ArgumentParser": "absl.flags",
+}
+"""TensorFlow's name -> what to use instead. A name above (``tf.image``) answers for all that it holds."""
+
+
+def absent(namespace: str, name: str) -> AttributeError:
+    """The error for a name that is not there, with advice where there is some.
+
+    Args:
+        namespace: such as "tf.nn".
+        name: what was looked for in it.
+    """
+    full = f"{namespace}.{name}"
+    advice = INSTEAD.get(full)
+    if advice is None:
+        return AttributeError(f"{full} is not in harness.tf1; docs/tf1.md lists what is")
+    return AttributeError(f"{full} is not in harness.tf1: {advice}")
+
+
+def fallback(namespace: str) -> Any:
+    """A module's ``__getattr__`` that fails with advice."""
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise absent(namespace, name)
+
+    return __getattr__

@@ -1,0 +1,342 @@
+"""``tf.variable_scope`` and ``tf.get_variable``: variables made once and found again by name."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+import runtime as rt
+from harness.tf1.dtypes import as_dtype
+from harness.tf1.initializers import glorot_uniform_initializer, zeros_initializer
+from harness.tf1.lift import is_tensor
+from harness.tf1.shapes import TensorShape
+from harness.tf1.static import static_number
+from harness.tf1.variables import Variable
+
+AUTO_REUSE = "AUTO_REUSE"
+"""Value of ``reuse``: take the variable if it is there, else make it."""
+REGULARIZATION_LOSSES = "regularization_losses"
+
+Regularizer = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class VariableScope:
+    """What ``get_variable`` takes from the scope it is called in.
+
+    Attributes:
+        name: names of variables begin with ``name/``; ``""`` at the top.
+        reuse: False to make variables, True to find them, ``AUTO_REUSE`` for either.
+        initializer: default initializer.
+        regularizer: default regularizer.
+        dtype: default dtype.
+        original_name_scope: the name scope that it opened, with a slash at its end.
+        custom_getter: a function around ``get_variable``.
+    """
+
+    name: str = ""
+    reuse: Any = False
+    initializer: Any = None
+    regularizer: Regularizer | None = None
+    dtype: Any = np.float32
+    original_name_scope: str = ""
+    custom_getter: Callable[..., Any] | None = None
+
+    def reuse_variables(self) -> None:
+        """From here on in this scope variables are found, not made."""
+        object.__setattr__(self, "reuse", True)  # the one thing that scripts change on an open scope
+
+    def set_initializer(self, initializer: Any) -> None:
+        """Changes the default initializer."""
+        object.__setattr__(self, "initializer", initializer)
+
+    def set_regularizer(self, regularizer: Regularizer | None) -> None:
+        """Changes the default regularizer."""
+        object.__setattr__(self, "regularizer", regularizer)
+
+    def get_variable(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """``tf.get_variable`` in this scope."""
+        with _current(self):
+            return get_variable(name, *args, **kwargs)
+
+    def global_variables(self) -> list[Any]:
+        """The global variables made in this scope."""
+        return _in_scope(rt.GraphKeys.GLOBAL_VARIABLES, self.name)
+
+    def trainable_variables(self) -> list[Any]:
+        """The trainable variables made in this scope."""
+        return _in_scope(rt.GraphKeys.TRAINABLE_VARIABLES, self.name)
+
+
+def _in_scope(key: str, name: str) -> list[Any]:
+    found = rt.get_default_graph().get_collection(key)
+    return [v for v in found if not name or v.name.startswith(f"{name}/")]
+
+
+@dataclass
+class _Store:
+    """The variables of one graph that ``get_variable`` made, and the scope names in use."""
+
+    variables: dict[str, Any] = field(default_factory=dict)
+    scopes: dict[str, int] = field(default_factory=dict)
+
+
+_stores: weakref.WeakKeyDictionary[rt.Graph, _Store] = weakref.WeakKeyDictionary()
+_threads = threading.local()
+
+
+def _store() -> _Store:
+    return _stores.setdefault(rt.get_default_graph(), _Store())
+
+
+def _stack() -> list[tuple[rt.Graph, VariableScope]]:
+    stack: list[tuple[rt.Graph, VariableScope]] | None = getattr(_threads, "scopes", None)
+    if stack is None:
+        stack = _threads.scopes = []
+    return stack
+
+
+_tops: weakref.WeakKeyDictionary[rt.Graph, VariableScope] = weakref.WeakKeyDictionary()
+
+
+def get_variable_scope() -> VariableScope:
+    """The open variable scope; at the top one without a name."""
+    graph = rt.get_default_graph()
+    for of, scope in reversed(_stack()):
+        if of is graph:
+            return scope
+    return _tops.setdefault(graph, VariableScope())
+
+
+@contextlib.contextmanager
+def _current(scope: VariableScope) -> Iterator[None]:
+    entry = (rt.get_default_graph(), scope)
+    _stack().append(entry)
+    try:
+        yield
+    finally:
+        _stack().remove(entry)
+
+
+@contextlib.contextmanager
+def variable_scope(
+    name_or_scope: Any = None,
+    default_name: str | None = None,
+    values: Any = None,
+    initializer: Any = None,
+    regularizer: Regularizer | None = None,
+    caching_device: Any = None,
+    partitioner: Any = None,
+    custom_getter: Callable[..., Any] | None = None,
+    reuse: Any = None,
+    dtype: Any = None,
+    use_resource: Any = None,
+) -> Iterator[VariableScope]:
+    """Opens a variable scope, and a name scope of the same name.
+
+    Args:
+        name_or_scope: a name, appended to that of the open scope; or a scope to open again; or None.
+        default_name: with None, a name that is made unique by a number.
+        values: not needed.
+        initializer: default initializer of the variables inside.
+        regularizer: default regularizer of the variables inside.
+        caching_device: not needed.
+        partitioner: must be None: see ``rt.variables`` for a table in parts.
+        custom_getter: a function ``(getter, name, *args, **kwargs)`` around ``get_variable``.
+        reuse: True, ``AUTO_REUSE``, or None to take that of the open scope.
+        dtype: default dtype of the variables inside.
+        use_resource: not needed.
+
+    Raises:
+        ValueError: neither a name nor a default name, or one that needs a partitioner.
+    """
+    if name_or_scope is None and default_name is None:
+        raise ValueError("variable_scope: give a name or a default_name")
+    _no_partitioner(partitioner)
+    outer = get_variable_scope()
+    if isinstance(name_or_scope, VariableScope):
+        base, name = name_or_scope, name_or_scope.name
+        shown = name.rsplit("/", 1)[-1]
+    else:
+        prefix = f"{outer.name}/" if outer.name else ""
+        own = name_or_scope if name_or_scope is not None else _unique(prefix, str(default_name))
+        base, name, shown = outer, prefix + own, own
+    with rt.name_scope(shown or None) as opened:
+        scope = replace(
+            base,
+            name=name,
+            reuse=_inherited(reuse, base.reuse, outer.reuse),
+            initializer=base.initializer if initializer is None else initializer,
+            regularizer=base.regularizer if regularizer is None else regularizer,
+            dtype=base.dtype if dtype is None else as_dtype(dtype).dtype,
+            custom_getter=base.custom_getter if custom_getter is None else custom_getter,
+            original_name_scope=opened,
+        )
+        with _current(scope):
+            yield scope
+
+
+def _inherited(asked: Any, base: Any, outer: Any) -> Any:
+    """``reuse`` of an inner scope: what is asked for, but never back to making below one that finds."""
+    return asked or base or outer
+
+
+def _unique(prefix: str, name: str) -> str:
+    used = _store().scopes
+    count = used.get(prefix + name, 0)
+    used[prefix + name] = count + 1
+    return name if not count else f"{name}_{count}"
+
+
+def variable_op_scope(
+    values: Any, name_or_scope: Any, default_name: str | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    """``variable_scope`` with the argument order of before 1.0."""
+    return variable_scope(name_or_scope, default_name, values, *args, **kwargs)
+
+
+def get_variable(
+    name: str,
+    shape: Any = None,
+    dtype: Any = None,
+    initializer: Any = None,
+    regularizer: Regularizer | None = None,
+    trainable: bool = True,
+    collections: Sequence[str] | None = None,
+    caching_device: Any = None,
+    partitioner: Any = None,
+    validate_shape: bool = True,
+    use_resource: Any = None,
+    custom_getter: Callable[..., Any] | None = None,
+) -> Any:
+    """Makes the variable ``scope/name``, or finds it where the scope says so.
+
+    Args:
+        name: name inside the open variable scope; name scopes do not count.
+        shape: its shape; not needed with an initial value.
+        dtype: float32 by default.
+        initializer: an initializer, a function of (shape, dtype=), or an initial value; by default the scope's, else
+            Glorot's uniform one for floating point and zeros for the rest.
+        regularizer: gives a loss that is added to ``REGULARIZATION_LOSSES``.
+        trainable: whether optimizers update it by default.
+        collections: collections to add it to.
+        caching_device: not needed.
+        partitioner: must be None.
+        validate_shape: must be True.
+        use_resource: not needed.
+        custom_getter: a function around this one.
+
+    Raises:
+        ValueError: it is there and the scope does not reuse, it is not there and the scope only reuses, or shape and
+            dtype are others than before.
+    """
+    scope = get_variable_scope()
+    _no_partitioner(partitioner)
+    getter = custom_getter or scope.custom_getter
+    options = dict(
+        shape=shape,
+        dtype=dtype,
+        initializer=initializer,
+        regularizer=regularizer,
+        trainable=trainable,
+        collections=collections,
+    )
+    full = f"{scope.name}/{name}" if scope.name else name
+    if getter is not None:
+        return getter(lambda name, **kw: _get(scope, name, **(options | kw)), full, **options)
+    return _get(scope, full, **options)
+
+
+def _get(
+    scope: VariableScope,
+    full: str,
+    shape: Any = None,
+    dtype: Any = None,
+    initializer: Any = None,
+    regularizer: Regularizer | None = None,
+    trainable: bool = True,
+    collections: Sequence[str] | None = None,
+    **unused: Any,
+) -> Any:
+    store = _store()
+    wanted = as_dtype(scope.dtype if dtype is None else dtype).dtype
+    sizes = None if shape is None else static_number([shape] if isinstance(shape, int) else shape, f"{full}: the shape")
+    found = store.variables.get(full)
+    if found is not None:
+        if not scope.reuse:
+            raise ValueError(
+                f"Variable {full} already exists, disallowed. Did you mean to set reuse=True in variable_scope?"
+            )
+        return _checked(found, full, sizes, wanted if dtype is not None else None)
+    if scope.reuse is True:
+        raise ValueError(
+            f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you mean to set "
+            "reuse=None in variable_scope?"
+        )
+    made = _make(full, sizes, wanted, scope.initializer if initializer is None else initializer, trainable, collections)
+    store.variables[full] = made
+    chosen = scope.regularizer if regularizer is None else regularizer
+    if chosen is not None:
+        with rt.name_scope(f"{full}/Regularizer/"):
+            loss = chosen(made)
+        if loss is not None:
+            rt.get_default_graph().add_to_collection(REGULARIZATION_LOSSES, loss)
+    return made
+
+
+def _checked(found: Any, full: str, sizes: Any, dtype: Any) -> Any:
+    if sizes is not None and not TensorShape(found.shape).is_compatible_with(sizes):
+        raise ValueError(
+            f"Trying to share variable {full}, but specified shape {tuple(sizes)} and found shape {found.shape}."
+        )
+    if dtype is not None and found.dtype != dtype:
+        raise ValueError(f"Trying to share variable {full}, but specified dtype {dtype} and found dtype {found.dtype}.")
+    return found
+
+
+def _make(
+    full: str, sizes: Any, dtype: np.dtype[Any], initializer: Any, trainable: bool, collections: Sequence[str] | None
+) -> Any:
+    if initializer is None:
+        if not (np.issubdtype(dtype, np.floating) or dtype.kind in "iub" or dtype.name == "bfloat16"):
+            raise ValueError(f"variable {full} of dtype {dtype} needs an initializer")
+        floating = dtype.kind == "f" or dtype.name == "bfloat16"
+        initializer = glorot_uniform_initializer() if floating else zeros_initializer()
+    value: Any = initializer
+    if isinstance(initializer, type):
+        initializer = initializer()
+    if callable(initializer) and not is_tensor(initializer):
+        if sizes is None:
+            raise ValueError(f"variable {full}: its shape must be given, the initializer needs it")
+        if None in sizes:
+            raise ValueError(f"variable {full}: shape {tuple(sizes)} is not fully defined")
+        make = initializer
+        value = lambda: make(sizes, dtype=dtype)  # noqa: E731 - called where the variable lives
+    elif sizes is not None and not is_tensor(value) and np.shape(value) != tuple(sizes):
+        raise ValueError(f"variable {full}: the initial value has shape {np.shape(value)}, not {tuple(sizes)}")
+    with rt.name_scope(None):
+        return Variable(
+            value, trainable=trainable, collections=collections, name=full, dtype=None if is_tensor(value) else dtype
+        )
+
+
+def _no_partitioner(partitioner: Any) -> None:
+    if partitioner is not None:
+        raise ValueError("partitioners are not in harness.tf1: make one variable for each part, on a device of its own")
+
+
+OPS: dict[str, Any] = {
+    "AUTO_REUSE": AUTO_REUSE,
+    "VariableScope": VariableScope,
+    "get_variable": get_variable,
+    "get_variable_scope": get_variable_scope,
+    "variable_op_scope": variable_op_scope,
+    "variable_scope": variable_scope,
+}
+"""TensorFlow's name -> what this module gives for it."""

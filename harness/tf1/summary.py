@@ -1,0 +1,78 @@
+"""``tf.summary`` and the older ``tf.*_summary``: the harness's summaries by TensorFlow's argument orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harness import summary as _summary
+from harness.summary import audio as audio
+from harness.summary import histogram as histogram
+from harness.summary import image as image
+from harness.summary import merge as merge
+from harness.summary import merge_all as merge_all
+from harness.summary import scalar as scalar
+from harness.summary import text as text
+from harness.writer import FileWriter as FileWriter
+from harness.writer import FileWriterCache as FileWriterCache
+
+SummaryWriter = FileWriter
+
+
+def _tag(tags: Any) -> str:
+    """The one tag of the old functions, which took a list too."""
+    if isinstance(tags, list | tuple) and len(tags) == 1:
+        tags = tags[0]
+    if not isinstance(tags, str):
+        raise TypeError(f"one summary has one tag, a string, not {tags!r}: make one summary for each tag")
+    return tags
+
+
+def scalar_summary(tags: Any, values: Any, collections: Sequence[str] | None = None, name: str | None = None) -> Any:
+    """``tf.summary.scalar``."""
+    return _summary.scalar(_tag(tags), values, collections)
+
+
+def histogram_summary(tag: Any, values: Any, collections: Sequence[str] | None = None, name: str | None = None) -> Any:
+    """``tf.summary.histogram``."""
+    return _summary.histogram(_tag(tag), values, collections)
+
+
+def image_summary(
+    tag: Any, tensor: Any, max_images: int = 3, collections: Sequence[str] | None = None, name: str | None = None
+) -> Any:
+    """``tf.summary.image``."""
+    return _summary.image(_tag(tag), tensor, max_images, collections)
+
+
+def audio_summary(
+    tag: Any,
+    tensor: Any,
+    sample_rate: Any,
+    max_outputs: int = 3,
+    collections: Sequence[str] | None = None,
+    name: str | None = None,
+) -> Any:
+    """``tf.summary.audio``."""
+    return _summary.audio(_tag(tag), tensor, sample_rate, max_outputs, collections)
+
+
+def merge_summary(inputs: Sequence[Any], collections: Sequence[str] | None = None, name: str | None = None) -> Any:
+    """``tf.summary.merge``."""
+    return _summary.merge(inputs, collections, name)
+
+
+def merge_all_summaries(key: str = "summaries") -> Any:
+    """``tf.summary.merge_all``."""
+    return _summary.merge_all(key)
+
+
+OLD: dict[str, Callable[..., Any]] = {
+    "audio_summary": audio_summary,
+    "histogram_summary": histogram_summary,
+    "image_summary": image_summary,
+    "merge_all_summaries": merge_all_summaries,
+    "merge_summary": merge_summary,
+    "scalar_summary": scalar_summary,
+}
+"""The names before 1.0, which stood in ``tf`` itself."""

@@ -1,0 +1,126 @@
+"""``tf.train``: servers, supervisors, savers, hooks and optimizers; from the harness and the runtime on first use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import runtime as rt
+from harness.tf1.config import apply as _apply
+from harness.tf1.decays import DECAYS
+from harness.tf1.missing import absent
+from harness.tf1.optimizers import OPTIMIZERS
+
+
+class Server(rt.Server):
+    """``rt.Server``, with TensorFlow's ``protocol``, which must be "grpc"."""
+
+    def __init__(
+        self,
+        server_or_cluster_def: Any,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: Any = None,
+        start: bool = True,
+        **options: Any,
+    ) -> None:
+        if protocol not in (None, "grpc"):
+            raise rt.NotFoundError(f"No server factory registered for protocol {protocol!r}: there is 'grpc'")
+        super().__init__(server_or_cluster_def, job_name, task_index, _apply(config), start, **options)
+
+    @staticmethod
+    def create_local_server(config: Any = None, start: bool = True) -> rt.Server:
+        """A cluster of one task on a free port of this machine."""
+        return rt.Server.create_local_server(_apply(config), start)
+
+
+def replica_device_setter(
+    ps_tasks: int = 0,
+    ps_device: str | None = "/job:ps",
+    worker_device: str | None = "/job:worker",
+    merge_devices: bool = True,
+    cluster: Any = None,
+    ps_ops: Any = None,
+    ps_strategy: Any = None,
+) -> Any:
+    """``rt.replica_device_setter``."""
+    return rt.replica_device_setter(ps_tasks, ps_device, worker_device, merge_devices, cluster, ps_ops, ps_strategy)
+
+
+LAZY: dict[str, str] = {
+    **{
+        name: f"harness.{name}"
+        for name in (
+            "CheckpointSaverHook",
+            "CheckpointSaverListener",
+            "ChiefSessionCreator",
+            "Coordinator",
+            "FeedFnHook",
+            "FinalOpsHook",
+            "GlobalStepWaiterHook",
+            "LoggingTensorHook",
+            "LooperThread",
+            "MonitoredSession",
+            "MonitoredTrainingSession",
+            "NanLossDuringTrainingError",
+            "NanTensorHook",
+            "ProfilerHook",
+            "QueueRunner",
+            "Saver",
+            "Scaffold",
+            "SecondOrStepTimer",
+            "SessionManager",
+            "SessionRunArgs",
+            "SessionRunContext",
+            "SessionRunHook",
+            "SessionRunValues",
+            "StepCounterHook",
+            "StopAtStepHook",
+            "SummarySaverHook",
+            "Supervisor",
+            "SyncReplicasOptimizer",
+            "WorkerSessionCreator",
+            "add_queue_runner",
+            "checkpoint_exists",
+            "create_global_step",
+            "get_checkpoint_state",
+            "get_global_step",
+            "get_or_create_global_step",
+            "global_step",
+            "latest_checkpoint",
+            "list_variables",
+            "load_checkpoint",
+            "load_variable",
+            "start_queue_runners",
+        )
+    },
+    "ClusterSpec": "runtime.ClusterSpec",
+    "NewCheckpointReader": "harness.load_checkpoint",
+    "SummaryWriter": "harness.FileWriter",
+    "SummaryWriterCache": "harness.FileWriterCache",
+}
+"""TensorFlow's name -> where it is found when it is first used: a worker does not import what it does not use."""
+
+NAMES: dict[str, Any] = {
+    **DECAYS,
+    **OPTIMIZERS,
+    "Server": Server,
+    "replica_device_setter": replica_device_setter,
+}
+"""TensorFlow's name -> what this module gives for it at once."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in NAMES:
+        return NAMES[name]
+    if name.startswith("__") or name not in LAZY:
+        raise AttributeError(name) if name.startswith("__") else absent("tf.train", name)
+    package, _, attribute = LAZY[name].partition(".")
+    value = getattr(harness if package == "harness" else rt, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*NAMES, *LAZY])

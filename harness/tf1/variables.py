@@ -1,0 +1,199 @@
+"""``tf.Variable`` with TensorFlow's argument order, and functions that change variables or list them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+import runtime as rt
+from harness.tf1.dtypes import as_dtype, to_array
+from harness.tf1.lift import constant, is_tensor, operand
+from harness.tf1.shapes import TensorShape
+
+
+class _AnyVariable(type):
+    """Makes ``isinstance(v, tf.Variable)`` true for every variable, whoever made it."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(type(instance), _AnyVariable) or isinstance(instance, rt.Variable)
+
+
+class Variable(rt.Variable, metaclass=_AnyVariable):
+    """A variable, by TensorFlow's arguments.
+
+    Args:
+        initial_value: array, number, tensor, or a function of no arguments; a numpy array keeps its dtype.
+        trainable: whether optimizers update it by default.
+        collections: collections to add it to. With ``LOCAL_VARIABLES`` among them it is a local variable: each session
+            has a copy of its own.
+        validate_shape: must be True: a variable has one static shape.
+        caching_device: not used; a step reads a variable once in any case.
+        name: its name.
+        variable_def: not taken, see ``from_proto``.
+        dtype: wanted dtype.
+        expected_shape: must be the shape of the initial value when given.
+        import_scope: not used.
+
+    Raises:
+        ValueError: no initial value, or one of another shape than ``expected_shape``.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool = True,
+        collections: Sequence[str] | None = None,
+        validate_shape: bool = True,
+        caching_device: Any = None,
+        name: str | None = None,
+        variable_def: Any = None,
+        dtype: Any = None,
+        expected_shape: Any = None,
+        import_scope: str | None = None,
+    ) -> None:
+        if initial_value is None:
+            raise ValueError("initial_value must be specified.")
+        if not validate_shape:
+            raise ValueError(
+                f"variable {name!r}: validate_shape=False is not possible: a variable has one static shape"
+            )
+        wanted = None if dtype is None else as_dtype(dtype).dtype
+        if not is_tensor(initial_value) and not callable(initial_value):
+            initial_value = to_array(initial_value, wanted, name or "Variable")
+            wanted = wanted or initial_value.dtype
+        local = collections is not None and rt.GraphKeys.LOCAL_VARIABLES in collections
+        super().__init__(
+            initial_value, name=name, dtype=wanted, trainable=trainable, collections=collections, local=local
+        )
+        if expected_shape is not None and not TensorShape(self.shape).is_compatible_with(expected_shape):
+            raise ValueError(f"variable {self.name!r}: expected shape {expected_shape}, got {self.shape}")
+
+    def assign(self, value: Any, use_locking: Any = False, name: str | None = None) -> rt.Tensor:
+        """Replaces the value; gives the new value. Updates are atomic in any case."""
+        return super().assign(_as(value, self), _name(use_locking, name))
+
+    def assign_add(self, delta: Any, use_locking: Any = False, name: str | None = None) -> rt.Tensor:
+        """Adds; gives the new value."""
+        return super().assign_add(_as(delta, self), _name(use_locking, name))
+
+    def assign_sub(self, delta: Any, use_locking: Any = False, name: str | None = None) -> rt.Tensor:
+        """Subtracts; gives the new value."""
+        return super().assign_sub(_as(delta, self), _name(use_locking, name))
+
+    def load(self, value: Any, session: Any = None) -> None:
+        """Gives it a value in ``session`` or the default session, without adding to the graph."""
+        chosen = session or rt.get_default_session()
+        if chosen is None:
+            raise ValueError(f"loading {self.name!r} needs a session: give one, or use 'with tf.Session():'")
+        chosen.run(self.initializer, {self.initial_value: to_array(value, self.dtype)})
+
+    @property
+    def initial_value_tensor(self) -> rt.Tensor:
+        """The initial value."""
+        return self.initial_value
+
+
+def _name(use_locking: Any, name: str | None) -> str | None:
+    """Rt's own callers give the name second, TensorFlow's a bool."""
+    return use_locking if isinstance(use_locking, str) else name
+
+
+def _as(value: Any, variable: rt.Variable) -> Any:
+    """A literal by the variable's dtype."""
+    return value if is_tensor(value) or variable.dtype.hasobject else constant(value, variable.dtype)
+
+
+def assign(ref: Any, value: Any, validate_shape: Any = None, use_locking: Any = None, name: str | None = None) -> Any:
+    """``ref.assign(value)``."""
+    return rt.assign(ref, _as(value, ref), name)
+
+
+def assign_add(ref: Any, value: Any, use_locking: Any = None, name: str | None = None) -> Any:
+    """``ref.assign_add(value)``: atomic, on the variable's task."""
+    return rt.assign_add(ref, _as(value, ref), name)
+
+
+def assign_sub(ref: Any, value: Any, use_locking: Any = None, name: str | None = None) -> Any:
+    """``ref.assign_sub(value)``: atomic, on the variable's task."""
+    return rt.assign_sub(ref, _as(value, ref), name)
+
+
+def _scatter(kind: str) -> Any:
+    def scatter(
+        ref: rt.Variable, indices: Any, updates: Any, use_locking: Any = None, name: str | None = None
+    ) -> rt.Tensor:
+        def change(value: Any, where: Any, what: Any) -> Any:
+            rows = value.at[where]
+            return {"update": rows.set, "add": rows.add, "sub": lambda w: rows.add(-w), "mul": rows.multiply}[kind](
+                what
+            )
+
+        what = operand(updates)
+        what = jnp.asarray(what, ref.dtype) if not is_tensor(what) else what
+        return ref.update(change, _index(indices), what, name=name or f"Scatter{kind.capitalize()}")
+
+    scatter.__name__ = scatter.__qualname__ = f"scatter_{kind}"
+    scatter.__doc__ = f"``ref.update`` of the rows ``indices``: {kind}, in one atomic step; gives the new value."
+    return scatter
+
+
+def _index(indices: Any) -> Any:
+    return indices if is_tensor(indices) else to_array(indices)
+
+
+def initialize_variables(var_list: Sequence[Any], name: str = "init") -> rt.Operation:
+    """One operation that initialises ``var_list``."""
+    return rt.variables_initializer(list(var_list), name)
+
+
+def report_uninitialized_variables(
+    var_list: Sequence[Any] | None = None, name: str = "report_uninitialized_variables"
+) -> rt.Tensor:
+    """The names of the variables without a value, as a vector of strings."""
+    return rt.report_uninitialized_variables(var_list, name)
+
+
+def moving_average_variables() -> list[Any]:
+    """The variables that have a moving average."""
+    return rt.get_default_graph().get_collection("moving_average_variables")
+
+
+def model_variables() -> list[Any]:
+    """The variables of the collection "model_variables"."""
+    return rt.get_default_graph().get_collection("model_variables")
+
+
+def no_tables(name: str | None = "init_all_tables") -> rt.Operation:
+    """An operation that does nothing: there are no lookup tables to initialise."""
+    return rt.no_op(name)
+
+
+OPS: dict[str, Any] = {
+    "Variable": Variable,
+    "all_variables": rt.global_variables,
+    "assign": assign,
+    "assign_add": assign_add,
+    "assign_sub": assign_sub,
+    "global_variables": rt.global_variables,
+    "global_variables_initializer": rt.global_variables_initializer,
+    "initialize_all_tables": no_tables,
+    "initialize_all_variables": rt.global_variables_initializer,
+    "initialize_local_variables": rt.local_variables_initializer,
+    "initialize_variables": initialize_variables,
+    "is_variable_initialized": rt.is_variable_initialized,
+    "local_variables": rt.local_variables,
+    "local_variables_initializer": rt.local_variables_initializer,
+    "model_variables": model_variables,
+    "moving_average_variables": moving_average_variables,
+    "report_uninitialized_variables": report_uninitialized_variables,
+    "scatter_add": _scatter("add"),
+    "scatter_mul": _scatter("mul"),
+    "scatter_sub": _scatter("sub"),
+    "scatter_update": _scatter("update"),
+    "tables_initializer": no_tables,
+    "trainable_variables": rt.trainable_variables,
+    "variables_initializer": initialize_variables,
+}
+"""TensorFlow's name -> what this module gives for it."""

@@ -1,0 +1,59 @@
+"""Exporting: a JAX function becomes bytes that are equal wherever the same graph is planned."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+
+from runtime.graph.tracing import aval
+from runtime.plan.plan import Program
+from runtime.tensor_spec import TensorSpec
+
+_set: Callable[[str, Any], None] = jax.config.update
+_LOCATIONS = "jax_traceback_in_locations_limit"
+_lock = threading.Lock()
+_exporting = 0
+_locations_before = 0
+
+
+def export_program(run: Callable[..., tuple[Any, ...]], arguments: Sequence[TensorSpec], platform: str) -> Program:
+    """Exports ``run`` for arguments of these specs, in 64-bit mode.
+
+    Args:
+        run: a JAX function of arrays giving a tuple of arrays.
+        arguments: shape and dtype of each argument.
+        platform: XLA's name of the platform that it will be compiled for.
+    """
+    with jax.enable_x64(True), _without_locations():
+        exported = export.export(jax.jit(run), platforms=[platform])(*(aval(s.shape, s.dtype) for s in arguments))
+        blob = bytes(exported.serialize())
+    return Program(blob, tuple(arguments), tuple(TensorSpec(a.shape, np.dtype(a.dtype)) for a in exported.out_avals))
+
+
+@contextlib.contextmanager
+def _without_locations() -> Iterator[None]:
+    """Leaves the names and lines of source files out of what is lowered meanwhile.
+
+    Two workers whose checkouts lie at different paths would otherwise have different programs for one stage, and tell
+    everybody where they lie. The setting is JAX's and holds for the process; another thread that lowers something at
+    the same moment only has less to print in a dump.
+    """
+    global _exporting, _locations_before
+    with _lock:
+        if not _exporting:
+            _locations_before = getattr(jax.config, _LOCATIONS)
+            _set(_LOCATIONS, 0)
+        _exporting += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _exporting -= 1
+            if not _exporting:
+                _set(_LOCATIONS, _locations_before)

@@ -1,0 +1,173 @@
+"""The figures of one task, put together when somebody asks: counters, transport, host, devices, variables."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from runtime.cluster import ClusterSpec
+from runtime.graph.bodies import VariableSpec
+from runtime.process_metrics import metrics
+from runtime.proto import stage_pb2
+from runtime.proto import services_pb2 as pb
+from runtime.proto import services_pb2_grpc
+from runtime.server import rpc
+from runtime.tensor_spec import TensorSpec, canonical_dtype
+
+if TYPE_CHECKING:
+    from runtime.server.server import Server
+
+_GLOBAL_STEP = ("", "global_step")
+_process = psutil.Process()
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """What a task says of itself.
+
+    Attributes:
+        task: ``/job:ps/task:0``.
+        cluster: the cluster that it knows.
+        incarnation: random id of this life of it.
+        started_unix_secs: when it started serving, seconds since the epoch.
+        host: name of its host.
+        pid: its process.
+        values: figures by name; those ending in ``_total`` only grow. Seconds and bytes.
+        staleness: how many updates were 0, 1, 2 ... updates behind the variables that they changed.
+        last_error: the last error that it logged, ``""`` for none.
+        last_error_unix_secs: when that was.
+        variables: its variables, when they were asked for.
+    """
+
+    task: str
+    cluster: ClusterSpec
+    incarnation: int
+    started_unix_secs: float
+    host: str
+    pid: int
+    values: Mapping[str, float]
+    staleness: tuple[int, ...]
+    last_error: str
+    last_error_unix_secs: float
+    variables: tuple[VariableSpec, ...] = ()
+
+
+def report(server: Server, *, variables: bool) -> pb.MetricsResponse:
+    """The figures of a server of this process."""
+    worker = server.worker
+    known = worker.store.variables()
+    values = {
+        **metrics.read(),
+        **worker.counters.values(),
+        **_transport(server),
+        **_host(),
+        **_devices(worker),
+        "variables": len(known),
+        "variable_bytes": sum(0 if spec.is_string else spec.nbytes for _, spec in known),
+    }
+    if any(key == _GLOBAL_STEP and spec.shape == () for key, spec in known):
+        values["global_step"] = float(worker.store.snapshot([_GLOBAL_STEP])[_GLOBAL_STEP])
+    error, when = metrics.last_error
+    return pb.MetricsResponse(
+        task=worker.task,
+        cluster=server.cluster.as_cluster_def(),
+        incarnation=server.incarnation,
+        started_unix_secs=server.started_unix_secs,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        values=values,
+        staleness=worker.counters.staleness,
+        last_error=error,
+        last_error_unix_secs=when,
+        variables=[_described(key, spec) for key, spec in known] if variables else (),
+    )
+
+
+def _described(key: tuple[str, str], spec: TensorSpec) -> stage_pb2.VariableSpecDef:
+    described = stage_pb2.TensorSpecDef(shape=spec.shape, dtype=spec.name)
+    return stage_pb2.VariableSpecDef(name=key[1], container=key[0], spec=described)
+
+
+def _transport(server: Server) -> dict[str, float]:
+    counted = server.transport_counters
+    return {
+        "connections": counted.connections,
+        "bytes_received_total": counted.bytes_in,
+        "bytes_sent_total": counted.bytes_out,
+    }
+
+
+def _host() -> dict[str, float]:
+    times = _process.cpu_times()
+    memory = psutil.virtual_memory()
+    return {
+        "cpu_seconds_total": times.user + times.system,
+        "memory_bytes": _process.memory_info().rss,
+        "threads": _process.num_threads(),
+        "host_cpus": os.cpu_count() or 1,
+        "host_load": os.getloadavg()[0],
+        "host_memory_used_bytes": memory.total - memory.available,
+        "host_memory_bytes": memory.total,
+    }
+
+
+def _devices(worker: Any) -> dict[str, float]:
+    """Memory of the devices whose backend tells."""
+    found: dict[str, float] = {}
+    for device, local in worker.devices.items():
+        stats = local.memory_stats() if device.type != "CPU" else None
+        for name, key in (("bytes_in_use", "memory"), ("peak_bytes_in_use", "peak_memory"), ("bytes_limit", "limit")):
+            if stats and name in stats:
+                found[f"device_{key}_bytes/{device.type}:{device.index}"] = float(stats[name])
+    return found
+
+
+def report_from_proto(message: pb.MetricsResponse) -> TaskReport:
+    """A report as a value."""
+    return TaskReport(
+        message.task,
+        ClusterSpec(message.cluster),
+        message.incarnation,
+        message.started_unix_secs,
+        message.host,
+        message.pid,
+        dict(message.values),
+        tuple(message.staleness),
+        message.last_error,
+        message.last_error_unix_secs,
+        tuple(
+            VariableSpec(v.name, tuple(v.spec.shape), _dtype(v.spec.dtype), v.container) for v in message.variables
+        ),
+    )
+
+
+def _dtype(name: str) -> Any:
+    return canonical_dtype("O" if name == "string" else name)
+
+
+def probe(address: str, timeout_secs: float = 2.0, *, variables: bool = False) -> TaskReport:
+    """Asks the task at ``host:port`` (or ``grpc://host:port``) for its figures.
+
+    Args:
+        address: of its gRPC port.
+        timeout_secs: how long to wait.
+        variables: list its variables too.
+
+    Raises:
+        UnavailableError: nobody listens there.
+        DeadlineExceededError: no answer in time.
+    """
+    channel = rpc.open_channel(address.removeprefix("grpc://"))
+    try:
+        stub = services_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
+        request = pb.MetricsRequest(variables=variables)
+        return report_from_proto(rpc.call(stub.Metrics, request, timeout=timeout_secs, task=address))
+    finally:
+        channel.close()
+
+

@@ -1,0 +1,252 @@
+"""Values: every dtype and shape arrives as it left, and nobody's memory is ever shared with anybody's variable."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import runtime as rt
+from runtime.transport.codec import aligned_buffer
+from tests.runtime.kit import KINDS, TARGET, servers, target_of_kind
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def target(request: Any) -> Iterator[str]:
+    with target_of_kind(request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def session(target: str, graph: rt.Graph) -> Iterator[rt.Session]:
+    with rt.Session(target) as made:
+        yield made
+
+
+DTYPES = ["bool", "int8", "uint8", "int16", "uint32", "int32", "int64", "uint64", "float16", "bfloat16", "float32"]
+DTYPES += ["float64", "complex64", "complex128", "float8_e4m3fn"]
+
+
+def sample(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    wanted = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    return (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 2).astype(wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
+def test_every_dtype_through_constants_feeds_computations_and_variables(
+    session: rt.Session, dtype: str, shape: tuple[int, ...]
+) -> None:
+    value = sample(dtype, shape)
+    x = rt.placeholder(value.dtype, shape)
+    c = rt.constant(value, value.dtype)
+    v = rt.Variable(value, dtype=value.dtype, name=f"v_{dtype}_{len(shape)}")
+    assert c.dtype == x.dtype == v.dtype == value.dtype
+    session.run(v.initializer)
+    computed = rt.call(lambda a, b: jnp.stack([a, b]), x, c)
+    found = session.run([c, v, computed, x, v.assign(x)], {x: value})
+    for array in (found[0], found[1], found[2][0], found[2][1], found[3], found[4]):
+        assert array.dtype == value.dtype
+        np.testing.assert_array_equal(array, value)
+
+
+def test_64_bit_integers_count_beyond_32_bits(session: rt.Session) -> None:
+    v = rt.Variable(2**40, dtype=np.int64, name="wide")
+    session.run(v.initializer)
+    assert session.run(v.assign_add(1)) == 2**40 + 1
+    x = rt.placeholder(np.int64, [])
+    assert session.run(x * 2 + v, {x: 2**50}) == 2**51 + 2**40 + 1
+
+
+def test_python_numbers_keep_the_defaults_of_jax() -> None:
+    assert rt.constant(1).dtype == np.int32
+    assert rt.constant(1.0).dtype == np.float32
+    assert rt.constant(np.zeros(2)).dtype == np.float32
+    assert rt.constant(1, np.int64).dtype == np.int64
+    with pytest.raises(rt.InvalidArgumentError, match="does not fit int32"):
+        rt.constant(2**40)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "said"),
+    [
+        (1.5, np.int32, "big: float64 does not become int32"),
+        (300, np.uint8, "big does not fit uint8"),
+        (1j, np.float32, "complex128 does not become float32"),
+        (2, np.bool_, "int64 does not become bool"),
+        (1, str, "int64 given for a string tensor"),
+        ([1, [2]], None, "cannot be made an array"),
+        (object(), None, "object is neither a number nor a string"),
+    ],
+    ids=str,
+)
+def test_constants_that_would_lose_something(value: Any, dtype: Any, said: str) -> None:
+    with pytest.raises(rt.InvalidArgumentError, match=said):
+        rt.constant(value, dtype, name="big")
+
+
+def test_the_shape_of_a_constant() -> None:
+    assert rt.constant(1, shape=[2, 3]).shape == (2, 3)
+    assert rt.constant([1, 2, 3, 4], shape=[2, 2]).shape == (2, 2)
+    with pytest.raises(rt.InvalidArgumentError, match=r"odd: a value of shape \(3,\) cannot get the shape \(2, 2\)"):
+        rt.constant([1, 2, 3], shape=[2, 2], name="odd")
+
+
+# -- strings -----------------------------------------------------------------------------------------------------------
+
+
+def test_strings_as_constants_placeholders_variables_and_fetches(session: rt.Session) -> None:
+    c = rt.constant(["a", b"\xff\x00", ""])
+    x = rt.placeholder(str, [None], name="x")
+    v = rt.Variable(["one", "two"], name="text")
+    scalar = rt.identity(rt.constant("grüße"))
+    session.run(v.initializer)
+    found = session.run([c, x, v, scalar, rt.identity(x)], {x: np.array(["p", "qq"])})
+    assert found[0].tolist() == [b"a", b"\xff\x00", b""]
+    assert found[1].tolist() == [b"p", b"qq"]
+    assert found[2].tolist() == [b"one", b"two"]
+    assert found[3] == "grüße".encode()
+    assert found[4].tolist() == [b"p", b"qq"]
+    new = rt.placeholder(str, [2])
+    assert session.run(v.assign(new), {new: ["three", "four"]}).tolist() == [b"three", b"four"]
+    assert session.run(v).tolist() == [b"three", b"four"]
+    assert session.run(v.initialized_value()).tolist() == [b"three", b"four"]
+
+
+def test_an_uninitialised_string_variable_is_named(session: rt.Session) -> None:
+    v = rt.Variable("x", name="no_text_yet")
+    with pytest.raises(rt.FailedPreconditionError, match="uninitialized value no_text_yet"):
+        session.run(v)
+
+
+def test_strings_do_not_meet_arithmetic() -> None:
+    text, v = rt.constant("a", name="text"), rt.Variable("b", name="words")
+    for make in (lambda: text + 1, lambda: text[0], lambda: -text, lambda: rt.numpy.sum(text), lambda: v + v):
+        with pytest.raises(rt.InvalidArgumentError, match="string"):
+            make()
+    with pytest.raises(rt.InvalidArgumentError, match="'words' holds strings: AssignAdd works on numbers only"):
+        v.assign_add("c")
+    with pytest.raises(rt.InvalidArgumentError, match="'words' holds string, but .* is float32"):
+        v.assign(rt.constant(1.0))
+    with pytest.raises(rt.InvalidArgumentError, match="given for a string tensor"):
+        v.assign(1.0)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def aligned(count: int, value: float) -> np.ndarray:
+    """An array that JAX reads in place when it may."""
+    array = aligned_buffer(4 * count).view(np.float32)
+    array[:] = value
+    return array
+
+
+def test_changing_a_fed_array_after_the_step_changes_nothing(session: rt.Session) -> None:
+    x = rt.placeholder(np.float32, [1000])
+    v = rt.Variable(np.zeros(1000, np.float32), name="from_feed")
+    for op in (v.assign(x), v.update(lambda old, new: new, x)):
+        session.run(v.initializer)
+        fed = aligned(1000, 1.0)
+        returned, itself, through = session.run([op, x, rt.identity(x)], {x: fed})
+        fed[:] = 99.0
+        for array in (returned, itself, through, session.run(v)):
+            np.testing.assert_array_equal(array, np.ones(1000))
+
+
+def test_a_fetched_array_never_changes(session: rt.Session) -> None:
+    v = rt.Variable(np.zeros(1000, np.float32), name="watched")
+    session.run(v.initializer)
+    add = v.assign_add(np.ones(1000, np.float32))
+    kept = []
+    for _ in range(5):
+        kept.append(session.run([add, v, v + 0.0]))
+    kept.append(session.run([v, v.value()]))
+    session.run(add)
+    for i, arrays in enumerate(kept[:5]):
+        np.testing.assert_array_equal(arrays[0], np.full(1000, i + 1.0))
+        np.testing.assert_array_equal(arrays[1], np.full(1000, i + 1.0))
+    for array in kept[5]:
+        np.testing.assert_array_equal(array, np.full(1000, 5.0))
+
+
+def test_writing_to_a_fetched_array_never_reaches_the_variable(session: rt.Session) -> None:
+    v = rt.Variable(np.zeros(100, np.float32), name="safe")
+    text = rt.Variable(["a", "b"], name="safe_text")
+    c = rt.constant(np.zeros(1000, np.float32))
+    words = rt.constant(["a", "b"])
+    session.run([v.initializer, text.initializer])
+    for fetch in (v, c, text, words, v.assign_add(np.zeros(100, np.float32)), text.assign(["a", "b"])):
+        before = session.run(fetch)
+        want = before.copy()
+        if before.flags.writeable:
+            before[:] = b"z" if before.dtype.hasobject else 9
+        np.testing.assert_array_equal(session.run(fetch), want)
+    assert session.run(text).tolist() == [b"a", b"b"]
+    np.testing.assert_array_equal(session.run(v), np.zeros(100))
+
+
+def test_changing_an_array_after_making_a_constant_of_it_changes_nothing(session: rt.Session) -> None:
+    small, large = np.ones(3, np.float32), np.ones(1000, np.float32)
+    c, d = rt.constant(small), rt.constant(large)
+    e, f = rt.call(jnp.add, rt.constant(0.0), small), rt.call(jnp.add, rt.constant(0.0), large)
+    v = rt.Variable(large, name="from_array")
+    small[:] = large[:] = 9.0
+    session.run(v.initializer)
+    for array in session.run([c, d, e, f, v]):
+        np.testing.assert_array_equal(array, np.ones(array.shape))
+
+
+def test_one_value_assigned_to_two_variables_gives_two_arrays(session: rt.Session) -> None:
+    a, b = (rt.Variable(np.zeros(100, np.float32), name=f"twin_{n}") for n in "ab")
+    x = rt.placeholder(np.float32, [100])
+    session.run([a.assign(x), b.assign(x)], {x: aligned(100, 1.0)})
+    session.run([a.assign(b.value()).op])
+    session.run(a.assign_add(np.ones(100, np.float32)))
+    np.testing.assert_array_equal(session.run(b), np.ones(100))
+    np.testing.assert_array_equal(session.run(a), np.full(100, 2.0))
+
+
+def test_a_snapshot_outlives_updates_and_costs_one_copy() -> None:
+    """Copy on write: while somebody holds a value, the update writes elsewhere; afterwards it is in place again."""
+    with servers(worker=1) as made, rt.Session(made[TARGET].target) as session:
+        v = rt.Variable(np.zeros(100_000, np.float32), name="big")
+        session.run(v.initializer)
+        add = v.assign_add(np.ones(100_000, np.float32)).op
+        store = made[TARGET].worker.store
+        slot = store.slot("", "big")
+
+        def where() -> int:
+            return int(slot.value.unsafe_buffer_pointer())
+
+        session.run(add)
+        held = store.snapshot([("", "big")])["", "big"]
+        before = where()
+        session.run(add)
+        session.run(add)
+        np.testing.assert_array_equal(held, np.ones(100_000))
+        assert where() != before
+        del held
+        before = where()
+        for _ in range(3):
+            session.run(add)
+        assert where() == before
+        assert slot.readers == 0
+        assert session.run(v)[0] == 6.0
+
+
+def test_a_failed_read_leaves_no_reader_behind() -> None:
+    with servers(worker=1) as made, rt.Session(made[TARGET].target) as session:
+        a, b = rt.Variable(np.zeros(9, np.float32), name="a"), rt.Variable(0.0, name="b")
+        session.run(a.initializer)
+        with pytest.raises(rt.FailedPreconditionError, match="value b"):
+            session.run([a, b])
+        assert made[TARGET].worker.store.slot("", "a").readers == 0
