@@ -1,8 +1,8 @@
-"""Milliseconds of single operations on a ps in another process: push + assign_add, pull + reduce; ours beside TensorFlow.
+"""Milliseconds of single operations on a ps in another process: push + assign_add, pull + reduce.
 
     python -m benchmarks.operations --systems=ours,tcp,tf --json
 
-An empty Python gRPC call between the same kind of processes is measured in the same run by `benchmarks.wire`.
+The row `grpc` is an empty Python gRPC call to the same ps, in the same run.
 """
 
 import json
@@ -24,7 +24,7 @@ Figures = dict[str, dict[str, dict[str, float]]]
 
 
 def measure(systems: list[str], sizes: list[int], seconds: float) -> Figures:
-    """System -> size -> {push, pull} in milliseconds; the systems take turns, size by size."""
+    """System -> size -> {push, pull, grpc} in milliseconds; the systems take turns, size by size."""
     commands = {
         "ours": [sys.executable, "-m", "benchmarks.systems.operations_ours"],
         "tcp": [sys.executable, "-m", "benchmarks.systems.operations_ours"],
@@ -75,9 +75,11 @@ def main(argv: list[str]) -> None:
     if _JSON.value:
         print(json.dumps(found))
         return
-    for what in ("push", "pull"):
-        for size in _SIZES.value:
-            row = "  ".join(f"{name} {figures[size][what]:8.3f} ms" for name, figures in found.items())
+    for what in ("push", "pull", "grpc"):
+        for size in _SIZES.value if what != "grpc" else _SIZES.value[:1]:
+            row = "  ".join(
+                f"{name} {figures[size][what]:8.3f} ms" for name, figures in found.items() if what in figures[size]
+            )
             print(f"{what} {int(size):>9} bytes  {row}")
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.step_rate --ps=1 --workers=1 --hidden=100 --systems=ours,plain --json
 
-Every system trains the same 784-H-10 sigmoid MLP on batches of 100 in float32 with SGD, fetching loss and global step in
-every step, all processes on this machine. The systems are started together and take turns, so that a machine whose
+Every system trains the same 784-H-10 sigmoid MLP on batches of 100 in float32 with SGD, fetching loss and global step
+in every step, all processes on this machine. The systems are started together and take turns, so that a machine whose
 speed drifts drifts for all of them; the figure of a system is the median of its rounds.
 """
 
@@ -23,7 +23,9 @@ from benchmarks.common import PEERS_PYTHON, ROOT, free_ports
 _PS = flags.DEFINE_integer("ps", 1, "Parameter servers.", lower_bound=1)
 _WORKERS = flags.DEFINE_integer("workers", 1, "Workers.", lower_bound=1)
 _HIDDEN = flags.DEFINE_integer("hidden", 100, "Width of the hidden layer, in units.", lower_bound=1)
-_SYSTEMS = flags.DEFINE_list("systems", ["ours", "plain"], "Of: ours, tcp (ours without the Unix socket), pipelined, plain, tf, torch.")
+_SYSTEMS = flags.DEFINE_list(
+    "systems", ["ours", "plain"], "Of: ours, tcp (ours without the Unix socket), pipelined, plain, tf, torch."
+)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns that each system takes.", lower_bound=1)
 _SECONDS = flags.DEFINE_float("seconds", 3.0, "Length of a turn, in seconds.", lower_bound=0.1)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object, system -> steps/s, instead of a table.")
@@ -121,7 +123,9 @@ class Running:
                     pipe.close()
 
 
-def measure(systems: Sequence[str], ps: int, workers: int, hidden: int, rounds: int, seconds: float) -> dict[str, float]:
+def measure(
+    systems: Sequence[str], ps: int, workers: int, hidden: int, rounds: int, seconds: float
+) -> dict[str, float]:
     """Aggregate steps/s of each system: the median of its turns."""
     known = _systems()
     for name in systems:

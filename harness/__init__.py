@@ -7,8 +7,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness import summary, timeline
-    from harness.checkpoints.layout import CheckpointState, checkpoint_exists, get_checkpoint_state, latest_checkpoint
+    from harness import monitoring, summary, timeline
+    from harness.checkpoints.initialize import init_from_checkpoint
+    from harness.checkpoints.layout import (
+        CheckpointState,
+        checkpoint_exists,
+        checkpoints_iterator,
+        get_checkpoint_state,
+        latest_checkpoint,
+    )
     from harness.checkpoints.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
     from harness.checkpoints.states import checkpointable, forget_checkpointable, restore_states
     from harness.coordinator import Coordinator
@@ -52,13 +59,16 @@ if TYPE_CHECKING:
     from harness.scaffold import (
         Scaffold,
     )
+    from harness.series import StandardSeries
     from harness.session_creator import (
         ChiefSessionCreator,
         SessionCreator,
         WorkerSessionCreator,
     )
     from harness.session_manager import SessionManager
+    from harness.stale_synchronous import StaleSynchronous
     from harness.supervisor import Supervisor
+    from harness.sync_replicas import SyncReplicas
     from harness.writer import FileWriter, FileWriterCache
 
 _HOMES = {
@@ -95,23 +105,29 @@ _HOMES = {
     "SessionRunHook": "harness.hooks",
     "SessionRunValues": "harness.hooks",
     "SingularMonitoredSession": "harness.monitored_session",
+    "StaleSynchronous": "harness.stale_synchronous",
+    "StandardSeries": "harness.series",
     "StepCounterHook": "harness.hooks",
     "StopAtStepHook": "harness.hooks",
     "SummarySaverHook": "harness.hooks",
     "Supervisor": "harness.supervisor",
+    "SyncReplicas": "harness.sync_replicas",
     "WorkerSessionCreator": "harness.session_creator",
     "add_queue_runner": "harness.queue_runner",
     "checkpoint_exists": "harness.checkpoints.layout",
     "checkpointable": "harness.checkpoints.states",
+    "checkpoints_iterator": "harness.checkpoints.layout",
     "create_global_step": "harness.global_step",
     "forget_checkpointable": "harness.checkpoints.states",
     "get_checkpoint_state": "harness.checkpoints.layout",
     "get_global_step": "harness.global_step",
     "get_or_create_global_step": "harness.global_step",
+    "init_from_checkpoint": "harness.checkpoints.initialize",
     "latest_checkpoint": "harness.checkpoints.layout",
     "list_variables": "harness.checkpoints.reader",
     "load_checkpoint": "harness.checkpoints.reader",
     "load_variable": "harness.checkpoints.reader",
+    "monitoring": "harness.monitoring",
     "restore_states": "harness.checkpoints.states",
     "start_queue_runners": "harness.queue_runner",
     "summary": "harness.summary",
@@ -153,23 +169,29 @@ __all__ = [
     "SessionRunHook",
     "SessionRunValues",
     "SingularMonitoredSession",
+    "StaleSynchronous",
+    "StandardSeries",
     "StepCounterHook",
     "StopAtStepHook",
     "SummarySaverHook",
     "Supervisor",
+    "SyncReplicas",
     "WorkerSessionCreator",
     "add_queue_runner",
     "checkpoint_exists",
     "checkpointable",
+    "checkpoints_iterator",
     "create_global_step",
     "forget_checkpointable",
     "get_checkpoint_state",
     "get_global_step",
     "get_or_create_global_step",
+    "init_from_checkpoint",
     "latest_checkpoint",
     "list_variables",
     "load_checkpoint",
     "load_variable",
+    "monitoring",
     "restore_states",
     "start_queue_runners",
     "summary",

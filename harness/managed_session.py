@@ -122,12 +122,15 @@ class ManagedSession(rt.Session):
                 now = int(fresh.run(self._global_step))
             except LOST_CONTACT as again:
                 logging.warning("lost contact again: %s", again)
+        rt.metrics.add("recoveries_total")
+        rt.metrics.add("recovery_seconds_total", took_secs)
         text = f"recovered within {took_secs:.2f} s"
         if now is None:
             logging.warning("%s", text)
         elif known is None or known <= now:
             logging.warning("%s at step %d: no step seen here is lost", text, now)
         else:
+            rt.metrics.add("steps_lost_total", known - now)
             logging.warning(
                 "%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known
             )

@@ -47,8 +47,12 @@ class Optimizer:
         self._transformation = optax.with_extra_args_support(transformation)
         self._before_push = before_push
         self._slots: dict[rt.Variable, dict[str, rt.Variable]] = {}
-        if before_push is not None and jax.tree.leaves(jax.eval_shape(before_push.init, jax.ShapeDtypeStruct((1,), "float32"))):
-            raise rt.InvalidArgumentError("before_push keeps a state, which a worker loses when it restarts: use a stateless one")
+        if before_push is not None and jax.tree.leaves(
+            jax.eval_shape(before_push.init, jax.ShapeDtypeStruct((1,), "float32"))
+        ):
+            raise rt.InvalidArgumentError(
+                "before_push keeps a state, which a worker loses when it restarts: use a stateless one"
+            )
 
     def minimize(
         self,
@@ -198,7 +202,9 @@ class Optimizer:
             if rt.get_default_graph() is not variable.graph:  # the graph only wants to know the shape
                 leaf = jax.tree.leaves(self._state(variable))[index]
                 return rt.placeholder(leaf.dtype, leaf.shape)
-            tensor: rt.Tensor = rt.call(lambda v: jax.tree.leaves(init(v))[index], variable.initial_value, name="initial")
+            tensor: rt.Tensor = rt.call(
+                lambda v: jax.tree.leaves(init(v))[index], variable.initial_value, name="initial"
+            )
             return tensor
 
         return make

@@ -133,7 +133,9 @@ class Saver:
         if best_mode not in ("min", "max"):
             raise ValueError(f"best_mode is 'min' or 'max', not {best_mode!r}")
         if defer_build and var_list:
-            raise ValueError("If `var_list` is provided then build cannot be deferred. Either set defer_build=False or var_list=None.")
+            raise ValueError(
+                "If `var_list` is provided then build cannot be deferred. Either set defer_build=False or var_list=None."
+            )
         hours = keep_checkpoint_every_n_hours
         self._retention_options: dict[str, Any] = {
             "max_to_keep": max_to_keep,
@@ -256,11 +258,15 @@ class Saver:
         metrics: Mapping[str, float] | None,
         states: _Asked,
     ) -> None:
+        started = time.monotonic()
         progress = threading.Thread(target=self._tell_progress, args=(handle, sess, cut), name="checkpoint-progress")
         progress.start()
         path, error = "", None
         try:
             path = self._write(handle.step, sess, series, saved, slices, cut, metrics, states)
+            process_metrics.add("checkpoints_total")
+            process_metrics.add("checkpoint_seconds_total", time.monotonic() - started)
+            process_metrics.add("checkpoint_bytes_total", cut.nbytes)
         except BaseException as reason:
             error = reason
             self.failed += 1
@@ -383,9 +389,7 @@ class Saver:
         if problems:
             raise DataLossError(f"checkpoint {path} is damaged: {'; '.join(problems[:5])}")
         if slices:
-            sess.shards.restore(
-                slices, reader.item, ocdbt=reader.ocdbt, zarr3=reader.zarr3, stream=self._stream
-            )
+            sess.shards.restore(slices, reader.item, ocdbt=reader.ocdbt, zarr3=reader.zarr3, stream=self._stream)
         restore_states(path, sess.task)
 
     def restore_latest(self, sess: Session, checkpoint_dir: str, *, partial: bool = False) -> str | None:
@@ -492,7 +496,9 @@ def _step(sess: Session, saved: Sequence[names.Saved], given: Any) -> tuple[int 
 
 
 def _local_problems(path: str, files: Sequence[ShardFile]) -> list[str]:
-    return [f"{f.path}: its checksum is wrong" for f in files if zarr.checksum(os.path.join(path, f.path))[1] != f.crc32]
+    return [
+        f"{f.path}: its checksum is wrong" for f in files if zarr.checksum(os.path.join(path, f.path))[1] != f.crc32
+    ]
 
 
 __all__ = [

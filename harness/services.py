@@ -49,7 +49,7 @@ class Checkpoints:
         """
         with self._lock:
             step = None if self._global_step is None else int(session.run(self._global_step))
-            if step is not None and step == self._saved_step:
+            if step is not None and step == (self._saved_step if self._saved_step is not None else self._on_disk()):
                 return None
             if not self._leads():
                 raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
@@ -61,6 +61,13 @@ class Checkpoints:
             if self._writer is not None:
                 self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
             return saved
+
+
+    def _on_disk(self) -> int | None:
+        """The step of the newest checkpoint of this path: a run that has just been restored is saved already."""
+        found = self._saver.last_checkpoints
+        name = os.path.basename(found[-1]) if found and os.path.dirname(found[-1]) == self._path else ""
+        return int(name) if name.isdigit() else None
 
 
 class CheckpointThread(LooperThread):

@@ -81,7 +81,7 @@ def look(cluster: rt.ClusterSpec, timeout_secs: float, variables: bool = False) 
     """Asks every task of a cluster at once; in the order of the cluster."""
     tasks = [(str(task), address) for task, address in cluster.tasks().items()]
     with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(tasks)))) as pool:
-        return list(pool.map(lambda item: _look_at(*item, cluster, timeout_secs, variables), tasks))
+        return list(pool.map(lambda item: _look_at(item[0], item[1], cluster, timeout_secs, variables), tasks))
 
 
 def _look_at(task: str, address: str, cluster: rt.ClusterSpec, timeout_secs: float, variables: bool) -> TaskState:
@@ -232,7 +232,7 @@ def _cluster() -> rt.ClusterSpec:
         raise rt.InvalidArgumentError("give either --cluster or --target")
     if _CLUSTER.value is not None:
         return parse_cluster(_CLUSTER.value)
-    return rt.probe(_TARGET.value, _TIMEOUT.value).cluster
+    return rt.probe(str(_TARGET.value), _TIMEOUT.value).cluster
 
 
 def main(argv: list[str]) -> int:

@@ -115,6 +115,7 @@ class Session:
             raise TypeError(f"config must be a SessionConfig, not {type(config).__name__}")
         self.graph = graph or get_default_graph()
         self._engine, self.config = _open(target, config)
+        self.target = target
         self._devices = Devices(
             self._engine.devices,
             self._engine.target,

@@ -1,5 +1,6 @@
 """One process of the single-operation benchmark: TensorFlow's distributed runtime (tf.compat.v1)."""
 
+import functools
 import json
 import os
 import sys
@@ -35,14 +36,15 @@ def main(job: str, cluster_json: str, sizes_json: str, seconds: float) -> None:
         array = np.ones(size // 4, np.float32)
         pushing = session.make_callable(push, [value])
         pulling = session.make_callable(pull, [])
-        print(json.dumps({"push": timed(lambda: pushing(array), seconds), "pull": timed(pulling, seconds)}), flush=True)
+        push_ms = timed(functools.partial(pushing, array), seconds)
+        print(json.dumps({"push": push_ms, "pull": timed(pulling, seconds)}), flush=True)
 
 
-def timed(call, seconds):  # type: ignore[no-untyped-def]
+def timed(call, seconds):
     """Median milliseconds of one call."""
     for _ in range(5):
         call()
-    times = []
+    times: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 5:
         started = time.perf_counter()

@@ -16,7 +16,7 @@ def main(hidden: int) -> None:
     tx = optax.sgd(0.1)
     model = MODELS["mlp"]
 
-    def train(params, state, step, images, labels):  # type: ignore[no-untyped-def]
+    def train(params, state, step, images, labels):
         loss, gradients = jax.value_and_grad(model.loss_fn)(params, images, labels)
         updates, state = tx.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, step + 1, loss

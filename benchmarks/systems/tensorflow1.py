@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 from benchmarks.systems.protocol import CLASSES, INPUTS, initial, measure  # noqa: E402
 
 
-def main(job, index, cluster_json, hidden, options_json):  # type: ignore[no-untyped-def]
+def main(job, index, cluster_json, hidden, options_json):
     """Serves as a ps, or measures as a worker."""
     tf.disable_eager_execution()
     tf.disable_resource_variables()

@@ -22,16 +22,16 @@ RATE = 0.1
 class Shard:
     """The parameters of one ps."""
 
-    instance = None
+    instance: "Shard"
 
-    def __init__(self, names, hidden):  # type: ignore[no-untyped-def]
+    def __init__(self, names, hidden):
         self.lock = threading.Lock()
         values = initial(hidden)
         self.params = {k: torch.from_numpy(values[k]) for k in names}
         self.steps = 0
 
 
-def push_pull(gradients):  # type: ignore[no-untyped-def]
+def push_pull(gradients):
     """Applies gradients and gives the new parameters and the step count."""
     shard = Shard.instance
     with shard.lock, torch.no_grad():
@@ -42,7 +42,7 @@ def push_pull(gradients):  # type: ignore[no-untyped-def]
         return {k: v.clone() for k, v in shard.params.items()}, shard.steps
 
 
-def main(job, index, cluster_json, hidden, options_json):  # type: ignore[no-untyped-def]
+def main(job, index, cluster_json, hidden, options_json):
     """Serves as a ps, or measures as a worker."""
     torch.set_num_threads(1)
     cluster = json.loads(cluster_json)
@@ -56,7 +56,7 @@ def main(job, index, cluster_json, hidden, options_json):  # type: ignore[no-unt
     rpc.init_rpc(f"{job}{index}", rank=rank, world_size=ps + workers)
     if job == "worker":
 
-        def exchange(gradients):  # type: ignore[no-untyped-def]
+        def exchange(gradients):
             calls = [
                 rpc.rpc_async(f"ps{i}", push_pull, args=({k: gradients[k] for k in names if k in gradients},))
                 for i, names in enumerate(shards)
@@ -70,7 +70,7 @@ def main(job, index, cluster_json, hidden, options_json):  # type: ignore[no-unt
 
         held = [exchange({})[0]]
 
-        def step(images, labels):  # type: ignore[no-untyped-def]
+        def step(images, labels):
             params = {k: v.requires_grad_() for k, v in held[0].items()}
             hidden_layer = torch.sigmoid(torch.from_numpy(images) @ params["w1"] + params["b1"])
             logits = hidden_layer @ params["w2"] + params["b2"]

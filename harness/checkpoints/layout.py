@@ -7,6 +7,9 @@ understood wherever a checkpoint is named. Nothing holds an absolute path, so a 
 from __future__ import annotations
 
 import re
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from absl import logging
@@ -19,6 +22,9 @@ ORBAX_STEP_FILE = "_CHECKPOINT_METADATA"
 ORBAX_TREE_FILE = "_METADATA"
 TEMPORARY = ".orbax-checkpoint-tmp"
 DEFAULT_ITEM = "default"
+LOOK_SECS = 1.0
+"""How often a directory is looked at for a new checkpoint."""
+SAY_EVERY_SECS = 10.0
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,51 @@ def get_checkpoint_state(checkpoint_dir: str, latest_filename: str | None = None
         return None
     series = str(epath.Path(newest).parent)
     return CheckpointState(newest, [step.path for step, _ in in_order(steps_in(series))])
+
+
+def checkpoints_iterator(
+    checkpoint_dir: str,
+    min_interval_secs: float = 0.0,
+    timeout: float | None = None,
+    timeout_fn: Callable[[], bool] | None = None,
+) -> Iterator[str]:
+    """The newest checkpoint of a directory each time there is a newer one; looks once a second.
+
+    Args:
+        checkpoint_dir: the directory.
+        min_interval_secs: seconds between two checkpoints that are given.
+        timeout: seconds to wait for a new one; None waits for ever, and says every 10 s that it does.
+        timeout_fn: called when the time is up; the wait ends when it gives True (or is None), else it begins anew.
+    """
+    last: str | None = None
+    given_at = -min_interval_secs
+    while True:
+        found = _wait_for_newer(checkpoint_dir, last, timeout)
+        if found is None:
+            if timeout_fn is None or timeout_fn():
+                return
+            continue
+        left = given_at + min_interval_secs - time.monotonic()
+        if left > 0:
+            threading.Event().wait(left)  # an event nobody sets: there is nothing to be told of in a directory
+        last, given_at = found, time.monotonic()
+        yield found
+
+
+def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> str | None:
+    started = time.monotonic()
+    said = started
+    while True:
+        found = latest_checkpoint(directory)
+        if found is not None and found != last:
+            return found
+        now = time.monotonic()
+        if timeout is not None and now - started >= timeout:
+            return None
+        if now - said >= SAY_EVERY_SECS:
+            said = now
+            logging.info("still waiting for a new checkpoint in %s", directory)
+        threading.Event().wait(LOOK_SECS if timeout is None else min(LOOK_SECS, timeout))
 
 
 def find_checkpoint(path: str) -> str | None:

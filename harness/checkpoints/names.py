@@ -122,7 +122,9 @@ def _chunk(parts: Sequence[Saved], limit: int) -> tuple[int, ...]:
     return tuple(max(c, 1) for c in chunk)
 
 
-def described(saved: Sequence[Saved], slices: Sequence[VariableSlice], sizes: Mapping[str, int]) -> dict[str, SavedVariable]:
+def described(
+    saved: Sequence[Saved], slices: Sequence[VariableSlice], sizes: Mapping[str, int]
+) -> dict[str, SavedVariable]:
     """What the manifest says of the variables; ``sizes`` are the bytes of string variables on disk."""
     parts: dict[str, list[tuple[str, tuple[int, ...], tuple[int, ...]]]] = {}
     for s, piece in zip(saved, slices, strict=True):

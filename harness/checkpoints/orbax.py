@@ -302,7 +302,9 @@ class Directory:
         wanted = {f"ocdbt.process_{i}" for i in save.process_ids}
         found = {c.name for c in epath.Path(directory).iterdir() if c.name.startswith("ocdbt.process_")}
         if found != wanted:
-            raise AbortedError(f"{directory} was written by {sorted(found)} instead of {sorted(wanted)}: two chiefs are at work")
+            raise AbortedError(
+                f"{directory} was written by {sorted(found)} instead of {sorted(wanted)}: two chiefs are at work"
+            )
 
     def _complete_remote(self) -> None:
         assert self._save is not None  # where there is no rename, Orbax writes into the final directory

@@ -26,11 +26,17 @@ from models.mnist.model import MODELS
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ps_hosts", [], "Comma-separated host:port of the parameter servers, the same on every task.")
-flags.DEFINE_list("worker_hosts", [], "Comma-separated host:port of the workers, the same on every task. Empty: one process.")
+flags.DEFINE_list(
+    "worker_hosts", [], "Comma-separated host:port of the workers, the same on every task. Empty: one process."
+)
 flags.DEFINE_enum("job_name", "worker", ["ps", "worker"], "What this process is.")
-flags.DEFINE_integer("task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.", lower_bound=0)
+flags.DEFINE_integer(
+    "task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.", lower_bound=0
+)
 flags.DEFINE_string("logdir", "runs/mnist", "Directory for checkpoints and TensorBoard events; empty writes nothing.")
-flags.DEFINE_string("data_dir", None, "Directory with the four MNIST files. Default: $MNIST_DIR, else a download cache.")
+flags.DEFINE_string(
+    "data_dir", None, "Directory with the four MNIST files. Default: $MNIST_DIR, else a download cache."
+)
 flags.DEFINE_enum("model", "mlp", sorted(MODELS), "mlp: 784-hidden-10 with sigmoid. cnn: two convolutions, two layers.")
 flags.DEFINE_integer("hidden_units", 100, "Width of the hidden layer, in units.", lower_bound=1)
 flags.DEFINE_float("epochs", 20.0, "Passes over the training data, by all workers together.", lower_bound=0.0)
@@ -38,13 +44,19 @@ flags.DEFINE_integer("train_steps", None, "Global steps to train, instead of --e
 flags.DEFINE_integer("batch_size", 100, "Examples in one worker's step.", lower_bound=1)
 flags.DEFINE_enum("optimizer", "adam", ["sgd", "momentum", "adagrad", "adam"], "Update rule.")
 flags.DEFINE_float("learning_rate", None, "Learning rate. Default: 0.5 sgd, 0.05 momentum, 0.1 adagrad, 0.005 adam.")
-flags.DEFINE_enum("decay", None, ["none", "linear"], "Learning rate over the run. Default: linear to 0 for adam, else none.")
-flags.DEFINE_float("clip_norm", None, "Clip each worker's gradients to this global norm before the push.", lower_bound=0.0)
+flags.DEFINE_enum(
+    "decay", None, ["none", "linear"], "Learning rate over the run. Default: linear to 0 for adam, else none."
+)
+flags.DEFINE_float(
+    "clip_norm", None, "Clip each worker's gradients to this global norm before the push.", lower_bound=0.0
+)
 flags.DEFINE_integer("seed", 1, "Seed of the initial values and the order of the data.")
 flags.DEFINE_float("save_model_secs", 60.0, "Seconds between checkpoints; 0 saves none.", lower_bound=0.0)
 flags.DEFINE_float("save_summaries_secs", 10.0, "Seconds between summaries; 0 writes none.", lower_bound=0.0)
 flags.DEFINE_integer("log_every_steps", 500, "Global steps between progress lines.", lower_bound=1)
-flags.DEFINE_float("start_timeout_secs", None, "Seconds to wait for the cluster to start. Default: no limit.", lower_bound=0.0)
+flags.DEFINE_float(
+    "start_timeout_secs", None, "Seconds to wait for the cluster to start. Default: no limit.", lower_bound=0.0
+)
 
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
 
@@ -153,6 +165,7 @@ def build(server: rt.Server, total: int) -> Graph:
         harness.summary.scalar("cost", loss)
         harness.summary.scalar("batch_accuracy", accuracy)
         summaries = harness.summary.merge_all()
+        assert summaries is not None  # there are two
     return Graph(images, labels, loss, accuracy, train_op, global_step, summaries)
 
 

@@ -25,7 +25,6 @@ ALLOWED_OPERATIONS = frozenset(
     + [
         f"stablehlo.{name}"
         for name in (
-            # fmt: off
             # element by element
             "abs add and atan2 bitcast_convert cbrt ceil clamp compare complex convert cosine count_leading_zeros "
             "divide exponential exponential_minus_one floor imag is_finite log log_plus_one logistic maximum minimum "
@@ -44,7 +43,6 @@ ALLOWED_OPERATIONS = frozenset(
             "case composite custom_call if optimization_barrier return while "
             # randomness
             "rng rng_bit_generator"
-            # fmt: on
         ).split()
     ]
 )
@@ -52,6 +50,7 @@ ALLOWED_OPERATIONS = frozenset(
 
 _LAPACK = "potrf geqrf gesdd getrf gehrd gees geev trsm gtsv".split()
 _LAPACK_REAL, _LAPACK_COMPLEX = "orgqr syevd sytrd".split(), "ungqr heevd hetrd".split()
+_SOLVER = "getrf geqrf orgqr potrf syevd gesvd gesvdj gesdd sytrd".split()
 
 ALLOWED_CUSTOM_CALLS = frozenset(
     [f"lapack_{kind}{name}_ffi" for kind in "sdcz" for name in _LAPACK]
@@ -90,7 +89,7 @@ def load_program(program: Program) -> export.Exported:
     except Exception as error:
         raise InvalidArgumentError(f"not a program that this task can read: {_one_line(error)}") from error
     try:
-        with mlir.make_ir_context() as context:
+        with mlir.make_ir_context() as context, ir.Location.unknown(context):
             module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
             _check_operations(module)
             _check_signature(module, flat)
@@ -117,9 +116,10 @@ def _checked_header(exported: export.Exported, program: Program) -> list[Any]:
         raise InvalidArgumentError("the program's arguments are not those that its stage declares")
     if results != [(s.shape, s.dtype) for s in program.results]:
         raise InvalidArgumentError("the program's results are not those that its stage declares")
-    if exported.in_tree != jax.tree.structure(((0,) * len(arguments), {})):
+    trees: tuple[Any, Any] = exported.in_tree, exported.out_tree
+    if trees[0] != jax.tree.structure(((0,) * len(arguments), {})):
         raise InvalidArgumentError("the program's arguments are not a flat row of arrays")
-    if exported.out_tree != jax.tree.structure((0,) * len(results)):
+    if trees[1] != jax.tree.structure((0,) * len(results)):
         raise InvalidArgumentError("the program's results are not a flat row of arrays")
     kept = tuple(exported.module_kept_var_idx)
     if list(kept) != sorted(set(kept)) or any(not 0 <= i < len(arguments) for i in kept):

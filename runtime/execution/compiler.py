@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import export
 
 from runtime.errors import InvalidArgumentError
-from runtime.execution.allow import check_module
+from runtime.execution.allow import load_program
 from runtime.plan.plan import Program
 
 Executable = Callable[..., list[Any]]
@@ -49,28 +49,21 @@ class _Entry:
 
 
 def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Executable:
-    try:
-        exported = export.deserialize(bytearray(program.blob))
-    except Exception as error:
-        raise InvalidArgumentError(f"not a program of a version this task can read: {error}") from error
-    check_module(exported)
-    declared = [(spec.shape, spec.dtype) for spec in program.arguments]
-    if [(a.shape, a.dtype) for a in exported.in_avals] != declared:
-        raise InvalidArgumentError("the program's arguments are not those that its stage declares")
-    if [(a.shape, a.dtype) for a in exported.out_avals] != [(s.shape, s.dtype) for s in program.results]:
-        raise InvalidArgumentError("the program's results are not those that its stage declares")
+    exported = load_program(program)
     # Only a device other than the default one is named: naming it costs on every call.
     sharding = None if device == jax.local_devices()[0] else jax.sharding.SingleDeviceSharding(device)
     avals: list[Any] = [
         jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
-        for shape, dtype in declared
+        for shape, dtype in ((spec.shape, spec.dtype) for spec in program.arguments)
     ]
 
     def run(*arguments: Any) -> Any:
         return exported.call(*arguments)  # type: ignore[no-untyped-call]
 
-    with jax.enable_x64(True):
-        if sharding is None:
+    on_device = contextlib.nullcontext() if sharding is None else jax.default_device(device)
+    try:
+        with jax.enable_x64(True), on_device:
             return jax.jit(run, donate_argnums=tuple(donate)).lower(*avals).compile()
-        with jax.default_device(device):
-            return jax.jit(run, donate_argnums=tuple(donate)).lower(*avals).compile()
+    except Exception as error:
+        text = " ".join(str(error).split())[:500]
+        raise InvalidArgumentError(f"the program could not be compiled for {device}: {text}") from error

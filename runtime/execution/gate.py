@@ -18,11 +18,15 @@ from runtime.errors import DeadlineExceededError
 StepKey = tuple[int, int]
 """(session, step)."""
 
-STEPS_PER_SESSION = 16
-"""Steps remembered of each session: more than one session ever has under way at once."""
+STEPS_PER_SESSION = 32
+"""Steps remembered of each session ..."""
+STEPS_UNDER_WAY = 16
+"""... and how many of them may be half done: only the newest, so that what one task has forgotten nobody asks for."""
 SESSIONS = 4096
-RECENT_SECS = 5.0
-"""A step whose last write here is older has ended long ago, or lost its worker half-way."""
+REMEMBER_SECS = 5.0
+"""How long a step is told of after its last write here ..."""
+RECENT_SECS = 2.5
+"""... and for how long it may be half done: an older one has ended, or lost its worker half-way."""
 
 
 @dataclass
@@ -104,7 +108,8 @@ class Gate:
             if not self._changed.wait_for(lambda: not self._running, timeout):
                 self._resume()
                 raise DeadlineExceededError(
-                    f"{self._running} writing stages still run after {timeout:.1f} s: no consistent cut", task=self._task
+                    f"{self._running} writing stages still run after {timeout:.1f} s: no consistent cut",
+                    task=self._task,
                 )
 
     def let_through(self, steps: Mapping[StepKey, int], timeout: float) -> list[StepKey]:
@@ -131,7 +136,7 @@ class Gate:
     def recent(self) -> Iterator[tuple[StepKey, Writes]]:
         """The steps of several writes that wrote here lately."""
         with self._changed:
-            since = time.monotonic() - RECENT_SECS
+            since = time.monotonic() - REMEMBER_SECS
             found = [((s, n), w) for s, steps in self._sessions.items() for n, w in steps.items() if w.at >= since]
         return iter(found)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,9 +150,12 @@ class Shards:
             lost = self._gate.let_through(wanted, QUIET_SECS)
             return Reply(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
         self._gate.pause(order.seconds, QUIET_SECS)
+        now = time.monotonic()
         return Reply(
             steps=[
-                pb.StepWrites(session=session, step=step, done=writes.done, expected=writes.expected)
+                pb.StepWrites(
+                    session=session, step=step, done=writes.done, expected=writes.expected, age_secs=now - writes.at
+                )
                 for (session, step), writes in self._gate.recent()
             ]
         )
@@ -266,7 +270,9 @@ class Shards:
             return zarr.decode_strings(array, spec.shape)
         device = self._devices.get((s.device_type, s.device_index))
         if device is None:
-            raise InvalidArgumentError(f"no device {s.device_type}:{s.device_index} here for {s.name!r}", task=self._task)
+            raise InvalidArgumentError(
+                f"no device {s.device_type}:{s.device_index} here for {s.name!r}", task=self._task
+            )
         with jax.enable_x64(True):  # else 64-bit arrays are narrowed
             return jax.device_put(array, device).block_until_ready()
 

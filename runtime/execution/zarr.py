@@ -140,7 +140,9 @@ def write_arrays(
                 finish()
             transaction = ts.Transaction()
             opened = [
-                ts.open(_write_spec(directory, placed), create=True, open=True, context=context, transaction=transaction)
+                ts.open(
+                    _write_spec(directory, placed), create=True, open=True, context=context, transaction=transaction
+                )
                 for placed, _ in group
             ]
             for (placed, array), future in zip(group, opened, strict=True):
@@ -280,7 +282,9 @@ def checksum(path: str) -> tuple[int, int]:
 
 def files_below(directory: str) -> list[str]:
     """Paths of all files below a directory, relative to it, sorted."""
-    found = [os.path.relpath(os.path.join(where, f), directory) for where, _, files in os.walk(directory) for f in files]
+    found = [
+        os.path.relpath(os.path.join(where, f), directory) for where, _, files in os.walk(directory) for f in files
+    ]
     return sorted(found)
 
 

@@ -130,6 +130,15 @@ class Variable:
         """The operation ``w/Assign`` that gives it its initial value."""
         return self._initializer
 
+    def initialize_from(self, value: Any) -> None:
+        """Makes the initialiser give ``value`` from now on: an array or tensor of the variable's shape and dtype.
+
+        Operations that were made of the old initialiser (an ``init`` group) are not changed.
+        """
+        graph = self.graph
+        with graph.as_default(), graph.control_dependencies(None), graph.name_scope(self._op.name + "/"):
+            self._initializer = self.assign(value, name="Assign").op
+
     def value(self) -> Tensor:
         """The tensor ``w/read``: its value in this step, the same for all who use it."""
         return self._snapshot

@@ -467,10 +467,13 @@ class StepWrites(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
+    AGE_SECS_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     step: _builtins.int
     done: _builtins.int
     """on this task"""
+    age_secs: _builtins.float
+    """since its last write on this task"""
     @_builtins.property
     def expected(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """task -> stages that write variables"""
@@ -482,10 +485,11 @@ class StepWrites(_message.Message):
         step: _builtins.int = ...,
         done: _builtins.int = ...,
         expected: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        age_secs: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "expected", b"expected", "session", b"session", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_secs", b"age_secs", "done", b"done", "expected", b"expected", "session", b"session", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

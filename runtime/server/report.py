@@ -6,17 +6,18 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 
 from runtime.cluster import ClusterSpec
+from runtime.execution.store import Store
 from runtime.graph.bodies import VariableSpec
 from runtime.process_metrics import metrics
-from runtime.proto import stage_pb2
 from runtime.proto import services_pb2 as pb
-from runtime.proto import services_pb2_grpc
+from runtime.proto import services_pb2_grpc, stage_pb2
 from runtime.server import rpc
+from runtime.server.tasks import find_local
 from runtime.tensor_spec import TensorSpec, canonical_dtype
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def report(server: Server, *, variables: bool) -> pb.MetricsResponse:
         **_transport(server),
         **_host(),
         **_devices(worker),
+        "updates_dropped_total": _dropped(worker.store),
         "variables": len(known),
         "variable_bytes": sum(0 if spec.is_string else spec.nbytes for _, spec in known),
     }
@@ -86,6 +88,12 @@ def report(server: Server, *, variables: bool) -> pb.MetricsResponse:
         last_error_unix_secs=when,
         variables=[_described(key, spec) for key, spec in known] if variables else (),
     )
+
+
+def _dropped(store: Store) -> int:
+    """Gradients that synchronous updates have dropped as stale or repeated."""
+    counts = [getattr(resource, "counts", None) for _, resource in store.resources()]
+    return sum(getattr(c, name, 0) for c in counts for name in ("dropped", "stale", "repeated"))
 
 
 def _described(key: tuple[str, str], spec: TensorSpec) -> stage_pb2.VariableSpecDef:
@@ -140,9 +148,7 @@ def report_from_proto(message: pb.MetricsResponse) -> TaskReport:
         tuple(message.staleness),
         message.last_error,
         message.last_error_unix_secs,
-        tuple(
-            VariableSpec(v.name, tuple(v.spec.shape), _dtype(v.spec.dtype), v.container) for v in message.variables
-        ),
+        tuple(VariableSpec(v.name, tuple(v.spec.shape), _dtype(v.spec.dtype), v.container) for v in message.variables),
     )
 
 
@@ -162,12 +168,14 @@ def probe(address: str, timeout_secs: float = 2.0, *, variables: bool = False) -
         UnavailableError: nobody listens there.
         DeadlineExceededError: no answer in time.
     """
-    channel = rpc.open_channel(address.removeprefix("grpc://"))
+    address = address.removeprefix("grpc://")
+    local = find_local(address)
+    if local is not None:
+        return report_from_proto(report(cast("Server", local), variables=variables))
+    channel = rpc.open_channel(address)
     try:
         stub = services_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
         request = pb.MetricsRequest(variables=variables)
         return report_from_proto(rpc.call(stub.Metrics, request, timeout=timeout_secs, task=address))
     finally:
         channel.close()
-
-

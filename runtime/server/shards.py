@@ -20,6 +20,7 @@ from absl import logging
 
 from runtime.errors import AbortedError, OpError, UnavailableError
 from runtime.execution import zarr
+from runtime.execution.gate import RECENT_SECS, STEPS_UNDER_WAY
 from runtime.graph.bodies import VariableSpec
 from runtime.plan.place import Device
 from runtime.proto import services_pb2 as pb
@@ -221,28 +222,17 @@ class Shards:
     def _pause(self, tasks: Sequence[str]) -> None:
         order = self._order(pb.ShardOrder.PAUSE, seconds=PAUSE_SECS)
         replies = self._each(tasks, lambda t: self._ask(t, order, ORDER_SECS))
-        seen: dict[tuple[int, int], dict[str, int]] = {}
-        expected: dict[tuple[int, int], Mapping[str, int]] = {}
-        for task, reply in zip(tasks, replies, strict=True):
-            for s in reply.steps:
-                key = (s.session, s.step)
-                seen.setdefault(key, {})[task] = s.done
-                expected[key] = dict(s.expected)
-        waiting: dict[str, list[pb.StepWrites]] = {}
-        for (session, step), done in seen.items():
-            for task, wanted in expected[session, step].items():
-                if task in tasks and done.get(task, 0) < wanted:
-                    waiting.setdefault(task, []).append(
-                        pb.StepWrites(session=session, step=step, expected={task: wanted})
-                    )
+        waiting = half_done_steps({t: list(r.steps) for t, r in zip(tasks, replies, strict=True)})
         if not waiting:
             return
-        half_done = self._each(
+        finished = self._each(
             list(waiting), lambda t: self._ask(t, self._order(pb.ShardOrder.PAUSE, steps=waiting[t]), ORDER_SECS)
         )
-        lost = {(s.session, s.step) for reply in half_done for s in reply.steps}
+        lost = {(s.session, s.step) for reply in finished for s in reply.steps}
         if lost:
-            logging.warning("%d steps lost their worker half-way: the checkpoint holds what they have written", len(lost))
+            logging.warning(
+                "%d steps lost their worker half-way: the checkpoint holds what they have written", len(lost)
+            )
 
     def write(self, cut: Cut, directory: str, *, stream: bool = False) -> list[ShardFile]:
         """Has every task write what it holds of a cut into a directory that all share.
@@ -416,6 +406,36 @@ class Shards:
         if errors:  # what somebody refuses says more than that somebody is gone
             raise next((e for e in errors if not isinstance(e, UnavailableError)), errors[0])
         return [f.result() for f in futures]
+
+
+def half_done_steps(told: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str, list[pb.StepWrites]]:
+    """The steps that have written somewhere, but not everywhere.
+
+    Args:
+        told: by paused task, how far the steps' writes have come there.
+
+    Returns:
+        By task, the steps that must still write there, with how many writes they will have made then.
+    """
+    done: dict[tuple[int, int], dict[str, int]] = {}
+    expected: dict[tuple[int, int], dict[str, int]] = {}
+    recent: dict[int, set[int]] = {}
+    for task, steps in told.items():
+        for s in steps:
+            key = (s.session, s.step)
+            done.setdefault(key, {})[task] = s.done
+            expected[key] = dict(s.expected)
+            if s.age_secs < RECENT_SECS:
+                recent.setdefault(s.session, set()).add(s.step)
+    waiting: dict[str, list[pb.StepWrites]] = {}
+    for session, numbers in recent.items():
+        for step in sorted(numbers)[-STEPS_UNDER_WAY:]:
+            for task, wanted in expected[session, step].items():
+                if task in told and done[session, step].get(task, 0) < wanted:
+                    waiting.setdefault(task, []).append(
+                        pb.StepWrites(session=session, step=step, expected={task: wanted})
+                    )
+    return waiting
 
 
 def _with_slices(order: pb.ShardOrder, slices: Sequence[pb.SliceDef]) -> pb.ShardOrder:

@@ -67,7 +67,10 @@ def blocks(
                 block = (count, *shape[1:])
                 raw = _pull(ask, order, task, index, first * row, count * row)
                 offset = (s.offset[0] + first, *s.offset[1:])
-                yield zarr.Placed(s.key, block, dtype, s.full_shape, offset, s.chunk), np.frombuffer(raw, dtype).reshape(block)
+                yield (
+                    zarr.Placed(s.key, block, dtype, s.full_shape, offset, s.chunk),
+                    np.frombuffer(raw, dtype).reshape(block),
+                )
 
 
 def _pull(ask: Ask, common: pb.ShardOrder, task: str, index: int, offset: int, size: int) -> bytearray:

@@ -34,7 +34,11 @@ def plain_orbax(directory: pathlib.Path | str, step: int | None = None) -> tuple
 
     arguments = [str(directory), *([] if step is None else [str(step)])]
     output = subprocess.run(
-        [sys.executable, "-c", PLAIN, *arguments], check=True, capture_output=True, text=True, cwd=pathlib.Path(directory)
+        [sys.executable, "-c", PLAIN, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=pathlib.Path(directory),
     ).stdout
     restored, found = json.loads(output.splitlines()[-1])
     arrays = {}
@@ -60,7 +64,9 @@ def session(server: Server, graph: rt.Graph) -> Iterator[rt.Session]:
         yield sess
 
 
-def make_graph(values: Mapping[str, Any], placed: Mapping[str, int] | None = None) -> tuple[rt.Graph, dict[str, rt.Variable]]:
+def make_graph(
+    values: Mapping[str, Any], placed: Mapping[str, int] | None = None
+) -> tuple[rt.Graph, dict[str, rt.Variable]]:
     """A graph with variables of these initial values, each on the ps that ``placed`` says (0 by default)."""
     graph = rt.Graph()
     variables = {}

@@ -1,0 +1,96 @@
+"""Initial values from a checkpoint: for a model that goes on from, or shares parts with, one trained before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from harness.checkpoints.names import dtype_name
+from harness.checkpoints.reader import CheckpointReader, Stored, load_checkpoint
+from runtime import Variable, get_default_graph
+
+
+def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any]) -> None:
+    """Makes variables of the default graph begin with values of a checkpoint when they are initialised.
+
+    Call it before the init operation is made. A checkpoint that is restored later wins over it.
+
+    Args:
+        ckpt_dir_or_file: the checkpoint, as for ``load_checkpoint``; any that Orbax wrote will do.
+        assignment_map: from names in the checkpoint to where they go:
+            ``"old/scope/": "new/scope/"`` all below a scope (``"/"`` is the whole checkpoint),
+            ``"old/name": "new/name"`` or ``"old/name": variable`` one array,
+            ``"old/name": [parts]`` the slices of a partitioned variable, in order along the first dimension.
+
+    Raises:
+        ValueError: no such checkpoint, array or variable; shapes or dtypes differ; lists all that does not fit.
+    """
+    reader = load_checkpoint(ckpt_dir_or_file)
+    variables = {v.op.name: v for v in get_default_graph().variables()}
+    problems: list[str] = []
+    chosen: list[tuple[Stored, list[Variable]]] = []
+    for source, target in assignment_map.items():
+        try:
+            chosen.extend(_pairs(reader, variables, source, target))
+        except ValueError as error:
+            problems.append(str(error))
+    for stored, parts in chosen:
+        problems.extend(_misfits(stored, parts))
+    if problems:
+        raise ValueError(f"init_from_checkpoint({reader.path}): {'; '.join(problems)}")
+    for stored, parts in chosen:
+        value = reader.get_tensor(stored.name)
+        first = 0
+        for part in parts:
+            if len(parts) == 1:
+                part.initialize_from(value)
+            else:
+                part.initialize_from(value[first : first + part.shape[0]])
+                first += part.shape[0]
+
+
+def _pairs(
+    reader: CheckpointReader, variables: Mapping[str, Variable], source: str, target: Any
+) -> Iterator[tuple[Stored, list[Variable]]]:
+    if source.endswith("/"):
+        if not isinstance(target, str) or not target.endswith("/"):
+            raise ValueError(
+                f"{source!r} is a scope, so where it goes must be one too, with a / at its end: {target!r}"
+            )
+        old, new = source.lstrip("/"), target.lstrip("/")
+        found = False
+        for name, variable in variables.items():
+            if name.startswith(new):
+                wanted = old + name.removeprefix(new)
+                if wanted not in reader.arrays:
+                    raise ValueError(f"{wanted!r} for variable {name!r} is not in the checkpoint")
+                found = True
+                yield reader.arrays[wanted], [variable]
+        if not found:
+            raise ValueError(f"there are no variables in scope {target!r}")
+        return
+    name = source.removesuffix(":0")
+    if name not in reader.arrays:
+        raise ValueError(f"{source!r} is not in the checkpoint, which has {', '.join(reader.arrays)}")
+    parts = target if isinstance(target, list | tuple) else [target]
+    found_parts = []
+    for part in parts:
+        if isinstance(part, str):
+            if part.removesuffix(":0") not in variables:
+                raise ValueError(f"there is no variable {part!r}")
+            part = variables[part.removesuffix(":0")]
+        if not isinstance(part, Variable):
+            raise ValueError(f"{source!r} goes to {part!r}, which is no variable")
+        found_parts.append(part)
+    yield reader.arrays[name], found_parts
+
+
+def _misfits(stored: Stored, parts: list[Variable]) -> Iterator[str]:
+    shape = parts[0].shape
+    if len(parts) > 1:
+        shape = (sum(p.shape[0] for p in parts), *shape[1:])
+    if shape != stored.shape:
+        yield f"{stored.name!r} has shape {stored.shape}, {parts[0].op.name!r} has {shape}"
+    for part in parts:
+        if dtype_name(part) != stored.dtype:
+            yield f"{stored.name!r} is {stored.dtype}, {part.op.name!r} is {dtype_name(part)}"

@@ -1,0 +1,189 @@
+"""What a training program offers to those who watch it: log lines, a Prometheus endpoint, a profile of some steps.
+
+Importing it defines the flags --metrics_port, --log_json and --profile_steps.
+
+    with monitoring.watched(server), monitoring.StepProfiler.from_flags(logdir) as profiler:
+        while training:
+            profiler.step(step)
+
+Progress bars are in ``harness.progress``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging as std_logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags, logging
+
+import runtime as rt
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer(
+    "metrics_port",
+    None,
+    "Port of an HTTP endpoint with this task's figures for Prometheus; 0 takes a free one. Off when not given.",
+    lower_bound=0,
+)
+flags.DEFINE_bool("log_json", False, "Log one JSON object a line: time, level, task, source, message.")
+flags.DEFINE_string(
+    "profile_steps",
+    None,
+    "Steps to profile, as in 100:105: a jax.profiler trace is written below --logdir; Perfetto opens it.",
+)
+_LEVELS = {"CRITICAL": "F", "FATAL": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "DEBUG": "D"}
+
+
+class TaskFormatter(std_logging.Formatter):
+    """One line for each event: level and time, the task, where, and the message; line breaks become spaces.
+
+    Args:
+        task: such as "worker/0"; "" leaves it out.
+    """
+
+    def __init__(self, task: str) -> None:
+        super().__init__()
+        self._task = f" {task}" if task else ""
+
+    def format(self, record: std_logging.LogRecord) -> str:
+        """The line."""
+        at = datetime.datetime.fromtimestamp(record.created)
+        level = _LEVELS.get(record.levelname, record.levelname[:1])
+        where = f"{record.filename}:{record.lineno}"
+        message = " ".join(record.getMessage().split())
+        text = f"{level}{at:%m%d %H:%M:%S}.{at.microsecond // 1000:03d}{self._task} {where}] {message}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class JsonFormatter(std_logging.Formatter):
+    """One JSON object a line, for log collectors; an exception is one of its fields.
+
+    Args:
+        task: such as "worker/0".
+    """
+
+    def __init__(self, task: str) -> None:
+        super().__init__()
+        self._task = task
+
+    def format(self, record: std_logging.LogRecord) -> str:
+        """The line."""
+        at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        entry: dict[str, Any] = {
+            "time": at.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "task": self._task,
+            "source": f"{record.filename}:{record.lineno}",
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def configure_logging(task: str, as_json: bool = False) -> None:
+    """Makes absl's log lines name the task.
+
+    Args:
+        task: such as "worker/0".
+        as_json: one JSON object a line.
+    """
+    logging.get_absl_handler().setFormatter(JsonFormatter(task) if as_json else TaskFormatter(task))
+
+
+@contextlib.contextmanager
+def watched(server: rt.Server) -> Iterator[None]:
+    """Names the server's task in the log lines, and offers its figures at ``--metrics_port`` while the block runs.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    configure_logging(f"{server.task.job}/{server.task.index}", FLAGS.log_json)
+    if FLAGS.metrics_port is None:
+        yield
+        return
+    from harness.prometheus import Endpoint
+
+    with Endpoint(server, FLAGS.metrics_port):
+        yield
+
+
+class StepProfiler:
+    """Profiles a span of steps with jax.profiler; for Perfetto and for TensorBoard's profile plugin.
+
+    Args:
+        first: the step at which the profile begins.
+        end: the step before which it ends.
+        directory: where it is written, below ``plugins/profile``.
+    """
+
+    def __init__(self, first: int, end: int, directory: str) -> None:
+        if not 0 <= first < end:
+            raise ValueError(f"the steps {first}:{end} to profile: the first must be 0 or more and below the second")
+        self._first = first
+        self._end = end
+        self._directory = directory
+        self._state = "before"
+
+    @classmethod
+    def from_flags(cls, directory: str) -> StepProfiler | _NoProfiler:
+        """The profiler that ``--profile_steps`` asks for; one that does nothing without it.
+
+        Raises:
+            ValueError: the flag is not of the form ``100:105``, or there is no directory.
+        """
+        if not FLAGS.profile_steps:
+            return _NoProfiler()
+        found = re.fullmatch(r"(\d+):(\d+)", FLAGS.profile_steps)
+        if not found:
+            raise ValueError(f"--profile_steps={FLAGS.profile_steps}: give the first step and the end, as in 100:105")
+        if not directory:
+            raise ValueError("--profile_steps needs a --logdir to write to")
+        return cls(int(found[1]), int(found[2]), directory)
+
+    def step(self, step: int) -> None:
+        """Tells that ``step`` is about to run."""
+        if self._state == "before" and step >= self._first:
+            import jax
+
+            logging.info("profiling steps %d to %d", step, self._end)
+            jax.profiler.start_trace(self._directory, create_perfetto_trace=True)
+            self._state = "running"
+        elif self._state == "running" and step >= self._end:
+            self.close()
+
+    def close(self) -> None:
+        """Ends a profile that is running and writes it."""
+        if self._state == "running":
+            import jax
+
+            jax.profiler.stop_trace()
+            logging.info("the profile is below %s/plugins/profile", self._directory)
+            self._state = "done"
+
+    def __enter__(self) -> StepProfiler:
+        """Gives the profiler itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Writes a profile that is still running."""
+        self.close()
+
+
+class _NoProfiler:
+    def step(self, step: int) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def __enter__(self) -> _NoProfiler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

@@ -1,0 +1,153 @@
+"""The program of the recovery tests' tasks: a tiny model that counts, and a parent that says what to do next.
+
+Every worker's step adds 1 to the global step and to two vectors; the three live on different ps tasks as soon as there
+are two. So in any consistent state all elements of both vectors equal the global step.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+import harness
+import runtime as rt
+
+SIZE = 4
+
+
+class _Lines(logging.PythonHandler):
+    """Sends what is logged to the parent."""
+
+    def __init__(self, pipe: Connection, lock: threading.Lock) -> None:
+        super().__init__()
+        self._pipe = pipe
+        self._lock = lock
+
+    def emit(self, record: Any) -> None:
+        with self._lock:
+            self._pipe.send(("LOG", record.getMessage()))
+
+
+def run(job: str, index: int, cluster: dict[str, list[str]], options: dict[str, Any], pipe: Connection) -> None:
+    """One task, in a process of its own."""
+    started = time.monotonic()
+    os.environ.update(options.get("env", {}))
+    lock = threading.Lock()
+    logging.set_verbosity(logging.INFO)
+    handler = _Lines(pipe, lock)
+    logging.get_absl_logger().handlers[:] = [handler]
+    logging.get_absl_logger().addHandler(handler)
+    logging.get_absl_logger().propagate = False
+
+    def say(*what: Any) -> None:
+        with lock:
+            pipe.send(what)
+
+    server = rt.Server(cluster, job, index)
+    if job == "ps":
+        say("SERVING")
+        server.join()
+        say("LEFT")
+        return
+    with server:
+        _work(server, index, cluster, options, say, pipe, started)
+    say("ENDED")
+
+
+def _work(server: rt.Server, index: int, cluster: Any, options: dict[str, Any], say: Any, pipe: Any, started: float) -> None:
+    with rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")):
+        global_step = harness.get_or_create_global_step()
+        first = rt.Variable(np.zeros(SIZE, np.float32), name="first")
+        second = rt.Variable(np.zeros(SIZE, np.float32), name="second")
+        one = np.ones(SIZE, np.float32)
+        step = rt.group(first.assign_add(one), second.assign_add(one))
+        count = global_step.assign_add(1)
+    fetches = [count, step]
+    if options.get("monitored"):
+        _monitored(server, index, options, say, pipe, fetches, [global_step, first, second], started)
+        return
+    logdir = options.get("logdir")
+    supervisor = harness.Supervisor(
+        is_chief=index == 0,
+        logdir=logdir,
+        saver=harness.Supervisor.USE_DEFAULT if logdir else None,
+        save_model_secs=options.get("save_secs", 0),
+        save_summaries_secs=0,
+        stop_grace_secs=options.get("grace_secs", 10),
+        init_fn=(lambda _: _init(say, pipe)) if options.get("init_fn") and index == 0 else None,
+    )
+    extra = {"max_wait_secs": options.get("max_wait_secs", 60), "recover": options.get("recover", True)}
+    with supervisor.managed_session(server.target, **extra) as session:
+        say("READY", int(session.run(global_step)), round(time.monotonic() - started, 3))
+        _obey(
+            supervisor.should_stop,
+            lambda: int(session.run(fetches)[0]),
+            lambda: session.run([global_step, first, second]),
+            lambda: supervisor.saver.save(session.raw, supervisor.save_path, global_step=global_step),
+            say,
+            pipe,
+        )
+
+
+def _init(say: Any, pipe: Any) -> None:
+    say("INIT_FN")
+    assert pipe.recv() == ("go",)
+
+
+def _monitored(server: Any, index: int, options: Any, say: Any, pipe: Any, fetches: Any, state: Any, started: float) -> None:
+    with harness.MonitoredTrainingSession(
+        server.target,
+        index == 0,
+        checkpoint_dir=options.get("logdir"),
+        save_checkpoint_steps=options.get("save_steps", 10),
+        save_summaries_steps=None,
+        log_step_count_steps=None,
+        stop_grace_period_secs=options.get("grace_secs", 10),
+        max_wait_secs=options.get("max_wait_secs", 60),
+    ) as session:
+        say("READY", 0, round(time.monotonic() - started, 3))
+        _obey(
+            session.should_stop,
+            lambda: int(session.run(fetches)[0]),
+            lambda: session.run(state),
+            lambda: "",
+            say,
+            pipe,
+        )
+
+
+def _obey(should_stop: Any, step: Any, values: Any, save: Any, say: Any, pipe: Any) -> None:
+    """Does what the parent says until it says that this is the end."""
+    while not should_stop():
+        order = pipe.recv()
+        if order[0] == "end":
+            return
+        if order[0] == "raise":
+            raise ValueError("the parent says so")
+        if order[0] == "steps":
+            for _ in range(order[1]):
+                last = step()
+            say("STEPS", last)
+        elif order[0] == "train":  # until told otherwise
+            done = 0
+            while not pipe.poll():
+                last = step()
+                done += 1
+                say("STEP", last)
+                if should_stop():
+                    break
+            say("TRAINED", done)
+        elif order[0] == "values":
+            say("VALUES", [np.asarray(v).tolist() for v in values()])
+        elif order[0] == "save":
+            say("SAVED", save())
+
+
+if __name__ == "__main__":
+    print(json.dumps(sys.argv))

@@ -1,0 +1,322 @@
+"""What happens when a task dies, freezes or comes late: real processes, real signals."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness import cluster_kit
+from tests.harness.cluster_kit import consistent
+
+JOIN_SECS = 2.0
+"""Within this a restarted worker trains (imports excluded)."""
+RESUME_SECS = 1.0
+"""Within this of a restarted ps's listening training goes on."""
+NOTICE_SECS = 3.0
+"""Within this a frozen ps is noticed."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> Iterator[None]:
+    cluster_kit.warm_up()
+    yield
+
+
+def test_a_worker_dies_and_comes_back() -> None:
+    with cluster_kit.cluster(1, 2) as c:
+        c.ps(0)
+        chief, other = c.worker(0), c.worker(1)
+        other.tell("train")
+        other.expect("STEP")
+        other.kill()
+        before = chief.ask("steps", 20)  # nobody waits for the dead
+        assert not chief.logged("recovering")
+        again = c.start("worker", 1, env={"BELLWETHER_ATTEMPT": "1"})
+        _, step, secs = again.expect("READY")
+        assert step == before
+        assert secs < JOIN_SECS
+        assert again.logged("start number 2")
+        assert again.ask("steps", 5) == before + 5
+        assert consistent(chief.ask("values")) == before + 5
+
+
+def test_the_chief_dies_and_no_step_is_lost(tmp_path: Path) -> None:
+    with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
+        c.ps(0), c.ps(1)
+        chief, other = c.worker(0), c.worker(1)
+        assert chief.ask("steps", 10) == 10
+        chief.ask("save", answer="SAVED")
+        chief.kill()
+        assert other.ask("steps", 10) == 20  # training goes on
+        again = c.start("worker", 0)
+        _, step, _ = again.expect("READY")
+        assert step == 20  # the classic Supervisor goes back to 10
+        assert again.logged("keep the live model")
+        assert other.ask("steps", 10) == 30
+        assert not other.logged("recovering")
+        assert consistent(again.ask("values")) == 30
+        assert again.ask("save", answer="SAVED").endswith("/30")  # its services work again
+
+
+def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
+    with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
+        c.ps(0)
+        second = c.ps(1)
+        chief, other = c.worker(0), c.worker(1)
+        assert chief.ask("steps", 10) == 10
+        chief.ask("save", answer="SAVED")
+        assert other.ask("steps", 7) == 17
+        second.kill()
+        chief.tell("train"), other.tell("train")
+        chief.expect("LOG", "recovering: .*/job:ps/task:1")
+        other.expect("LOG", "recovering: .*/job:ps/task:1")
+        c.ps(1)
+        listening = time.monotonic()
+        for worker in (chief, other):
+            worker.expect("LOG", "recovered within")
+            worker.expect("STEP")
+            assert time.monotonic() - listening < RESUME_SECS, worker.story()
+        assert chief.logged(r"back from step 1[78] to step 10, [78] steps are lost")
+        chief.tell("pause"), other.tell("pause")
+        done = chief.expect("TRAINED")[1] + other.expect("TRAINED")[1]
+        assert consistent(chief.ask("values")) == 10 + done
+
+
+def test_the_ps_with_the_global_step_dies(tmp_path: Path) -> None:
+    with cluster_kit.cluster(2, 1, logdir=str(tmp_path)) as c:
+        first = c.ps(0)
+        c.ps(1)
+        chief = c.worker(0)
+        chief.ask("steps", 10)
+        chief.ask("save", answer="SAVED")
+        chief.ask("steps", 5)
+        first.kill()
+        chief.tell("steps", 5)
+        chief.expect("LOG", "recovering")
+        c.ps(0)
+        chief.expect("LOG", r"recovered .* at step 10: 5 steps are lost \(15 was the last seen here\)")
+        assert chief.expect("STEPS")[1] == 15
+        assert consistent(chief.ask("values")) == 15
+
+
+def test_power_cut(tmp_path: Path) -> None:
+    with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
+        tasks = [c.ps(0), c.ps(1), c.worker(0), c.worker(1)]
+        tasks[2].ask("steps", 10)
+        tasks[2].ask("save", answer="SAVED")
+        tasks[3].ask("steps", 10)
+        for task in tasks:
+            task.kill()
+        other = c.start("worker", 1)  # in any order
+        c.start("ps", 1)
+        chief = c.start("worker", 0)
+        c.start("ps", 0)
+        assert chief.expect("READY")[1] == other.expect("READY")[1] == 10
+        assert other.ask("steps", 10) == 20
+        assert consistent(chief.ask("values")) == 20
+
+
+def test_a_ps_dies_and_the_chief_too(tmp_path: Path) -> None:
+    with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
+        c.ps(0)
+        second = c.ps(1)
+        chief, other = c.worker(0), c.worker(1)
+        chief.ask("steps", 10)
+        chief.ask("save", answer="SAVED")
+        second.kill(), chief.kill()
+        other.tell("steps", 10)
+        other.expect("LOG", "recovering")
+        c.ps(1)
+        other.expect("LOG", "wait: the chief has not yet initialised")  # it does not restore on its own
+        again = c.worker(0)
+        assert other.expect("STEPS")[1] == 20
+        assert consistent(again.ask("values")) == 20
+
+
+def test_a_restore_waits_for_a_second_ps_that_dies_meanwhile(tmp_path: Path) -> None:
+    with cluster_kit.cluster(2, 1, logdir=str(tmp_path)) as c:
+        first, second = c.ps(0), c.ps(1)
+        chief = c.worker(0)
+        chief.ask("steps", 10)
+        chief.ask("save", answer="SAVED")
+        second.kill()
+        chief.tell("steps", 5)
+        chief.expect("LOG", "recovering")
+        first.kill()
+        c.ps(1)
+        c.ps(0)
+        assert chief.expect("STEPS")[1] == 15
+        assert consistent(chief.ask("values")) == 15
+
+
+def test_without_a_checkpoint_the_loss_of_everything_is_told_loudly() -> None:
+    with cluster_kit.cluster(1, 1) as c:
+        ps = c.ps(0)
+        chief = c.worker(0)
+        chief.ask("steps", 10)
+        ps.kill()
+        chief.tell("steps", 5)
+        chief.expect("LOG", "recovering")
+        c.ps(0)
+        chief.expect("LOG", "ALL STEPS SO FAR ARE LOST")
+        assert chief.expect("STEPS")[1] == 5
+
+
+def test_a_frozen_ps_loses_and_doubles_nothing() -> None:
+    with cluster_kit.cluster(2, 2) as c:
+        c.ps(0)
+        second = c.ps(1)
+        workers = [c.worker(0), c.worker(1)]
+        for worker in workers:
+            worker.tell("train")
+            worker.expect("STEP")
+        second.freeze()
+        frozen = time.monotonic()
+        for worker in workers:
+            worker.expect("LOG", "No answer from /job:ps/task:1")
+        assert time.monotonic() - frozen < NOTICE_SECS
+        for worker in workers:
+            worker.tell("pause")
+        second.thaw()
+        done = sum(worker.expect("TRAINED")[1] for worker in workers)
+        assert not any(worker.logged("recovering") for worker in workers)
+        assert consistent(workers[0].ask("values")) == done
+
+
+def test_a_frozen_worker_holds_nobody_up() -> None:
+    with cluster_kit.cluster(1, 2) as c:
+        c.ps(0)
+        chief, other = c.worker(0), c.worker(1)
+        other.tell("train")
+        other.expect("STEP")
+        other.freeze()
+        chief.ask("steps", 20)
+        other.thaw()
+        other.tell("pause")
+        other.expect("TRAINED")
+        other.tell("end")
+        consistent(chief.ask("values"))
+
+
+def test_workers_wait_for_the_init_fn_of_the_chief() -> None:
+    with cluster_kit.cluster(1, 2, init_fn=True) as c:
+        c.ps(0)
+        other = c.start("worker", 1)
+        chief = c.start("worker", 0)
+        chief.expect("INIT_FN")  # the variables have values by now
+        other.expect("LOG", "still giving /job:ps/task:0 values")
+        assert not any(line[0] == "READY" for line in other.lines)
+        chief.tell("go")
+        other.expect("READY")
+
+
+def test_recover_false_lets_the_error_out() -> None:
+    with cluster_kit.cluster(1, 1, recover=False) as c:
+        ps = c.ps(0)
+        chief = c.worker(0)
+        ps.kill()
+        chief.tell("steps", 1)
+        assert chief.exit_code() == 1
+
+
+def test_clean_end_the_chief_is_last_and_the_ps_leave() -> None:
+    with cluster_kit.cluster(2, 2) as c:
+        ps = [c.ps(0), c.ps(1)]
+        chief, other = c.worker(0), c.worker(1)
+        chief.tell("end")
+        chief.expect("LOG", "waiting for /job:worker/task:1 to finish")
+        assert other.ask("steps", 3) == 3  # nobody is cut off
+        other.tell("end")
+        assert [t.exit_code() for t in (other, chief, *ps)] == [0, 0, 0, 0]
+
+
+def test_the_last_steps_are_saved_with_those_of_the_others(tmp_path: Path) -> None:
+    with cluster_kit.cluster(1, 2, logdir=str(tmp_path)) as c:
+        c.ps(0)
+        chief, other = c.worker(0), c.worker(1)
+        chief.ask("steps", 3)
+        chief.tell("end")
+        other.ask("steps", 4)
+        other.tell("end")
+        assert [chief.exit_code(), other.exit_code()] == [0, 0]
+        assert [p.name for p in (tmp_path / "model.ckpt").iterdir() if p.name.isdigit()] == ["7"]
+
+
+def test_under_a_launcher_the_ps_stay() -> None:
+    with cluster_kit.cluster(1, 1, env={"BELLWETHER_ATTEMPT": "0"}) as c:
+        ps = c.ps(0)
+        chief = c.worker(0)
+        chief.tell("end")
+        assert chief.exit_code() == 0
+        assert c.worker(0).ask("steps", 1) == 1  # it still serves
+        assert ps.process.is_alive()
+
+
+def test_a_late_worker_gets_a_defined_end() -> None:
+    with cluster_kit.cluster(1, 2) as c:
+        ps = c.ps(0)
+        chief = c.worker(0)
+        chief.ask("steps", 3)
+        chief.tell("end")
+        assert chief.exit_code() == 0
+        late = c.worker(1)
+        assert late.logged("nothing left to do: the chief has finished training")
+        assert [late.exit_code(), ps.exit_code()] == [0, 0]
+
+
+def test_a_worker_that_died_for_good_does_not_keep_the_chief() -> None:
+    with cluster_kit.cluster(1, 2, grace_secs=1) as c:
+        ps = c.ps(0)
+        chief, other = c.worker(0), c.worker(1)
+        other.kill()
+        chief.tell("end")
+        chief.expect("LOG", "not waiting any longer for /job:worker/task:1")
+        assert [chief.exit_code(), ps.exit_code()] == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_a_dead_ps_does_not_keep_the_end(how: str) -> None:
+    with cluster_kit.cluster(1, 1, grace_secs=1) as c:
+        ps = c.ps(0)
+        chief = c.worker(0)
+        chief.ask("steps", 1)
+        getattr(ps, how)()
+        began = time.monotonic()
+        chief.tell("end")
+        chief.exit_code()
+        assert time.monotonic() - began < 15
+
+
+def test_an_error_ends_its_worker_and_no_other() -> None:
+    with cluster_kit.cluster(1, 2) as c:
+        ps = c.ps(0)
+        chief, other = c.worker(0), c.worker(1)
+        other.tell("raise")
+        assert other.exit_code() == 1
+        chief.ask("steps", 3)
+        assert ps.process.is_alive()
+
+
+def test_a_chief_that_is_alone_gives_up_in_time() -> None:
+    with cluster_kit.cluster(1, 1, max_wait_secs=1) as c:
+        chief = c.start("worker", 0)
+        assert chief.exit_code() == 1
+
+
+def test_a_monitored_session_recovers_by_the_same_way(tmp_path: Path) -> None:
+    with cluster_kit.cluster(2, 2, logdir=str(tmp_path), monitored=True, save_steps=10) as c:
+        c.ps(0)
+        second = c.ps(1)
+        chief, other = c.worker(0), c.worker(1)
+        assert chief.ask("steps", 10) == 10  # saved by the hook
+        assert other.ask("steps", 3) == 13
+        second.kill()
+        chief.tell("steps", 5), other.tell("steps", 5)
+        chief.expect("LOG", "recovering"), other.expect("LOG", "recovering")
+        c.ps(1)
+        chief.expect("STEPS"), other.expect("STEPS")
+        assert consistent(chief.ask("values")) == 20
+        chief.tell("end"), other.tell("end")
+        assert [chief.exit_code(), other.exit_code()] == [0, 0]
+        assert "20" in {p.name for p in (tmp_path / "model.ckpt").iterdir()}

@@ -1,0 +1,185 @@
+"""tf.train's optimizers: three steps of each against its formula written down in numpy; rates that are tensors."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import harness.tf1 as tf
+
+START = np.array([1.0, -2.0, 3.0], np.float32)
+STEPS = 3
+
+
+def _gradient(v: np.ndarray) -> np.ndarray:
+    return 2 * v * np.array([1, 2, 3])  # of sum(c v^2)
+
+
+def _trained(optimizer: Callable[[], tf.train.Optimizer]) -> np.ndarray:
+    with tf.Graph().as_default():
+        v = tf.Variable(START, name="v")
+        op = optimizer().minimize(tf.reduce_sum(tf.square(v) * [1.0, 2.0, 3.0]))
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            for _ in range(STEPS):
+                sess.run(op)
+            return sess.run(v)
+
+
+def _sgd(v: np.ndarray) -> np.ndarray:
+    for _ in range(STEPS):
+        v = v - 0.1 * _gradient(v)
+    return v
+
+
+def _momentum(v: np.ndarray, nesterov: bool = False) -> np.ndarray:
+    a = np.zeros(3)
+    for _ in range(STEPS):
+        g = _gradient(v)
+        a = 0.9 * a + g
+        v = v - 0.1 * (g + 0.9 * a if nesterov else a)
+    return v
+
+
+def _adagrad(v: np.ndarray) -> np.ndarray:
+    a = np.full(3, 0.1)
+    for _ in range(STEPS):
+        g = _gradient(v)
+        a = a + g * g
+        v = v - 0.1 * g / np.sqrt(a)
+    return v
+
+
+def _adam(v: np.ndarray) -> np.ndarray:
+    m = s = np.zeros(3)
+    for t in range(1, STEPS + 1):
+        g = _gradient(v)
+        m, s = 0.9 * m + 0.1 * g, 0.999 * s + 0.001 * g * g
+        v = v - 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(s) + 1.0)
+    return v
+
+
+def _rmsprop(v: np.ndarray, centered: bool = False) -> np.ndarray:
+    s, mean, a = np.ones(3), np.zeros(3), np.zeros(3)
+    for _ in range(STEPS):
+        g = _gradient(v)
+        s, mean = 0.8 * s + 0.2 * g * g, 0.8 * mean + 0.2 * g
+        a = 0.5 * a + 0.1 * g / np.sqrt(s - (mean * mean if centered else 0) + 1e-2)
+        v = v - a
+    return v
+
+
+def _adadelta(v: np.ndarray) -> np.ndarray:
+    s = u = np.zeros(3)
+    for _ in range(STEPS):
+        g = _gradient(v)
+        s = 0.9 * s + 0.1 * g * g
+        step = np.sqrt(u + 1e-2) / np.sqrt(s + 1e-2) * g
+        u = 0.9 * u + 0.1 * step * step
+        v = v - 0.5 * step
+    return v
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "formula"),
+    [
+        (lambda: tf.train.GradientDescentOptimizer(0.1), _sgd),
+        (lambda: tf.train.MomentumOptimizer(0.1, 0.9), _momentum),
+        (lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True), lambda v: _momentum(v, True)),
+        (lambda: tf.train.AdagradOptimizer(0.1), _adagrad),
+        (lambda: tf.train.AdamOptimizer(0.1, epsilon=1.0), _adam),
+        (lambda: tf.train.RMSPropOptimizer(0.1, 0.8, 0.5, 1e-2), _rmsprop),
+        (lambda: tf.train.RMSPropOptimizer(0.1, 0.8, 0.5, 1e-2, centered=True), lambda v: _rmsprop(v, True)),
+        (lambda: tf.train.AdadeltaOptimizer(0.5, 0.9, 1e-2), _adadelta),
+    ],
+    ids=["sgd", "momentum", "nesterov", "adagrad", "adam", "rmsprop", "centered", "adadelta"],
+)
+def test_an_optimizer_follows_its_formula(optimizer: Callable, formula: Callable) -> None:
+    np.testing.assert_allclose(_trained(optimizer), formula(START.astype(np.float64)), rtol=2e-5)
+
+
+def test_a_learning_rate_may_be_fed_and_may_follow_the_global_step() -> None:
+    with tf.Graph().as_default():
+        step = tf.Variable(0, trainable=False, name="global_step")
+        v, w = tf.Variable([1.0]), tf.Variable([1.0])
+        fed = tf.placeholder(tf.float32, [])
+        decayed = tf.train.exponential_decay(1.0, step, 1, 0.5, staircase=True)
+        by_feed = tf.train.MomentumOptimizer(fed, 0.5).minimize(tf.reduce_sum(v))
+        by_step = tf.train.GradientDescentOptimizer(decayed).minimize(tf.reduce_sum(w), global_step=step)
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            sess.run(by_feed, {fed: 0.0})
+            assert sess.run(v).tolist() == [1.0]
+            sess.run(by_feed, {fed: 1.0})
+            assert sess.run(v).tolist() == [-0.5]  # the first gradient is in the momentum, the first rate is not
+            for _ in range(3):
+                sess.run(by_step)
+            assert sess.run([w, step]) == [[1 - 1 - 0.5 - 0.25], 3]
+
+
+def test_the_arguments_of_minimize_and_the_slots_have_tensorflows_names() -> None:
+    with tf.Graph().as_default():
+        v, u = tf.Variable([1.0, 2.0], name="v"), tf.Variable([3.0], name="u")
+        step = tf.Variable(0, trainable=False)
+        optimizer = tf.train.AdamOptimizer(name="Mine")
+        loss = tf.reduce_sum(v) + tf.reduce_sum(u)
+        op = optimizer.minimize(
+            loss, step, [v], gate_gradients=optimizer.GATE_OP, colocate_gradients_with_ops=True, name="train_it"
+        )
+        assert op.name.startswith("train_it/") and optimizer.get_name() == "Mine"
+        assert optimizer.get_slot(v, "m").name == "v/adam/m:0" and optimizer.get_slot(u, "m") is None
+        pairs = optimizer.compute_gradients(loss, [u], grad_loss=2.0)
+        clipped = optimizer.apply_gradients([(tf.clip_by_value(g, -1.0, 1.0), v) for g, v in pairs])
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            assert sess.run(pairs[0][0]).tolist() == [2.0]
+            sess.run([op, clipped])
+            assert sess.run(step) == 1 and sess.run(u)[0] == pytest.approx(2.999)
+        with pytest.raises(ValueError, match="there are no variables to train"):
+            optimizer.minimize(loss, var_list=[])
+
+
+def test_decays() -> None:
+    with tf.Graph().as_default():
+        step = tf.placeholder(tf.int64, [])
+        decays = {
+            "exponential": tf.train.exponential_decay(0.1, step, 10, 0.9),
+            "staircase": tf.train.exponential_decay(0.1, step, 10, 0.9, True),
+            "natural": tf.train.natural_exp_decay(0.1, step, 10, 0.9),
+            "inverse": tf.train.inverse_time_decay(0.1, step, 10, 0.9),
+            "polynomial": tf.train.polynomial_decay(0.1, step, 20, 0.01, 2.0),
+            "cycle": tf.train.polynomial_decay(0.1, step, 10, 0.01, cycle=True),
+            "piecewise": tf.train.piecewise_constant(step, [10, 15], [1.0, 0.5, 0.1]),
+            "cosine": tf.train.cosine_decay(0.1, step, 30),
+        }
+        with tf.Session() as sess:
+            got = sess.run(decays, {step: 15})
+            assert sess.run(decays["piecewise"], {step: 10}) == 1.0
+    expected = {
+        "exponential": 0.1 * 0.9**1.5,
+        "staircase": 0.1 * 0.9,
+        "natural": 0.1 * np.exp(-0.9 * 1.5),
+        "inverse": 0.1 / (1 + 0.9 * 1.5),
+        "polynomial": 0.09 * (1 - 15 / 20) ** 2 + 0.01,
+        "cycle": 0.09 * (1 - 15 / 20) + 0.01,
+        "piecewise": 0.5,
+        "cosine": 0.1 * 0.5 * (1 + np.cos(np.pi / 2)),
+    }
+    assert got == {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()}
+    assert all(value.dtype == np.float32 for value in got.values())
+
+
+def test_moving_averages() -> None:
+    with tf.Graph().as_default():
+        v = tf.Variable(1.0, name="v")
+        average = tf.train.ExponentialMovingAverage(0.9)
+        keep = average.apply([v])
+        later = tf.train.ExponentialMovingAverage(0.9, num_updates=0, name="Later").apply([v])
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            sess.run(v.assign(2.0))
+            sess.run([keep, later])
+            assert sess.run(average.average(v)) == pytest.approx(1.1)
+            assert sess.run("v/Later:0") == pytest.approx(1.9)  # the decay is (1 + 0) / (10 + 0)
+        assert average.average_name(v) == "v/ExponentialMovingAverage"
+        assert set(average.variables_to_restore()) == {"v/ExponentialMovingAverage", "v/Later"}
