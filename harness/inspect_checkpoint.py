@@ -8,27 +8,22 @@ damaged, none is there, or --compare finds a difference, 2 for bad arguments.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from absl import app, flags
 
 import runtime as rt
 from harness.checkpoints.layout import find_checkpoint, managers_below, problems_of, steps_in
 from harness.checkpoints.manifest import read_manifest
 from harness.checkpoints.reader import CheckpointReader, Stored, dtype_named, load_checkpoint
+from harness.command_line import USAGE_ERROR, Parser
 from harness.figures import sizes, table
-
-USAGE_ERROR = 2
-
-_NAME = flags.DEFINE_string("name", None, "Only the variable of this name, or those whose names begin with it and a /.")
-_VALUES = flags.DEFINE_bool("values", False, "Print the values.")
-_COMPARE = flags.DEFINE_string("compare", None, "Another checkpoint: print what differs.")
-_JSON = flags.DEFINE_bool("json", False, "One JSON object instead of tables.")
 
 
 def steps_of(path: str) -> list[dict[str, Any]]:
@@ -96,42 +91,56 @@ def differences(one: CheckpointReader, other: CheckpointReader, name: str | None
     return sorted(lines)
 
 
-def main(argv: list[str]) -> int:
+def _parser() -> Parser:
+    parser = Parser("harness.inspect_checkpoint", __doc__ or "")
+    parser.add_argument("directory", help="of a run, of a series of checkpoints, or of one checkpoint")
+    parser.add_argument("--name", help="only the variable of this name, or those whose names begin with it and a /")
+    parser.add_argument("--values", action="store_true", help="print the values")
+    parser.add_argument("--compare", metavar="OTHER", help="another checkpoint: print what differs")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Shows what the arguments name; returns the exit code."""
-    if len(argv) != 2:
-        print("harness.inspect_checkpoint: give one directory, flags before or after it", file=sys.stderr)
-        return USAGE_ERROR
-    path = argv[1]
+    options = _parser().parse_args(argv)
+    path = options.directory
     if "://" not in path and not os.path.isdir(path) and find_checkpoint(path) is None:
         print(f"harness.inspect_checkpoint: {path}: no such directory or checkpoint", file=sys.stderr)
         return USAGE_ERROR
     steps = steps_of(path)
     try:
         reader = load_checkpoint(path)
-        other = load_checkpoint(_COMPARE.value) if _COMPARE.value else None
+        other = load_checkpoint(options.compare) if options.compare else None
     except (ValueError, rt.DataLossError) as error:
         _show_steps(steps)
         print(f"harness.inspect_checkpoint: {error}", file=sys.stderr)
         return 1
     if other is not None:
-        lines = differences(reader, other, _NAME.value)
+        lines = differences(reader, other, options.name)
         print("\n".join(lines) or f"no difference between {reader.path} and {other.path}")
         return 1 if lines else 0
-    shown = wanted(reader, _NAME.value)
-    if _NAME.value and not shown:
-        print(f"harness.inspect_checkpoint: {reader.path} has no {_NAME.value!r}", file=sys.stderr)
+    shown = wanted(reader, options.name)
+    if options.name and not shown:
+        print(f"harness.inspect_checkpoint: {reader.path} has no {options.name!r}", file=sys.stderr)
         return 1
-    if _JSON.value:
+    if options.json:
         print(
-            json.dumps({"steps": steps, "checkpoint": reader.path, "variables": [_described(reader, s) for s in shown]})
+            json.dumps(
+                {
+                    "steps": steps,
+                    "checkpoint": reader.path,
+                    "variables": [_described(reader, s, options) for s in shown],
+                }
+            )
         )
     else:
         _show_steps(steps)
-        _show_variables(reader, shown)
+        _show_variables(reader, shown, options)
     return 0 if all(step["complete"] for step in steps) else 1
 
 
-def _described(reader: CheckpointReader, stored: Stored) -> dict[str, Any]:
+def _described(reader: CheckpointReader, stored: Stored, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": stored.name,
         "dtype": stored.dtype,
@@ -139,7 +148,7 @@ def _described(reader: CheckpointReader, stored: Stored) -> dict[str, Any]:
         "bytes": nbytes(stored),
         "tasks": where(reader, stored).split(", ") if where(reader, stored) else [],
     }
-    if _VALUES.value:
+    if options.values:
         value = reader.get_tensor(stored.name)
         found["value"] = [str(v) for v in value.ravel().tolist()] if value.dtype.hasobject else value.tolist()
     return found
@@ -158,26 +167,17 @@ def _show_steps(steps: list[dict[str, Any]]) -> None:
         print(table(rows) + "\n")
 
 
-def _show_variables(reader: CheckpointReader, shown: list[Stored]) -> None:
+def _show_variables(reader: CheckpointReader, shown: list[Stored], options: argparse.Namespace) -> None:
     rows = [["VARIABLE", "DTYPE", "SHAPE", "BYTES", "TASKS"]]
     for stored in shown:
         rows.append([stored.name, stored.dtype, str(list(stored.shape)), sizes(nbytes(stored)), where(reader, stored)])
     print(f"{reader.path}: {len(shown)} variables, {sizes(sum(map(nbytes, shown)))}")
     print(table(rows))
-    if _VALUES.value:
+    if options.values:
         with np.printoptions(threshold=1000, linewidth=120, precision=6):
             for stored in shown:
                 print(f"\n{stored.name}\n{reader.get_tensor(stored.name)}")
 
 
-def _parse(argv: list[str]) -> list[str]:
-    try:
-        rest: list[str] = flags.FLAGS(argv, known_only=False)
-        return rest
-    except flags.Error as error:
-        print(f"harness.inspect_checkpoint: {error}", file=sys.stderr)
-        sys.exit(USAGE_ERROR)
-
-
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    sys.exit(main())

@@ -18,15 +18,13 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.launcher.tasks import ATTEMPT_VARIABLE
-from harness.looper import LooperThread
 from harness.managed_session import ManagedSession
+from harness.opening import LOST_CONTACT
 from harness.patience import Patience, failed
 from harness.run_records import RunRecords, others
-from harness.session_manager import LOST_CONTACT
 
 _WAIT_SECS = 10.0
 _PROBE_SECS = 1.0
-_ANSWER_SECS = 10.0
 
 
 class Lifecycle:
@@ -42,6 +40,7 @@ class Lifecycle:
         self.coord = coord
         self.is_chief = is_chief
         self.grace_secs = stop_grace_secs
+        self._answer_secs = min(_WAIT_SECS, max(0.5, stop_grace_secs))
         self.patience = Patience(coord, stop_grace_secs)
         self.session: ManagedSession | None = None
         self.late = False
@@ -103,7 +102,7 @@ class Lifecycle:
             self.coord.request_stop()
         self._ending = threading.Event()
         if recover and self.is_chief and records is not None and probe is not None and not self.late:
-            LooperThread.loop(self.coord, _PROBE_SECS, _probe, (self.session, probe)).name = "probe-tasks"
+            threading.Thread(target=self._probe, args=(self.session, probe), name="probe-tasks", daemon=True).start()
         threading.Thread(target=self._watch, args=(self.session, self._ending), name="watch-stop", daemon=True).start()
         return self.session
 
@@ -113,6 +112,24 @@ class Lifecycle:
         if not ending.wait(self.grace_secs):
             logging.warning("a step still runs %g s after the stop: it is cancelled", self.grace_secs)
             session.close()
+
+    def _probe(self, session: ManagedSession, probe: Any) -> None:
+        """Makes the chief restore what is lost even while its training loop is busy elsewhere."""
+        while not self.coord.wait_for_stop(_PROBE_SECS):
+            raw = session.raw
+            try:
+                raw.run(probe, timeout_secs=_WAIT_SECS)
+            except RuntimeError:
+                if raw is session.raw:
+                    return  # it is closed: this is the end
+            except LOST_CONTACT as error:
+                try:
+                    session.recover(raw, error)
+                except Exception as failure:  # training's own next step raises it too
+                    logging.error("recovery failed: %s", failure)
+                    return
+            except rt.OpError as error:
+                logging.info("probing the tasks: %s", error)
 
     def leads(self) -> bool:
         """Whether this chief may write checkpoints: no other one has taken its place."""
@@ -125,34 +142,38 @@ class Lifecycle:
         """
         records, session = self._records, self.session
         self._ending.set()
-        if records is None or session is None or not self.is_chief or self.late:
+        if records is None or session is None or session.closed or not self.is_chief or self.late:
             return
-        moved_at, last, told = time.monotonic(), self._step(session), ""
+        records.answer_secs = self._answer_secs  # from here on a dead task is not waited for any longer
+        moved_at, wait = time.monotonic(), 0.0
+        self.patience.deadline = moved_at + self.grace_secs
+        last = self._step(session)
         while not failed(self.coord):
             try:
-                left = records.wait_done(min(_WAIT_SECS, max(0.1, self.grace_secs)))
+                left = records.wait_done(wait)
             except LOST_CONTACT as error:
                 logging.info("while waiting for the others: %s", error)
                 self.patience.wait(0.2)
-                left = [told or "nobody knows whom"]
+                left = ["tasks that cannot be asked for"]
             if not left:
                 return
             now = self._step(session)
             if now != last:
                 moved_at, last = time.monotonic(), now
+                self.patience.deadline = moved_at + self.grace_secs
             names = ", ".join(left)
             if time.monotonic() - moved_at >= self.grace_secs:
                 logging.warning("not waiting any longer for %s: no step was done for %g s", names, self.grace_secs)
                 return
             logging.info("waiting for %s to finish training (step %s)", names, last)
-            told = names
+            wait = min(_WAIT_SECS, max(0.1, self.grace_secs))
 
     def _step(self, session: ManagedSession) -> int | None:
         """The global step now; a lost ps is recovered on the way, as the others need it too."""
         if self._global_step is None:
             return None
         try:
-            return int(session.run(self._global_step, timeout_secs=_ANSWER_SECS))
+            return int(session.run(self._global_step, timeout_secs=self._answer_secs))
         except (rt.DeadlineExceededError, *LOST_CONTACT) as error:
             logging.info("while waiting for the others: %s", error)
             return None
@@ -172,7 +193,9 @@ class Lifecycle:
         limit.daemon = True
         limit.start()
         try:
-            if not self.late:
+            if session.closed:
+                logging.info("the session was closed before the stop: what was done since the last save is not saved")
+            elif not self.late:
                 final(session)
             if records is not None and over:
                 self._tell_done(records)
@@ -194,12 +217,3 @@ class Lifecycle:
         self.patience.end()
         if self.session is not None:
             self.session.close()
-
-
-def _probe(session: ManagedSession, probe: Any) -> None:
-    """Makes the chief restore what is lost even while its training loop is busy elsewhere."""
-    raw = session.raw
-    try:
-        raw.run(probe)
-    except LOST_CONTACT as error:
-        session.recover(raw, error)

@@ -12,8 +12,8 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
+from harness.opening import LOST_CONTACT
 from harness.patience import Patience
-from harness.session_manager import LOST_CONTACT
 
 
 class ManagedSession(rt.Session):
@@ -58,6 +58,7 @@ class ManagedSession(rt.Session):
         self.raw = open_session(False)
         """The present session underneath."""
         self.config = self.raw.config
+        self.target = self.raw.target
 
     def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *arguments: Any, **options: Any) -> Any:
         """Runs one step; arguments, result and errors are those of ``Session.run``.
@@ -76,6 +77,10 @@ class ManagedSession(rt.Session):
                 result = raw.run(fetches, feed_dict, *arguments, **options)
             except LOST_CONTACT as error:
                 self.recover(raw, error)
+            except (rt.CancelledError, RuntimeError):
+                if raw is self.raw:
+                    raise
+                # Another thread has recovered meanwhile, and closed the session that this step was waiting in.
             else:
                 self._last = (fetches, result)
                 return result
@@ -96,11 +101,12 @@ class ManagedSession(rt.Session):
         with self._recovery:
             if self.raw is not broken:
                 return
-            if self._closed or self._failed is not None or self._patience.exhausted():
+            if self._failed is not None:
+                raise self._failed
+            if self._closed or self._patience.exhausted():
                 raise error
             started = time.monotonic()
             logging.warning("recovering: %s", error)
-            broken.close()
             try:
                 fresh = self._open_session(True)
             except BaseException as failure:
@@ -114,6 +120,7 @@ class ManagedSession(rt.Session):
                     logging.warning("lost contact again: %s", again)
             self._tell(fresh, time.monotonic() - started)
             self.raw = fresh
+            broken.close()
 
     def _tell(self, fresh: rt.Session, took_secs: float) -> None:
         known, now = self.last_step(), None
@@ -128,7 +135,7 @@ class ManagedSession(rt.Session):
         if now is None:
             logging.warning("%s", text)
         elif known is None or known <= now:
-            logging.warning("%s at step %d: no step seen here is lost", text, now)
+            logging.warning("%s at step %d: no step that this task has seen is lost", text, now)
         else:
             rt.metrics.add("steps_lost_total", known - now)
             logging.warning(
@@ -141,20 +148,18 @@ class ManagedSession(rt.Session):
         wanted = getattr(self._global_step, "op", None)
         if fetches is None or wanted is None:
             return None
-        leaves = jax.tree.leaves(
-            fetches, is_leaf=lambda x: x is None or hasattr(x, "op") or isinstance(x, rt.Operation)
-        )
+        leaves = jax.tree.leaves(fetches, is_leaf=lambda x: x is None or hasattr(x, "op") or hasattr(x, "outputs"))
         values = jax.tree.leaves(result, is_leaf=lambda x: x is None)
         for fetch, value in zip(leaves, values, strict=False):
             op = getattr(fetch, "op", None)
-            if (
-                op is not None
-                and op.name in (wanted.name, f"{wanted.name}/read")
-                and np.ndim(value) == 0
-                and value is not None
-            ):
+            if op is not None and np.ndim(value) == 0 and value is not None and _is_value_of(op, wanted.name):
                 return int(value)
         return None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
 
     def close(self) -> None:
         """Ends the session, and a step that is under way with CancelledError. Never waits for a dead task."""
@@ -165,3 +170,9 @@ class ManagedSession(rt.Session):
         if name == "raw" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.raw, name)  # what the inherited methods work on is the present session's
+
+
+def _is_value_of(op: rt.Operation, variable: str) -> bool:
+    """Whether an operation gives the value of a variable: it reads it, or updates it and gives what it has become."""
+    written = [v.name for v in getattr(op.body, "variables", ())]
+    return op.name in (variable, f"{variable}/read") or written == [variable]

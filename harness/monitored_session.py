@@ -12,9 +12,9 @@ from harness.global_step import get_global_step
 from harness.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from harness.lifecycle import Lifecycle
 from harness.managed_session import ManagedSession
+from harness.opening import LOST_CONTACT
 from harness.patience import failed
 from harness.session_creator import ChiefSessionCreator, TrainingSessionCreator, is_chief
-from harness.session_manager import LOST_CONTACT
 
 STOP_GRACE_SECS = 120.0
 _CLEAN_END = (rt.OutOfRangeError, StopIteration)

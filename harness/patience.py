@@ -21,10 +21,12 @@ class Patience:
         self.grace_secs = grace_secs
         self._stopped_at: float | None = None
         self._over = threading.Event()
+        self.deadline: float | None = None
+        """``time.monotonic()`` when patience ends even without a stop."""
 
     def exhausted(self) -> bool:
         """Whether it is time to give up."""
-        if self._over.is_set():
+        if self._over.is_set() or (self.deadline is not None and time.monotonic() >= self.deadline):
             return True
         if not self.coord.should_stop():
             self._stopped_at = None
@@ -32,6 +34,14 @@ class Patience:
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
         return failed(self.coord) or time.monotonic() - self._stopped_at >= self.grace_secs
+
+    def at_most(self, secs: float) -> float:
+        """``secs``, or the time that is left when that is less."""
+        self.exhausted()  # notes when the stop came
+        ends = [] if self.deadline is None else [self.deadline]
+        if self._stopped_at is not None:
+            ends.append(self._stopped_at + self.grace_secs)
+        return min([secs, *(max(0.1, end - time.monotonic()) for end in ends)])
 
     def wait(self, secs: float) -> None:
         """Waits, less long when patience ends meanwhile or a stop is requested."""

@@ -16,7 +16,7 @@ from typing import Any
 import runtime as rt
 
 ANSWER_SECS = 10.0
-"""How long one exchange with the tasks may take beyond what it waits for on purpose; also the period of telling."""
+"""How long one exchange with the tasks may take by default, beyond what it waits for on purpose."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class RunRecords:
 
     def __init__(self, target: str, config: rt.SessionConfig | None = None, *, is_chief: bool = False) -> None:
         self._target = target
-        self._config = replace(config or rt.SessionConfig(), start_timeout_secs=ANSWER_SECS, reconnect_secs=ANSWER_SECS)
+        self.answer_secs = ANSWER_SECS
+        """How long one exchange may take beyond what it waits for on purpose."""
+        self._config = config or rt.SessionConfig()
         self._number = secrets.randbits(62) + 1 if is_chief else 0
 
     def look(self) -> dict[str, Record]:
@@ -123,7 +125,8 @@ class RunRecords:
             raise rt.UnavailableError(error.message, task=error.task) from None
 
     def _exchange(self, action: str, wait: float, arguments: Mapping[str, Any]) -> dict[str, Record]:
-        with rt.Graph().as_default(), rt.Session(self._target, config=self._config) as session:
+        config = replace(self._config, start_timeout_secs=self.answer_secs, reconnect_secs=self.answer_secs)
+        with rt.Graph().as_default(), rt.Session(self._target, config=config) as session:
             self._task = session.task
             message = {
                 "action": action,
@@ -140,7 +143,7 @@ class RunRecords:
                         "run_record", [json.dumps(message)], [((), object)], stateful=True, resource="run_record"
                     )
                 answers[name] = op.outputs[0]
-            found = session.run(answers, timeout_secs=wait + ANSWER_SECS)
+            found = session.run(answers, timeout_secs=wait + self.answer_secs)
         return {name: _record(json.loads(answer)) for name, answer in found.items()}
 
 

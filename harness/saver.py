@@ -35,6 +35,7 @@ from runtime import (
     VariableSlice,
     zarr,
 )
+from runtime import metrics as process_metrics
 
 PROGRESS_SECS = 2.0
 """A save that takes longer says every so many seconds how far it is."""
@@ -133,9 +134,7 @@ class Saver:
         if best_mode not in ("min", "max"):
             raise ValueError(f"best_mode is 'min' or 'max', not {best_mode!r}")
         if defer_build and var_list:
-            raise ValueError(
-                "If `var_list` is provided then build cannot be deferred. Either set defer_build=False or var_list=None."
-            )
+            raise ValueError("If `var_list` is provided then build cannot be deferred: leave one of them out")
         hours = keep_checkpoint_every_n_hours
         self._retention_options: dict[str, Any] = {
             "max_to_keep": max_to_keep,

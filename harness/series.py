@@ -14,7 +14,9 @@ from typing import Any
 from absl import logging
 
 import runtime as rt
+from harness.coordinator import Coordinator
 from harness.figures import figures
+from harness.looper import LooperThread
 from harness.plugins import Layout
 
 ASK_SECS = 2.0
@@ -69,10 +71,10 @@ _SPANS = (
     "apply_ms",
     "staleness_mean",
     "staleness_max",
-    "received_per_sec",
-    "sent_per_sec",
     "cpu_percent",
 )
+_SERVING = ("queue_depth", "received_per_sec", "sent_per_sec")
+"""Only of tasks that others call."""
 _GAUGES = ("memory_bytes", "host_memory_used_bytes", "host_load", "variable_bytes")
 _SUMS = {
     "updates_dropped_total": "updates_dropped",
@@ -100,9 +102,8 @@ def scalars(task: str, before: rt.TaskReport | None, now: rt.TaskReport, seconds
     """
     label = _label(task)
     span = figures(before, now, seconds)
-    found = {f"{name}/{label}": float(getattr(span, name)) for name in _SPANS if getattr(span, name) is not None}
-    if now.values.get("calls_total"):
-        found[f"queue_depth/{label}"] = span.queue_depth or 0.0
+    names = [*_SPANS, *(_SERVING if now.values.get("calls_total") else ())]
+    found = {f"{name}/{label}": float(getattr(span, name)) for name in names if getattr(span, name) is not None}
     found |= {f"{name}/{label}": span.gauges[name] for name in _GAUGES if span.gauges.get(name)}
     found |= {f"{tag}/{label}": now.values[name] for name, tag in _SUMS.items() if now.values.get(name)}
     found |= _means(label, before, now)
@@ -175,3 +176,33 @@ class StandardSeries:
             return None
         self._silent.discard(task)
         return report
+
+
+class SeriesThread(LooperThread):
+    """Writes the standard series at fixed intervals, until a stop.
+
+    Args:
+        coord: tells when to stop.
+        secs: the interval, seconds.
+        session: gives the global step, and its target tells the cluster.
+        global_step: what to fetch for it.
+        writer: what writes.
+    """
+
+    def __init__(self, coord: Coordinator, secs: float, session: rt.Session, global_step: Any, writer: Any) -> None:
+        super().__init__(coord, secs)
+        self.name = "write-series"
+        self._session = session
+        self._global_step = global_step
+        self._writer = writer
+        self._series: StandardSeries | None = None
+
+    def run_loop(self) -> None:
+        """Writes one point of each series; a cluster that does not answer costs this point, not the training."""
+        try:
+            if self._series is None:
+                self._series = StandardSeries(rt.probe(self._session.target, ASK_SECS).cluster, self._writer)
+                return  # rates need two looks
+            self._series.write(int(self._session.run(self._global_step)))
+        except (rt.UnavailableError, rt.AbortedError, rt.DeadlineExceededError) as error:
+            logging.info("no figures of the cluster this time: %s", error)

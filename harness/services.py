@@ -13,7 +13,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.looper import LooperThread
-from harness.session_manager import LOST_CONTACT
+from harness.opening import LOST_CONTACT
 
 _LOGGED_RATES = 10
 """How many step rates are logged; the events go on."""
@@ -61,7 +61,6 @@ class Checkpoints:
             if self._writer is not None:
                 self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
             return saved
-
 
     def _on_disk(self) -> int | None:
         """The step of the newest checkpoint of this path: a run that has just been restored is saved already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness import decisions, ready
+from harness import decisions, opening, ready
 from harness.coordinator import Coordinator
 from harness.decisions import Action, Role
 from harness.global_step import get_global_step
@@ -21,12 +22,6 @@ from harness.run_records import RunRecords
 
 GIVE_UP_SECS = 7200.0
 """How long a session is waited for by default."""
-_ATTEMPT_SECS = 10.0
-"""How long one attempt to open a session or one blocking wait takes; after each it is looked whether to stop."""
-_FIRST_BACKOFF_SECS = 0.05
-_LAST_BACKOFF_SECS = 1.0
-LOST_CONTACT = (rt.UnavailableError, rt.AbortedError)
-"""What a new session can cure: a task is gone, or has restarted, or its variables were restored."""
 
 
 class SessionManager:
@@ -127,9 +122,9 @@ class SessionManager:
             recovering,
         )
 
-        def attempt(
-            session: rt.Session, records: RunRecords | None, reopen: Callable[[], rt.Session]
-        ) -> rt.Session | None:
+        records = self.records(master, config, Role.CHIEF)
+
+        def attempt(session: rt.Session, reopen: opening.Reopen) -> rt.Session | None:
             report = self._report(session, records, _newest(saver, checkpoint_dir, checkpoint_filename_with_path))
             decision = self._decide(Role.CHIEF, report, options)
             if decision.action is Action.WAIT:
@@ -209,11 +204,13 @@ class SessionManager:
         max_wait_secs = _limit(config, max_wait_secs)
         options = decisions.Options(time.monotonic() + max_wait_secs)
 
-        def attempt(
-            session: rt.Session, records: RunRecords | None, reopen: Callable[[], rt.Session]
-        ) -> rt.Session | None:
+        records = self.records(master, config, Role.OTHER)
+
+        def attempt(session: rt.Session, reopen: opening.Reopen) -> rt.Session | None:
+            report = None
             while True:
-                report = self._report(session, records, None, waiting=True)
+                left = options.give_up_at - time.monotonic()
+                report = self._report(session, records, None, report, left)
                 if not report.missing and "loading" not in report.phases.values():
                     report = replace(report, not_ready=self._local_init(session))
                 decision = self._decide(Role.OTHER, report, options)
@@ -226,8 +223,7 @@ class SessionManager:
                         f"Session was not ready after waiting {max_wait_secs:.0f} secs: {decision.reason}"
                     )
                 if report.not_ready:
-                    left = max(0.0, options.give_up_at - time.monotonic())
-                    self._patience.wait(min(self._recovery_wait_secs, left))
+                    self._patience.wait(max(0.0, min(self._recovery_wait_secs, left)))
 
         return self._until(attempt, master, config, options, Role.OTHER)
 
@@ -240,73 +236,47 @@ class SessionManager:
         key = (master, role is Role.CHIEF)
         if key not in self._records:
             self._records[key] = RunRecords(
-                master, ready.filtered(config, self._graph, _ATTEMPT_SECS), is_chief=role is Role.CHIEF
+                master, ready.filtered(config, self._graph, opening.ATTEMPT_SECS), is_chief=role is Role.CHIEF
             )
         return self._records[key]
 
     def _until(
         self,
-        attempt: Callable[[rt.Session, RunRecords | None, Callable[[], rt.Session]], rt.Session | None],
+        attempt: opening.Attempt,
         master: str,
         config: rt.SessionConfig | None,
         options: decisions.Options,
         role: Role,
     ) -> rt.Session:
-        """Opens sessions until ``attempt`` accepts one; loss of contact and None mean another try."""
-        records = self.records(master, config, role)
-        started = time.monotonic()
-        backoff = _FIRST_BACKOFF_SECS
-        while True:
-            opened: list[rt.Session] = []
+        def open_one(secs: float) -> rt.Session:
+            return rt.Session(master, self._graph, ready.filtered(config, self._graph, secs))
 
-            def reopen(opened: list[rt.Session] = opened) -> rt.Session:
-                for old in opened:
-                    old.close()
-                left = max(0.1, options.give_up_at - time.monotonic())
-                try:
-                    opened.append(
-                        rt.Session(master, self._graph, ready.filtered(config, self._graph, min(left, _ATTEMPT_SECS)))
-                    )
-                except rt.DeadlineExceededError as error:
-                    raise rt.UnavailableError(error.message, task=error.task) from None
-                return opened[-1]
+        def tell(error: Exception) -> None:
+            self._tell(f"{role.value}: waiting: {error}")
 
-            accepted: rt.Session | None = None
-            try:
-                accepted = attempt(reopen(), records, reopen)
-                if accepted is not None:
-                    return accepted
-                backoff = _FIRST_BACKOFF_SECS
-            except LOST_CONTACT as error:
-                waited = time.monotonic() - started
-                if time.monotonic() >= options.give_up_at:
-                    raise rt.DeadlineExceededError(
-                        f"Session was not ready after waiting {waited:.0f} secs: {error}"
-                    ) from error
-                if self._patience.exhausted():
-                    raise
-                self._tell(f"{role.value}: waiting: {error}")
-                self._patience.wait(backoff)
-                backoff = min(2 * backoff, _LAST_BACKOFF_SECS)
-            finally:
-                if accepted is None:
-                    for session in opened:
-                        session.close()
+        return opening.until_accepted(attempt, open_one, self._patience, options.give_up_at, tell)
 
     def _report(
-        self, session: rt.Session, records: RunRecords | None, checkpoint: str | None, waiting: bool = False
+        self,
+        session: rt.Session,
+        records: RunRecords | None,
+        checkpoint: str | None,
+        last: decisions.Report | None = None,
+        wait_secs: float = 0.0,
     ) -> decisions.Report:
+        """What the cluster reports; with ``last``, after waiting a while for what was missing in that."""
+        wait_secs = max(0.0, min(wait_secs, opening.ATTEMPT_SECS))
+        if last is not None and not last.missing and "loading" in last.phases.values() and records is not None:
+            records.wait_loaded(wait_secs)
         try:
-            names = session.run(self._wait if waiting else self._missing, timeout_secs=2 * _ATTEMPT_SECS)
+            if last is not None and last.missing:
+                with contextlib.suppress(rt.DeadlineExceededError):
+                    session.run(self._wait, timeout_secs=wait_secs + 0.1)
+            names = session.run(self._missing, timeout_secs=opening.ATTEMPT_SECS)
         except rt.DeadlineExceededError as error:
             raise rt.UnavailableError(error.message, task=error.task) from None
-        missing = _names(names)
-        phases = {}
-        if records is not None:
-            if waiting and not missing:
-                records.wait_loaded(_ATTEMPT_SECS)
-            phases = {task: record.phase for task, record in records.look().items()}
-        return decisions.Report(variables=self._variables, missing=missing, phases=phases, checkpoint=checkpoint)
+        phases = {} if records is None else {task: record.phase for task, record in records.look().items()}
+        return decisions.Report(variables=self._variables, missing=_names(names), phases=phases, checkpoint=checkpoint)
 
     def _decide(self, role: Role, report: decisions.Report, options: decisions.Options) -> decisions.Decision:
         decision = decisions.decide(time.monotonic(), role, report, options)

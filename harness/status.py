@@ -7,31 +7,22 @@ for the cluster that it knows. The exit code is 0 when every task of the cluster
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from absl import app, flags
-
 import runtime as rt
+from harness.command_line import USAGE_ERROR, Parser
 from harness.figures import Figures, figures, sizes, table
 
-USAGE_ERROR = 2
 _AT_ONCE = 32
-
-_CLUSTER = flags.DEFINE_string("cluster", None, 'The cluster: "ps=a:1,b:1;worker=c:1", or JSON, or a JSON file.')
-_TARGET = flags.DEFINE_string("target", None, "One task, host:port, that is asked for the cluster.")
-_WATCH = flags.DEFINE_bool("watch", False, "Show again every --interval seconds, until Ctrl-C.")
-_INTERVAL = flags.DEFINE_float("interval", 1.0, "Seconds over which rates are taken.", lower_bound=0.05)
-_TIMEOUT = flags.DEFINE_float("timeout_secs", 2.0, "Seconds to wait for a task's answer.", lower_bound=0.01)
-_JSON = flags.DEFINE_bool("json", False, "One JSON object instead of a table; one a line with --watch.")
-_VARIABLES = flags.DEFINE_bool("variables", False, "List which variables live where.")
 
 
 @dataclass(frozen=True)
@@ -212,14 +203,14 @@ def is_whole(states: list[TaskState]) -> bool:
     return all(not state.problem for state in states)
 
 
-def _show(states: list[TaskState], spans: Mapping[str, Figures]) -> None:
-    if _JSON.value:
+def _show(states: list[TaskState], spans: Mapping[str, Figures], options: argparse.Namespace) -> None:
+    if options.json:
         print(json.dumps(as_json(states, spans)), flush=True)
         return
-    if _WATCH.value and sys.stdout.isatty():
+    if options.watch and sys.stdout.isatty():
         print("\033[2J\033[H", end="")
     print(table(as_rows(states, spans, time.time())))
-    if _VARIABLES.value:
+    if options.variables:
         print("\n" + table(variable_rows(states)))
     if not is_whole(states):
         missing = [state.task for state in states if state.problem]
@@ -227,51 +218,59 @@ def _show(states: list[TaskState], spans: Mapping[str, Figures]) -> None:
     sys.stdout.flush()
 
 
-def _cluster() -> rt.ClusterSpec:
-    if (_CLUSTER.value is None) == (_TARGET.value is None):
-        raise rt.InvalidArgumentError("give either --cluster or --target")
-    if _CLUSTER.value is not None:
-        return parse_cluster(_CLUSTER.value)
-    return rt.probe(str(_TARGET.value), _TIMEOUT.value).cluster
+def _parser() -> Parser:
+    parser = Parser("harness.status", __doc__ or "")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--cluster", help='"ps=a:1,b:1;worker=c:1", or JSON, or a JSON file')
+    which.add_argument("--target", metavar="HOST:PORT", help="one task, which is asked for the cluster")
+    parser.add_argument("--watch", action="store_true", help="show again every --interval seconds, until Ctrl-C")
+    parser.add_argument("--interval", type=_positive, default=1.0, help="seconds over which rates are taken (1)")
+    parser.add_argument("--timeout_secs", type=_positive, default=2.0, help="seconds to wait for a task's answer (2)")
+    parser.add_argument("--json", action="store_true", help="a JSON object instead of a table; one a line with --watch")
+    parser.add_argument("--variables", action="store_true", help="list which variables live where")
+    return parser
 
 
-def main(argv: list[str]) -> int:
-    """Shows the state of the cluster that the flags name; returns the exit code."""
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Shows the state of the cluster that the arguments name; returns the exit code."""
+    options = _parser().parse_args(argv)
     try:
-        if len(argv) > 1:
-            raise rt.InvalidArgumentError(f"{argv[1]!r} is not a flag: use --cluster=... or --target=host:port")
-        cluster = _cluster()
+        if options.cluster is not None:
+            cluster = parse_cluster(options.cluster)
+        else:
+            cluster = rt.probe(options.target, options.timeout_secs).cluster
     except (rt.UnavailableError, rt.DeadlineExceededError) as error:
-        print(f"harness.status: no task answers at {_TARGET.value}: {error.message}", file=sys.stderr)
+        print(f"harness.status: no task answers at {options.target}: {error.message}", file=sys.stderr)
         return 1
     except (rt.OpError, OSError, ValueError, TypeError) as error:
         print(f"harness.status: {error}", file=sys.stderr)
         return USAGE_ERROR
-    before = {s.task: s for s in look(cluster, _TIMEOUT.value)}
+    before = {s.task: s for s in look(cluster, options.timeout_secs)}
     at = time.monotonic()
     never = threading.Event()
     try:
         while True:
-            never.wait(_INTERVAL.value)
-            states = look(cluster, _TIMEOUT.value, _VARIABLES.value)
+            never.wait(options.interval)
+            states = look(cluster, options.timeout_secs, options.variables)
             now = time.monotonic()
             spans = {s.task: figures(before[s.task].report, s.report, now - at) for s in states if s.report is not None}
-            _show(states, spans)
-            if not _WATCH.value:
+            _show(states, spans, options)
+            if not options.watch:
                 return 0 if is_whole(states) else 1
             before, at = {s.task: s for s in states}, now
     except KeyboardInterrupt:
         return 0
-
-
-def _parse(argv: list[str]) -> list[str]:
-    try:
-        rest: list[str] = flags.FLAGS(argv)
-        return rest
-    except flags.Error as error:
-        print(f"harness.status: {error}", file=sys.stderr)
-        sys.exit(USAGE_ERROR)
+    except BrokenPipeError:  # whoever read this has seen enough
+        sys.stderr.close()
+        return 0
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    sys.exit(main())

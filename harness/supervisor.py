@@ -15,6 +15,7 @@ from harness.decisions import Role
 from harness.looper import LooperThread
 from harness.managed_session import ManagedSession
 from harness.patience import failed
+from harness.series import SeriesThread
 from harness.session_manager import GIVE_UP_SECS, SessionManager
 from harness.supervisor_parts import SupervisorParts
 
@@ -208,6 +209,10 @@ class Supervisor(SupervisorParts):
                 threads.append(
                     services.StepCounterThread(self._coord, self._save_summaries_secs, sess, self._global_step, writer)
                 )
+                if sess.target:
+                    threads.append(
+                        SeriesThread(self._coord, self._save_summaries_secs, sess, self._global_step, writer)
+                    )
         if self._saver is not None and self._save_path is not None:
             self._checkpoints = services.Checkpoints(
                 self._saver, self._save_path, self._global_step, writer, self._life.leads

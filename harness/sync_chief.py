@@ -142,9 +142,7 @@ class SyncRunner:
         claims = self._claims(sess, [False] * len(self._tasks))
         plan = settle(claims)
         if plan.behind:
-            logging.warning(
-                "%s: step %d was applied on some ps only; applying it on the others", self.name, plan.step
-            )
+            logging.warning("%s: step %d was applied on some ps only; applying it on the others", self.name, plan.step)
             for i in plan.behind:
                 self._commit(sess, [i], plan.step, plan.workers)
         if plan.forget:
@@ -174,7 +172,9 @@ class SyncRunner:
                 if self._lost is not None:
                     raise self._lost
                 reports = list(self._reports)
-                until = None if waiting_since is None or self._timeout_secs is None else waiting_since + self._timeout_secs
+                until = (
+                    None if waiting_since is None or self._timeout_secs is None else waiting_since + self._timeout_secs
+                )
                 up = until is not None and time.monotonic() >= until
                 choice = choose(reports[0], reports[1:], self._needed, self._members, self._each, up)
                 if not choice.workers:
@@ -188,7 +188,9 @@ class SyncRunner:
                 if up and len(choice.workers) < self._needed:
                     self._members = frozenset(choice.workers)
             if up:
-                logging.warning("%s: step %d goes on without all workers: %s", self.name, reports[0].step, choice.reason)
+                logging.warning(
+                    "%s: step %d goes on without all workers: %s", self.name, reports[0].step, choice.reason
+                )
             # The leader last: see the quorum.
             self._commit(sess, range(1, len(self._tasks)), reports[0].step, choice.workers)
             self._commit(sess, [0], reports[0].step, choice.workers)
@@ -210,7 +212,8 @@ class SyncRunner:
             while not coord.should_stop():
                 with self._changed:
                     self._changed.wait_for(
-                        lambda: self._claim_count != heard_of or self._running is None or coord.should_stop(), _RETRY_SECS
+                        lambda: self._claim_count != heard_of or self._running is None or coord.should_stop(),
+                        _RETRY_SECS,
                     )
                     if self._running is None:
                         return

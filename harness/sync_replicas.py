@@ -60,7 +60,9 @@ class SyncReplicas:
     ) -> None:
         total = replicas_to_aggregate if total_num_replicas is None else total_num_replicas
         if replicas_to_aggregate < 1 or total < 1:
-            raise rt.InvalidArgumentError(f"{name}: cannot aggregate {replicas_to_aggregate} gradients of {total} workers")
+            raise rt.InvalidArgumentError(
+                f"{name}: cannot aggregate {replicas_to_aggregate} gradients of {total} workers"
+            )
         if worker is not None and not 0 <= worker < total:
             raise rt.InvalidArgumentError(f"{name}: worker {worker} is not among the {total} workers")
         self.name = name
@@ -222,7 +224,9 @@ class SyncReplicas:
         """
         fewest = self._needed - self._total
         if num_tokens >= 0 and num_tokens < fewest:
-            raise rt.InvalidArgumentError(f"Too few tokens to finish the first step: {num_tokens} (given) < {fewest} (needed)")
+            raise rt.InvalidArgumentError(
+                f"Too few tokens to finish the first step: {num_tokens} (given) < {fewest} (needed)"
+            )
         return self._made(self._nothing, "get_init_tokens_op")
 
     @property

@@ -1,6 +1,5 @@
 """The distributed runtime: graphs, variables, servers and sessions. ``import runtime as rt``."""
 
-import runtime.graph.operators  # noqa: F401 - gives tensors and variables their operators
 from runtime.cluster import ClusterSpec, TaskId
 from runtime.device import (
     DeviceSpec,

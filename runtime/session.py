@@ -310,12 +310,6 @@ class Session:
         reset_master(target, containers, timeout_secs)
 
     @property
-    def task(self) -> str:
-        """The task of the session's target: ``/job:worker/task:0``."""
-        job, index = self._engine.target
-        return f"/job:{job}/task:{index}"
-
-    @property
     def shards(self) -> Shards:
         """Saves and restores variables on the tasks where they live: what checkpoints are made of."""
         return self._shards

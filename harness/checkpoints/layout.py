@@ -73,7 +73,7 @@ def is_checkpoint(path: epath.Path) -> bool:
     """Whether a directory is a finished Orbax checkpoint."""
     if TEMPORARY in path.name:
         return False
-    return (path / ORBAX_STEP_FILE).exists() or (path / ORBAX_TREE_FILE).exists()
+    return bool((path / ORBAX_STEP_FILE).exists() or (path / ORBAX_TREE_FILE).exists())
 
 
 def managers_below(logdir: str) -> list[str]:
@@ -115,13 +115,14 @@ def problems_of(step: Step) -> list[str]:
     except DataLossError as error:
         return [str(error)]
     if manifest is None:
-        return ["its manifest is missing"] if _is_ours(step) else []
+        return ["its manifest is missing"] if is_ours(step.path) else []
     return quick_problems(step.path, manifest)
 
 
-def _is_ours(step: Step) -> bool:
+def is_ours(path: str) -> bool:
+    """Whether a Saver wrote a checkpoint, and so it must have a manifest."""
     try:
-        return '"bellwether"' in (epath.Path(step.path) / ORBAX_STEP_FILE).read_text()
+        return '"bellwether"' in (epath.Path(path) / ORBAX_STEP_FILE).read_text()
     except (OSError, UnicodeDecodeError):
         return False
 

@@ -137,7 +137,7 @@ def read_manifest(step_directory: str) -> Manifest | None:
 
 def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
     """What is wrong with a checkpoint as far as names and sizes of files tell; empty when nothing is."""
-    problems = []
+    problems: list[str] = []
     if "://" in step_directory:
         return problems  # sizes cost a request each there; tensorstore checks what it reads
     for file in manifest.files:

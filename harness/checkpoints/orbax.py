@@ -287,7 +287,8 @@ class Directory:
 
         def work() -> None:
             try:
-                future.set_result(self._write(save, directory))
+                self._write(save, directory)
+                future.set_result(None)
             except BaseException as error:
                 future.set_exception(error)
 
@@ -326,7 +327,7 @@ class Directory:
         (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
 
 
-class _Handler(ocp.type_handlers.NumpyHandler):
+class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
     """Has the tasks write what the stand-ins stand for; in the checkpoint they are plain arrays."""
 
     def __init__(self, directory: Directory) -> None:
@@ -344,7 +345,7 @@ def _temporary_path_class(directory: Directory) -> Any:
         """Renames to the final name only what has its manifest and is on the disk as a whole."""
 
         async def finalize(self, *args: Any, **kwargs: Any) -> None:
-            final = self._final_path
+            final: epath.Path = self.get_final()
             if layout.TEMPORARY in final.parent.name:  # an item of a step: the step comes later
                 await super().finalize(*args, **kwargs)
                 return

@@ -56,6 +56,8 @@ class CheckpointReader:
         self.path = path
         self.item = layout.find_item(path)
         self.manifest: Manifest | None = read_manifest(path)
+        if self.manifest is None and layout.is_ours(path):
+            raise DataLossError(f"{path} is damaged: its manifest is missing")
         tree = self._tree()
         self.ocdbt = (epath.Path(self.item) / "manifest.ocdbt").exists()
         self.zarr3 = bool(tree.get("use_zarr3"))

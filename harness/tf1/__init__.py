@@ -15,6 +15,7 @@ from harness.tf1 import clip_ops as _clip_ops
 from harness.tf1 import framework as _framework
 from harness.tf1 import initializers as _initializers
 from harness.tf1 import math_ops as _math_ops
+from harness.tf1 import queues as _queues
 from harness.tf1 import random_ops as _random_ops
 from harness.tf1 import scopes as _scopes
 from harness.tf1 import shapes as _shapes
@@ -40,6 +41,7 @@ NAMES: dict[str, Any] = {
     **_variables.OPS,
     **_scopes.OPS,
     **_framework.OPS,
+    **_queues.OPS,
     "ConfigProto": ConfigProto,
     "DType": DType,
     "DeviceSpec": _rt.DeviceSpec,
@@ -50,6 +52,7 @@ NAMES: dict[str, Any] = {
     "OptimizerOptions": OptimizerOptions,
     "TensorShape": TensorShape,
     "as_dtype": as_dtype,
+    "newaxis": None,
 }
 """TensorFlow's name in ``tf`` -> what it is here."""
 

@@ -95,7 +95,7 @@ def l2_normalize(x: Array, dim: Static, epsilon: float = 1e-12, name: str | None
 
 def _labels_and_logits(args: tuple[Any, ...], labels: Any, logits: Any, what: str) -> tuple[Any, Any]:
     """By name as in 1.0, or (logits, labels) by position as before."""
-    if args and args != (None,):
+    if args and not (len(args) == 1 and args[0] is None):
         if labels is not None or logits is not None or len(args) != 2:
             raise ValueError(f"{what}: give labels= and logits= by name (by position the old order is logits, labels)")
         logits, labels = args

@@ -295,6 +295,56 @@ class ExponentialMovingAverage:
         return names | rest
 
 
+class SyncReplicasOptimizer(harness.SyncReplicas):
+    """``harness.SyncReplicas``: the mean of several workers' gradients, applied once; see ``docs/sync.md``.
+
+    Args:
+        opt: what applies the mean.
+        replicas_to_aggregate: gradients in one step.
+        total_num_replicas: workers; ``replicas_to_aggregate`` by default.
+        variable_averages: must be None: run ``ExponentialMovingAverage.apply`` after the step.
+        variables_to_average: must be None.
+        use_locking: updates are atomic in any case.
+        name: the same in all workers.
+        replica_id: this worker's number (before 1.0); by default that of its device.
+        options: further ones of ``harness.SyncReplicas``, such as ``sync_timeout_secs``.
+
+    Raises:
+        ValueError: ``variable_averages`` is given.
+    """
+
+    def __init__(
+        self,
+        opt: harness.Optimizer,
+        replicas_to_aggregate: int,
+        total_num_replicas: int | None = None,
+        variable_averages: Any = None,
+        variables_to_average: Any = None,
+        use_locking: bool = False,
+        name: str = "sync_replicas",
+        replica_id: int | None = None,
+        **options: Any,
+    ) -> None:
+        if variable_averages is not None or variables_to_average is not None:
+            raise ValueError("variable_averages is not there: run ExponentialMovingAverage.apply after the step")
+        total = total_num_replicas or None
+        super().__init__(opt, replicas_to_aggregate, total, worker=replica_id, name=name, **options)
+
+    def minimize(  # type: ignore[override]
+        self,
+        loss: rt.Tensor,
+        global_step: rt.Variable | None = None,
+        var_list: Sequence[rt.Variable] | None = None,
+        gate_gradients: Any = None,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        name: str | None = None,
+        grad_loss: Any = None,
+    ) -> rt.Operation:
+        """``harness.SyncReplicas.minimize``."""
+        return super().minimize(loss, global_step, var_list, name)
+
+
 OPTIMIZERS: dict[str, Any] = {
     "AdadeltaOptimizer": AdadeltaOptimizer,
     "AdagradOptimizer": AdagradOptimizer,
@@ -304,5 +354,6 @@ OPTIMIZERS: dict[str, Any] = {
     "MomentumOptimizer": MomentumOptimizer,
     "Optimizer": harness.Optimizer,
     "RMSPropOptimizer": RMSPropOptimizer,
+    "SyncReplicasOptimizer": SyncReplicasOptimizer,
 }
 """TensorFlow's name in ``tf.train`` -> the class."""

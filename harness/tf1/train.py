@@ -6,6 +6,7 @@ from typing import Any
 
 import harness
 import runtime as rt
+from harness.global_step import global_step
 from harness.tf1.config import apply as _apply
 from harness.tf1.decays import DECAYS
 from harness.tf1.missing import absent
@@ -70,24 +71,26 @@ LAZY: dict[str, str] = {
             "Saver",
             "Scaffold",
             "SecondOrStepTimer",
+            "SessionCreator",
             "SessionManager",
             "SessionRunArgs",
             "SessionRunContext",
             "SessionRunHook",
             "SessionRunValues",
+            "SingularMonitoredSession",
             "StepCounterHook",
             "StopAtStepHook",
             "SummarySaverHook",
             "Supervisor",
-            "SyncReplicasOptimizer",
             "WorkerSessionCreator",
             "add_queue_runner",
             "checkpoint_exists",
+            "checkpoints_iterator",
             "create_global_step",
             "get_checkpoint_state",
             "get_global_step",
             "get_or_create_global_step",
-            "global_step",
+            "init_from_checkpoint",
             "latest_checkpoint",
             "list_variables",
             "load_checkpoint",
@@ -106,6 +109,7 @@ NAMES: dict[str, Any] = {
     **DECAYS,
     **OPTIMIZERS,
     "Server": Server,
+    "global_step": global_step,
     "replica_device_setter": replica_device_setter,
 }
 """TensorFlow's name -> what this module gives for it at once."""

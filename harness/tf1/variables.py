@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 import runtime as rt
 from harness.tf1.dtypes import as_dtype, to_array
-from harness.tf1.lift import constant, is_tensor, operand
+from harness.tf1.lift import constant, is_tensor
 from harness.tf1.shapes import TensorShape
 
 
@@ -130,8 +128,7 @@ def _scatter(kind: str) -> Any:
                 what
             )
 
-        what = operand(updates)
-        what = jnp.asarray(what, ref.dtype) if not is_tensor(what) else what
+        what = updates if is_tensor(updates) else to_array(updates).astype(ref.dtype)
         return ref.update(change, _index(indices), what, name=name or f"Scatter{kind.capitalize()}")
 
     scatter.__name__ = scatter.__qualname__ = f"scatter_{kind}"

@@ -82,6 +82,8 @@ class PreparedStage:
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
         self._executable: Executable | None = None
         self._on_host = device is None or device.platform == "cpu"
+        self._device = device
+        self._one_device = len(executor._devices) == 1
         given = stage.inputs or ()
         if stage.host and stage.program is not None:
             given = stage.program.arguments[len(stage.reads) :]
@@ -123,6 +125,8 @@ class PreparedStage:
     def _run_program(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         if self._wide:
             inputs = self._widened(inputs)
+        if not self._one_device:
+            inputs = [self._here(value) for value in inputs]
         results: Sequence[Any] = ()
         store, executable, task = self._store, self._executable, self._task
         with store.lock:
@@ -136,6 +140,8 @@ class PreparedStage:
                     value = slot.checked(spec, task)
                     # Somebody holds the array and has not pinned it yet: update a copy instead of donating it.
                     arguments.append(value.copy() if written and slot.readers else value)
+                if not self._one_device:
+                    arguments = [self._here(value) for value in arguments]
                 try:
                     results = executable(*arguments, *inputs)
                 except OpError:
@@ -188,8 +194,15 @@ class PreparedStage:
         with jax.enable_x64(True):
             for i in self._wide:
                 if not isinstance(arrays[i], jax.Array):
-                    arrays[i] = jax.device_put(arrays[i])
+                    arrays[i] = jax.device_put(arrays[i], None if self._one_device else self._device)
         return arrays
+
+    def _here(self, value: Any) -> Any:
+        """``value``, brought over if it lies on another device of this task."""
+        if not isinstance(value, jax.Array) or value.device == self._device:
+            return value
+        with jax.enable_x64(True):
+            return jax.device_put(value, self._device, may_alias=False)
 
     def _run_host(self, inputs: Sequence[Any], client: int, cancelled: Cancellation) -> list[Any]:
         if self._store.run.generation != self._generation:

@@ -130,7 +130,8 @@ class Gate:
             return missing()
 
     def _done(self, key: StepKey) -> int:
-        writes = self._sessions.get(key[0], {}).get(key[1])
+        steps = self._sessions.get(key[0])
+        writes = steps.get(key[1]) if steps else None
         return writes.done if writes else 0
 
     def recent(self) -> Iterator[tuple[StepKey, Writes]]:
@@ -139,6 +140,11 @@ class Gate:
             since = time.monotonic() - REMEMBER_SECS
             found = [((s, n), w) for s, steps in self._sessions.items() for n, w in steps.items() if w.at >= since]
         return iter(found)
+
+    def forget(self) -> None:
+        """Forgets all steps so far: the variables have new values that no step has written."""
+        with self._changed:
+            self._sessions.clear()
 
     def resume(self) -> None:
         """Opens the gate."""

@@ -185,7 +185,11 @@ class Queue:
         """
         if count < 0:
             raise InvalidArgumentError(f"queue {self._name!r}: cannot dequeue {count} elements")
-        if any(shape is None for shape in self._shapes) or not self._pad and any(None in (s or ()) for s in self._shapes):
+        if (
+            any(shape is None for shape in self._shapes)
+            or not self._pad
+            and any(None in (s or ()) for s in self._shapes)
+        ):
             raise InvalidArgumentError(
                 f"queue {self._name!r}: dequeue_many needs a fixed shape for every component; it has {self._shapes}"
             )
@@ -304,5 +308,3 @@ def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: np.dtype
     for i, array in enumerate(arrays):
         out[(i, *(slice(0, n) for n in array.shape))] = array
     return out
-
-

@@ -440,7 +440,9 @@ class Quorum:
             for worker, count in Counter(decision.workers).items():
                 mine = [p for p in self._pieces if p.worker == worker][:count]
                 if len(mine) < count:
-                    raise InternalError(f"{self._name}: the gradients of worker {worker} for step {self._step} are gone")
+                    raise InternalError(
+                        f"{self._name}: the gradients of worker {worker} for step {self._step} are gone"
+                    )
                 chosen += mine
             self._decide(chosen)
             self._last = decision

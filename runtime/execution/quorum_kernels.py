@@ -20,9 +20,7 @@ def _quorum(context: Context, attrs: Attrs) -> Quorum:
     d = attrs["resource"]
 
     def make() -> Quorum:
-        rules = Rules(
-            d["needed"], d["total"], d["alone"], d["leads"], d["timeout_secs"], tuple(d["tasks"]), d["group"]
-        )
+        rules = Rules(d["needed"], d["total"], d["alone"], d["leads"], d["timeout_secs"], tuple(d["tasks"]), d["group"])
         return Quorum(f"{d['group']} on {context.task}", rules)
 
     return named(context, attrs, Quorum, make, Quorum.clear)

@@ -286,6 +286,7 @@ class Shards:
                 values[s.container, s.name] = (array, _spec(s.spec))
             self.check_epoch(order.epoch, order.owner)
             self._store.replace(values)
+            self._gate.forget()  # what dead workers left half done is overwritten
         return self._drop(order)
 
     def _drop(self, order: Order) -> Reply:

@@ -149,7 +149,8 @@ def write_arrays(
                 store = future.result()
                 if not math.prod(placed.full_shape):
                     # Orbax takes an array without any chunk for one that was lost on the way.
-                    store.kvstore[".".join("0" for _ in placed.full_shape)] = b""
+                    kvstore: Any = store.kvstore
+                    kvstore[".".join("0" for _ in placed.full_shape)] = b""
                 if array.size:
                     region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
                     target = store[region] if region else store
@@ -191,10 +192,6 @@ def _write_error(directory: str, error: Exception) -> Exception:
     if any(reason in text for reason in ("No space left", "Disk quota", "File too large", "RESOURCE_EXHAUSTED")):
         return ResourceExhaustedError(f"the disk of {directory} is full: {text}")
     return DataLossError(f"writing into {directory}: {text}")
-
-
-def _never() -> bool:
-    return False
 
 
 def _read_spec(directory: str, key: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:

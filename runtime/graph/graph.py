@@ -12,6 +12,7 @@ import numpy as np
 
 from runtime.device import current_device, device, fresh_device_stack
 from runtime.graph.bodies import Body, Nothing, Shape
+from runtime.graph.operators import Operators
 
 if TYPE_CHECKING:
     from runtime.graph.variable import Variable
@@ -38,7 +39,7 @@ class GraphKeys:
     CHECKS = "checks"
 
 
-class Tensor:
+class Tensor(Operators):
     """One output of an operation: a value that exists only while a step runs.
 
     Attributes:
@@ -49,8 +50,6 @@ class Tensor:
     """
 
     __slots__ = ("op", "index", "shape", "dtype")
-    __array_ufunc__ = None  # so that numpy leaves `array * tensor` to us
-    __array_priority__ = 100
 
     def __init__(self, op: Operation, index: int, shape: Shape | None, dtype: np.dtype[Any]) -> None:
         self.op = op
@@ -96,9 +95,6 @@ class Tensor:
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
-
-    def __getitem__(self, item: Any) -> Any:
-        raise TypeError("tensor operators are installed by runtime.graph.operators")
 
     def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
         """Runs the tensor in ``session`` or the default session and returns its value."""

@@ -50,7 +50,9 @@ class Quorum:
         name: str = "quorum",
     ) -> None:
         if needed < 1 or total < 1:
-            raise InvalidArgumentError(f"{name}: needs at least 1 gradient of at least 1 worker, not {needed} of {total}")
+            raise InvalidArgumentError(
+                f"{name}: needs at least 1 gradient of at least 1 worker, not {needed} of {total}"
+            )
         if leads and (beside.dtype.kind not in "iu" or beside.shape != ()):
             raise InvalidArgumentError(f"{name}: the step {beside.name!r} must be one integer")
         self._beside = beside
@@ -211,7 +213,9 @@ def guard(
     ordered = sorted(set(updates), key=lambda op: op.id)
     for op in ordered:
         if not isinstance(op.body, Update) or isinstance(op.body, Guarded) or op.device != first.device:
-            raise InvalidArgumentError(f"{name}: {op.name!r} at {op.device!r} is no update of variables at {first.device!r}")
+            raise InvalidArgumentError(
+                f"{name}: {op.name!r} at {op.device!r} is no update of variables at {first.device!r}"
+            )
     specs = tuple(dict.fromkeys([first.spec, *(v for op in ordered for v in op.body.variables)]))  # type: ignore[union-attr]
     if tells and all(first.spec not in op.body.variables for op in ordered):  # type: ignore[union-attr]
         raise InvalidArgumentError(f"{name}: no update writes {first.name!r}")

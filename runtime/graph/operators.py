@@ -6,75 +6,137 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
 from runtime.errors import InvalidArgumentError
-from runtime.graph.graph import Tensor
-from runtime.graph.ops import call
-from runtime.graph.variable import Variable
-
-_BINARY = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "matmul": operator.matmul,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-}
-_COMPARE = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
-_UNARY: dict[str, Callable[[Any], Any]] = {
-    "neg": operator.neg,
-    "abs": operator.abs,
-    "invert": operator.invert,
-    "pos": operator.pos,
-}
 
 
-def _numbers_only(name: str, *values: Any) -> None:
-    for value in values:
-        if isinstance(value, Tensor | Variable) and value.dtype.hasobject:
-            raise InvalidArgumentError(f"{name}: {value.name!r} is a string tensor; arithmetic works on numbers only")
+class Operators:
+    """What tensors and variables have in common: Python's operators on their values."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # so that numpy leaves `array * tensor` to us
+    __array_priority__ = 100
+
+    def __add__(self, other: Any) -> Any:
+        return _binary("add", operator.add, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _reflected("add", operator.add, self, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return _binary("sub", operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _reflected("sub", operator.sub, self, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return _binary("mul", operator.mul, self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _reflected("mul", operator.mul, self, other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _binary("truediv", operator.truediv, self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _reflected("truediv", operator.truediv, self, other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _binary("floordiv", operator.floordiv, self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _reflected("floordiv", operator.floordiv, self, other)
+
+    def __mod__(self, other: Any) -> Any:
+        return _binary("mod", operator.mod, self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _reflected("mod", operator.mod, self, other)
+
+    def __pow__(self, other: Any) -> Any:
+        return _binary("pow", operator.pow, self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _reflected("pow", operator.pow, self, other)
+
+    def __matmul__(self, other: Any) -> Any:
+        return _binary("matmul", operator.matmul, self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return _reflected("matmul", operator.matmul, self, other)
+
+    def __and__(self, other: Any) -> Any:
+        return _binary("and", operator.and_, self, other)
+
+    def __rand__(self, other: Any) -> Any:
+        return _reflected("and", operator.and_, self, other)
+
+    def __or__(self, other: Any) -> Any:
+        return _binary("or", operator.or_, self, other)
+
+    def __ror__(self, other: Any) -> Any:
+        return _reflected("or", operator.or_, self, other)
+
+    def __xor__(self, other: Any) -> Any:
+        return _binary("xor", operator.xor, self, other)
+
+    def __rxor__(self, other: Any) -> Any:
+        return _reflected("xor", operator.xor, self, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return _binary("lt", operator.lt, self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return _binary("le", operator.le, self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return _binary("gt", operator.gt, self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return _binary("ge", operator.ge, self, other)
+
+    def __neg__(self) -> Any:
+        return _apply("neg", operator.neg, self)
+
+    def __pos__(self) -> Any:
+        return _apply("pos", operator.pos, self)
+
+    def __abs__(self) -> Any:
+        return _apply("abs", abs, self)
+
+    def __invert__(self) -> Any:
+        return _apply("invert", operator.invert, self)
+
+    def __getitem__(self, item: Any) -> Any:
+        return _apply("getitem", lambda array, index: array[index], self, item)
 
 
-def _binary(name: str, fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def method(self: Any, other: Any) -> Any:
-        _numbers_only(name, self, other)
-        return call(fn, self, other, name=name)
-
-    return method
+def _binary(name: str, fn: Callable[[Any, Any], Any], self: Operators, other: Any) -> Any:
+    return _apply(name, fn, self, _literal(self, other))
 
 
-def _reflected(name: str, fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def method(self: Any, other: Any) -> Any:
-        _numbers_only(name, self, other)
-        return call(fn, other, self, name=name)
-
-    return method
+def _reflected(name: str, fn: Callable[[Any, Any], Any], self: Operators, other: Any) -> Any:
+    return _apply(name, fn, _literal(self, other), self)
 
 
-def _unary(name: str, fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def method(self: Any) -> Any:
-        _numbers_only(name, self)
-        return call(fn, self, name=name)
+def _apply(name: str, fn: Callable[..., Any], *operands: Any) -> Any:
+    from runtime.graph.ops import call  # it makes tensors, which have these operators
 
-    return method
-
-
-def _getitem(self: Any, item: Any) -> Any:
-    _numbers_only("getitem", self)
-    return call(lambda array, index: array[index], self, item, name="getitem")
+    for value in operands:
+        if isinstance(value, Operators) and value.dtype.hasobject:  # type: ignore[attr-defined]
+            raise InvalidArgumentError(
+                f"{name}: {value.name!r} is a string tensor; arithmetic works on numbers only"  # type: ignore[attr-defined]
+            )
+    return call(fn, *operands, name=name)
 
 
-for _class in (Tensor, Variable):
-    for _name, _fn in _BINARY.items():
-        setattr(_class, f"__{_name}__", _binary(_name, _fn))
-        setattr(_class, f"__r{_name}__", _reflected(_name, _fn))
-    for _name, _fn in _COMPARE.items():
-        setattr(_class, f"__{_name}__", _binary(_name, _fn))
-    for _name, _unary_fn in _UNARY.items():
-        setattr(_class, f"__{_name}__", _unary(_name, _unary_fn))
-    setattr(_class, "__getitem__", _getitem)  # noqa: B010 - a variable has none of its own to replace
-Variable.__array_ufunc__ = None  # type: ignore[attr-defined]
+def _literal(tensor: Any, other: Any) -> Any:
+    """A list beside a tensor is an array, of the tensor's dtype where that loses nothing."""
+    if not isinstance(other, list | tuple):
+        return other
+    array = np.asarray(other)
+    whole, floating = array.dtype.kind in "iu", jnp.issubdtype(tensor.dtype, np.floating)
+    fits = floating and (whole or array.dtype.kind == "f") or whole and tensor.dtype.kind in "iu"
+    return array.astype(tensor.dtype) if fits else array

@@ -77,7 +77,15 @@ class Queue(_Resource):
     """
 
     def __init__(
-        self, type: str, kind: str, capacity: int, dtypes: Any, shapes: Any, name: str, container: str, **options: Any  # noqa: A002
+        self,
+        type: str,
+        kind: str,
+        capacity: int,
+        dtypes: Any,
+        shapes: Any,
+        name: str,
+        container: str,
+        **options: Any,  # noqa: A002
     ) -> None:
         self.dtypes: tuple[np.dtype[Any], ...] = tuple(as_dtype(d) for d in _listed(dtypes))
         self.shapes: tuple[Shape | None, ...] = _shapes(shapes, len(self.dtypes), name)
@@ -146,12 +154,19 @@ class Queue(_Resource):
         if items is None:
             items = [values[0] if isinstance(values, tuple) and len(values) == 1 else values]
         if len(items) != len(self.dtypes):
-            raise InvalidArgumentError(f"queue {self.name!r} has {len(self.dtypes)} components, {len(items)} were given")
+            raise InvalidArgumentError(
+                f"queue {self.name!r} has {len(self.dtypes)} components, {len(items)} were given"
+            )
         tensors = []
         for i, (value, dtype, shape) in enumerate(zip(items, self.dtypes, self.shapes, strict=True)):
             tensor = as_tensor(value, dtype)
             wanted = None if shape is None else (*batch, *shape)
-            if tensor.dtype != dtype or wanted is not None and tensor.shape is not None and not _may_fit(tensor.shape, wanted):
+            if (
+                tensor.dtype != dtype
+                or wanted is not None
+                and tensor.shape is not None
+                and not _may_fit(tensor.shape, wanted)
+            ):
                 raise InvalidArgumentError(
                     f"queue {self.name!r}: component {i} takes {_show(dtype)}{wanted}, got {_show(tensor.dtype)}{tensor.shape}"
                 )
@@ -170,7 +185,9 @@ class FIFOQueue(Queue):
         container: named container of the store.
     """
 
-    def __init__(self, capacity: int, dtypes: Any, shapes: Any = None, name: str = "fifo_queue", container: str = "") -> None:
+    def __init__(
+        self, capacity: int, dtypes: Any, shapes: Any = None, name: str = "fifo_queue", container: str = ""
+    ) -> None:
         super().__init__("FIFOQueueV2", "fifo", capacity, dtypes, shapes, name, container)
 
 
@@ -185,7 +202,9 @@ class PaddingFIFOQueue(Queue):
         container: named container of the store.
     """
 
-    def __init__(self, capacity: int, dtypes: Any, shapes: Any, name: str = "padding_fifo_queue", container: str = "") -> None:
+    def __init__(
+        self, capacity: int, dtypes: Any, shapes: Any, name: str = "padding_fifo_queue", container: str = ""
+    ) -> None:
         if shapes is None:
             raise InvalidArgumentError(f"queue {name!r}: a padding queue needs the shapes of its components")
         super().__init__("PaddingFIFOQueueV2", "padding", capacity, dtypes, shapes, name, container)
@@ -273,7 +292,9 @@ class ConditionalAccumulator(_Resource):
         """
         gradient = as_tensor(grad, self.dtype)
         if gradient.dtype != self.dtype:
-            raise InvalidArgumentError(f"accumulator {self.name!r} takes {self.dtype.name}, got {_show(gradient.dtype)}")
+            raise InvalidArgumentError(
+                f"accumulator {self.name!r} takes {self.dtype.name}, got {_show(gradient.dtype)}"
+            )
         inputs = [gradient, self._integer(local_step, "local_step"), self._integer(worker, "worker")]
         return self._add("apply_grad", inputs, [((), np.dtype(np.bool_))], name=name).outputs[0]
 
@@ -321,7 +342,9 @@ def _shapes(shapes: Any, count: int, name: str) -> tuple[Shape | None, ...]:
 
 
 def _may_fit(shape: Shape, wanted: Shape) -> bool:
-    return len(shape) == len(wanted) and all(a is None or b is None or a == b for a, b in zip(shape, wanted, strict=True))
+    return len(shape) == len(wanted) and all(
+        a is None or b is None or a == b for a, b in zip(shape, wanted, strict=True)
+    )
 
 
 def _show(dtype: np.dtype[Any]) -> str:

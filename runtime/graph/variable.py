@@ -19,11 +19,12 @@ from runtime.graph.graph import (
     control_dependencies,
     get_default_graph,
 )
+from runtime.graph.operators import Operators
 from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity
 from runtime.proto import variable_pb2
 
 
-class Variable:
+class Variable(Operators):
     """A named mutable array on one task of the cluster.
 
     The name and the device are its identity: two sessions, or two graphs, that make a variable of the same name on

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from runtime.graph.graph import Operation, Tensor
 from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.plan.exporting import export_program
 from runtime.plan.place import Device
-from runtime.plan.plan import HostCall, ProgramOutput, Stage, VariableOutput
+from runtime.plan.plan import HostCall, Program, ProgramOutput, Stage, VariableOutput
 from runtime.plan.stages import is_write
 from runtime.tensor_spec import TensorSpec
 
@@ -198,7 +198,7 @@ def _lower_guarded(
         tuple(traced.specs[t] for t in inputs),
         tuple(ProgramOutput(place[t]) for t in outputs),
         tuple(traced.specs[t] for t in outputs),
-        export_program(run, own, device.platform),
+        _export(run, own, device, [op]),
         host=(call,),
         writes_state=True,
         operations=(op.name,),
@@ -232,7 +232,7 @@ def _lower_xla(
     program = None
     if writes or computed:
         arguments = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *input_specs)
-        program = export_program(run, arguments, device.platform)
+        program = _export(run, arguments, device, operations)
     specs = tuple(
         TensorSpec(variables[r.index].shape, variables[r.index].dtype)
         if isinstance(r, VariableOutput)
@@ -251,6 +251,17 @@ def _lower_xla(
         writes_state=bool(writes),
         operations=tuple(op.name for op in operations),
     )
+
+
+def _export(
+    run: Callable[..., tuple[Any, ...]], arguments: Sequence[TensorSpec], device: Device, operations: Sequence[Operation]
+) -> Program:
+    try:
+        return export_program(run, arguments, device.platform)
+    except Exception as error:  # a callback in one of them, or something that this platform does not have
+        names = ", ".join(op.name for op in operations)
+        text = " ".join(str(error).split())[:500]
+        raise InvalidArgumentError(f"operations [{names}] cannot become a program for {device.name}: {text}") from error
 
 
 def _variables(operations: Sequence[Operation]) -> tuple[tuple[VariableSpec, ...], tuple[int, ...], tuple[int, ...]]:

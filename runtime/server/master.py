@@ -26,6 +26,7 @@ from runtime.server.counters import COMPUTE, StepTimes, awaited_slots, is_traini
 from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
 from runtime.server.trace import merge as merge_stats
 from runtime.server.trace import step_stats, traced_remote_call
+from runtime.server.waiting import run_waiting_wave
 from runtime.server.worker import RegisteredCall, Worker
 from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
@@ -72,6 +73,8 @@ class Wave:
 
     remote: list[RemoteCall] = field(default_factory=list)
     local: list[LocalCall] = field(default_factory=list)
+    waits: bool = False
+    """Whether there are several calls, of which some may wait for other workers."""
 
 
 @dataclass
@@ -172,6 +175,9 @@ class MasterSession:
                         call.replies,
                     )
                 )
+        for number, wave in waves.items():
+            hosts = any(call.stage.host for call in plan.stages if call.wave == number)
+            wave.waits = hosts and len(wave.remote) + len(wave.local) > 1
         uses_step_id = any(plan.step_id_slot in call.inputs for call in plan.stages) or plan.step_id_slot in plan.fetches
         own = self._worker.task
         ordered = [waves[w] for w in sorted(waves)]
@@ -221,7 +227,10 @@ class MasterSession:
                 now = _clock()
                 parts_ns[COMPUTE] += now - last
                 last = now
-            self._run_wave(wave, step, values, deadline, borrowed, running)
+            if wave.waits:
+                run_waiting_wave(wave, self.id, step, values, deadline, borrowed, running)
+            else:
+                self._run_wave(wave, step, values, deadline, borrowed, running)
             now = _clock()
             parts_ns[part] += now - last
             last = now

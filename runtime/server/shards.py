@@ -375,7 +375,7 @@ class Shards:
         self.drop(cut.job, list(cut.slices))
 
     def states(self) -> dict[str, dict[str, bytes]]:
-        """By task, the named states that it registered (``runtime.register_state``); tasks that do not answer have none."""
+        """By task, the states registered there (``runtime.register_state``); tasks that do not answer have none."""
         reply = self._send("", pb.ShardOrder(kind=pb.ShardOrder.STATES), STATES_SECS)
         found: dict[str, dict[str, bytes]] = {}
         for key, value in reply.states.items():
@@ -385,16 +385,13 @@ class Shards:
 
     # -- sending -----------------------------------------------------------------------------------------------
 
-    def _order(self, kind: pb.ShardOrder.Kind, job: int = 0, **fields: object) -> pb.ShardOrder:
+    def _order(self, kind: pb.ShardOrder.Kind.ValueType, job: int = 0, **fields: object) -> pb.ShardOrder:
         return pb.ShardOrder(kind=kind, epoch=self._epoch, owner=_owner, job=job, **fields)  # type: ignore[arg-type]
 
     def _ask(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
         copy = pb.ShardOrder()
         copy.CopyFrom(order)
         return self._send(task, copy, timeout)
-
-    def _all(self, order: pb.ShardOrder) -> list[pb.ShardReply]:
-        return self._each(self._tasks, lambda t: self._ask(t, order, ORDER_SECS))
 
     def _each(self, tasks: Sequence[str], fn: Callable[[str], _T]) -> list[_T]:
         """Calls ``fn`` for each task at the same time and waits for all; raises the first error, if any."""

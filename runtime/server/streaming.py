@@ -115,12 +115,12 @@ def send(
             offset = (s.offset[0] + first, *s.offset[1:]) if shape else ()
             placed = zarr.Placed(s.key, block, dtype, s.full_shape, offset, ())
             array = zarr.read_arrays(directory, [placed], ocdbt=ocdbt, zarr3=zarr3)[0]
-            raw = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             for at in range(0, len(raw), PIECE_BYTES):
                 piece = pb.ShardOrder()
                 piece.CopyFrom(order)
                 piece.index, piece.offset = index, first * row + at
-                piece.data = bytes(raw[at : at + PIECE_BYTES])
+                piece.data = raw[at : at + PIECE_BYTES].tobytes()
                 ask(task, piece)
             sent += len(raw)
     ask(task, order)

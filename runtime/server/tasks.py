@@ -154,13 +154,7 @@ class RemoteTask:
         if found.task != self.name:
             raise InvalidArgumentError(f"at {self.address} answers {found.task}, not {self.name}", task=sender)
         if cluster is not None:
-            there = ClusterSpec(found.cluster)
-            if there != cluster:
-                raise InvalidArgumentError(
-                    f"the cluster definition of {self.name} differs from that of {sender}: {difference(cluster, there)}; "
-                    "start all tasks with the same --ps_hosts and --worker_hosts",
-                    task=sender,
-                )
+            _same_cluster(self.name, ClusterSpec(found.cluster), sender, cluster)
         return found
 
     def meet(self, status: services_pb2.StatusResponse) -> None:
@@ -284,6 +278,7 @@ def join(
     for name, address in tasks:
         local = find_local(address)
         if local is not None and local.worker.task == name:
+            _same_cluster(name, local.master.cluster, sender, cluster)
             met[name] = LocalTask(name, local)
         else:
             waiting[name] = RemoteTask(name, address, client, options)
@@ -315,6 +310,15 @@ def join(
             task.close(client)
         raise
     return met
+
+
+def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec) -> None:
+    if there != here:
+        raise InvalidArgumentError(
+            f"the cluster definition of {name} differs from that of {sender}: {difference(here, there)}; "
+            "start all tasks with the same --ps_hosts and --worker_hosts",
+            task=sender,
+        )
 
 
 def fetcher(find: Callable[[str], Task]) -> Callable[[str, int, int, int], Any]:

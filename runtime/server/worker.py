@@ -183,6 +183,7 @@ class Worker:
         step: int,
         inline: Sequence[Any],
         deadline: float | None = None,
+        cancelled: Cancellation | None = None,
     ) -> tuple[list[Any], Any]:
         """Runs a registered stage: fetches what other tasks hold for it, holds what others will fetch.
 
@@ -192,6 +193,7 @@ class Worker:
             step: number of the step.
             inline: the inputs that come with the call.
             deadline: ``time.monotonic()`` at which a host kernel that waits gives up.
+            cancelled: how the caller ends waits; made from the deadline when not given.
 
         Returns:
             All outputs, and what ``PreparedStage.wait`` takes.
@@ -209,8 +211,8 @@ class Worker:
         if call.stage.host:
             # What has had an effect must not run again: only a lone kernel is ended, and called again, with its lane.
             lane = current_lane() if len(call.stage.host) == 1 else _NO_LANE
-            with self._waiting(session, lane, deadline) as cancelled:
-                outputs, done = registered.prepared.run(inputs, session, cancelled)
+            with self._waiting(session, lane, cancelled or Cancellation(deadline)) as ending:
+                outputs, done = registered.prepared.run(inputs, session, ending)
         elif registered.gated:
             outputs, done = self._run_gated(registered, inputs, session, step)
         else:
@@ -240,9 +242,8 @@ class Worker:
             self.gate.leave(key, writes)
 
     @contextmanager
-    def _waiting(self, session: int, lane: int, deadline: float | None) -> Iterator[Cancellation]:
+    def _waiting(self, session: int, lane: int, cancelled: Cancellation) -> Iterator[Cancellation]:
         """What ends the waits of one call, while it runs."""
-        cancelled = Cancellation(deadline)
         entry = (lane, cancelled)
         with self._lock:
             if session in self._ended:

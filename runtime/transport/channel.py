@@ -103,6 +103,11 @@ class Lane:
         sock = self._sock
         return sock is not None and sock.family == socket.AF_UNIX
 
+    def fileno(self) -> int:
+        """The connection's file descriptor, to wait for an answer with; -1 when the connection is broken."""
+        sock = self._sock
+        return -1 if sock is None or self._fault is not None else sock.fileno()
+
     def open(self, deadline: float | None = None) -> None:
         """Connects for the first time.
 

@@ -73,7 +73,7 @@ def make_graph(
     with graph.as_default():
         for name, value in values.items():
             with rt.device(f"/job:ps/task:{(placed or {}).get(name, 0)}"):
-                variables[name] = rt.Variable(value, name=name, trainable=False)
+                variables[name] = rt.Variable(value, dtype=np.asarray(value).dtype, name=name, trainable=False)
     return graph, variables
 
 

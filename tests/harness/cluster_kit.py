@@ -52,7 +52,7 @@ class Task:
         self._pipe.send(order)
 
     def expect(self, what: str, pattern: str = "", secs: float = PATIENCE_SECS) -> tuple[Any, ...]:
-        """Waits for the next line of a kind (and, for logs, whose text matches); the end of the process is a failure."""
+        """Waits for the next line of a kind (and of a matching text); the end of the process is a failure."""
         deadline = time.monotonic() + secs
         with self._changed:
             while True:

@@ -4,11 +4,10 @@ Every worker's step adds 1 to the global step and to two vectors; the three live
 are two. So in any consistent state all elements of both vectors equal the global step.
 """
 
-import json
 import os
-import sys
 import threading
 import time
+from logging import Handler
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,7 +20,7 @@ import runtime as rt
 SIZE = 4
 
 
-class _Lines(logging.PythonHandler):
+class _Lines(Handler):
     """Sends what is logged to the parent."""
 
     def __init__(self, pipe: Connection, lock: threading.Lock) -> None:
@@ -60,7 +59,9 @@ def run(job: str, index: int, cluster: dict[str, list[str]], options: dict[str, 
     say("ENDED")
 
 
-def _work(server: rt.Server, index: int, cluster: Any, options: dict[str, Any], say: Any, pipe: Any, started: float) -> None:
+def _work(
+    server: rt.Server, index: int, cluster: Any, options: dict[str, Any], say: Any, pipe: Any, started: float
+) -> None:
     with rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")):
         global_step = harness.get_or_create_global_step()
         first = rt.Variable(np.zeros(SIZE, np.float32), name="first")
@@ -100,7 +101,9 @@ def _init(say: Any, pipe: Any) -> None:
     assert pipe.recv() == ("go",)
 
 
-def _monitored(server: Any, index: int, options: Any, say: Any, pipe: Any, fetches: Any, state: Any, started: float) -> None:
+def _monitored(
+    server: Any, index: int, options: Any, say: Any, pipe: Any, fetches: Any, state: Any, started: float
+) -> None:
     with harness.MonitoredTrainingSession(
         server.target,
         index == 0,
@@ -147,7 +150,3 @@ def _obey(should_stop: Any, step: Any, values: Any, save: Any, say: Any, pipe: A
             say("VALUES", [np.asarray(v).tolist() for v in values()])
         elif order[0] == "save":
             say("SAVED", save())
-
-
-if __name__ == "__main__":
-    print(json.dumps(sys.argv))

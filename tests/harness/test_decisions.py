@@ -26,18 +26,54 @@ CHIEF = [
     ("alive, a checkpoint too", report(phases={PS0: "ready"}, checkpoint="/d/7"), SOON, Action.KEEP, "no step is lost"),
     ("initialised by somebody else", report(phases={PS0: "new"}), SOON, Action.KEEP, "alive"),
     ("alive after its end", report(phases={PS0: "finished"}), SOON, Action.KEEP, "alive"),
-    ("one ps lost its memory", report(missing=["b"], phases={PS0: "ready", PS1: "new"}, checkpoint="/d/7"), SOON, Action.RESTORE, "no value on its task: b"),
-    ("the chief died while it restored", report(phases={PS0: "loading", PS1: "ready"}, checkpoint="/d/7"), SOON, Action.RESTORE, "died while"),
+    (
+        "one ps lost its memory",
+        report(missing=["b"], phases={PS0: "ready", PS1: "new"}, checkpoint="/d/7"),
+        SOON,
+        Action.RESTORE,
+        "no value on its task: b",
+    ),
+    (
+        "the chief died while it restored",
+        report(phases={PS0: "loading", PS1: "ready"}, checkpoint="/d/7"),
+        SOON,
+        Action.RESTORE,
+        "died while",
+    ),
     ("the chief died while it initialised", report(phases={PS0: "loading"}), SOON, Action.INITIALIZE, "died while"),
-    ("lost, no checkpoint", report(missing=["a"]), Options(200.0, recovering=True), Action.INITIALIZE, "ALL STEPS SO FAR ARE LOST"),
-    ("nothing to initialise with", report(missing=["a"]), Options(200.0, can_initialize=False), Action.GIVE_UP, "no init_op or init_fn"),
-    ("waiting for a checkpoint", report(missing=["a"]), Options(200.0, wait_for_checkpoint=True), Action.WAIT, "waiting for a checkpoint"),
-    ("waited long enough for it", report(missing=["a"]), Options(100.0, wait_for_checkpoint=True), Action.INITIALIZE, "no checkpoint"),
+    (
+        "lost, no checkpoint",
+        report(missing=["a"]),
+        Options(200.0, recovering=True),
+        Action.INITIALIZE,
+        "ALL STEPS SO FAR ARE LOST",
+    ),
+    (
+        "nothing to initialise with",
+        report(missing=["a"]),
+        Options(200.0, can_initialize=False),
+        Action.GIVE_UP,
+        "no init_op or init_fn",
+    ),
+    (
+        "waiting for a checkpoint",
+        report(missing=["a"]),
+        Options(200.0, wait_for_checkpoint=True),
+        Action.WAIT,
+        "waiting for a checkpoint",
+    ),
+    (
+        "waited long enough for it",
+        report(missing=["a"]),
+        Options(100.0, wait_for_checkpoint=True),
+        Action.INITIALIZE,
+        "no checkpoint",
+    ),
     ("no variables at all, first time", Report(phases={PS0: "new"}), SOON, Action.INITIALIZE, "nothing tells"),
     ("no variables, but opened before", Report(phases={PS0: "ready"}), SOON, Action.KEEP, "alive"),
     ("a task is missing", report(unreachable="ps 0 at a:1 does not answer"), SOON, Action.WAIT, "a:1"),
     ("a task is missing too long", report(unreachable="ps 0 at a:1 does not answer"), LATE, Action.GIVE_UP, "a:1"),
-]  # fmt: skip
+]
 OTHER = [
     ("not initialised", report(missing=["a"], phases={PS0: "new"}), SOON, Action.WAIT, "not yet initialised a"),
     ("not initialised in time", report(missing=["a"]), LATE, Action.GIVE_UP, "not yet initialised a"),
@@ -47,10 +83,16 @@ OTHER = [
     ("ready, time is up", report(phases={PS0: "ready"}), LATE, Action.JOIN, "ready"),
     ("initialised without a supervisor", report(phases={PS0: "new"}), SOON, Action.JOIN, "ready"),
     ("training is over", report(phases={PS0: "finished"}), SOON, Action.END, "finished"),
-    ("over, and a ps has left its values", report(missing=["a"], phases={PS0: "finished"}), SOON, Action.END, "finished"),
+    (
+        "over, and a ps has left its values",
+        report(missing=["a"], phases={PS0: "finished"}),
+        SOON,
+        Action.END,
+        "finished",
+    ),
     ("a ready operation says no", report(phases={PS0: "ready"}, not_ready="x"), SOON, Action.WAIT, "x"),
     ("a task is missing", report(unreachable="ps 0 at a:1 does not answer"), SOON, Action.WAIT, "a:1"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("report", "options", "action", "words"), [r[1:] for r in CHIEF], ids=[r[0] for r in CHIEF])

@@ -17,7 +17,9 @@ from runtime.server import tasks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = "/job:worker/task:0"
-SERVE = "import json, sys, runtime as rt; c = json.loads(sys.argv[1]); rt.Server(c, sys.argv[2], int(sys.argv[3])).join()"
+SERVE = (
+    "import json, sys, runtime as rt; c = json.loads(sys.argv[1]); rt.Server(c, sys.argv[2], int(sys.argv[3])).join()"
+)
 
 
 def free_ports(count: int) -> list[int]:

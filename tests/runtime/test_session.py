@@ -149,12 +149,24 @@ def feed_errors() -> list[Any]:
         p("floats", [1j], TypeError, "complex128 does not become float32", id="complex to float"),
         p("floats", [None], TypeError, "is not numeric", id="None"),
         p("floats", [[1.0], [1.0, 2.0]], ValueError, "cannot be made an array", id="ragged"),
-        p("floats", [1.0, 2.0, 3.0], ValueError, r"Cannot feed value of shape \(3,\) for 'floats:0', .* \(2\)", id="size"),
+        p(
+            "floats",
+            [1.0, 2.0, 3.0],
+            ValueError,
+            r"Cannot feed value of shape \(3,\) for 'floats:0', .* \(2\)",
+            id="size",
+        ),
         p("floats", 1.0, ValueError, r"Cannot feed value of shape \(\)", id="rank"),
         p("flags", [1], TypeError, "int64 does not become bool", id="int to bool"),
         p("texts", [1], TypeError, "but the placeholder takes strings", id="number to string"),
         p("missing:0", 1, TypeError, "Cannot interpret feed_dict key as Tensor: .*'missing'", id="unknown name"),
-        p("operation", 1, TypeError, "Cannot interpret feed_dict key as Tensor: 'operation' is an operation", id="operation"),
+        p(
+            "operation",
+            1,
+            TypeError,
+            "Cannot interpret feed_dict key as Tensor: 'operation' is an operation",
+            id="operation",
+        ),
         p(3, 1, TypeError, "Cannot interpret feed_dict key as Tensor: 3 has invalid type int", id="a number as key"),
     ]
 
@@ -275,7 +287,9 @@ def test_wrong_arguments() -> None:
         rt.Session("", "graph")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="config must be a SessionConfig"):
         rt.Session("", config={"device_filters": []})  # type: ignore[arg-type]
-    with pytest.raises(rt.NotFoundError, match="'http://x' is not a session target: it needs the form grpc://host:port"):
+    with pytest.raises(
+        rt.NotFoundError, match="'http://x' is not a session target: it needs the form grpc://host:port"
+    ):
         rt.Session("http://x")
 
 
@@ -384,6 +398,8 @@ def test_soft_placement_is_asked_for() -> None:
         assert session.run(x) == 1.0
     with (
         rt.Session() as session,
-        pytest.raises(rt.InvalidArgumentError, match="'on_gpu': it asks for '/gpu:0'.*there are: /job:localhost.*CPU:0"),
+        pytest.raises(
+            rt.InvalidArgumentError, match="'on_gpu': it asks for '/gpu:0'.*there are: /job:localhost.*CPU:0"
+        ),
     ):
         session.run(x)

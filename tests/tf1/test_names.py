@@ -21,7 +21,7 @@ def test_a_dtype_is_numpys_and_more() -> None:
     assert tf.complex64.real_dtype is tf.float32 and tf.float32.base_dtype is tf.float32
     assert (tf.int8.min, tf.int8.max, tf.float32.size, tf.bfloat16.name) == (-128, 127, 4, "bfloat16")
     assert np.zeros(2, tf.int32).dtype == np.int32 and tf.float32.as_numpy_dtype is np.float32
-    assert tf.string != str and repr(tf.int32) == "tf.int32"
+    assert tf.string != tf.int8 and repr(tf.int32) == "tf.int32"
     with pytest.raises(TypeError, match="not a data type"):
         tf.as_dtype("float31")
 
@@ -154,7 +154,9 @@ def test_files(tmp_path: pathlib.Path) -> None:
     tf.gfile.Rename(f"{base}/two", f"{base}/three")
     assert tf.gfile.Exists(base) and tf.gfile.IsDirectory(base) and not tf.gfile.IsDirectory(f"{base}/one")
     assert tf.gfile.ListDirectory(base) == ["one", "three"] and tf.gfile.Glob(f"{base}/o*") == [f"{base}/one"]
-    assert tf.gfile.FastGFile(f"{base}/three").read() == "text" and tf.gfile.Stat(f"{base}/one").st_size == 4
+    with tf.gfile.FastGFile(f"{base}/three") as f:
+        assert f.read() == "text"
+    assert tf.gfile.Stat(f"{base}/one").st_size == 4
     assert [names for _, _, names in tf.gfile.Walk(base)] == [["one", "three"]]
     with pytest.raises(tf.errors.AlreadyExistsError, match="overwrite=True"):
         tf.gfile.Copy(f"{base}/one", f"{base}/three")

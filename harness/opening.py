@@ -1,0 +1,79 @@
+"""Opening a session again and again, until one is accepted, time is up or nobody wants it any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import runtime as rt
+from harness.patience import Patience
+
+ATTEMPT_SECS = 10.0
+"""How long one attempt to open a session or one blocking wait takes; after each it is looked whether to stop."""
+_FIRST_BACKOFF_SECS = 0.05
+_LAST_BACKOFF_SECS = 1.0
+LOST_CONTACT = (rt.UnavailableError, rt.AbortedError)
+"""What a new session can cure: a task is gone, or has restarted, or its variables were restored."""
+
+Reopen = Callable[[], rt.Session]
+Attempt = Callable[[rt.Session, Reopen], rt.Session | None]
+"""``(session, reopen) -> session``: makes a session ready and gives it, or the one that ``reopen`` gave; None means
+that it is worth another try."""
+
+
+def until_accepted(
+    attempt: Attempt,
+    open_one: Callable[[float], rt.Session],
+    patience: Patience,
+    give_up_at: float,
+    tell: Callable[[Exception], None],
+) -> rt.Session:
+    """Opens sessions until ``attempt`` accepts one. Loss of contact means another try, after a pause that doubles.
+
+    Args:
+        attempt: makes a session ready.
+        open_one: opens a session within so many seconds.
+        patience: ends it early.
+        give_up_at: ``time.monotonic()`` when to give up.
+        tell: is told of each lost contact.
+
+    Raises:
+        DeadlineExceededError: it is time to give up; tells the last reason.
+        UnavailableError, AbortedError: patience has ended.
+    """
+    started = time.monotonic()
+    backoff = _FIRST_BACKOFF_SECS
+    while True:
+        opened: list[rt.Session] = []
+
+        def reopen(opened: list[rt.Session] = opened) -> rt.Session:
+            for old in opened:
+                old.close()
+            left = max(0.1, give_up_at - time.monotonic())
+            try:
+                opened.append(open_one(patience.at_most(min(left, ATTEMPT_SECS))))
+            except rt.DeadlineExceededError as error:
+                raise rt.UnavailableError(error.message, task=error.task) from None
+            return opened[-1]
+
+        accepted: rt.Session | None = None
+        try:
+            accepted = attempt(reopen(), reopen)
+            if accepted is not None:
+                return accepted
+            backoff = _FIRST_BACKOFF_SECS
+        except LOST_CONTACT as error:
+            waited = time.monotonic() - started
+            if time.monotonic() >= give_up_at:
+                raise rt.DeadlineExceededError(
+                    f"Session was not ready after waiting {waited:.0f} secs: {error}"
+                ) from error
+            if patience.exhausted():
+                raise
+            tell(error)
+            patience.wait(backoff)
+            backoff = min(2 * backoff, _LAST_BACKOFF_SECS)
+        finally:
+            if accepted is None:
+                for session in opened:
+                    session.close()

@@ -1,0 +1,95 @@
+"""Queues and accumulators by TensorFlow's arguments; ``shared_name`` is the name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import runtime as rt
+from harness.tf1.dtypes import as_dtype
+from harness.tf1.static import static_number
+
+
+def _dtypes(dtypes: Any) -> Any:
+    return [as_dtype(d).dtype for d in dtypes] if isinstance(dtypes, list | tuple) else as_dtype(dtypes).dtype
+
+
+def _shapes(shapes: Any) -> Any:
+    return None if shapes is None else static_number(shapes, "the shapes of a queue")
+
+
+def _no_names(names: Any) -> None:
+    if names is not None:
+        raise ValueError("names= is not in harness.tf1: components of a queue go by their order")
+
+
+class FIFOQueue(rt.FIFOQueue):
+    """``rt.FIFOQueue``: elements come back in the order in which they came."""
+
+    def __init__(
+        self,
+        capacity: int,
+        dtypes: Any,
+        shapes: Any = None,
+        names: Any = None,
+        shared_name: str | None = None,
+        name: str = "fifo_queue",
+    ) -> None:
+        _no_names(names)
+        super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), shared_name or name)
+
+
+class PaddingFIFOQueue(rt.PaddingFIFOQueue):
+    """``rt.PaddingFIFOQueue``: smaller elements of a batch are padded."""
+
+    def __init__(
+        self,
+        capacity: int,
+        dtypes: Any,
+        shapes: Any,
+        names: Any = None,
+        shared_name: str | None = None,
+        name: str = "padding_fifo_queue",
+    ) -> None:
+        _no_names(names)
+        super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), shared_name or name)
+
+
+class RandomShuffleQueue(rt.RandomShuffleQueue):
+    """``rt.RandomShuffleQueue``: elements come back in random order."""
+
+    def __init__(
+        self,
+        capacity: int,
+        min_after_dequeue: int,
+        dtypes: Any,
+        shapes: Any = None,
+        names: Any = None,
+        seed: int | None = None,
+        shared_name: str | None = None,
+        name: str = "random_shuffle_queue",
+    ) -> None:
+        _no_names(names)
+        super().__init__(capacity, min_after_dequeue, _dtypes(dtypes), _shapes(shapes), seed, shared_name or name)
+
+
+class ConditionalAccumulator(rt.ConditionalAccumulator):
+    """``rt.ConditionalAccumulator``: the mean of gradients of one step, stale ones dropped."""
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Any = None,
+        shared_name: str | None = None,
+        name: str = "conditional_accumulator",
+        reduction_type: str = "MEAN",
+    ) -> None:
+        super().__init__(_dtypes(dtype), _shapes(shape), shared_name or name, reduction_type)
+
+
+OPS: dict[str, Any] = {
+    "ConditionalAccumulator": ConditionalAccumulator,
+    "FIFOQueue": FIFOQueue,
+    "PaddingFIFOQueue": PaddingFIFOQueue,
+    "RandomShuffleQueue": RandomShuffleQueue,
+}
+"""TensorFlow's name in ``tf`` -> the class."""

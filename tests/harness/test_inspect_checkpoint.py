@@ -1,0 +1,102 @@
+"""The command that shows what is in a checkpoint."""
+
+import json
+import pathlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import harness
+import runtime as rt
+from harness import inspect_checkpoint
+
+
+@dataclass(frozen=True)
+class Ran:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def inspect(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """The command, in this process."""
+
+    def run(*arguments: object) -> Ran:
+        capsys.readouterr()
+        try:
+            code = inspect_checkpoint.main(list(map(str, arguments)))
+        except SystemExit as error:
+            code = int(error.code or 0)
+        return Ran(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Two checkpoints, 1 and 2, that differ in one element of one variable."""
+    logdir = tmp_path_factory.mktemp("run")
+    with rt.Graph().as_default(), rt.Session() as session:
+        w = rt.Variable(np.arange(6, dtype=np.float32).reshape(2, 3), name="net/w")
+        rt.Variable(np.int32(7), name="steps")
+        session.run(rt.global_variables_initializer())
+        saver = harness.Saver()
+        saver.save(session, str(logdir / "model.ckpt"), 1)
+        session.run(w.assign_add(np.array([[0, 0, 0], [0, 0.5, 0]], np.float32)))
+        saver.save(session, str(logdir / "model.ckpt"), 2)
+    return logdir
+
+
+def test_shows_steps_and_variables_of_the_newest(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+    shown = inspect(saved)
+    assert shown.returncode == 0, shown.stderr
+    lines = [line.split() for line in shown.stdout.splitlines()]
+    assert [line[0] for line in lines if "complete" in line] == ["1", "2"]
+    assert ["net/w", "float32", "[2,", "3]", "24", "B", "/job:localhost/task:0"] in lines
+    assert "model.ckpt/2: 2 variables, 28 B" in shown.stdout
+
+
+def test_json_with_values_of_one_variable(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+    found = json.loads(inspect(saved / "model.ckpt-1", "--json", "--values", "--name=net").stdout)
+    (variable,) = found["variables"]
+    assert (variable["name"], variable["bytes"], variable["value"]) == ("net/w", 24, [[0, 1, 2], [3, 4, 5]])
+
+
+def test_compare_says_how_much_differs(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+    found = inspect(saved / "model.ckpt" / "1", "--compare", saved / "model.ckpt" / "2")
+    assert (found.returncode, found.stdout) == (1, "net/w: 1 of 6 elements differ, by up to 0.5\n")
+    same = inspect(saved / "model.ckpt" / "2", "--compare", saved)
+    assert same.returncode == 0 and "no difference" in same.stdout
+
+
+def test_a_damaged_checkpoint_is_named(
+    inspect: Callable[..., Ran], saved: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(saved, copy)
+    victim = next(p for p in sorted((copy / "model.ckpt" / "2").rglob("*")) if p.is_file() and "/d/" in str(p))
+    victim.write_bytes(victim.read_bytes()[:-1])
+    shown = inspect(copy)
+    assert shown.returncode == 1
+    assert "DAMAGED" in shown.stdout and victim.name in shown.stdout
+    assert "model.ckpt/1: 2 variables" in shown.stdout  # the newest whole one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [((), 2, "required: directory"), (("/nowhere",), 2, "no such directory"), (("--nonsense", "x"), 2, "nonsense")],
+)
+def test_mistakes_are_one_line(inspect: Callable[..., Ran], arguments: tuple[str, ...], code: int, said: str) -> None:
+    found = inspect(*arguments)
+    assert (found.returncode, found.stderr.count("\n")) == (code, 1)
+    assert said in found.stderr
+
+
+def test_no_such_variable(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
+    found = inspect(saved, "--name=x")
+    assert found.returncode == 1 and "has no 'x'" in found.stderr

@@ -1,0 +1,293 @@
+"""The status command, the standard series and the Prometheus endpoint, on real tasks."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import harness
+import runtime as rt
+from harness import status
+from harness.figures import figures, sizes, table
+from harness.plugins import custom_scalars_summary
+from harness.prometheus import Endpoint
+from harness.purge import read_events
+from harness.series import LAYOUT, scalars
+from tests.runtime.kit import ROOT, TARGET, addresses, servers
+
+
+def train(server: rt.Server, steps: int) -> None:
+    with rt.Graph().as_default() as graph:
+        with rt.device("/job:ps/task:0"):
+            w = rt.Variable(np.ones(256, np.float32), name="w")
+            step = rt.Variable(0, dtype=np.int64, name="global_step")
+        with rt.device("/job:worker/task:0"):
+            gradient = rt.numpy.tanh(w)
+        ops = [w.assign_add(gradient).op, step.assign_add(1).op]
+        with rt.Session(server.target, graph) as session:
+            session.run([w.initializer, step.initializer])
+            for _ in range(steps):
+                session.run(ops)
+
+
+def report(values: dict[str, float], staleness: tuple[int, ...] = (0, 0, 0), incarnation: int = 1) -> rt.TaskReport:
+    cluster = rt.ClusterSpec({"ps": ["a:1"], "worker": ["b:1"]})
+    return rt.TaskReport("/job:ps/task:0", cluster, incarnation, 0.0, "host", 1, values, staleness, "", 0.0)
+
+
+@dataclass(frozen=True)
+class Ran:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run_status(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """The command, in this process."""
+
+    def run(*arguments: str) -> Ran:
+        try:
+            code = status.main(["--interval=0.05", *arguments])
+        except SystemExit as error:
+            code = int(error.code or 0)
+        return Ran(code, *capsys.readouterr())
+
+    return run
+
+
+# -- figures: pure ------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_differences_over_time() -> None:
+    before = report({"steps_total": 10, "step_seconds_total": 1.0, "compute_seconds_total": 0.5}, (5, 0, 0))
+    now = report(
+        {"steps_total": 30, "step_seconds_total": 1.2, "compute_seconds_total": 0.6, "queue_depth": 3}, (5, 2, 2)
+    )
+    found = figures(before, now, 2.0)
+    assert found.steps_per_sec == 10
+    assert found.step_ms == pytest.approx(10) and found.compute_ms == pytest.approx(5)
+    assert (found.staleness_mean, found.staleness_max) == (1.5, 2)
+    assert found.gauges == {"queue_depth": 3}
+    assert found.apply_ms is None and found.updates_per_sec is None
+
+
+def test_a_task_that_restarted_counts_from_its_start() -> None:
+    before, now = report({"steps_total": 100}, incarnation=1), report({"steps_total": 5}, incarnation=2)
+    assert figures(before, now, 1.0).steps_per_sec == 5
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 KB"), (318_000, "318 KB"), (2.5e9, "2.5 GB"), (1e17, "100000 TB")],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert sizes(count) == text
+
+
+def test_table_is_aligned() -> None:
+    assert table([["A", "B"], ["long", "x"]]) == "A     B\nlong  x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ps=a:1,b:1;worker=c:1",
+        '{"ps": ["a:1", "b:1"], "worker": ["c:1"]}',
+        '{"cluster": {"ps": ["a:1", "b:1"], "worker": ["c:1"]}}',
+    ],
+)
+def test_clusters_are_written_in_three_ways(text: str, tmp_path: pathlib.Path) -> None:
+    wanted = rt.ClusterSpec({"ps": ["a:1", "b:1"], "worker": ["c:1"]})
+    assert status.parse_cluster(text) == wanted
+    (tmp_path / "cluster.json").write_text(text)
+    assert status.parse_cluster(str(tmp_path / "cluster.json")) == wanted
+
+
+@pytest.mark.parametrize("text", ["nonsense", "{broken", "ps"])
+def test_what_is_no_cluster_is_refused(text: str) -> None:
+    with pytest.raises(rt.InvalidArgumentError, match="--cluster"):
+        status.parse_cluster(text)
+
+
+@pytest.mark.parametrize(
+    ("task", "role"),
+    [
+        ("/job:worker/task:0", "chief"),
+        ("/job:worker/task:1", "worker"),
+        ("/job:ps/task:0", "ps"),
+        ("/job:chief/task:0", "chief"),
+    ],
+)
+def test_roles(task: str, role: str) -> None:
+    assert status.role(task) == role
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_cluster_from_one_target(run_status: Callable[..., Ran]) -> None:
+    with servers(ps=1, worker=2) as made:
+        train(made[TARGET], 5)
+        shown = run_status(f"--target={made[TARGET].address}", "--variables")
+        data = run_status(f"--target={made[TARGET].address}", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert all(name in shown.stdout for name in made)
+    assert "chief" in shown.stdout and "up" in shown.stdout
+    assert [line.split()[:3] for line in shown.stdout.splitlines() if line.startswith("w ")] == [
+        ["w", "/job:ps/task:0", "float32"]
+    ]
+    found = json.loads(data.stdout)
+    assert found["whole"] is True
+    by_task = {task["task"]: task for task in found["tasks"]}
+    assert by_task["/job:ps/task:0"]["values"]["global_step"] == 5
+    assert by_task[TARGET]["values"]["steps_total"] == 5
+    assert by_task[TARGET]["incarnation"] == f"{made[TARGET].incarnation:016x}"
+
+
+def test_a_missing_task_makes_it_not_whole(run_status: Callable[..., Ran]) -> None:
+    cluster = addresses(ps=1, worker=1)
+    with rt.Server(cluster, "worker", 0):
+        shown = run_status(f"--cluster=ps={cluster['ps'][0]};worker={cluster['worker'][0]}")
+    assert shown.returncode == 1
+    assert "down: nobody listens" in shown.stdout and "not whole: /job:ps/task:0" in shown.stdout
+
+
+def test_a_task_of_another_cluster_is_named() -> None:
+    with servers(worker=1) as made:
+        other = rt.ClusterSpec({"worker": [made[TARGET].address, "localhost:1"]})
+        states = status.look(other, 1.0)
+    assert [bool(state.problem) for state in states] == [True, True]
+    assert states[0].problem == "knows another cluster"
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        ((), 2, "one of the arguments --cluster --target is required"),
+        (("--cluster=ps",), 2, "not of the form"),
+        (("--target=localhost:1",), 1, "no task answers at localhost:1"),
+        (("--nonsense",), 2, "nonsense"),
+        (("word", "--target=localhost:1"), 2, "unrecognized arguments: word"),
+    ],
+)
+def test_mistakes_are_one_line(run_status: Callable[..., Ran], flags: tuple[str, ...], code: int, said: str) -> None:
+    found = run_status(*flags)
+    assert (found.returncode, found.stderr.count("\n")) == (code, 1)
+    assert said in found.stderr
+
+
+def test_watch_goes_on_until_it_is_stopped() -> None:
+    with servers(worker=1) as made:
+        command = [
+            sys.executable,
+            "-m",
+            "harness.status",
+            f"--target={made[TARGET].address}",
+            "--watch",
+            "--json",
+            "--interval=0.05",
+        ]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            lines = [json.loads(process.stdout.readline()) for _ in range(3)]
+        finally:
+            process.send_signal(2)
+            process.wait(20)
+            assert process.stdout is not None
+            process.stdout.close()
+    assert all(line["whole"] for line in lines)
+    assert process.returncode == 0
+
+
+# -- series and Prometheus --------------------------------------------------------------------------------------------
+
+
+def test_standard_series_of_a_run(tmp_path: pathlib.Path) -> None:
+    with servers(sockets=True, ps=1, worker=1) as made, harness.FileWriter(tmp_path) as writer:
+        series = harness.StandardSeries(made[TARGET].cluster, writer)
+        train(made[TARGET], 5)
+        found = series.write(5)
+        quiet = series.write(6)
+    wanted = {
+        "steps_per_sec/worker_0",
+        "step_ms/worker_0",
+        "pull_ms/worker_0",
+        "compute_ms/worker_0",
+        "push_ms/worker_0",
+    }
+    wanted |= {
+        "bytes_per_step/worker_0",
+        "staleness_mean/ps_0",
+        "staleness_max/ps_0",
+        "apply_ms/ps_0",
+        "queue_depth/ps_0",
+    }
+    wanted |= {"memory_bytes/ps_0", "cpu_percent/ps_0", "host_memory_used_bytes/worker_0"}
+    assert wanted <= found.keys()
+    assert found["steps_per_sec/worker_0"] > 0 and found["staleness_max/ps_0"] == 0
+    assert quiet["steps_per_sec/worker_0"] == 0 and "step_ms/worker_0" not in quiet
+    (path,) = tmp_path.glob("events*")
+    events = list(read_events(str(path)))
+    assert events[1].summary == custom_scalars_summary(LAYOUT)
+    assert {v.tag for v in events[2].summary.value} == found.keys() and events[2].step == 5
+
+
+def test_every_series_is_in_the_layout() -> None:
+    import re
+
+    values = {
+        "calls_total": 1.0,
+        "device_memory_bytes/GPU:0": 5.0,
+        "updates_dropped_total": 1.0,
+        "checkpoints_total": 1.0,
+    }
+    values |= {
+        "recoveries_total": 1.0,
+        "steps_lost_total": 3.0,
+        "steps_total": 5.0,
+        "updates_total": 1.0,
+        "memory_bytes": 1.0,
+    }
+    found = scalars("/job:ps/task:0", None, report(values, (1, 0, 0)), 1.0)
+    patterns = [tag for charts in LAYOUT.values() for tags in charts.values() for tag in tags]
+    hidden = {tag.partition("/")[0] for tag in found if not any(re.fullmatch(p, tag) for p in patterns)}
+    assert hidden <= {"recoveries"}
+    assert found["device_memory_bytes/ps_0_GPU_0"] == 5.0 and found["steps_lost/ps_0"] == 3.0
+
+
+def test_a_task_that_is_away_costs_only_its_own_series(tmp_path: pathlib.Path) -> None:
+    cluster = addresses(ps=1, worker=1)
+    with rt.Server(cluster, "worker", 0), harness.FileWriter(tmp_path) as writer:
+        found = harness.StandardSeries(rt.ClusterSpec(cluster), writer).write(1)
+        assert not any("ps_0" in tag for tag in found)
+
+
+def scrape(port: int) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def test_prometheus_scrapes_the_same_figures() -> None:
+    with servers(sockets=True, ps=1, worker=1) as made:
+        train(made[TARGET], 4)
+        with Endpoint(made["/job:ps/task:0"], 0) as endpoint:
+            found = scrape(endpoint.port)
+    updates = found["bellwether_updates"].samples[0]
+    assert (updates.value, updates.labels) == (4.0, {"job": "ps", "task": "0"})
+    assert found["bellwether_updates"].type == "counter" and found["bellwether_variables"].type == "gauge"
+    assert [
+        (s.labels["behind"], s.value) for s in found["bellwether_updates_behind"].samples if s.name.endswith("total")
+    ] == [("0", 4.0)]
+    with pytest.raises(OSError):
+        scrape(endpoint.port)

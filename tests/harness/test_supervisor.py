@@ -1,0 +1,430 @@
+"""The Supervisor in one process: what it makes of a graph, its services, its ways to stop."""
+
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tensorboardX.proto import event_pb2
+
+import harness
+import runtime as rt
+from harness.saver import latest_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+@pytest.fixture
+def target() -> Iterator[str]:
+    server = rt.Server.create_local_server()
+    yield server.target
+    server.stop()
+
+
+def counting() -> tuple[rt.Variable, rt.Tensor]:
+    step = harness.get_or_create_global_step()
+    return step, step.assign_add(1)
+
+
+def events(logdir: pathlib.Path) -> list[event_pb2.Event]:
+    found = []
+    for path in sorted(logdir.glob("events.out.tfevents.*")):
+        data = path.read_bytes()
+        while data:
+            length = int.from_bytes(data[:8], "little")
+            found.append(event_pb2.Event.FromString(data[12 : 12 + length]))
+            data = data[12 + length + 4 :]
+    return found
+
+
+def marks(logdir: pathlib.Path) -> list[tuple[str, int]]:
+    name = event_pb2.SessionLog.SessionStatus.Name
+    return [(name(e.session_log.status), e.step) for e in events(logdir) if e.HasField("session_log")]
+
+
+# -- construction ------------------------------------------------------------------------------------------------
+
+
+def test_defaults() -> None:
+    step, _ = counting()
+    harness.summary.scalar("s", 1.0)
+    sv = harness.Supervisor()
+    assert sv.is_chief
+    assert sv.global_step is step
+    assert sv.init_op is not None and sv.ready_op is not None and sv.summary_op is not None and sv.saver is not None
+    assert sv.ready_for_local_init_op is None
+    assert (sv.save_model_secs, sv.save_summaries_secs, sv.save_path) == (600, 120, None)
+    assert sv.summary_writer is None  # no logdir
+    assert step.graph.finalized
+    with pytest.raises(RuntimeError, match="Graph is finalized"):
+        rt.constant(1)
+
+
+def test_none_turns_things_off_and_zero_is_the_default() -> None:
+    counting()
+    sv = harness.Supervisor(init_op=0, ready_op=None, saver=None, global_step=None, summary_op=None, local_init_op=None)
+    assert sv.init_op is not None
+    assert (sv.ready_op, sv.saver, sv.global_step, sv.summary_op, sv.local_init_op) == (None,) * 5
+
+
+def test_collections_give_the_defaults(graph: rt.Graph) -> None:
+    v = rt.Variable(1.0, name="v")
+    graph.add_to_collection(rt.GraphKeys.INIT_OP, v.initializer)
+    graph.add_to_collection(rt.GraphKeys.INIT_OP, rt.no_op())
+    assert harness.Supervisor(saver=None).init_op is v.initializer
+
+
+def test_a_global_step_that_is_no_integer_is_ignored() -> None:
+    rt.Variable(0.0, name="global_step")
+    assert harness.Supervisor().global_step is None
+
+
+def test_the_others_write_nothing(tmp_path: pathlib.Path) -> None:
+    counting()
+    sv = harness.Supervisor(is_chief=False, logdir=tmp_path / "run")
+    assert (sv.save_path, sv.summary_writer, sv.save_summaries_secs, sv.save_model_secs) == (None,) * 4
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(RuntimeError, match="Only chief supervisor can start standard services"):
+        sv.start_standard_services(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["save_model_secs", "save_summaries_secs", "recovery_wait_secs", "stop_grace_secs"])
+def test_negative_seconds_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        harness.Supervisor(**{name: -1})
+
+
+def test_default_device_filters_hold_what_the_graph_needs(graph: rt.Graph) -> None:
+    from harness.ready import default_filters
+
+    with rt.device("/job:ps/task:1"):
+        v = rt.Variable(1.0)
+    with rt.device("/job:worker/task:2"):
+        v + 1.0
+    with rt.device("/job:worker"):  # its own task, whichever that is
+        v + 1.0
+    assert default_filters(graph) == ("/job:ps", "/job:ps/task:1", "/job:worker/task:2")
+    rt.Variable(1.0)  # may live anywhere
+    assert default_filters(graph) == ()
+
+
+# -- a session ---------------------------------------------------------------------------------------------------
+
+
+def test_init_op_then_init_fn_then_local_init(target: str) -> None:
+    v = rt.Variable(1.0, name="v")
+    seen = []
+    local = rt.Variable(v.initialized_value() * 10.0, name="local", local=True)
+    sv = harness.Supervisor(init_fn=lambda sess: seen.append(sess.run(v)), ready_for_local_init_op=None)
+    with sv.managed_session(target) as sess:
+        assert seen == [1.0]
+        assert sess.run(local) == 10.0
+
+
+def test_init_feed_dict(target: str) -> None:
+    x = rt.placeholder(np.float32, [], name="x")
+    v = rt.Variable(x * 2.0, name="v")
+    with harness.Supervisor(init_feed_dict={x: 21.0}).managed_session(target) as sess:
+        assert sess.run(v) == 42.0
+
+
+def test_leftovers_of_an_init_op_are_named(target: str) -> None:
+    v, w = rt.Variable(1.0, name="v"), rt.Variable(1.0, name="w")
+    sv = harness.Supervisor(init_op=v.initializer)
+    with pytest.raises(RuntimeError, match=f"Variables not initialized: {w.op.name}"):
+        with sv.managed_session(target):
+            pytest.fail("not ready")
+
+
+def test_nothing_to_initialise_with(target: str) -> None:
+    rt.Variable(1.0, name="v")
+    sv = harness.Supervisor(init_op=None)
+    with pytest.raises(RuntimeError, match="no init_op or init_fn or local_init_op was given"):
+        with sv.managed_session(target):
+            pytest.fail("not ready")
+
+
+def test_the_live_model_is_kept(target: str) -> None:
+    _, more = counting()
+    sv = harness.Supervisor(saver=None)
+    with sv.managed_session(target) as sess:
+        sess.run(more)
+    with sv.managed_session(target) as sess:  # the classic Supervisor would initialise again
+        assert not sv.should_stop()
+        assert sess.run(sv.global_step) == 1
+
+
+def test_a_session_of_its_own_process_starts_anew() -> None:
+    _, more = counting()
+    sv = harness.Supervisor(saver=None)
+    for _ in range(2):
+        with sv.managed_session("") as sess:
+            assert sess.run(more) == 1
+
+
+def test_a_checkpoint_wins_over_init_op_and_init_fn(tmp_path: pathlib.Path) -> None:
+    _, more = counting()
+    called = []
+    sv = harness.Supervisor(logdir=tmp_path, init_fn=lambda sess: called.append(1))
+    with sv.managed_session() as sess:
+        for _ in range(5):
+            sess.run(more)
+    with sv.managed_session() as sess:
+        assert sess.run(sv.global_step) == 5
+    assert called == [1]
+
+
+def test_others_wait_until_the_chief_is_through(target: str) -> None:
+    counting()
+    other_graph = rt.Graph()
+    joined = threading.Event()
+
+    def other() -> None:
+        with other_graph.as_default():
+            counting()
+            sv = harness.Supervisor(is_chief=False)
+            with sv.managed_session(target):
+                joined.set()
+
+    in_init_fn = threading.Event()
+    go = threading.Event()
+
+    def init_fn(sess: rt.Session) -> None:
+        in_init_fn.set()
+        assert go.wait(10)
+
+    waiting = threading.Thread(target=other)
+    waiting.start()
+    sv = harness.Supervisor(init_fn=init_fn, saver=None)
+
+    def release() -> None:
+        assert in_init_fn.wait(10)
+        assert not joined.is_set()  # the variables have values, the chief is not through
+        go.set()
+
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    with sv.managed_session(target):
+        began = time.monotonic()
+        assert joined.wait(10)
+        assert time.monotonic() - began < 1  # told, not polled
+    waiting.join()
+    releasing.join()
+
+
+def test_waiting_for_the_chief_ends(target: str) -> None:
+    counting()
+    sv = harness.Supervisor(is_chief=False)
+    began = time.monotonic()
+    with pytest.raises(rt.DeadlineExceededError, match="not ready after waiting .* not yet initialised global_step"):
+        sv.prepare_or_wait_for_session(target, max_wait_secs=0.3)
+    assert 0.3 <= time.monotonic() - began < 2
+
+
+def test_a_custom_ready_op_is_looked_at_again(target: str) -> None:
+    counting()
+    gate = rt.Variable(np.zeros((), np.int64), name="gate")
+    ready = rt.call(lambda g: g, gate)  # ready when ... never: int64 has one element
+
+    graph = rt.Graph()
+    with graph.as_default():
+        harness.get_or_create_global_step()
+        rt.Variable(np.zeros((), np.int64), name="gate")
+    sv = harness.Supervisor(saver=None)
+    with sv.managed_session(target):
+        with graph.as_default():
+            pass
+        with pytest.raises(rt.DeadlineExceededError, match="Variables not initialized"):
+            manager = harness.SessionManager(ready_op=ready, graph=sv.global_step.graph, recovery_wait_secs=0.05)
+            manager.wait_for_session(target, max_wait_secs=0.2)
+
+
+# -- services ----------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_at_the_start_by_timer_and_at_the_end(tmp_path: pathlib.Path) -> None:
+    _, more = counting()
+    sv = harness.Supervisor(logdir=tmp_path, save_model_secs=1000)
+    with sv.managed_session() as sess:
+        wait_for(lambda: latest_checkpoint(str(tmp_path)))
+        for _ in range(10):
+            sess.run(more)
+    steps = sorted(int(p.name) for p in (tmp_path / "model.ckpt").iterdir() if p.name.isdigit())
+    assert steps == [0, 10]  # the classic Supervisor loses the last ten
+    assert (tmp_path / "graph.pbtxt").read_text().count("global_step")
+
+
+def test_event_file(tmp_path: pathlib.Path) -> None:
+    step, more = counting()
+    harness.summary.scalar("double", rt.numpy.astype(step, np.float32) * 2.0)
+    sv = harness.Supervisor(logdir=tmp_path, save_model_secs=0, save_summaries_secs=0.05)
+    with sv.managed_session() as sess:
+        sess.run(more)
+        wait_for(lambda: any(v.tag == "global_step/sec" for v in values(sv, tmp_path)))
+    assert marks(tmp_path)[0] == ("START", 0)
+    assert marks(tmp_path)[1:] == [("CHECKPOINT", 1), ("STOP", 0)]
+    assert {v.simple_value for v in values(sv, tmp_path) if v.tag == "double"} <= {0.0, 2.0}
+    assert any(e.graph_def for e in events(tmp_path))
+
+
+def values(sv: harness.Supervisor, logdir: pathlib.Path) -> list:
+    if sv.summary_writer is not None and not sv.should_stop():
+        sv.summary_writer.flush()
+    return [v for e in events(logdir) for v in e.summary.value]
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 10
+    event = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline
+        event.wait(0.02)
+
+
+def test_a_summary_that_needs_a_feed_does_not_end_the_run(tmp_path: pathlib.Path) -> None:
+    x = rt.placeholder(np.float32, [], name="x")
+    _, more = counting()
+    op = harness.summary.scalar("x", x)
+    sv = harness.Supervisor(logdir=tmp_path, save_model_secs=0, save_summaries_secs=0.02)
+    with sv.managed_session() as sess:
+        for _ in range(20):
+            sess.run(more)
+        assert not sv.should_stop()
+        sv.summary_computed(sess, sess.run(op, {x: 3.0}))
+    assert [v.simple_value for v in values(sv, tmp_path) if v.tag == "x"] == [3.0]
+
+
+def test_summary_computed_needs_a_writer() -> None:
+    counting()
+    sv = harness.Supervisor(saver=None)
+    with sv.managed_session() as sess:
+        with pytest.raises(RuntimeError, match="requires a summary writer"):
+            sv.summary_computed(sess, b"")
+
+
+def test_no_services_without_logdir_or_when_not_wanted(tmp_path: pathlib.Path) -> None:
+    counting()
+    sv = harness.Supervisor(logdir=tmp_path, save_model_secs=0.01)
+    with sv.managed_session(start_standard_services=False):
+        pass
+    assert latest_checkpoint(str(tmp_path)) is None
+    assert marks(tmp_path) == [("STOP", 0)]
+
+
+def test_a_failing_service_shows_in_the_training_loop() -> None:
+    _, more = counting()
+    sv = harness.Supervisor(saver=None)
+
+    def broken() -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        with sv.managed_session() as sess:
+            sv.loop(None, broken)
+            while True:  # a loop that never asks should_stop()
+                sess.run(more)
+
+
+# -- the end -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [RuntimeError, rt.InvalidArgumentError, StopIteration, KeyboardInterrupt, SystemExit])
+def test_an_error_of_the_block_comes_out(error: type[BaseException]) -> None:
+    counting()
+    sv = harness.Supervisor(saver=None)
+    with pytest.raises((error, RuntimeError)) as caught:  # StopIteration cannot leave a generator as itself
+        with sv.managed_session():
+            raise error("x")
+    assert "x" in str(caught.value) or "StopIteration" in str(caught.value)
+    assert sv.should_stop()
+
+
+def test_the_end_of_the_input_is_a_clean_end(tmp_path: pathlib.Path) -> None:
+    _, more = counting()
+    sv = harness.Supervisor(logdir=tmp_path, save_model_secs=1000)
+    with sv.managed_session() as sess:
+        sess.run(more)
+        raise rt.OutOfRangeError("no more data")
+    assert sv.should_stop()
+    assert str(latest_checkpoint(str(tmp_path))).endswith("/1")
+
+
+def test_ctrl_c_saves_what_was_done(tmp_path: pathlib.Path) -> None:
+    _, more = counting()
+    sv = harness.Supervisor(logdir=tmp_path, save_model_secs=1000)
+    with pytest.raises(KeyboardInterrupt):
+        with sv.managed_session() as sess:
+            sess.run(more)
+            raise KeyboardInterrupt
+    assert str(latest_checkpoint(str(tmp_path))).endswith("/1")
+
+
+def test_an_error_saves_nothing_more(tmp_path: pathlib.Path) -> None:
+    _, more = counting()
+    sv = harness.Supervisor(logdir=tmp_path, save_model_secs=1000)
+    with pytest.raises(ValueError):
+        with sv.managed_session() as sess:
+            wait_for(lambda: latest_checkpoint(str(tmp_path)))
+            sess.run(more)
+            raise ValueError
+    assert str(latest_checkpoint(str(tmp_path))).endswith("/0")
+
+
+def test_loop_runs_until_the_stop() -> None:
+    counting()
+    sv = harness.Supervisor(saver=None)
+    runs = threading.Semaphore(0)
+    with sv.managed_session():
+        thread = sv.loop(0.001, runs.release)
+        for _ in range(3):
+            assert runs.acquire(timeout=10)
+        sv.request_stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_stop_by_hand(target: str) -> None:
+    _, more = counting()
+    sv = harness.Supervisor(saver=None)
+    sess = sv.prepare_or_wait_for_session(target)
+    with sv.stop_on_exception():
+        raise ValueError("later")
+    assert sv.should_stop()
+    with pytest.raises(ValueError, match="later"):
+        sv.stop()
+    assert sess.raw.run(more) == 1  # stop() closes no session
+    sess.close()
+
+
+def test_stragglers_are_named() -> None:
+    counting()
+    sv = harness.Supervisor(saver=None, stop_grace_secs=0.1)
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait, name="straggler")
+    thread.start()
+    sess = sv.prepare_or_wait_for_session("")
+    with pytest.raises(RuntimeError, match="straggler"):
+        sv.stop([thread])
+    sv.stop([thread], ignore_live_threads=True)
+    release.set()
+    thread.join()
+    sess.close()
+
+
+def test_the_writer_is_closed_and_reopened(tmp_path: pathlib.Path) -> None:
+    counting()
+    sv = harness.Supervisor(logdir=tmp_path, save_model_secs=0)
+    with sv.managed_session(close_summary_writer=False):
+        pass
+    with sv.managed_session():
+        pass
+    assert sum(bool(e.graph_def) for e in events(tmp_path)) == 1
+    with sv.managed_session():
+        pass
+    assert [name for name, _ in marks(tmp_path)].count("STOP") == 2

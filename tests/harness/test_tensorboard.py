@@ -1,0 +1,207 @@
+"""What TensorBoard itself makes of our event files: its HTTP API asked, and its pages looked at in a browser."""
+
+import contextlib
+import io
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import harness
+import runtime as rt
+from harness.series import LAYOUT
+from tests.browser import Browser, why_no_browser
+from tests.runtime.kit import TARGET, servers
+
+pytest.importorskip("tensorboard")
+START_SECS = 60.0
+Get = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def tensorboard(logdir: pathlib.Path, *flags: str) -> Iterator[str]:
+    """A TensorBoard on ``logdir``; gives its address."""
+    command = [sys.executable, "-m", "tensorboard.main", f"--logdir={logdir}", "--host=127.0.0.1", "--port=0", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            found = re.search(r"http://127\.0\.0\.1:\d+", line)
+            if found:
+                break
+        else:
+            raise AssertionError("".join(said))
+        yield found.group(0)
+    finally:
+        process.terminate()
+        process.wait(30)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def get(base: str, path: str, **query: str) -> Any:
+    """What a page of the API gives, once it gives something: TensorBoard loads its files in the background."""
+    url = f"{base}/{path}?{urllib.parse.urlencode(query)}"
+    deadline = time.monotonic() + START_SECS
+    pause = 0.05
+    while True:
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(url, timeout=30) as answer:
+            data = answer.read()
+            found = json.loads(data) if "json" in answer.headers["Content-Type"] else data
+            if found:
+                return found
+        assert time.monotonic() < deadline, f"nothing at {url}"
+        time.sleep(pause)  # there is no event to wait for in another program
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A run with everything in it: a graph over a ps and a worker, a traced step, all kinds of summaries."""
+    path = tmp_path_factory.mktemp("run")
+    with rt.Graph().as_default() as graph, servers(sockets=True, ps=1, worker=1) as made:
+        server = made[TARGET]
+        with rt.device(rt.replica_device_setter(cluster=server.cluster, worker_device=TARGET)):
+            w = rt.Variable(np.ones((4, 3), np.float32), name="model/w")
+            x = rt.placeholder(np.float32, [None, 4], "x")
+            with rt.name_scope("model"):
+                y = rt.numpy.matmul(x, w, name="product")
+                loss = rt.numpy.mean(y, name="loss")
+            train = w.assign_add(-0.1 * rt.gradients(loss, [w])[0], name="train")
+        harness.summary.scalar("loss", loss)
+        harness.summary.histogram("weights", w)
+        harness.summary.image("picture", rt.numpy.ones((1, 8, 8, 3)), max_outputs=1)
+        harness.summary.text("note", rt.constant("some *text*"))
+        harness.summary.audio("tone", rt.numpy.zeros((1, 100)), 8000, max_outputs=1)
+        merged = harness.summary.merge_all()
+        hparams = harness.summary.hparams({"rate": 0.1, "rule": "sgd"}, ["loss"])
+        options = rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE)
+        metadata = rt.RunMetadata()
+        with rt.Session(server.target, graph) as session, harness.FileWriter(path, graph) as writer:
+            session.run(rt.global_variables_initializer())
+            writer.add_summary(session.run(hparams))
+            writer.add_layout(LAYOUT)
+            for step in range(5):
+                feeds = {x: np.full((2, 4), step, np.float32)}
+                found = session.run([train, merged], feeds, options, metadata)
+                writer.add_summary(found[1], step)
+            writer.add_scalars({"step_ms/worker_0": 1.0}, 1)
+            writer.add_run_metadata(metadata, "step 4", 4)
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(logdir: pathlib.Path) -> Iterator[str]:
+    with tensorboard(logdir) as base:
+        get(base, "data/plugin/scalars/scalars", run=".", tag="loss")
+        yield base
+
+
+def test_scalars(page: str) -> None:
+    found = get(page, "data/plugin/scalars/scalars", run=".", tag="loss")
+    assert [point[1] for point in found] == [0, 1, 2, 3, 4]
+    assert found[0][2] == 0.0 and found[1][2] != 0.0
+
+
+def test_histograms(page: str) -> None:
+    found = get(page, "data/plugin/histograms/histograms", run=".", tag="weights")
+    assert len(found) == 5
+    assert sum(count for _, _, count in found[0][2]) == 12
+
+
+def test_images(page: str) -> None:
+    found = get(page, "data/plugin/images/images", run=".", tag="picture/image", sample="0")
+    with urllib.request.urlopen(f"{page}/data/plugin/images/individualImage?{found[0]['query']}") as answer:
+        assert Image.open(io.BytesIO(answer.read())).size == (8, 8)
+
+
+def test_text(page: str) -> None:
+    assert "<em>text</em>" in get(page, "data/plugin/text/text", run=".", tag="note")[0]["text"]
+
+
+def test_audio(page: str) -> None:
+    found = get(page, "data/plugin/audio/audio", run=".", tag="tone/audio", sample="0")
+    with urllib.request.urlopen(f"{page}/data/plugin/audio/individualAudio?{found[0]['query']}") as answer:
+        assert answer.read().startswith(b"RIFF")
+
+
+def test_graph(page: str) -> None:
+    graph = get(page, "data/plugin/graphs/graph", run=".").decode()
+    assert 'name: "model/product"' in graph
+    assert 'device: "/job:ps/task:0"' in graph and 'device: "/job:worker/task:0"' in graph
+
+
+def test_run_metadata(page: str) -> None:
+    found = get(page, "data/plugin/graphs/run_metadata", run=".", tag="step 4").decode()
+    assert 'device: "/job:ps/replica:0/task:0/device:CPU:0"' in found
+    assert 'node_name: "model/product"' in found
+    assert "requested_bytes: 48" in found  # the variable, 12 floats
+
+
+def test_hparams(page: str) -> None:
+    body = json.dumps({"experimentName": ""}).encode()
+    request = urllib.request.Request(
+        f"{page}/data/plugin/hparams/experiment", body, {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found = json.load(answer)
+    assert {h["name"] for h in found["hparamInfos"]} == {"rate", "rule"}
+    assert [m["name"]["tag"] for m in found["metricInfos"]] == ["loss"]
+
+
+def test_custom_scalars(page: str) -> None:
+    found = get(page, "data/plugin/custom_scalars/layout")
+    assert [category["title"] for category in found["category"]] == list(LAYOUT)
+
+
+@pytest.mark.parametrize("flags", [(), ("--load_fast=false",)], ids=["fast loader", "slow loader"])
+def test_after_a_restart_no_stale_branch_is_shown(tmp_path: pathlib.Path, flags: tuple[str, ...]) -> None:
+    with harness.FileWriter(tmp_path) as writer:
+        writer.add_session_log("START", 0)
+        for step in range(0, 150, 10):
+            writer.add_scalars({"loss": step, "rare": step}, step)
+    with harness.FileWriter(tmp_path) as writer:
+        writer.add_session_log("START", 100)
+        writer.add_scalars({"loss": 1115.0}, 115)
+        writer.add_scalars({"end": 1.0}, 120)
+    with tensorboard(tmp_path, *flags) as base:
+        get(base, "data/plugin/scalars/scalars", run=".", tag="end")
+        loss = {point[1]: point[2] for point in get(base, "data/plugin/scalars/scalars", run=".", tag="loss")}
+        rare = {point[1]: point[2] for point in get(base, "data/plugin/scalars/scalars", run=".", tag="rare")}
+    good = {step: float(step) for step in range(0, 100, 10)}
+    assert loss == {**good, 115: 1115.0}
+    assert rare == good
+
+
+@pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())
+def test_pages_in_a_browser(page: str, tmp_path: pathlib.Path) -> None:
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(f"{page}/#scalars")
+        browser.wait_text("loss")
+        browser.wait("return document.querySelectorAll('*').length > 100")
+        scalars = browser.screenshot(tmp_path / "scalars.png")
+        assert "No scalar data was found" not in browser.text()
+
+        browser.open(f"{page}/?again#graphs")
+        browser.wait_text("Main Graph")
+        browser.wait_text("model")
+        assert browser.click("Device")
+        graph = browser.screenshot(tmp_path / "graph.png")
+        assert "Malformed" not in browser.text() and "Error" not in browser.text()
+
+        assert scalars != graph
+        for name in ("scalars.png", "graph.png"):
+            picture = np.asarray(Image.open(tmp_path / name).convert("L"))[100:]  # below the coloured bar
+            assert picture.std() > 5, f"{name} is empty"

@@ -1,0 +1,150 @@
+"""Counters: how steps are split, what staleness is, and what a task reports."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import runtime as rt
+from runtime.plan.place import Device, Devices
+from runtime.plan.plan import Plan
+from runtime.plan.planner import make_plan
+from runtime.server.counters import (
+    COMPUTE,
+    PULL,
+    PUSH,
+    STALENESS_BUCKETS,
+    TaskCounters,
+    awaited_slots,
+    is_training,
+    parts_of,
+    wire_bytes,
+)
+from tests.runtime.kit import TARGET, addresses, processes, servers
+
+DEVICES = Devices((Device("ps", 0), Device("worker", 0)), ("worker", 0), ("ps", 0))
+
+
+def plans() -> dict[str, Plan]:
+    with rt.Graph().as_default():
+        with rt.device("/job:ps/task:0"):
+            w = rt.Variable(np.ones(8, np.float32), name="w")
+        with rt.device("/job:worker/task:0"):
+            y = rt.numpy.tanh(w)
+        train = w.assign_add(y)
+        return {
+            "train": make_plan([train.op], {}, DEVICES),
+            "init": make_plan([w.initializer], {}, DEVICES),
+            "evaluate": make_plan([y], {}, DEVICES),
+        }
+
+
+def test_a_training_step_pulls_computes_and_pushes() -> None:
+    made = plans()
+    assert parts_of(made["train"]) == [PULL, COMPUTE, PUSH]
+    assert parts_of(made["evaluate"]) == [PULL, COMPUTE]
+    assert {name: is_training(plan) for name, plan in made.items()} == {"train": True, "init": False, "evaluate": False}
+
+
+def test_only_the_push_waits_for_the_computation() -> None:
+    plan = plans()["train"]
+    awaited = awaited_slots(plan, "/job:worker/task:0")
+    assert awaited[:2] == [-1, -1] and awaited[2] == plan.stages[1].outputs[0]
+
+
+def test_bytes_of_a_step_are_what_goes_both_ways() -> None:
+    assert wire_bytes(plans()["train"], "/job:worker/task:0") >= 64
+    assert wire_bytes(plans()["train"], "/job:worker/task:0") <= 96  # the new value is not sent back unasked
+
+
+def test_staleness_counts_the_updates_of_others_since_the_read() -> None:
+    counters = TaskCounters()
+    counters.read(1)
+    counters.read(2)
+    counters.updated(1)
+    counters.updated(2)  # one behind
+    counters.read(1)
+    counters.updated(1)
+    assert counters.staleness[:3] == [2, 1, 0]
+    counters.read(3)
+    for _ in range(STALENESS_BUCKETS + 5):
+        counters.updated(1)
+    counters.updated(3)
+    assert counters.staleness[-1] >= 1
+
+
+def test_many_threads_lose_no_count() -> None:
+    counters = TaskCounters()
+
+    def work() -> None:
+        for _ in range(500):
+            counters.end(counters.begin(), True, False)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (counters.calls, counters.applied, counters.active) == (2000, 2000, 0)
+
+
+def train(server: rt.Server, steps: int) -> None:
+    with rt.Graph().as_default() as graph:
+        with rt.device("/job:ps/task:0"):
+            w = rt.Variable(np.ones(256, np.float32), name="w")
+            step = rt.Variable(0, dtype=np.int64, name="global_step")
+        with rt.device("/job:worker/task:0"):
+            gradient = rt.numpy.tanh(w)
+        ops = [w.assign_add(gradient).op, step.assign_add(1).op]
+        with rt.Session(server.target, graph) as session:
+            session.run([w.initializer, step.initializer])
+            for _ in range(steps):
+                session.run(ops)
+
+
+def test_reports_of_a_ps_and_a_worker() -> None:
+    with servers(sockets=True, ps=1, worker=1) as made:
+        worker = made[TARGET]
+        train(worker, 7)
+        ps = rt.probe(made["/job:ps/task:0"].address, variables=True)
+        own = worker.report()
+    assert (ps.task, own.task) == ("/job:ps/task:0", TARGET)
+    assert ps.cluster == own.cluster == worker.cluster
+    assert own.values["steps_total"] == 7 and own.values["step_bytes_total"] >= 7 * 2048
+    parts = [own.values[f"{part}_seconds_total"] for part in ("pull", "compute", "push")]
+    assert all(part > 0 for part in parts)
+    assert sum(parts) == pytest.approx(own.values["step_seconds_total"], rel=0.05)
+    assert ps.values["updates_total"] == sum(ps.staleness) == ps.staleness[0] == 7
+    assert ps.values["global_step"] == 7
+    assert ps.values["variable_bytes"] == 1032
+    assert {v.name: v.shape for v in ps.variables} == {"w": (256,), "global_step": ()}
+    assert ps.values["apply_seconds_total"] > 0 and ps.values["bytes_received_total"] > 7 * 1024
+
+
+def test_probe_of_nobody_says_so() -> None:
+    with pytest.raises(rt.UnavailableError):
+        rt.probe(addresses(ps=1)["ps"][0])
+
+
+def test_the_last_error_is_reported() -> None:
+    from absl import logging
+
+    with servers(worker=1) as made:
+        logging.error("the disk\nis full")
+        assert made[TARGET].report().last_error == "the disk is full"
+
+
+def test_process_metrics_are_reported() -> None:
+    rt.metrics.add("tests_total", 2)
+    rt.metrics.add("tests_total")
+    rt.metrics.set("tests_gauge", 5)
+    with servers(worker=1) as made:
+        values = made[TARGET].report().values
+    assert (values["tests_total"], values["tests_gauge"]) == (3, 5)
+
+
+def test_a_ps_process_counts_over_the_wire() -> None:
+    cluster = addresses(ps=1, worker=1)
+    with processes(cluster, ("ps", 0)), rt.Server(cluster, "worker", 0) as server:
+        train(server, 3)
+        assert rt.probe(cluster["ps"][0], 10.0).values["updates_total"] == 3

@@ -1,0 +1,321 @@
+"""What a cluster of processes promises: shared variables, nothing lost, and a name for every failure."""
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runtime as rt
+from tests.runtime.kit import TARGET, Task, addresses, processes, run_python, servers
+
+WAIT = rt.SessionConfig(start_timeout_secs=60)
+SOON_SECS = 10.0
+"""Within this time a dead task is noticed, on a machine that is busy with other things."""
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def ps_and_worker(**jobs: int) -> Iterator[tuple[rt.Server, list[Task]]]:
+    """This process is worker 0; every other task is a process of its own."""
+    cluster = addresses(**{"ps": 1, "worker": 1, **jobs})
+    others = [(job, i) for job, hosts in cluster.items() for i in range(len(hosts)) if (job, i) != ("worker", 0)]
+    with processes(cluster, *others) as tasks, rt.Server(cluster, "worker", 0) as server:
+        yield server, tasks
+
+
+ADD = """
+import json, sys, runtime as rt
+cluster, index, times = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+with rt.Server(cluster, "worker", index) as server, rt.device("/job:ps/task:0"):
+    v = rt.Variable(0, name="count")
+    add = v.assign_add(1)
+    config = rt.SessionConfig(start_timeout_secs=60, device_filters=["/job:ps"])
+    with rt.Session(server.target, config=config) as session:
+        for _ in range(times):
+            session.run(add.op)
+"""
+
+
+def test_two_workers_lose_no_addition() -> None:
+    cluster = addresses(ps=1, worker=3)
+    with processes(cluster, ("ps", 0)), rt.Server(cluster, "worker", 0) as server:
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable(0, name="count")
+        config = rt.SessionConfig(start_timeout_secs=60, device_filters=["/job:ps"])
+        with rt.Session(server.target, config=config) as session:
+            session.run(v.initializer)
+            workers = [run_python(ADD, json.dumps(cluster), str(i), "10000") for i in (1, 2)]
+            try:
+                assert [w.wait(100) for w in workers] == [0, 0]
+            finally:
+                for w in workers:
+                    w.kill()
+                    w.wait()
+            assert session.run(v) == 20_000
+
+
+def test_a_killed_ps_is_named_at_once_and_its_return_is_not_hidden(graph: rt.Graph) -> None:
+    """UnavailableError while it is away, AbortedError for the old session when it is back, a new session works."""
+    with ps_and_worker(ps=2) as (server, (ps0, ps1)), contextlib.ExitStack() as stack:
+        with rt.device("/job:ps/task:0"):
+            w = rt.Variable(0.0, name="w")
+        with rt.device("/job:ps/task:1"):
+            v = rt.Variable(1.0, name="v")
+        x = rt.placeholder(np.float32, [])
+        step = v.assign_add(x * 2.0)
+        missing = rt.report_uninitialized_variables()
+        config = rt.SessionConfig(start_timeout_secs=60, reconnect_secs=1.0)
+        session = stack.enter_context(rt.Session(server.target, config=config))
+        session.run(rt.global_variables_initializer())
+        session.run([step, w], {x: 1.0})
+        ps1.kill()
+        started = time.monotonic()
+        with pytest.raises(rt.UnavailableError) as caught:
+            session.run(step, {x: 1.0})
+        assert time.monotonic() - started < SOON_SECS
+        assert caught.value.task == "/job:ps/task:1"
+        assert session.run(w) == 0.0  # steps that do not touch it go on
+        ps1.restart()
+        deadline = time.monotonic() + 60
+        while True:
+            with pytest.raises((rt.UnavailableError, rt.AbortedError)) as again:
+                session.run(step, {x: 1.0})
+            if isinstance(again.value, rt.AbortedError):
+                break
+            assert time.monotonic() < deadline
+        assert again.value.task == "/job:ps/task:1"
+        assert "restarted" in str(again.value)
+        with rt.Session(server.target, config=config) as fresh:
+            assert fresh.run(missing).tolist() == [b"v"]
+            with pytest.raises(rt.FailedPreconditionError, match="/job:ps/task:1.*uninitialized value v"):
+                fresh.run(step, {x: 1.0})
+            fresh.run(v.initializer)
+            assert fresh.run(step, {x: 1.0}) == 3.0
+            assert fresh.run(w) == 0.0
+
+
+def test_a_ps_that_dies_in_the_middle_of_a_step(graph: rt.Graph) -> None:
+    with ps_and_worker() as (server, (ps,)):
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable(np.zeros(4, np.float32), name="v")
+            slow = rt.call(busy, v.value(), name="slow")
+        with rt.Session(server.target, config=WAIT) as session:
+            session.run(v.initializer)
+            killer = threading.Timer(1.0, ps.kill)
+            killer.start()
+            started = time.monotonic()
+            try:
+                with pytest.raises(rt.UnavailableError, match="/job:ps/task:0"):
+                    session.run(slow)
+            finally:
+                killer.cancel()
+                killer.join()
+            assert time.monotonic() - started < 1.0 + SOON_SECS
+        assert ps.process.returncode == -signal.SIGKILL
+
+
+def busy(x: Any) -> Any:
+    """Computes for minutes."""
+    import jax
+
+    return jax.lax.fori_loop(0, 2**40, lambda _, a: a * 1.0001 + 0.5, x)
+
+
+def test_closing_a_session_does_not_wait_for_the_dead() -> None:
+    with ps_and_worker() as (server, (ps,)):
+        session = rt.Session(server.target, config=WAIT)
+        ps.kill()
+        started = time.monotonic()
+        session.close()
+        assert time.monotonic() - started < 2.0
+
+
+def test_a_frozen_ps_ends_a_step_at_its_time_limit() -> None:
+    with ps_and_worker() as (server, (ps,)):
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable(0, name="v")
+        with rt.Session(server.target, config=WAIT) as session:
+            session.run(v.initializer)
+            ps.process.send_signal(signal.SIGSTOP)
+            try:
+                started = time.monotonic()
+                with pytest.raises((rt.DeadlineExceededError, rt.UnavailableError), match="/job:ps/task:0"):
+                    session.run(v, timeout_secs=1.0)
+                assert time.monotonic() - started < SOON_SECS
+            finally:
+                ps.process.send_signal(signal.SIGCONT)
+
+
+def test_a_client_that_is_no_task_runs_steps_through_a_remote_master() -> None:
+    cluster = addresses(ps=1, worker=1)
+    with processes(cluster, ("ps", 0), ("worker", 0)):
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable([1.0, 2.0], name="v")
+        with rt.device("/job:worker/task:0"):
+            y = v * 10.0
+        target = f"grpc://{cluster['worker'][0]}"
+        with rt.Session(target, config=WAIT) as session:
+            session.run(v.initializer)
+            assert session.run(y).tolist() == [10.0, 20.0]
+            assert {d.task_name for d in session.list_devices()} == {"/job:ps/task:0", "/job:worker/task:0"}
+        with rt.Session(f"grpc://{cluster['ps'][0]}", config=WAIT) as other:  # any server has a master
+            assert other.run(y).tolist() == [10.0, 20.0]
+
+
+def test_a_reset_clears_containers_and_ends_sessions() -> None:
+    cluster = addresses(ps=1, worker=1)
+    with processes(cluster, ("ps", 0), ("worker", 0)):
+        with rt.device("/job:ps/task:0"):
+            kept = rt.Variable(1, name="kept")
+            rt.Variable(2, name="dropped", container="experiment")
+        target = f"grpc://{cluster['worker'][0]}"
+        session = rt.Session(target, config=WAIT)
+        session.run(rt.global_variables_initializer())
+        rt.Session.reset(target, ["experiment"])
+        with pytest.raises(rt.AbortedError, match="is not found"):
+            session.run(kept)
+        session.close()
+        with rt.Session(target, config=WAIT) as fresh:
+            assert fresh.run(kept) == 1
+            assert fresh.run(rt.report_uninitialized_variables()).tolist() == [b"dropped"]
+        rt.Session.reset(target)
+        with rt.Session(target, config=WAIT) as fresh:
+            assert fresh.run(rt.report_uninitialized_variables()).tolist() == [b"kept", b"dropped"]
+
+
+def test_a_large_tensor_between_two_other_tasks_does_not_pass_the_master() -> None:
+    """The worker fetches from the ps what the ps holds: much goes out there, and nothing comes in as an argument."""
+    with servers(sockets=True, ps=1, worker=2) as made:
+        ps, worker = made["/job:ps/task:0"], made["/job:worker/task:1"]
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable(np.ones(1_000_000, np.float32), name="v")
+        with rt.device("/job:worker/task:1"):
+            total = rt.numpy.sum(v * 2.0)
+        with rt.Session(made[TARGET].target, config=WAIT) as session:
+            session.run(v.initializer)
+            sent, received = ps.transport_counters.bytes_out, worker.transport_counters.bytes_in
+            assert session.run(total) == 2e6
+            assert ps.transport_counters.bytes_out - sent > 4_000_000
+            assert worker.transport_counters.bytes_in - received < 10_000
+
+
+# -- joining -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_waits_for_every_task_and_says_for_whom() -> None:
+    cluster = addresses(ps=1, worker=2)
+    with rt.Server(cluster, "worker", 0) as server:
+        started = time.monotonic()
+        with pytest.raises(rt.DeadlineExceededError) as caught:
+            rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=1.0))
+        assert 0.9 < time.monotonic() - started < SOON_SECS
+        for name, address in (("/job:ps/task:0", cluster["ps"][0]), ("/job:worker/task:1", cluster["worker"][1])):
+            assert f"{name} at {address}" in str(caught.value)
+
+
+def test_a_waiting_session_speaks(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.server.tasks.SAY_EVERY_SECS", 0.3)
+    cluster = addresses(ps=1, worker=1)
+    with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
+        with pytest.raises(rt.DeadlineExceededError):
+            rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=1.0))
+    assert f"still waiting for /job:ps/task:0 at {cluster['ps'][0]}" in caplog.text
+
+
+def test_device_filters_need_not_wait_for_others() -> None:
+    cluster = addresses(ps=1, worker=2)
+    with rt.Server(cluster, "ps", 0), rt.Server(cluster, "worker", 0) as server:
+        config = rt.SessionConfig(start_timeout_secs=20, device_filters=["/job:ps", "/job:worker/task:0"])
+        with rt.Session(server.target, config=config) as session:
+            assert {d.task_name for d in session.list_devices()} == {"/job:ps/task:0", "/job:worker/task:0"}
+            with rt.device("/job:worker/task:1"):
+                x = rt.placeholder(np.float32, []) * 2.0
+            with pytest.raises(rt.InvalidArgumentError, match="asks for '/job:worker/task:1'"):
+                session.run(x, {x.op.inputs[0]: 1.0})
+
+
+def test_a_target_on_which_nobody_listens() -> None:
+    (address,) = addresses(nobody=1)["nobody"]
+    started = time.monotonic()
+    with pytest.raises(rt.DeadlineExceededError, match=f"nobody listens at the session's target grpc://{address}"):
+        rt.Session(f"grpc://{address}", config=rt.SessionConfig(start_timeout_secs=0.5))
+    assert time.monotonic() - started < SOON_SECS
+
+
+def test_clusters_that_differ_are_named() -> None:
+    ps, first, second = (hosts[0] for hosts in addresses(a=1, b=1, c=1).values())
+    with rt.Server({"ps": [ps], "worker": [first]}, "ps", 0):
+        with rt.Server({"ps": [ps], "worker": [second]}, "worker", 0) as server:
+            with pytest.raises(rt.InvalidArgumentError) as caught:
+                rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=20))
+    assert "cluster definition of /job:ps/task:0 differs" in str(caught.value)
+    assert first in str(caught.value)
+    assert second in str(caught.value)
+
+
+def test_two_tasks_at_one_address() -> None:
+    (address,) = addresses(a=1)["a"]
+    other = addresses(a=1)["a"][0]
+    with rt.Server({"ps": [address]}, "ps", 0):
+        with rt.Server({"ps": [other, address]}, "ps", 0) as server:
+            with pytest.raises(rt.InvalidArgumentError, match="/job:ps/task:0, not /job:ps/task:1"):
+                rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=20))
+
+
+def test_a_port_in_use_is_named() -> None:
+    cluster = addresses(ps=1)
+    port = cluster["ps"][0].rpartition(":")[2]
+    with rt.Server(cluster, "ps", 0):
+        with pytest.raises(rt.UnknownError, match=f"port {port}.*[Aa]ddress already in use.*another port"):
+            rt.Server(cluster, "ps", 0)
+    rt.Server(cluster, "ps", 0).stop()  # it was given back
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("ps", 3), r"No task with index 3 in job 'ps'"),
+        (("chief", 0), "No such job in cluster: 'chief'"),
+        ((None, None), "explicit `job_name`"),
+        (("worker", None), "explicit `task_index`"),
+    ],
+)
+def test_servers_that_are_not_in_the_cluster(args: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        rt.Server(addresses(ps=1, worker=2), *args)
+
+
+def test_a_server_that_is_stopped_ends_join_and_its_process() -> None:
+    cluster = addresses(ps=1)
+    with processes(cluster, ("ps", 0)) as (ps,):
+        with rt.Session(f"grpc://{cluster['ps'][0]}", config=WAIT):
+            pass
+        ps.process.send_signal(signal.SIGTERM)
+        assert ps.process.wait(10) == 0
+
+
+def test_variables_are_shared_by_name_and_outlive_their_client() -> None:
+    with ps_and_worker() as (server, _):
+        code = (
+            "import sys, runtime as rt\n"
+            "with rt.device('/job:ps/task:0'): v = rt.Variable(41, name='shared')\n"
+            "with rt.Session(sys.argv[1], config=rt.SessionConfig(start_timeout_secs=60)) as s:\n"
+            "    s.run(v.initializer); s.run(v.assign_add(1).op)\n"
+        )
+        client = run_python(code, server.target)
+        assert client.wait(60) == 0
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable(0, name="shared")
+        with rt.Session(server.target, config=WAIT) as session:
+            assert session.run(v) == 42

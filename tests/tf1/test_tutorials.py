@@ -1,0 +1,253 @@
+"""What the classic tutorials show, with servers of this process and some that are killed: sharing, placing, waiting."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import harness.tf1 as tf
+from tests.runtime.kit import addresses, processes
+
+
+@pytest.fixture(autouse=True)
+def own_graph() -> Iterator[None]:
+    with tf.Graph().as_default():
+        yield
+
+
+@pytest.fixture
+def two_tasks() -> Iterator[tuple[tf.train.Server, tf.train.Server]]:
+    cluster = tf.train.ClusterSpec(addresses(local=2))
+    with tf.train.Server(cluster, job_name="local", task_index=0) as first:
+        with tf.train.Server(cluster, job_name="local", task_index=1) as second:
+            yield first, second
+
+
+def test_hello_world_on_a_local_server() -> None:
+    hello = tf.constant("Hello, distributed world!")
+    server = tf.train.Server.create_local_server()
+    try:
+        sess = tf.Session(server.target)
+        assert sess.run(hello) == b"Hello, distributed world!"
+        assert server.target.startswith("grpc://localhost:")
+        assert [d.name for d in sess.list_devices()] == ["/job:local/replica:0/task:0/device:CPU:0"]
+        sess.close()
+        with pytest.raises(RuntimeError, match="closed Session"):
+            sess.run(hello)
+    finally:
+        server.stop()
+
+
+def test_two_servers_share_a_variable_by_its_name(two_tasks: tuple) -> None:
+    first, second = two_tasks
+    v = tf.Variable(tf.zeros([2]), name="shared")
+    with tf.Session(first.target) as one, tf.Session(second.target) as other:
+        one.run(tf.global_variables_initializer())
+        one.run(v.assign_add([1.0, 2.0]))
+        assert other.run(v).tolist() == [1, 2]
+        other.run(v.assign_add([10.0, 10.0]))
+        assert one.run(v).tolist() == [11, 12]
+    with tf.Graph().as_default():  # another program that knows no more than the name
+        again = tf.Variable([5.0, 5.0], name="shared")
+        with tf.Session(second.target) as sess:
+            assert sess.run(tf.report_uninitialized_variables()).size == 0
+            assert sess.run(again).tolist() == [11, 12]
+
+
+def test_who_owns_what_shows_in_a_trace(two_tasks: tuple) -> None:
+    _, second = two_tasks
+    with tf.device("/job:local/task:1"):
+        mine = tf.Variable([3.0], name="mine")
+    nobodys = tf.Variable([4.0], name="nobodys")
+    product = tf.multiply(mine, nobodys, name="product")
+    assert (mine.device, nobodys.device, product.device) == ("/job:local/task:1", "", "")
+    with tf.Session(second.target) as sess:
+        sess.run(tf.global_variables_initializer())
+        metadata = tf.RunMetadata()
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        assert sess.run(product, options=options, run_metadata=metadata).tolist() == [12.0]
+    where = {node.node_name: stats.device for stats in metadata.step_stats.dev_stats for node in stats.node_stats}
+    first_task, second_task = (f"/job:local/replica:0/task:{i}/device:CPU:0" for i in (0, 1))
+    assert where["nobodys"] == first_task, "what nobody placed is on the first task, whoever asks"
+    assert where["mine"] == where["product"] == second_task
+
+
+def test_graphs_are_not_mirrored(two_tasks: tuple) -> None:
+    first, second = two_tasks
+    mine, yours = tf.Graph(), tf.Graph()
+    with mine.as_default():
+        v = tf.Variable(7, name="v")
+        with tf.Session(first.target) as sess:
+            sess.run(v.initializer)
+    assert yours.get_operations() == []
+    with yours.as_default(), tf.Session(second.target) as sess:
+        with pytest.raises(ValueError, match="no operation 'v'"):
+            sess.run("v:0")
+        with pytest.raises(ValueError, match="not an element of this graph"):
+            sess.run(v)
+        assert sess.run(tf.Variable(0, name="v")) == 7, "the graph is not there, but the value is"
+
+
+def test_a_session_waits_until_all_have_joined_and_says_for_whom() -> None:
+    cluster = addresses(worker=2)
+    made: list = []
+    with tf.train.Server(cluster, "worker", 0) as first:
+        with pytest.raises(tf.errors.DeadlineExceededError, match="/job:worker/(replica:0/)?task:1"):
+            tf.Session(first.target, config=tf.ConfigProto(operation_timeout_in_ms=500))
+        alone = tf.ConfigProto(device_filters=["/job:worker/task:0"])
+        with tf.Session(first.target, config=alone) as sess:
+            assert sess.run(tf.constant(1)) == 1
+
+        graph = tf.get_default_graph()
+
+        def connect() -> None:
+            made.append(tf.Session(first.target, graph))
+
+        waiting = threading.Thread(target=connect)
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive() and not made
+        with tf.train.Server(cluster, "worker", 1):
+            waiting.join(20)
+            assert len(made) == 1
+            with tf.device("/job:worker/task:1"):
+                assert made[0].run(tf.constant(2) * 3) == 6
+            made[0].close()
+
+
+def test_a_server_leaves_and_returns() -> None:
+    cluster = addresses(ps=1, worker=1)
+    with tf.device("/job:ps"):
+        v = tf.Variable(0, name="v")
+    with tf.device("/job:worker"):
+        here = tf.constant(5) + 1
+    add = v.assign_add(1)
+    init = tf.global_variables_initializer()
+    missing = tf.report_uninitialized_variables()
+    with tf.train.Server(cluster, "worker", 0) as server, processes(cluster, ("ps", 0)) as (ps,):
+        sess = tf.Session(server.target)
+        sess.run(init)
+        assert sess.run(add) == 1
+        ps.kill()
+        assert sess.run(here) == 6, "steps that do not touch the dead task go on"
+        with pytest.raises(tf.errors.UnavailableError, match="/job:ps"):
+            sess.run(add, timeout_secs=20)
+        ps.restart()
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                sess.run(add, timeout_secs=20)
+            except tf.errors.AbortedError:
+                break  # it is another life of the task, without what it knew
+            except tf.errors.UnavailableError:
+                assert time.monotonic() < deadline
+        sess.close()
+        with tf.Session(server.target) as fresh:
+            assert fresh.run(missing).tolist() == [b"v"]
+            with pytest.raises(tf.errors.FailedPreconditionError, match="v"):
+                fresh.run(add)
+            fresh.run(init)
+            assert fresh.run(add) == 1
+
+
+def test_the_chief_initialises_and_the_others_wait(tmp_path) -> None:
+    cluster = addresses(ps=1, worker=2)
+    ready = threading.Event()
+    seen: list = []
+
+    def work(index: int, server: tf.train.Server) -> None:
+        with tf.Graph().as_default():
+            with tf.device(tf.train.replica_device_setter(cluster=cluster)):
+                step = tf.Variable(41, name="global_step", trainable=False)
+            sv = tf.train.Supervisor(
+                is_chief=index == 0, logdir=str(tmp_path), global_step=step, recovery_wait_secs=1, save_summaries_secs=0
+            )
+            if index == 0:
+                ready.wait(20)
+            sess = sv.prepare_or_wait_for_session(server.target, start_standard_services=False)
+            seen.append((index, int(sess.run(step))))
+            sess.close()
+
+    with (
+        tf.train.Server(cluster, "ps", 0),
+        tf.train.Server(cluster, "worker", 0) as chief,
+        tf.train.Server(cluster, "worker", 1) as other,
+    ):
+        threads = [threading.Thread(target=work, args=item) for item in ((1, other), (0, chief))]
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.5)
+        assert threads[0].is_alive() and seen == [], "the worker waits, and initialises nothing"
+        ready.set()
+        for thread in threads:
+            thread.join(30)
+    assert sorted(seen) == [(0, 41), (1, 41)]
+
+
+def test_an_array_is_split_over_two_workers_and_the_parts_are_reduced() -> None:
+    cluster = addresses(ps=1, worker=2)
+    x = tf.placeholder(tf.float32, [100], name="x")
+    with tf.device("/job:worker/task:0"):
+        first = tf.slice(x, [0], [50])
+        low = tf.reduce_mean(first)
+    with tf.device("/job:worker/task:1"):
+        second = tf.slice(x, [50], [-1])
+        high = tf.reduce_mean(second)
+        mean = (low + high) / 2
+    values = np.arange(100)
+    with tf.train.Server(cluster, "worker", 0) as server, processes(cluster, ("ps", 0), ("worker", 1)):
+        with tf.Session(server.target) as sess:
+            metadata = tf.RunMetadata()
+            options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+            assert sess.run(mean, {x: values}, options, metadata) == values.mean()
+    busy = {stats.device for stats in metadata.step_stats.dev_stats if len(stats.node_stats)}
+    assert {f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in (0, 1)} <= busy
+
+
+@pytest.mark.parametrize("unit", ["/cpu:0", "/gpu:0"])
+def test_a_matrix_product_on_a_chosen_unit_is_timed(unit: str) -> None:
+    size = 200
+    with tf.device(unit):
+        random = tf.random_uniform([size, size], minval=0, maxval=1, seed=3)
+        total = tf.reduce_sum(tf.matmul(random, tf.transpose(random)))
+    with tf.Session() as sess:
+        if unit == "/gpu:0" and not any(":GPU:" in d.name for d in sess.list_devices()):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="asks for '/gpu:0', and there are: .*CPU:0"):
+                sess.run(total)
+            return
+        sess.run(total)
+        started = time.perf_counter()
+        result = sess.run(total)
+        took = time.perf_counter() - started
+    assert result == pytest.approx(size * size * size / 4, rel=0.1)
+    assert 0 < took < 30
+
+
+def test_a_queue_tells_a_parameter_server_when_all_are_through() -> None:
+    cluster = addresses(ps=1, worker=2)
+
+    def queue() -> tf.FIFOQueue:
+        with tf.device("/job:ps/task:0"):
+            return tf.FIFOQueue(2, tf.int32, shared_name="done_queue")
+
+    def worker(server: tf.train.Server) -> None:
+        with tf.Graph().as_default():
+            done = queue().enqueue(1)
+            with tf.Session(server.target) as sess:
+                sess.run(done)
+
+    with (
+        tf.train.Server(cluster, "ps", 0) as ps,
+        tf.train.Server(cluster, "worker", 0) as one,
+        tf.train.Server(cluster, "worker", 1) as two,
+    ):
+        threads = [threading.Thread(target=worker, args=(s,)) for s in (one, two)]
+        for thread in threads:
+            thread.start()
+        taken = queue().dequeue()
+        with tf.Session(ps.target) as sess:
+            assert [sess.run(taken) for _ in range(2)] == [1, 1]
+        for thread in threads:
+            thread.join(20)
