@@ -76,7 +76,7 @@ class Lifecycle:
             on_recovery: called with each new session after a recovery.
             probe: fetched now and then by the chief, so that it finds out who is lost while it does something else.
         """
-        self.patience = self.patience if self.session is None else Patience(self.coord, self.grace_secs)
+        self.patience.renew()
         self._records, self._global_step, self.late = records, global_step, False
         attempt = os.environ.get(ATTEMPT_VARIABLE, "0")
         if attempt != "0":

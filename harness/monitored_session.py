@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import runtime as rt
 from harness.coordinator import Coordinator
@@ -236,7 +236,7 @@ class MonitoredSession:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> MonitoredSession:
+    def __enter__(self) -> Self:
         """Gives the session itself."""
         return self
 

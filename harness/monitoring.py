@@ -131,13 +131,17 @@ class StepProfiler:
         self._state = "before"
 
     @classmethod
-    def from_flags(cls, directory: str) -> StepProfiler | _NoProfiler:
+    def from_flags(cls, directory: str, here: bool = True) -> StepProfiler | _NoProfiler:
         """The profiler that ``--profile_steps`` asks for; one that does nothing without it.
+
+        Args:
+            directory: where it is written.
+            here: False on the tasks that are not to be profiled.
 
         Raises:
             ValueError: the flag is not of the form ``100:105``, or there is no directory.
         """
-        if not FLAGS.profile_steps:
+        if not FLAGS.profile_steps or not here:
             return _NoProfiler()
         found = re.fullmatch(r"(\d+):(\d+)", FLAGS.profile_steps)
         if not found:

@@ -170,7 +170,8 @@ class Optimizer:
             return [*new_values, *new_states], ()
 
         everything = [*variables, *(s for group in slots for s in group)]
-        return rt.update(everything, step, [*(g for g, _ in pairs), *extra], name="apply")
+        applied: rt.Operation = rt.update(everything, step, [*(g for g, _ in pairs), *extra], name="apply")
+        return applied
 
     def _structure(self, variable: rt.Variable) -> Any:
         return jax.tree.structure(self._state(variable))

@@ -50,6 +50,11 @@ class Patience:
         else:
             self.coord.wait_for_stop(secs)
 
+    def renew(self) -> None:
+        """Begins anew, for another session."""
+        self._over.clear()
+        self._stopped_at = self.deadline = None
+
     def end(self) -> None:
         """Ends all waits now."""
         self._over.set()

@@ -11,30 +11,31 @@ import runtime as rt
 
 _COLLECTION = "bellwether_ready"
 
-WAIT_SECS = 10.0
-"""How long one wait on the variables' tasks lasts at most."""
 
-
-def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor]:
-    """Two string tensors with the names of global variables without a value: at once, and after a wait for them.
-
-    The second one waits on the variables' own tasks, ``WAIT_SECS`` at most.
+def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor]:
+    """What asks for the global variables that have no value.
 
     Args:
-        graph: its global variables are looked at; the two are added to it, once for each set of variables.
+        graph: its global variables are looked at; what is returned is added to it, once for each set of variables.
+
+    Returns:
+        A string tensor with their names; one that first waits for them on their own tasks; and the placeholder that
+        is fed with how many seconds it waits at most.
 
     Raises:
         RuntimeError: the graph is finalized and does not have them.
     """
     variables = graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
-    for count, missing, awaited in graph.get_collection(_COLLECTION):
+    for count, made in graph.get_collection(_COLLECTION):
         if count == len(variables):
-            return missing, awaited
+            found: tuple[rt.Tensor, rt.Tensor, rt.Tensor] = made
+            return found
     with graph.as_default(), rt.device(None), rt.control_dependencies(None), rt.name_scope(None):
         missing = rt.report_uninitialized_variables(variables, name="global_variables_missing")
-        awaited = rt.wait_until_initialized(variables, WAIT_SECS, name="global_variables_awaited")
-    graph.add_to_collection(_COLLECTION, (len(variables), missing, awaited))
-    return missing, awaited
+        secs = rt.placeholder(np.float32, [], name="global_variables_await_secs")
+        awaited = rt.wait_until_initialized(variables, secs, name="global_variables_awaited")
+    graph.add_to_collection(_COLLECTION, (len(variables), (missing, awaited, secs)))
+    return missing, awaited, secs
 
 
 def reason(session: rt.Session, ready_op: Any) -> str:

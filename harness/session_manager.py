@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -65,7 +64,7 @@ class SessionManager:
         self._patience = patience or Patience(Coordinator())
         self._records: dict[tuple[str, bool], RunRecords] = {}
         self._told = ""
-        self._missing, self._wait = ready.operations(self._graph)
+        self._missing, self._awaited, self._await_secs = ready.operations(self._graph)
         self._variables = len(self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
 
     @property
@@ -270,8 +269,7 @@ class SessionManager:
             records.wait_loaded(wait_secs)
         try:
             if last is not None and last.missing:
-                with contextlib.suppress(rt.DeadlineExceededError):
-                    session.run(self._wait, timeout_secs=wait_secs + 0.1)
+                session.run(self._awaited, {self._await_secs: wait_secs}, timeout_secs=wait_secs + opening.ATTEMPT_SECS)
             names = session.run(self._missing, timeout_secs=opening.ATTEMPT_SECS)
         except rt.DeadlineExceededError as error:
             raise rt.UnavailableError(error.message, task=error.task) from None

@@ -12,8 +12,8 @@ from harness.sync_replicas import worker_of
 class StaleSynchronous:
     """Makes an optimizer semi-synchronous: updates are applied at once, but no worker runs far ahead of the slowest.
 
-    After its update, a worker that is more than ``max_staleness`` steps ahead of the slowest one that is connected waits
-    for it on the ps that holds the global step. 0 is lock step.
+    After its update, a worker that is more than ``max_staleness`` steps ahead of the slowest one that is connected
+    waits for it on the ps that holds the global step. 0 is lock step.
 
     Args:
         optimizer: what applies the gradients.

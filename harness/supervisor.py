@@ -89,25 +89,25 @@ class Supervisor(SupervisorParts):
             recover: open a new session when a task is lost, and run the step again. False: the error comes out.
             max_wait_secs: how long to wait for the model at the start, and in each recovery.
         """
+        over = True
         try:
-            session = self.prepare_or_wait_for_session(
+            yield self.prepare_or_wait_for_session(
                 master,
                 config,
                 max_wait_secs=max_wait_secs,
                 start_standard_services=start_standard_services,
                 recover=recover,
             )
-            yield session
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            self._coord.request_stop()
-            self._end(over=False, close_summary_writer=close_summary_writer, save=True)
-            raise
         except Exception as error:
             self._coord.request_stop(error)
-        try:
-            self._end(over=True, close_summary_writer=close_summary_writer, save=True)
+        except BaseException:  # Ctrl-C and the like: save, but training is not over
+            over = False
+            raise
         finally:
-            self._life.close()
+            try:
+                self._end(over=over, close_summary_writer=close_summary_writer)
+            finally:
+                self._life.close()
 
     def prepare_or_wait_for_session(
         self,
@@ -293,7 +293,6 @@ class Supervisor(SupervisorParts):
         self._end(
             over=True,
             close_summary_writer=close_summary_writer,
-            save=True,
             threads=threads,
             ignore_live_threads=ignore_live_threads,
         )
@@ -303,7 +302,6 @@ class Supervisor(SupervisorParts):
         *,
         over: bool,
         close_summary_writer: bool,
-        save: bool,
         threads: Sequence[Thread] | None = None,
         ignore_live_threads: bool = False,
     ) -> None:
@@ -312,7 +310,7 @@ class Supervisor(SupervisorParts):
                 self._life.wait_for_others()  # with the services still at work
             self._coord.request_stop()
             self._coord.join(threads, self._stop_grace_secs, ignore_live_threads)
-            self._life.finish(self._final if save else lambda session: None, over=over)
+            self._life.finish(self._final, over=over)
         finally:
             self._coord.request_stop()
             if close_summary_writer and self._summary_writer is not None and not self._writer_closed:

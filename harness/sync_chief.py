@@ -211,13 +211,10 @@ class SyncRunner:
         try:
             while not coord.should_stop():
                 with self._changed:
-                    self._changed.wait_for(
-                        lambda: self._claim_count != heard_of or self._running is None or coord.should_stop(),
-                        _RETRY_SECS,
-                    )
                     if self._running is None:
                         return
                     if self._claim_count == heard_of:
+                        self._changed.wait(_RETRY_SECS)
                         continue
                     heard_of, epoch = self._claim_count, self._epochs[index]
                 try:

@@ -1,4 +1,4 @@
-"""Which gradients make up the aggregate of a synchronous step over several tasks: pure functions of what they reported."""
+"""Which gradients make up the aggregate of a synchronous step over several tasks: pure functions of their reports."""
 
 from __future__ import annotations
 

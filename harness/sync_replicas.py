@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import TypeVar
 
 import runtime as rt
 from harness import summary
@@ -15,6 +13,7 @@ from harness.hooks.base import SessionRunHook
 from harness.optimizer import GradientAndVariable, Optimizer
 from harness.sync_chief import SyncRunner, orders
 
+_T = TypeVar("_T")
 _TASK = re.compile(r"/task:(\d+)")
 
 
@@ -28,16 +27,16 @@ class SyncReplicas:
         opt = harness.SyncReplicas(harness.Optimizer(optax.sgd(0.5)), replicas_to_aggregate=3, total_num_replicas=4)
         train_op = opt.minimize(loss, global_step=global_step)
 
-    A Supervisor or monitored session needs nothing more: what the chief has to run is in the graph's collection of queue
-    runners. ``make_session_run_hook`` and the other methods of the classic optimizer are there too.
+    A Supervisor or monitored session needs nothing more: what the chief has to run is in the graph's collection of
+    queue runners. ``make_session_run_hook`` and the other methods of the classic optimizer are there too.
 
     Args:
         optimizer: what applies the mean.
         replicas_to_aggregate: gradients in one aggregate. Below ``total_num_replicas`` the others are backups: the step
             does not wait for the slowest. Above it, each worker gives several gradients to one aggregate.
         total_num_replicas: workers; ``replicas_to_aggregate`` by default.
-        worker: this worker's number, below ``total_num_replicas``. By default the task number of the device on which the
-            gradients are computed; without one, workers are told apart by their sessions.
+        worker: this worker's number, below ``total_num_replicas``. By default the task number of the device on which
+            the gradients are computed; without one, workers are told apart by their sessions.
         is_chief: whether this worker chooses the aggregates when there are several ps; worker 0 by default.
         sync_timeout_secs: when a worker is missing, how long a step waits for it before it goes on with the mean of the
             gradients that are there. Later steps do not wait for that worker until it is back. None waits for ever.
@@ -75,6 +74,7 @@ class SyncReplicas:
         self._runner: SyncRunner | None = None
         self._nothing: rt.Operation | None = None
         self._accepted: rt.Tensor | None = None
+        self._counted: rt.Tensor | None = None
         self._dropped: rt.Tensor | None = None
         self._status: rt.Tensor | None = None
         self._ready: rt.Tensor | None = None
@@ -88,7 +88,7 @@ class SyncReplicas:
         var_list: Sequence[rt.Variable] | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        """One operation that computes this worker's gradients and gives them to the aggregate; see ``apply_gradients``."""
+        """One operation that computes this worker's gradients and applies them as ``apply_gradients`` does."""
         return self.apply_gradients(self.compute_gradients(loss, var_list), global_step, name)
 
     def compute_gradients(
@@ -163,7 +163,7 @@ class SyncReplicas:
             quorums.append(quorum)
             pushes.append(quorum.push(updates, stamp, worker))
         self._accepted = pushes[0].outputs[1]
-        self._dropped = quorums[0].counts()[2]
+        _, self._counted, self._dropped, _ = quorums[0].counts()
         self._status = quorums[0].status()
         commands = [] if alone else [orders(q) for q in quorums]
         self._runner = SyncRunner(
@@ -182,17 +182,22 @@ class SyncReplicas:
     @property
     def accepted(self) -> rt.Tensor:
         """Whether the gradients of this step counted (bool); fetch it beside the training operation."""
-        return self._made(self._accepted, "accepted")
+        return _made(self._accepted, self.name, "accepted")
 
     @property
     def dropped_gradients(self) -> rt.Tensor:
         """How many gradients of all workers were dropped as stale so far (int64)."""
-        return self._made(self._dropped, "dropped_gradients")
+        return _made(self._dropped, self.name, "dropped_gradients")
+
+    @property
+    def accepted_gradients(self) -> rt.Tensor:
+        """How many gradients of all workers were applied so far (int64)."""
+        return _made(self._counted, self.name, "accepted_gradients")
 
     @property
     def waiting_for(self) -> rt.Tensor:
         """A string: whom the present step waits for; empty when it waits for nobody."""
-        return self._made(self._status, "waiting_for")
+        return _made(self._status, self.name, "waiting_for")
 
     def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
         """The wrapped optimizer's slot."""
@@ -214,7 +219,7 @@ class SyncReplicas:
         Raises:
             InvalidArgumentError: ``apply_gradients`` was not called yet.
         """
-        return self._made(self._runner, "get_chief_queue_runner")
+        return _made(self._runner, self.name, "get_chief_queue_runner")
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> rt.Operation:
         """Nothing to run: no tokens are needed, and no first round is wasted. The argument is checked as ever.
@@ -227,29 +232,30 @@ class SyncReplicas:
             raise rt.InvalidArgumentError(
                 f"Too few tokens to finish the first step: {num_tokens} (given) < {fewest} (needed)"
             )
-        return self._made(self._nothing, "get_init_tokens_op")
+        return _made(self._nothing, self.name, "get_init_tokens_op")
 
     @property
     def chief_init_op(self) -> rt.Operation:
         """Nothing to run: the ps take the step from the global step."""
-        return self._made(self._nothing, "chief_init_op")
+        return _made(self._nothing, self.name, "chief_init_op")
 
     local_step_init_op = chief_init_op
 
     @property
     def ready_for_local_init_op(self) -> rt.Tensor:
         """Names of the global variables that have no value."""
-        return self._made(self._ready, "ready_for_local_init_op")
+        return _made(self._ready, self.name, "ready_for_local_init_op")
 
     def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
         """A hook for monitored sessions; starts the chief's runner, unless the session does so by itself."""
         self.get_init_tokens_op(num_tokens)
         return _Hook(self, is_chief)
 
-    def _made(self, item: Any, what: str) -> Any:
-        if item is None:
-            raise rt.InvalidArgumentError(f"{self.name}: apply_gradients should be called before {what}")
-        return item
+
+def _made(item: _T | None, name: str, what: str) -> _T:
+    if item is None:
+        raise rt.InvalidArgumentError(f"{name}: apply_gradients should be called before {what}")
+    return item
 
 
 class _Hook(SessionRunHook):

@@ -219,6 +219,26 @@ def difference(here: ClusterSpec, there: ClusterSpec) -> str:
     return "; ".join(found[:_MAX_DIFFERENCES] + more)
 
 
+def agree(here: ClusterSpec, there: ClusterSpec) -> bool:
+    """Whether two tasks with these definitions can work together, although one may know workers the other does not.
+
+    The ps tasks, and every task that both know, must be the same: a worker list may be longer on tasks that were
+    started later, so that workers can be added while training runs.
+
+    Args:
+        here: one definition.
+        there: another.
+    """
+    if here._jobs.get("ps", {}) != there._jobs.get("ps", {}) or {*here.jobs} != {*there.jobs}:
+        return False
+    return all(
+        theirs == address
+        for job in here.jobs
+        for index, address in here._jobs[job].items()
+        if (theirs := there._jobs[job].get(index)) is not None
+    )
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Splits "host:port" or "[IPv6]:port" into the host (without brackets) and the port (0 to 65535).
 

@@ -30,7 +30,8 @@ def main(job: str, cluster_json: str, sizes_json: str, seconds: float) -> None:
     session = rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=60.0))
     session.run(rt.global_variables_initializer())
     channel = grpc.insecure_channel(cluster["ps"][0])
-    empty_call = channel.unary_unary("/grpc.health.v1.Health/Check")  # the cheapest call there is to the same process
+    # The cheapest call there is to the same process.
+    empty_call = channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)
     print("READY", flush=True)
     for line in sys.stdin:
         size = int(line)

@@ -12,6 +12,8 @@ from typing import Any
 import runtime as _rt
 from harness.tf1 import array_ops as _array_ops
 from harness.tf1 import clip_ops as _clip_ops
+from harness.tf1 import config as _config
+from harness.tf1 import dtypes as _dtypes
 from harness.tf1 import framework as _framework
 from harness.tf1 import initializers as _initializers
 from harness.tf1 import math_ops as _math_ops
@@ -20,11 +22,7 @@ from harness.tf1 import random_ops as _random_ops
 from harness.tf1 import scopes as _scopes
 from harness.tf1 import shapes as _shapes
 from harness.tf1 import variables as _variables
-from harness.tf1.config import ConfigProto, GPUOptions, GraphOptions, OptimizerOptions
-from harness.tf1.dtypes import DTYPES as _DTYPES
-from harness.tf1.dtypes import DType, as_dtype
 from harness.tf1.missing import absent as _absent
-from harness.tf1.shapes import Dimension, TensorShape
 
 _shapes.install()
 
@@ -32,7 +30,7 @@ NAMESPACES = ("app", "compat", "errors", "flags", "gfile", "logging", "nn", "sum
 """The modules below, imported on first use."""
 
 NAMES: dict[str, Any] = {
-    **_DTYPES,
+    **_dtypes.DTYPES,
     **_math_ops.OPS,
     **_array_ops.OPS,
     **_random_ops.OPS,
@@ -42,16 +40,16 @@ NAMES: dict[str, Any] = {
     **_scopes.OPS,
     **_framework.OPS,
     **_queues.OPS,
-    "ConfigProto": ConfigProto,
-    "DType": DType,
+    "ConfigProto": _config.ConfigProto,
+    "DType": _dtypes.DType,
     "DeviceSpec": _rt.DeviceSpec,
-    "Dimension": Dimension,
-    "GPUOptions": GPUOptions,
-    "GraphOptions": GraphOptions,
+    "Dimension": _shapes.Dimension,
+    "GPUOptions": _config.GPUOptions,
+    "GraphOptions": _config.GraphOptions,
     "OpError": _rt.OpError,
-    "OptimizerOptions": OptimizerOptions,
-    "TensorShape": TensorShape,
-    "as_dtype": as_dtype,
+    "OptimizerOptions": _config.OptimizerOptions,
+    "TensorShape": _shapes.TensorShape,
+    "as_dtype": _dtypes.as_dtype,
     "newaxis": None,
 }
 """TensorFlow's name in ``tf`` -> what it is here."""

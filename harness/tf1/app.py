@@ -19,7 +19,7 @@ def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None =
         main: the function; ``main`` of the program by default.
         argv: the command line, the program's name first; ``sys.argv`` by default.
     """
-    chosen = main or sys.modules["__main__"].main  # type: ignore[attr-defined]
+    chosen = main or sys.modules["__main__"].main
 
     def parse(args: list[str]) -> list[str]:
         return list(

@@ -371,7 +371,7 @@ def reverse(tensor: Array, axis: Static, name: str | None = None) -> Any:
 def gather(
     params: Array, indices: Array, validate_indices: bool | None = None, name: str | None = None, axis: Static = 0
 ) -> Any:
-    """``jax.numpy.take``. An index out of range gives NaN (0 for integers) where TensorFlow stops the step."""
+    """``jax.numpy.take``. An index out of range gives NaN (the limit, for integers), not an error."""
     return jnp.take(params, jnp.asarray(indices), axis=axis)
 
 

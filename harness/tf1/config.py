@@ -119,7 +119,9 @@ class ConfigProto(rt.SessionConfig):
 
     @operation_timeout_in_ms.setter
     def operation_timeout_in_ms(self, value: int) -> None:
-        self.operation_timeout_secs = self.start_timeout_secs = value / 1000 if value else None
+        limit = value / 1000 if value else None
+        for field in ("operation_timeout_secs", "start_timeout_secs"):
+            setattr(self, field, limit)
 
     def apply(self) -> None:
         """Makes as many host devices as ``device_count`` asks for, if JAX has not started yet; warns if it has."""

@@ -127,7 +127,7 @@ def conv2d_transpose(
     value = jnp.asarray(value)
     forward = jax.linear_transpose(
         lambda images: _convolve(images, filter, strides, padding, data_format),
-        jax.ShapeDtypeStruct(tuple(output_shape), value.dtype),  # type: ignore[no-untyped-call]
+        jax.ShapeDtypeStruct(tuple(output_shape), value.dtype),
     )
     return forward(value)[0]
 
@@ -151,7 +151,7 @@ def max_pool(
     """``jax.lax.reduce_window`` with the maximum."""
     value = jnp.asarray(value)
     floating = jnp.issubdtype(value.dtype, np.floating)
-    start = -np.inf if floating else int(jnp.iinfo(value.dtype).min)
+    start = -np.inf if floating else int(np.iinfo(value.dtype).min)
     return _pool(value, ksize, strides, padding, data_format, start, jax.lax.max)
 
 

@@ -84,7 +84,7 @@ class DType:
 
     def is_compatible_with(self, other: Any) -> bool:
         """Whether a value of ``other`` can be used as this type without a cast."""
-        return self == other
+        return bool(self == other)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DType):
@@ -92,7 +92,7 @@ class DType:
         if other is None:
             return False
         try:
-            return self.dtype == np.dtype(other)  # type: ignore[call-overload, no-any-return]
+            return bool(self.dtype == np.dtype(other))  # type: ignore[call-overload]
         except TypeError:
             return False
 
@@ -107,7 +107,7 @@ def _limits(dtype: DType) -> Any:
     if dtype.is_integer:
         return np.iinfo(dtype.dtype)
     if dtype.is_floating:
-        return jnp.finfo(dtype.dtype)
+        return jnp.finfo(dtype.dtype)  # type: ignore[no-untyped-call]
     raise TypeError(f"{dtype!r} has no smallest and largest value")
 
 

@@ -62,4 +62,4 @@ def DEFINE_enum(flag_name: str, default_value: Any, enum_values: list[str], docs
 
 def mark_flag_as_required(flag_name: str) -> None:
     """Makes the program stop with a message when the flag is not given."""
-    absl_flags.mark_flag_as_required(flag_name)
+    absl_flags.mark_flag_as_required(flag_name)  # type: ignore[no-untyped-call]

@@ -223,7 +223,7 @@ def _cast(x: Any, dtype: Any, name: str | None = None) -> Any:
 @op("saturate_cast")
 def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Any:
     """``value`` as ``dtype``, limited to what that can hold."""
-    limits = jnp.finfo(dtype) if jnp.issubdtype(dtype, np.floating) else jnp.iinfo(dtype)
+    limits = as_dtype(dtype)
     return jnp.clip(value, limits.min, limits.max).astype(dtype)
 
 

@@ -39,7 +39,7 @@ class _Optimizer(harness.Optimizer):
         pairs = self.compute_gradients(loss, var_list, grad_loss=grad_loss)
         return self.apply_gradients(pairs, global_step, name)
 
-    def compute_gradients(  # type: ignore[override]
+    def compute_gradients(
         self,
         loss: rt.Tensor,
         var_list: Sequence[rt.Variable] | None = None,
@@ -166,7 +166,7 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientT
 
         return jax.tree.map(step, m, v), AdamState(count, m, v)
 
-    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
+    return optax.GradientTransformation(init, update)
 
 
 class AdamOptimizer(_Optimizer):

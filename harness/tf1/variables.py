@@ -68,15 +68,21 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
         if expected_shape is not None and not TensorShape(self.shape).is_compatible_with(expected_shape):
             raise ValueError(f"variable {self.name!r}: expected shape {expected_shape}, got {self.shape}")
 
-    def assign(self, value: Any, use_locking: Any = False, name: str | None = None) -> rt.Tensor:
+    def assign(  # type: ignore[override]
+        self, value: Any, use_locking: Any = False, name: str | None = None
+    ) -> rt.Tensor:
         """Replaces the value; gives the new value. Updates are atomic in any case."""
         return super().assign(_as(value, self), _name(use_locking, name))
 
-    def assign_add(self, delta: Any, use_locking: Any = False, name: str | None = None) -> rt.Tensor:
+    def assign_add(  # type: ignore[override]
+        self, delta: Any, use_locking: Any = False, name: str | None = None
+    ) -> rt.Tensor:
         """Adds; gives the new value."""
         return super().assign_add(_as(delta, self), _name(use_locking, name))
 
-    def assign_sub(self, delta: Any, use_locking: Any = False, name: str | None = None) -> rt.Tensor:
+    def assign_sub(  # type: ignore[override]
+        self, delta: Any, use_locking: Any = False, name: str | None = None
+    ) -> rt.Tensor:
         """Subtracts; gives the new value."""
         return super().assign_sub(_as(delta, self), _name(use_locking, name))
 

@@ -34,6 +34,10 @@ class Model:
         logits = self.logits(params, images)
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
 
+    def predictions(self, params: Params, images: Array) -> Array:
+        """Returns the most likely digit of each image, int32 [N]."""
+        return jnp.argmax(self.logits(params, images), axis=-1).astype(jnp.int32)
+
     def accuracy(self, params: Params, images: Array, labels: Array) -> Array:
         """Returns the share of images whose most likely digit is the right one, as float32 scalar in 0..1."""
         return jnp.mean(jnp.argmax(self.logits(params, images), axis=-1) == labels, dtype=jnp.float32)

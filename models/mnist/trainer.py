@@ -16,13 +16,17 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from absl import app, flags, logging
+from numpy.typing import NDArray
 
 import harness
 import runtime as rt
+from harness import monitoring
 from models.mnist import data
 from models.mnist.model import MODELS
+from models.mnist.pictures import Pictures
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ps_hosts", [], "Comma-separated host:port of the parameter servers, the same on every task.")
@@ -53,6 +57,9 @@ flags.DEFINE_float(
 flags.DEFINE_integer("seed", 1, "Seed of the initial values and the order of the data.")
 flags.DEFINE_float("save_model_secs", 60.0, "Seconds between checkpoints; 0 saves none.", lower_bound=0.0)
 flags.DEFINE_float("save_summaries_secs", 10.0, "Seconds between summaries; 0 writes none.", lower_bound=0.0)
+flags.DEFINE_float(
+    "test_epochs", 1.0, "Epochs between the chief's tests for TensorBoard; 0: only the one at the end.", lower_bound=0.0
+)
 flags.DEFINE_integer("log_every_steps", 500, "Global steps between progress lines.", lower_bound=1)
 flags.DEFINE_float(
     "start_timeout_secs", None, "Seconds to wait for the cluster to start. Default: no limit.", lower_bound=0.0
@@ -69,9 +76,11 @@ class Graph:
     labels: rt.Tensor
     loss: rt.Tensor
     accuracy: rt.Tensor
+    predictions: rt.Tensor
     train_op: rt.Operation
     global_step: rt.Variable
     summaries: rt.Tensor
+    pictures: Pictures
 
 
 def main(argv: list[str]) -> None:
@@ -84,7 +93,7 @@ def main(argv: list[str]) -> None:
         server = rt.Server(cluster(), FLAGS.job_name, FLAGS.task_index)
     except rt.OpError as error:
         sys.exit(f"{FLAGS.job_name} {FLAGS.task_index}: {error}")
-    with server:
+    with server, monitoring.watched(server):
         if FLAGS.job_name == "ps":
             server.join()
             return
@@ -127,13 +136,19 @@ def work(server: rt.Server) -> None:
     )
     progress = harness.Progress(total, every=FLAGS.log_every_steps)
     next_summary = time.monotonic()
+    test_steps = FLAGS.test_epochs * len(mnist.train) / FLAGS.batch_size or float("inf")
     accuracy = 0.0
     config = rt.SessionConfig(start_timeout_secs=FLAGS.start_timeout_secs)
-    with supervisor.managed_session(server.target, config=config) as session:
+    profiler = monitoring.StepProfiler.from_flags(FLAGS.logdir, here=is_chief)
+    with supervisor.managed_session(server.target, config=config) as session, profiler:
         step = int(session.run(graph.global_step))
         if step:
             logging.info("going on from global step %d", step)
+        next_test = step + test_steps
+        if is_chief and supervisor.summary_writer is not None and not step:
+            supervisor.summary_writer.add_hparams(hyperparameters(workers), ["test_accuracy", "cost"])
         while not supervisor.should_stop() and step < total:
+            profiler.step(int(step))
             images, labels = batches.next()
             feeds = {graph.images: images, graph.labels: labels}
             _, loss, step = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
@@ -141,8 +156,11 @@ def work(server: rt.Server) -> None:
             if is_chief and FLAGS.save_summaries_secs and time.monotonic() >= next_summary:
                 supervisor.summary_computed(session, session.run(graph.summaries, feeds), step)
                 next_summary = time.monotonic() + FLAGS.save_summaries_secs
+            if is_chief and FLAGS.save_summaries_secs and step >= next_test:
+                write_test(session, graph, supervisor, mnist.test, int(step))
+                next_test = step + test_steps
         if is_chief:
-            accuracy = test(session, graph, mnist.test)
+            accuracy = write_test(session, graph, supervisor, mnist.test, int(step))
     progress.close()
     if is_chief:
         print(f"Test-Accuracy: {accuracy:.4f}", flush=True)
@@ -159,6 +177,7 @@ def build(server: rt.Server, total: int) -> Graph:
         labels = rt.placeholder(jnp.int32, [None], name="labels")
         loss = rt.call(model.loss_fn, params, images, labels, name="loss")
         accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
+        predictions = rt.call(model.predictions, params, images, name="predictions")
         clip = optax.clip_by_global_norm(FLAGS.clip_norm) if FLAGS.clip_norm else None
         optimizer = harness.Optimizer(update_rule(total), before_push=clip)
         train_op = optimizer.minimize(loss, global_step=global_step)
@@ -166,7 +185,8 @@ def build(server: rt.Server, total: int) -> Graph:
         harness.summary.scalar("batch_accuracy", accuracy)
         summaries = harness.summary.merge_all()
         assert summaries is not None  # there are two
-    return Graph(images, labels, loss, accuracy, train_op, global_step, summaries)
+        pictures = Pictures.build(params.get("w1") if FLAGS.model == "mlp" else None)
+    return Graph(images, labels, loss, accuracy, predictions, train_op, global_step, summaries, pictures)
 
 
 def update_rule(total: int) -> optax.GradientTransformation:
@@ -183,12 +203,35 @@ def update_rule(total: int) -> optax.GradientTransformation:
     return rules[FLAGS.optimizer](schedule)
 
 
-def test(session: rt.Session, graph: Graph, split: data.Split) -> float:
-    """Accuracy on a data set, in chunks that fit any memory."""
-    right = 0.0
-    for images, labels in split.chunks(1000):
-        right += len(labels) * float(session.run(graph.accuracy, {graph.images: images, graph.labels: labels}))
-    return right / len(split)
+def hyperparameters(workers: int) -> dict[str, bool | float | int | str]:
+    """What tells this run from others, for TensorBoard's table of runs."""
+    rate = LEARNING_RATES[FLAGS.optimizer] if FLAGS.learning_rate is None else FLAGS.learning_rate
+    return {
+        "model": FLAGS.model,
+        "hidden_units": FLAGS.hidden_units,
+        "optimizer": FLAGS.optimizer,
+        "learning_rate": rate,
+        "batch_size": FLAGS.batch_size,
+        "workers": workers,
+        "epochs": FLAGS.epochs,
+        "seed": FLAGS.seed,
+    }
+
+
+def predict(session: rt.Session, graph: Graph, split: data.Split) -> NDArray[np.int32]:
+    """The digits that the model sees in a data set, int32 [N]; in chunks that fit any memory."""
+    return np.concatenate([session.run(graph.predictions, {graph.images: images}) for images, _ in split.chunks(1000)])
+
+
+def write_test(
+    session: rt.Session, graph: Graph, supervisor: harness.Supervisor, split: data.Split, step: int
+) -> float:
+    """Tests, writes what TensorBoard shows of it, and gives the accuracy, 0 to 1."""
+    predicted = predict(session, graph, split)
+    if supervisor.summary_writer is not None:
+        summary = graph.pictures.evaluate(session, split.images, split.labels, predicted)
+        supervisor.summary_computed(session, summary, step)
+    return float((predicted == split.labels).mean())
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ class Clocks:
     """The clocks of the workers that take part. Thread safe.
 
     A worker takes part from its first step, at which its clock shows what the slowest one's does, until its session
-    ends. This is the bound of stale synchronous parallel training (Ho et al., "More Effective Distributed ML via a Stale
-    Synchronous Parallel Parameter Server", NIPS 2013).
+    ends. This is the bound of stale synchronous parallel training (Ho et al., "More Effective Distributed ML via a
+    Stale Synchronous Parallel Parameter Server", NIPS 2013).
 
     Args:
         name: for messages.
@@ -38,6 +38,7 @@ class Clocks:
         self._changed = threading.Condition()
         self._clocks: dict[int, _Clock] = {}
         self._cleared = False
+        self._finished = False
 
     def tick(self, worker: int, client: int, cancelled: Cancellation) -> int:
         """A worker has done one more step; waits while it is more than the bound ahead of the slowest.
@@ -60,7 +61,7 @@ class Clocks:
             say_at = time.monotonic() + SAY_EVERY_SECS
             while not cancelled.wait_for(
                 self._changed,
-                lambda: self._cleared or self._ahead(clock) <= self._bound,
+                lambda: self._cleared or self._finished or self._ahead(clock) <= self._bound,
                 f"waiting for slower workers in {self._name}",
                 say_at,
             ):
@@ -82,6 +83,12 @@ class Clocks:
         """A session has ended: nobody waits for its worker any more."""
         with self._changed:
             self._clocks = {w: c for w, c in self._clocks.items() if c.client != client}
+            self._changed.notify_all()
+
+    def set_finished(self, finished: bool) -> None:
+        """Training is over: workers that have left are not waited for; or it goes on."""
+        with self._changed:
+            self._finished = finished
             self._changed.notify_all()
 
     def clear(self) -> None:

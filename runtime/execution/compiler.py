@@ -53,12 +53,12 @@ def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Exe
     # Only a device other than the default one is named: naming it costs on every call.
     sharding = None if device == jax.local_devices()[0] else jax.sharding.SingleDeviceSharding(device)
     avals: list[Any] = [
-        jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+        jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
         for shape, dtype in ((spec.shape, spec.dtype) for spec in program.arguments)
     ]
 
     def run(*arguments: Any) -> Any:
-        return exported.call(*arguments)  # type: ignore[no-untyped-call]
+        return exported.call(*arguments)
 
     on_device = contextlib.nullcontext() if sharding is None else jax.default_device(device)
     try:

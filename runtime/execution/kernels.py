@@ -15,6 +15,7 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError, NotFoundError
 from runtime.execution.cancel import Cancellation
+from runtime.execution.run_record import FINISHED
 from runtime.execution.store import Key, Store
 from runtime.tensor_spec import TensorSpec
 
@@ -123,12 +124,16 @@ def _uninitialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[
 
 @kernel("wait_initialized")
 def _wait_initialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
-    return [strings(context.store.wait_initialized(_keys(attrs), float(attrs["timeout_secs"]), context.cancelled))]
+    return [strings(context.store.wait_initialized(_keys(attrs), float(inputs[0]), context.cancelled))]
 
 
 @kernel("run_record")
 def _run_record(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
     answer = context.store.run.request(json.loads(inputs[0].item()), context.task, context.cancelled)
+    for _, resource in context.store.resources():
+        set_finished = getattr(resource, "set_finished", None)
+        if set_finished is not None:  # nobody may wait for workers that have left
+            set_finished(answer["phase"] == FINISHED)
     return [np.array(json.dumps(answer).encode(), object)]
 
 

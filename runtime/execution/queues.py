@@ -105,7 +105,7 @@ class Queue:
             raise InvalidArgumentError(f"queue {name!r}: capacity {capacity} is below 1")
         if not 0 <= min_after_dequeue < capacity:
             raise InvalidArgumentError(
-                f"queue {name!r}: min_after_dequeue {min_after_dequeue} must be at least 0 and below capacity {capacity}"
+                f"queue {name!r}: min_after_dequeue {min_after_dequeue} is not from 0 to below capacity {capacity}"
             )
         self._name = name
         self._capacity = capacity
@@ -304,7 +304,7 @@ def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: np.dtype
     if all(a.shape == arrays[0].shape for a in arrays):
         return np.stack(arrays)
     size = tuple(max(a.shape[i] for a in arrays) for i in range(len(shape)))
-    out = np.full((len(arrays), *size), b"", object) if dtype == object else np.zeros((len(arrays), *size), dtype)
-    for i, array in enumerate(arrays):
-        out[(i, *(slice(0, n) for n in array.shape))] = array
+    out = np.full((len(arrays), *size), b"", object) if dtype.hasobject else np.zeros((len(arrays), *size), dtype)
+    for place, array in zip(out, arrays, strict=True):
+        place[tuple(slice(0, n) for n in array.shape)] = array
     return out

@@ -5,11 +5,11 @@ enough are in, their mean is applied, the step advances by one, and every waitin
 another step is dropped and counted, and its worker told at once.
 
 Who decides that enough are in? With one task the task itself, as the last gradient arrives. With several, the same
-workers must be chosen on all of them, so a chief decides, in two phases: ``gather`` tells it whose gradients are here and
-promises to keep them, ``commit`` applies those that it has chosen from what all tasks have.
+workers must be chosen on all of them, so a chief decides, in two phases: ``gather`` tells it whose gradients are here
+and promises to keep them, ``commit`` applies those that it has chosen from what all tasks have.
 
-The task that holds the step counter leads: the counter is the step. The chief commits there last. So whoever reads step s
-from the leader reads variables of step s, or of a later one, everywhere; and in the second case the gradient comes
+The task that holds the step counter leads: the counter is the step. The chief commits there last. So whoever reads step
+s from the leader reads variables of step s, or of a later one, everywhere; and in the second case the gradient comes
 too late at the leader, where s is over. That is why the others need no counter of their own.
 """
 
@@ -26,7 +26,15 @@ from typing import Any, Protocol
 import numpy as np
 from absl import logging
 
-from runtime.errors import AbortedError, CancelledError, FailedPreconditionError, InternalError, PermissionDeniedError
+from runtime.errors import (
+    AbortedError,
+    CancelledError,
+    FailedPreconditionError,
+    InternalError,
+    OpError,
+    OutOfRangeError,
+    PermissionDeniedError,
+)
 from runtime.execution.accumulator import MEAN, reduce_in_order
 from runtime.execution.cancel import Cancellation
 
@@ -172,7 +180,7 @@ class Quorum:
         self._since = 0.0
         self._say_at = 0.0
         self._buffers: list[Array] = []
-        self._cleared = False
+        self._ended: type[OpError] | None = None
 
     # -- workers -----------------------------------------------------------------------------------------------
 
@@ -198,6 +206,7 @@ class Quorum:
             AbortedError: the variables were restored meanwhile.
         """
         with self._changed:
+            self._check_open()
             self._target = target
             self._renew(target.generation)
             self._meet(worker)
@@ -262,15 +271,15 @@ class Quorum:
     def _wait(self, ready: Callable[[], bool], cancelled: Cancellation) -> None:
         """Waits; meanwhile says on whom, and gives up on those who are missing when it is time."""
         what = f"waiting for step {self._step} of {self._name}"
-        while not cancelled.wait_for(self._changed, lambda: self._cleared or ready(), what, self._next_look()):
+        while not cancelled.wait_for(self._changed, lambda: self._ended is not None or ready(), what, self._next_look()):
             now = time.monotonic()
             if now >= self._say_at:
                 self._say_at = now + SAY_EVERY_SECS
                 logging.info("%s", self._waiting_for(now))
             if self._rules.alone and self._pieces and now >= self._time_up():
                 self._go_on_without()
-        if self._cleared:
-            raise CancelledError(f"{self._name} was cleared away")
+        if not ready():
+            self._check_open()
 
     def _next_look(self) -> float:
         return min(self._say_at, self._time_up()) if self._rules.alone else self._say_at
@@ -281,7 +290,8 @@ class Quorum:
 
     def _waiting_for(self, now: float) -> str:
         here = sorted({p.worker for p in self._pieces})
-        text = f"{self._name}: step {self._step} waits for {now - self._since:.0f} s now, gradients of workers {here} are in"
+        waited = f"{self._name}: step {self._step} waits for {now - self._since:.0f} s now"
+        text = f"{waited}, gradients of workers {here} are in"
         missing = [w for w in range(self._rules.total) if w not in here]
         if not self._rules.alone and self._enough():
             return f"{text}; waiting for the chief to apply them"
@@ -410,9 +420,9 @@ class Quorum:
         with self._changed:
             until = time.monotonic() + limit_secs
             what = f"waiting for gradients in {self._name}"
-            cancelled.wait_for(self._changed, lambda: self._cleared or news(), what, until)
-            if self._cleared:
-                raise CancelledError(f"{self._name} was cleared away")
+            cancelled.wait_for(self._changed, lambda: self._ended is CancelledError or news(), what, until)
+            if self._ended is CancelledError:
+                self._check_open()
             self._check_chief(epoch, generation)
             for piece in self._pieces:
                 piece.promised = True
@@ -464,8 +474,20 @@ class Quorum:
     def clear(self) -> None:
         """Ends everything that waits: the container was cleared."""
         with self._changed:
-            self._cleared = True
+            self._ended = CancelledError
             self._changed.notify_all()
+
+    def set_finished(self, finished: bool) -> None:
+        """Training is over, so that the workers that are missing will not come; or it goes on."""
+        with self._changed:
+            if self._ended is not CancelledError:
+                self._ended = OutOfRangeError if finished else None
+                self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            over = "was cleared away" if self._ended is CancelledError else "waits no more: training is over"
+            raise self._ended(f"{self._name} {over}")
 
 
 def _aligned(like: Array) -> Array:

@@ -42,6 +42,12 @@ class Named(Generic[T]):
         if hook is not None:
             hook(client)
 
+    def set_finished(self, finished: bool) -> None:
+        """Training has finished, or has begun again."""
+        hook = getattr(self.what, "set_finished", None)
+        if hook is not None:
+            hook(finished)
+
 
 def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T], on_clear: Callable[[T], None]) -> T:
     """The resource that ``attrs["resource"]`` describes, made if it is not there.

@@ -92,7 +92,8 @@ class RunRecord:
         return answer
 
     def _everybody_done(self) -> bool:
-        return self._leave and bool(self.expected) and self.expected <= self._done.keys()
+        everybody = self.expected | self._joined.keys()  # a worker that was added later is not in this task's cluster
+        return self._leave and bool(self.expected) and everybody <= self._done.keys()
 
     def _check_leader(self, message: Mapping[str, Any], task: str) -> None:
         if message["leader"] != self._leader:

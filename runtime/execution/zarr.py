@@ -22,6 +22,7 @@ GROUP_BYTES = 64 << 20
 GROUPS_IN_FLIGHT = 3
 """... of which so many are under way at once."""
 READ_BLOCK = 16 << 20
+ALIGNMENT = 64
 
 Array = np.ndarray[Any, Any]
 
@@ -125,6 +126,7 @@ def write_arrays(
 
     context = _context(ts)
     under_way: deque[tuple[Any, int]] = deque()
+    begun: set[str] = set()
 
     def finish() -> None:
         commit, size = under_way.popleft()
@@ -139,12 +141,20 @@ def write_arrays(
             while len(under_way) >= GROUPS_IN_FLIGHT:
                 finish()
             transaction = ts.Transaction()
-            opened = [
-                ts.open(
-                    _write_spec(directory, placed), create=True, open=True, context=context, transaction=transaction
+            opened = []
+            for placed, _ in group:
+                first = placed.key not in begun  # of the blocks of an array: it writes the array's metadata
+                begun.add(placed.key)
+                opened.append(
+                    ts.open(
+                        _write_spec(directory, placed),
+                        open=True,
+                        create=first,
+                        assume_metadata=not first,
+                        context=context,
+                        transaction=transaction,
+                    )
                 )
-                for placed, _ in group
-            ]
             for (placed, array), future in zip(group, opened, strict=True):
                 store = future.result()
                 if not math.prod(placed.full_shape):
@@ -188,10 +198,11 @@ def _groups(arrays: Iterable[tuple[Placed, Array]], limit: int) -> Iterator[list
 
 
 def _write_error(directory: str, error: Exception) -> Exception:
-    text = " ".join(str(error).split())[:400]
-    if any(reason in text for reason in ("No space left", "Disk quota", "File too large", "RESOURCE_EXHAUSTED")):
-        return ResourceExhaustedError(f"the disk of {directory} is full: {text}")
-    return DataLossError(f"writing into {directory}: {text}")
+    text = " ".join(str(error).split())
+    for reason in ("No space left on device", "Disk quota exceeded", "File too large", "RESOURCE_EXHAUSTED"):
+        if reason in text:
+            return ResourceExhaustedError(f"the disk of {directory} is full: {reason}")
+    return DataLossError(f"writing into {directory}: {text[:400]}")
 
 
 def _read_spec(directory: str, key: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
@@ -252,15 +263,27 @@ def read_arrays(
         if store.dtype.name != _dtype_name(placed.dtype):
             raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
         region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
-        reads.append((placed, (store[region] if region else store).read(order="C")))
+        target = _aligned(placed.shape, placed.dtype)
+        source = store[region] if region else store
+        reads.append((placed, target, ts.array(target, context=context).write(source) if target.size else None))
     found = []
-    for placed, future in reads:
+    for placed, target, future in reads:
         try:
-            found.append(np.asarray(future.result()))
+            if future is not None:
+                future.result()
         except ValueError as error:
             text = " ".join(str(error).split())[:300]
             raise DataLossError(f"{placed.key!r} in {directory} is damaged: {text}") from error
+        found.append(target)
     return found
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An empty array at a multiple of 64 bytes, which JAX takes on the CPU as it is, without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    first = -raw.ctypes.data % ALIGNMENT
+    return raw[first : first + size].view(dtype).reshape(shape)
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class Quorum:
             worker: this worker's number, below ``total``; None tells workers apart by their sessions.
 
         Returns:
-            An operation with the outputs (step afterwards; whether the gradients counted, bool). Where the quorum leads,
-            a step that fetches the step variable too gets the value afterwards.
+            An operation with the outputs (step afterwards; whether the gradients counted, bool). Where the quorum
+            leads, a step that fetches the step variable too gets the value afterwards.
         """
         dtype = self._beside.dtype if self._leads else _INT64
         attrs = {"resource": self._described, "worker": worker, "dtype": dtype.name}

@@ -92,7 +92,7 @@ class Queue(_Resource):
         described = {
             "kind": kind,
             "capacity": int(capacity),
-            "dtypes": ["string" if d == object else d.name for d in self.dtypes],
+            "dtypes": ["string" if d.hasobject else d.name for d in self.dtypes],
             "shapes": [None if s is None else list(s) for s in self.shapes],
             **options,
         }
@@ -108,7 +108,7 @@ class Queue(_Resource):
         return self._add("enqueue", self._components(values, ()), name=name)
 
     def enqueue_many(self, values: Any, name: str | None = None) -> Operation:
-        """Adds the slices of ``values`` along their first dimension, one element each; waits while the queue is full."""
+        """Adds the slices of ``values`` along the first dimension, one element each; waits while the queue is full."""
         return self._add("enqueue_many", self._components(values, (None,)), name=name)
 
     def dequeue(self, name: str | None = None) -> Any:
@@ -168,7 +168,8 @@ class Queue(_Resource):
                 and not _may_fit(tensor.shape, wanted)
             ):
                 raise InvalidArgumentError(
-                    f"queue {self.name!r}: component {i} takes {_show(dtype)}{wanted}, got {_show(tensor.dtype)}{tensor.shape}"
+                    f"queue {self.name!r}: component {i} takes {_show(dtype)}{wanted}, "
+                    f"got {_show(tensor.dtype)}{tensor.shape}"
                 )
             tensors.append(tensor)
         return tensors
@@ -348,4 +349,4 @@ def _may_fit(shape: Shape, wanted: Shape) -> bool:
 
 
 def _show(dtype: np.dtype[Any]) -> str:
-    return "string" if dtype == object else dtype.name
+    return "string" if dtype.hasobject else dtype.name

@@ -39,7 +39,7 @@ def needs_64_bit(dtypes: Sequence[np.dtype[Any]]) -> bool:
 
 def aval(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
     """The abstract array that stands for a tensor."""
-    return jax.ShapeDtypeStruct(tuple(shape), dtype)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
 def trace(fn: ArrayFn, avals: Sequence[jax.ShapeDtypeStruct], wide: bool) -> ClosedJaxpr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -465,27 +465,27 @@ def report_uninitialized_variables(
         var_list: variables to look at; global and local ones of the default graph by default.
         name: operation name.
     """
-    return _uninitialized(var_list, name, "uninitialized", {})
+    return _uninitialized(var_list, name, "uninitialized", [])
 
 
 def wait_until_initialized(
-    var_list: Sequence[Variable] | None = None, timeout_secs: float = 10.0, name: str = "wait_until_initialized"
+    var_list: Sequence[Variable] | None = None, timeout_secs: Any = 10.0, name: str = "wait_until_initialized"
 ) -> Tensor:
     """Waits on the variables' own tasks until all have values, and is told the moment they have.
 
     Args:
         var_list: variables to wait for; global and local ones of the default graph by default.
-        timeout_secs: how long a step that fetches the tensor waits at most.
+        timeout_secs: how long a step that fetches the tensor waits at most: a number, or a scalar tensor of one.
         name: operation name.
 
     Returns:
         A 1-D string tensor with the names of the variables that have no value even then (empty when all have one).
     """
-    return _uninitialized(var_list, name, "wait_initialized", {"timeout_secs": float(timeout_secs)})
+    return _uninitialized(var_list, name, "wait_initialized", [as_tensor(timeout_secs)])
 
 
 def _uninitialized(
-    var_list: Sequence[Variable] | None, name: str, kernel: str, attributes: Mapping[str, Any]
+    var_list: Sequence[Variable] | None, name: str, kernel: str, inputs: Sequence[Tensor]
 ) -> Tensor:
     graph = get_default_graph()
     looked_at = list(graph.variables() if var_list is None else var_list)
@@ -502,9 +502,9 @@ def _uninitialized(
                     {
                         "variables": [[v.spec.container, v.spec.name] for v in same_device],
                         "local": same_device[0].spec.local,
-                        **attributes,
                     },
                 ),
+                inputs,
                 outputs=[((None,), np.dtype(object))],
                 name="names",
                 colocate_with=same_device[0].op,

@@ -53,7 +53,8 @@ def trace_all(
             jaxprs[op] = _trace_one(op, body, arguments)
             results = [TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in jaxprs[op].out_avals]
             if isinstance(body, Guarded):  # its outputs are the kernel's
-                results = _checked_new_values(op, body, [*results, *(TensorSpec(_static(t), t.dtype) for t in op.outputs)])
+                declared = [TensorSpec(_static(t), t.dtype) for t in op.outputs]
+                results = _checked_new_values(op, body, [*results, *declared])
             elif isinstance(body, Update):
                 results = _checked_new_values(op, body, results)
             found = list(zip(op.outputs, results, strict=True))

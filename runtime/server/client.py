@@ -80,7 +80,7 @@ class RemoteEngine:
         address = target.removeprefix("grpc://")
         split_address(address)
         self._channel = rpc.open_channel(address)
-        self._stub = services_pb2_grpc.MasterServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = services_pb2_grpc.MasterServiceStub(self._channel)
         self._timeout = options.operation_timeout_secs
         try:
             answer = self._create(options)
@@ -174,7 +174,7 @@ def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None
         raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")
     channel = rpc.open_channel(target.removeprefix("grpc://"))
     try:
-        stub = services_pb2_grpc.MasterServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = services_pb2_grpc.MasterServiceStub(channel)
         rpc.call(stub.Reset, pb.ResetRequest(containers=containers or ()), timeout=timeout, task=target)
     finally:
         channel.close()

@@ -174,7 +174,7 @@ def probe(address: str, timeout_secs: float = 2.0, *, variables: bool = False) -
         return report_from_proto(report(cast("Server", local), variables=variables))
     channel = rpc.open_channel(address)
     try:
-        stub = services_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = services_pb2_grpc.WorkerServiceStub(channel)
         request = pb.MetricsRequest(variables=variables)
         return report_from_proto(rpc.call(stub.Metrics, request, timeout=timeout_secs, task=address))
     finally:

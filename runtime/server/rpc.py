@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import grpc
 
 from runtime.errors import OpError, error_from_code
+from runtime.transport import tunnel
 
 _TASK = "bellwether-task"
 _MAX_MESSAGE = 2**31 - 1
@@ -37,7 +38,7 @@ _T = TypeVar("_T")
 
 def open_channel(address: str) -> grpc.Channel:
     """A channel to ``host:port``; connects when it is used."""
-    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.insecure_channel(address, options=dict([*CHANNEL_OPTIONS, *tunnel.grpc_options()]).items())
 
 
 def call(method: Callable[..., _T], request: Any, *, timeout: float | None, task: str, wait_for_ready: bool = False) -> _T:

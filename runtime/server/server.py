@@ -155,6 +155,7 @@ class Server:
         tasks.withdraw(self.address, self)
         self._health.enter_graceful_shutdown()
         self.master.close_all()
+        tasks.leave(self.address, self)
         with self._peers_lock:
             peers, self._peers = list(self._peers.values()), {}
         for peer in peers:

@@ -183,7 +183,7 @@ def options_to_proto(options: MasterOptions) -> pb.SessionOptions:
 
 def add_services(grpc_server: grpc.Server, server: Server, master: Master) -> None:
     """Adds both services to a gRPC server."""
-    services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(server), grpc_server)  # type: ignore[no-untyped-call]
-    services_pb2_grpc.add_MasterServiceServicer_to_server(MasterServicer(master), grpc_server)  # type: ignore[no-untyped-call]
+    services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(server), grpc_server)
+    services_pb2_grpc.add_MasterServiceServicer_to_server(MasterServicer(master), grpc_server)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from absl import logging
 
-from runtime.cluster import ClusterSpec, difference, split_address
+from runtime.cluster import ClusterSpec, agree, difference, split_address
 from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
 from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
@@ -39,6 +40,8 @@ class LocalServer(Protocol):
 
 
 _servers: dict[str, LocalServer] = {}
+_stopped: weakref.WeakValueDictionary[str, Worker] = weakref.WeakValueDictionary()
+"""By address, the worker of the last server of this process that has stopped there."""
 _servers_lock = threading.Lock()
 
 
@@ -46,13 +49,24 @@ def publish(address: str, server: LocalServer) -> None:
     """Makes a server of this process known under its address."""
     with _servers_lock:
         _servers[address] = server
+        before = _stopped.pop(address, None)
+    if before is not None:
+        before.leave(replaced=True)
 
 
 def withdraw(address: str, server: LocalServer) -> None:
-    """Forgets a server that stops."""
+    """Forgets a server: new sessions of this process reach it like any other."""
     with _servers_lock:
         if _servers.get(address) is server:
             del _servers[address]
+
+
+def leave(address: str, server: LocalServer) -> None:
+    """Forgets a server that has stopped, and has its task refuse the sessions of this process that still hold it."""
+    withdraw(address, server)
+    server.worker.leave()
+    with _servers_lock:
+        _stopped[address] = server.worker
 
 
 def find_local(address: str) -> LocalServer | None:
@@ -306,14 +320,14 @@ def join(
                 say_at = now + SAY_EVERY_SECS
             wake.wait(0.1)  # never set: gRPC tells nobody when a listener appears
     except BaseException:
-        for task in (*waiting.values(), *met.values()):
-            task.close(client)
+        for known in (*waiting.values(), *met.values()):
+            known.close(client)
         raise
     return met
 
 
 def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec) -> None:
-    if there != here:
+    if there != here and not agree(here, there):
         raise InvalidArgumentError(
             f"the cluster definition of {name} differs from that of {sender}: {difference(here, there)}; "
             "start all tasks with the same --ps_hosts and --worker_hosts",
@@ -333,4 +347,16 @@ def fetcher(find: Callable[[str], Task]) -> Callable[[str, int, int, int], Any]:
     return fetch
 
 
-__all__ = ["LocalTask", "OpError", "RemoteCall", "RemoteTask", "Task", "fetcher", "find_local", "join", "publish", "withdraw"]
+__all__ = [
+    "LocalTask",
+    "OpError",
+    "RemoteCall",
+    "RemoteTask",
+    "Task",
+    "fetcher",
+    "find_local",
+    "join",
+    "leave",
+    "publish",
+    "withdraw",
+]

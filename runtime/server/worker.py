@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.errors import AbortedError, CancelledError, NotFoundError
+from runtime.errors import AbortedError, CancelledError, NotFoundError, OpError, UnavailableError
 from runtime.execution.cancel import Cancellation
 from runtime.execution.executor import Executor, PreparedStage
 from runtime.execution.gate import Gate
@@ -111,6 +111,19 @@ class Worker:
         self._ended: OrderedDict[int, None] = OrderedDict()
         self.tracer = Tracer()
         self.counters = TaskCounters()
+        self._gone: OpError | None = None
+
+    def leave(self, *, replaced: bool = False) -> None:
+        """Refuses all that comes from now on: sessions of this process, too, see that the server has stopped.
+
+        Args:
+            replaced: another server has taken its place since.
+        """
+        self._gone = (
+            AbortedError("restarted since the session began, its state is gone", task=self.task)
+            if replaced
+            else UnavailableError("its server has stopped", task=self.task)
+        )
 
     # -- registration ------------------------------------------------------------------------------------------
 
@@ -137,6 +150,8 @@ class Worker:
         Raises:
             AbortedError: the variables were restored since then.
         """
+        if self._gone is not None:
+            raise type(self._gone)(self._gone.message, task=self.task)
         if generation != self.store.run.generation:
             raise AbortedError("its variables were restored since the session began", task=self.task)
         program = call.stage.program
@@ -198,6 +213,8 @@ class Worker:
         Returns:
             All outputs, and what ``PreparedStage.wait`` takes.
         """
+        if self._gone is not None:
+            raise type(self._gone)(self._gone.message, task=self.task)
         call = registered.call
         inputs: Sequence[Any] = inline
         if call.remote:

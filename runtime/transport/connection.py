@@ -67,8 +67,8 @@ class Handler(Protocol):
     It lets `call` end early; the client may connect again and repeat that call. `current_lane()` tells `call` its lane,
     `caller_is_gone()` whether its own connection is meant.
 
-    And a method `gone(client: int, goodbye: bool) -> None`, told from another thread when a client is not expected back:
-    it said goodbye, or had no connection for a while. It may still come back in the second case.
+    And a method `gone(client: int, goodbye: bool) -> None`, told from another thread when a client is not expected
+    back: it said goodbye, or had no connection for a while. It may still come back in the second case.
     """
 
     def input_layout(self, handle: int) -> Layout | None:

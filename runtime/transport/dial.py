@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
-from runtime.transport import frames, wire
+from runtime.transport import frames, tunnel, wire
 from runtime.transport.endpoint import Endpoint, reachable_unix_path
 
 
@@ -132,7 +132,8 @@ class Dialer:
         return Welcome(sock, incarnation, bool(flags & frames.RESUMED))
 
     def _connect(self, endpoint: Endpoint, deadline: float, adopt: Callable[[socket.socket], None]) -> socket.socket:
-        path = reachable_unix_path(endpoint) if self._options.prefer_unix else None
+        via = tunnel.proxy()
+        path = reachable_unix_path(endpoint) if self._options.prefer_unix and via is None else None
         if path is not None:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             adopt(sock)
@@ -143,21 +144,22 @@ class Dialer:
                 return sock
             except (FileNotFoundError, PermissionError, ConnectionRefusedError):
                 sock.close()  # another user's, another mount, or left over: TCP decides
-        return self._connect_tcp(endpoint, deadline, adopt)
+        return self._connect_tcp(endpoint, via, deadline, adopt)
 
     def _connect_tcp(
-        self, endpoint: Endpoint, deadline: float, adopt: Callable[[socket.socket], None]
+        self, endpoint: Endpoint, via: tuple[str, int] | None, deadline: float, adopt: Callable[[socket.socket], None]
     ) -> socket.socket:
-        failure: OSError = OSError(f"no address for {endpoint.host}")
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            endpoint.host, endpoint.port, type=socket.SOCK_STREAM
-        ):
+        host, port = via or (endpoint.host, endpoint.port)
+        failure: OSError = OSError(f"no address for {host}")
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             sock = self._make_socket(family, kind, protocol, endpoint.host)
             adopt(sock)
             try:
                 wire.tune(sock)
                 _limit(sock, deadline)
                 sock.connect(address)
+                if via is not None:
+                    tunnel.ask(sock, endpoint.host, endpoint.port, deadline)
             except OSError as error:
                 sock.close()
                 failure = error

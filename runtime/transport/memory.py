@@ -161,7 +161,7 @@ class LaneTable(Generic[Kept]):
         A client is given once, and again only if it was connected in between.
         """
         with self._lock:
-            alive = {c for (c, _), record in self._records.items() if record.owner is not None or record.closed_at >= before}
+            alive = {c for (c, _), r in self._records.items() if r.owner is not None or r.closed_at >= before}
             silent = {c for c, _ in self._records} - alive
             new = silent - self._given_up
             self._given_up = silent

@@ -49,8 +49,12 @@ def plain_orbax(directory: pathlib.Path | str, step: int | None = None) -> tuple
 
 
 @contextlib.contextmanager
-def cluster(ps: int) -> Iterator[tuple[Server, list[kit.Task]]]:
-    """A worker in this process and so many ps processes."""
+def cluster(ps: int, *, processes: bool = False) -> Iterator[tuple[Server, list[kit.Task]]]:
+    """A worker and so many ps, which it reaches over sockets; the ps are processes of their own when asked for."""
+    if not processes:
+        with kit.servers(sockets=True, ps=ps, worker=1) as made:
+            yield made[kit.TARGET], []
+        return
     addresses = kit.addresses(ps=ps, worker=1)
     with kit.processes(addresses, *[("ps", i) for i in range(ps)]) as tasks:
         with rt.Server(addresses, "worker", 0) as server:
@@ -60,7 +64,7 @@ def cluster(ps: int) -> Iterator[tuple[Server, list[kit.Task]]]:
 @contextlib.contextmanager
 def session(server: Server, graph: rt.Graph) -> Iterator[rt.Session]:
     """A session on a server; fails rather than waits when a task does not come up."""
-    with rt.Session(server.target, graph, rt.SessionConfig(start_timeout_secs=60, operation_timeout_secs=60)) as sess:
+    with rt.Session(server.target, graph, rt.SessionConfig(start_timeout_secs=100, operation_timeout_secs=60)) as sess:
         yield sess
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -75,7 +76,6 @@ def test_compare_says_how_much_differs(inspect: Callable[..., Ran], saved: pathl
 def test_a_damaged_checkpoint_is_named(
     inspect: Callable[..., Ran], saved: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    import shutil
 
     copy = tmp_path / "copy"
     shutil.copytree(saved, copy)

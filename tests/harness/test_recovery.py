@@ -121,6 +121,38 @@ def test_power_cut(tmp_path: Path) -> None:
         assert consistent(chief.ask("values")) == 20
 
 
+def test_a_restart_with_more_ps_from_the_same_checkpoint(tmp_path: Path) -> None:
+    with cluster_kit.cluster(1, 1, logdir=str(tmp_path)) as c:
+        ps = c.ps(0)
+        chief = c.worker(0)
+        chief.ask("steps", 10)
+        chief.tell("end")
+        assert [chief.exit_code(), ps.exit_code()] == [0, 0]
+    with cluster_kit.cluster(3, 1, logdir=str(tmp_path)) as c:
+        for index in range(3):
+            c.ps(index)
+        chief = c.worker(0)
+        assert chief.ask("steps", 5) == 15
+        assert consistent(chief.ask("values")) == 15
+
+
+def test_a_worker_is_added_while_training_runs() -> None:
+    with cluster_kit.cluster(1, 2) as c:
+        added = c.spec["worker"].pop()
+        ps = c.ps(0)
+        chief = c.worker(0)
+        assert chief.ask("steps", 3) == 3
+        c.spec["worker"].append(added)  # only the new one knows of itself
+        new = c.worker(1)
+        assert new.ask("steps", 3) == 6
+        chief.tell("end")
+        chief.expect("LOG", "waiting for /job:worker/task:1")
+        assert ps.process.is_alive()
+        assert new.ask("steps", 3) == 9
+        new.tell("end")
+        assert [new.exit_code(), chief.exit_code(), ps.exit_code()] == [0, 0, 0]
+
+
 def test_a_ps_dies_and_the_chief_too(tmp_path: Path) -> None:
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
         c.ps(0)

@@ -475,9 +475,7 @@ def test_a_background_save_holds_the_values_of_its_beginning(sess: rt.Session, t
     assert sess.run(variable)[0] == 21
 
 
-def test_a_save_that_is_due_while_another_runs_is_skipped_and_counted(
-    sess: rt.Session, tmp_path: pathlib.Path
-) -> None:
+def test_a_save_that_is_due_while_another_runs_is_skipped_and_counted(sess: rt.Session, tmp_path: pathlib.Path) -> None:
     rt.Variable(np.ones(1 << 22, np.float32), name="v")
     _initialize(sess)
     saver = harness.Saver()

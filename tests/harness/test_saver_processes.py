@@ -28,7 +28,7 @@ def test_every_checkpoint_holds_whole_steps_of_all_workers(tmp_path: pathlib.Pat
     graph, v = ckit.make_graph(
         {"a": 0 * _ones(), "b": 0 * _ones(), "c": 0 * _ones(), "global_step": np.int64(0)}, {"b": 1, "c": 1}
     )
-    with ckit.cluster(2) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
+    with ckit.cluster(2, processes=True) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
         train = rt.group(*[v[n].assign_add(_ones()) for n in "abc"], v["global_step"].assign_add(1))
         stop = threading.Event()
@@ -175,7 +175,7 @@ def test_two_chiefs_that_start_together_agree_on_one(monkeypatch: pytest.MonkeyP
 
 def test_a_ps_that_dies_in_a_save_leaves_nothing_visible(tmp_path: pathlib.Path) -> None:
     graph, v = ckit.make_graph({"a": np.ones(40 << 20, np.uint8), "b": np.ones(40 << 20, np.uint8)}, {"b": 1})
-    with ckit.cluster(2) as (server, tasks), graph.as_default():
+    with ckit.cluster(2, processes=True) as (server, tasks), graph.as_default():
         with ckit.session(server, graph) as sess:
             ckit.initialize(sess, list(v.values()))
             saver = harness.Saver()
@@ -194,7 +194,7 @@ def test_a_ps_that_dies_in_a_save_leaves_nothing_visible(tmp_path: pathlib.Path)
 
 def test_an_interrupted_restore_changes_nothing(tmp_path: pathlib.Path) -> None:
     graph, v = ckit.make_graph({"a": _ones(5000), "b": _ones(5000)}, {"b": 1})
-    with ckit.cluster(2) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
+    with ckit.cluster(2, processes=True) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
         saver = harness.Saver()
         path = saver.save(sess, tmp_path / "m", 1)
@@ -209,7 +209,7 @@ def test_an_interrupted_restore_changes_nothing(tmp_path: pathlib.Path) -> None:
 
 def test_a_full_disk_is_told_and_training_goes_on(tmp_path: pathlib.Path) -> None:
     graph, v = ckit.make_graph({"a": np.ones(8 << 20, np.uint8)})
-    with ckit.cluster(1) as (server, tasks), graph.as_default(), ckit.session(server, graph) as sess:
+    with ckit.cluster(1, processes=True) as (server, tasks), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
         saver = harness.Saver()
         good = saver.save(sess, tmp_path / "m", 1)
@@ -226,7 +226,7 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: pathlib.Path) -> Non
 def test_updates_go_on_while_a_save_runs(tmp_path: pathlib.Path) -> None:
     size = 16 << 20
     graph, v = ckit.make_graph({"a": np.zeros(size, np.float32), "n": np.int32(0)})
-    with ckit.cluster(1) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
+    with ckit.cluster(1, processes=True) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
         count = v["n"].assign_add(1)
         sess.run(count)
@@ -257,7 +257,7 @@ def test_states_of_other_workers_ride_along(tmp_path: pathlib.Path) -> None:
                 ckit.initialize(sess, list(v.values()))
                 deadline = time.monotonic() + 60
                 while not sess.shards.states().get("/job:worker/task:1") and time.monotonic() < deadline:
-                    pass
+                    threading.Event().wait(0.05)  # nobody tells when another worker has come up
                 path = harness.Saver().save(sess, tmp_path / "m", 1)
         taken: list[object] = []
         harness.checkpointable("data", lambda: None, taken.append)

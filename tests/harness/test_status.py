@@ -64,7 +64,7 @@ def run_status(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     return run
 
 
-# -- figures: pure ------------------------------------------------------------------------------------------------------
+# -- figures: pure ---------------------------------------------------------------------------------------------
 
 
 def test_figures_are_differences_over_time() -> None:
@@ -175,7 +175,7 @@ def test_a_task_of_another_cluster_is_named() -> None:
         ((), 2, "one of the arguments --cluster --target is required"),
         (("--cluster=ps",), 2, "not of the form"),
         (("--target=localhost:1",), 1, "no task answers at localhost:1"),
-        (("--nonsense",), 2, "nonsense"),
+        (("--nonsense", "--target=x:1"), 2, "nonsense"),
         (("word", "--target=localhost:1"), 2, "unrecognized arguments: word"),
     ],
 )

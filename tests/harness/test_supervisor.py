@@ -3,7 +3,8 @@
 import pathlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,9 +69,9 @@ def test_defaults() -> None:
 
 def test_none_turns_things_off_and_zero_is_the_default() -> None:
     counting()
-    sv = harness.Supervisor(init_op=0, ready_op=None, saver=None, global_step=None, summary_op=None, local_init_op=None)
+    sv = harness.Supervisor(init_op=0, ready_op=None, saver=None, global_step=None, summary_op=None)
     assert sv.init_op is not None
-    assert (sv.ready_op, sv.saver, sv.global_step, sv.summary_op, sv.local_init_op) == (None,) * 5
+    assert (sv.ready_op, sv.saver, sv.global_step, sv.summary_op) == (None,) * 4
 
 
 def test_collections_give_the_defaults(graph: rt.Graph) -> None:
@@ -97,7 +98,7 @@ def test_the_others_write_nothing(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("name", ["save_model_secs", "save_summaries_secs", "recovery_wait_secs", "stop_grace_secs"])
 def test_negative_seconds_are_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        harness.Supervisor(**{name: -1})
+        harness.Supervisor(**{name: -1})  # type: ignore[arg-type]
 
 
 def test_default_device_filters_hold_what_the_graph_needs(graph: rt.Graph) -> None:
@@ -227,22 +228,35 @@ def test_waiting_for_the_chief_ends(target: str) -> None:
     assert 0.3 <= time.monotonic() - began < 2
 
 
-def test_a_custom_ready_op_is_looked_at_again(target: str) -> None:
+def test_a_second_session_of_one_supervisor_waits_too(target: str) -> None:
     counting()
-    gate = rt.Variable(np.zeros((), np.int64), name="gate")
-    ready = rt.call(lambda g: g, gate)  # ready when ... never: int64 has one element
-
-    graph = rt.Graph()
-    with graph.as_default():
-        harness.get_or_create_global_step()
-        rt.Variable(np.zeros((), np.int64), name="gate")
-    sv = harness.Supervisor(saver=None)
-    with sv.managed_session(target):
-        with graph.as_default():
+    sv = harness.Supervisor(is_chief=False)
+    with rt.Session(target) as chief:
+        chief.run(sv.init_op)
+        with sv.managed_session(target):
             pass
-        with pytest.raises(rt.DeadlineExceededError, match="Variables not initialized"):
-            manager = harness.SessionManager(ready_op=ready, graph=sv.global_step.graph, recovery_wait_secs=0.05)
-            manager.wait_for_session(target, max_wait_secs=0.2)
+        rt.Session.reset(target)
+    init = threading.Timer(0.2, lambda: rt.Session(target, sv.global_step.graph).run(sv.init_op))
+    init.start()
+    with sv.managed_session(target) as sess:
+        assert not sv.should_stop()
+        assert sess.run(sv.global_step) == 0
+    init.join()
+
+
+def test_a_ready_op_of_the_users_own_is_looked_at_again(target: str) -> None:
+    counting()
+    extra = rt.Variable(1.0, name="extra", collections=["mine"])
+    ready = rt.report_uninitialized_variables([extra])
+    manager = harness.SessionManager(ready_op=ready, recovery_wait_secs=0.02)
+    with rt.Session(target) as chief:
+        chief.run(rt.global_variables_initializer())
+        with pytest.raises(rt.DeadlineExceededError, match="Variables not initialized: extra"):
+            manager.wait_for_session(target, max_wait_secs=0.1)
+        later = threading.Timer(0.1, lambda: chief.run(extra.initializer))
+        later.start()
+        manager.wait_for_session(target, max_wait_secs=10).close()
+        later.join()
 
 
 # -- services ----------------------------------------------------------------------------------------------------
@@ -273,13 +287,13 @@ def test_event_file(tmp_path: pathlib.Path) -> None:
     assert any(e.graph_def for e in events(tmp_path))
 
 
-def values(sv: harness.Supervisor, logdir: pathlib.Path) -> list:
+def values(sv: harness.Supervisor, logdir: pathlib.Path) -> list[Any]:
     if sv.summary_writer is not None and not sv.should_stop():
         sv.summary_writer.flush()
     return [v for e in events(logdir) for v in e.summary.value]
 
 
-def wait_for(condition) -> None:
+def wait_for(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 10
     event = threading.Event()
     while not condition():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.cluster import ClusterSpec, TaskId, difference, split_address
+from runtime.cluster import ClusterSpec, TaskId, agree, difference, split_address
 from runtime.errors import InvalidArgumentError
 from runtime.proto import cluster_pb2
 
@@ -186,3 +186,21 @@ def test_split_address_takes_apart_what_was_put_together(host: str, port: int) -
 def test_task_ids_sort_and_read_as_devices() -> None:
     assert sorted([TaskId("worker", 0), TaskId("ps", 10), TaskId("ps", 9)])[0] == TaskId("ps", 9)
     assert f"{TaskId('worker', 3)}" == "/job:worker/task:3"
+
+
+@pytest.mark.parametrize(
+    ("there", "fits"),
+    [
+        ({"ps": ["p:1"], "worker": ["a:1", "b:1"]}, True),
+        ({"ps": ["p:1"], "worker": ["a:1", "b:1", "c:1"]}, True),  # a worker was added
+        ({"ps": ["p:1"], "worker": ["a:1"]}, True),
+        ({"ps": ["p:1"], "worker": {0: "a:1", 5: "f:1"}}, True),
+        ({"ps": ["p:1"], "worker": ["a:1", "x:1"]}, False),
+        ({"ps": ["p:1", "q:1"], "worker": ["a:1", "b:1"]}, False),
+        ({"worker": ["a:1", "b:1"]}, False),
+        ({"ps": ["p:1"], "worker": ["a:1", "b:1"], "chief": ["c:1"]}, False),
+    ],
+)
+def test_definitions_that_agree(there: dict[str, Any], fits: bool) -> None:
+    here = ClusterSpec({"ps": ["p:1"], "worker": ["a:1", "b:1"]})
+    assert agree(here, ClusterSpec(there)) == agree(ClusterSpec(there), here) == fits

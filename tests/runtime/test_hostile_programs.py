@@ -42,10 +42,10 @@ def numpy_functions() -> list[Any]:
 
 
 def other_functions() -> list[Any]:
-    img = np.ones((1, 8, 8, 4), np.float32)
+    img: Any = np.ones((1, 8, 8, 4), np.float32)
     conv = ("NHWC", "HWIO", "NHWC")
     scipy = jax.scipy.linalg
-    fns: dict[str, Callable[[Any], Any]] = {
+    fns: dict[str, Any] = {
         "lu": scipy.lu,
         "schur": scipy.schur,
         "expm": scipy.expm,
@@ -64,7 +64,7 @@ def other_functions() -> list[Any]:
         "digamma": jax.scipy.special.digamma,
         "betainc": lambda a: jax.scipy.special.betainc(a, a, a),
         "i1e": jax.scipy.special.i1e,
-        "convolution": lambda a: jax.lax.conv(img * a[0, 0], np.ones((2, 8, 3, 3), np.float32), (1, 1), "SAME"),
+        "convolution": lambda a: jax.lax.conv(img * a[0, 0], jnp.ones((2, 8, 3, 3), jnp.float32), (1, 1), "SAME"),
         "gradient of convolution": jax.grad(
             lambda a: jnp.sum(
                 jax.lax.conv_general_dilated(img, a.reshape(2, 2, 4, 1), (1, 1), "SAME", dimension_numbers=conv) ** 2
@@ -124,7 +124,7 @@ def test_no_allowed_custom_call_runs_foreign_code() -> None:
     assert not {f"stablehlo.{name}" for name in reaching.split()} & ALLOWED_OPERATIONS
 
 
-# -- modules made by hand ------------------------------------------------------------------------------------------------
+# -- modules made by hand --------------------------------------------------------------------------------------------
 
 PLAIN = export_program(lambda a, b: (a + b, a * 2.0), [VECTOR, VECTOR], "cpu")
 
@@ -227,7 +227,7 @@ def test_callbacks_do_not_even_leave_the_client() -> None:
             assert "\n" not in str(caught.value)
 
 
-# -- programs that lie ---------------------------------------------------------------------------------------------------
+# -- programs that lie -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_program_for_another_platform_does_not_compile() -> None:
         Compiler().executable(program, (), jax.local_devices()[0])
 
 
-# -- damage --------------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------------------------
 
 
 def test_truncated_programs_are_refused_with_a_clean_error() -> None:

@@ -33,7 +33,7 @@ def session(target: str, graph: rt.Graph) -> Iterator[rt.Session]:
         yield made
 
 
-# -- Print and check -----------------------------------------------------------------------------------------------------
+# -- Print and check -------------------------------------------------------------------------------------------------
 
 
 def test_print_shows_its_data_and_gives_its_input(session: rt.Session, capfd: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +77,7 @@ def test_a_check_that_fails_stops_the_step(session: rt.Session) -> None:
         rt.check(rt.constant(1.0), "no")
 
 
-# -- variables -----------------------------------------------------------------------------------------------------------
+# -- variables -------------------------------------------------------------------------------------------------------
 
 
 def test_a_variable_shows_as_its_operations(graph: rt.Graph) -> None:
@@ -85,7 +85,7 @@ def test_a_variable_shows_as_its_operations(graph: rt.Graph) -> None:
         v = rt.Variable([1.0, 2.0], name="w")
     assert [op.name for op in graph.get_operations()] == ["w", "w/initial_value", "w/Assign", "w/read"]
     assert (v.name, v.op.name, v.initializer.name, v.value().name) == ("w:0", "w", "w/Assign", "w/read:0")
-    assert (v.device, v.shape, v.dtype) == ("/job:ps/task:1", (2,), np.float32)
+    assert (v.device, v.shape, v.dtype) == ("/job:ps/task:1", (2,), np.dtype(np.float32))
     assert v.initializer.device == v.value().device == v.initial_value.device == "/job:ps/task:1"
     assert rt.Variable(1, name="w").name == "w_1:0"
 
@@ -199,7 +199,7 @@ def test_an_initial_value_of_unknown_shape_is_refused() -> None:
         rt.Variable(rt.placeholder(np.float32, [None]), name="v")
 
 
-# -- order ---------------------------------------------------------------------------------------------------------------
+# -- order -----------------------------------------------------------------------------------------------------------
 
 
 def test_control_dependencies_order_reads_and_writes(session: rt.Session) -> None:
@@ -217,7 +217,7 @@ def test_control_dependencies_order_reads_and_writes(session: rt.Session) -> Non
     assert session.run([free, v])[1] == 11  # nothing asked for the addition
 
 
-# -- randomness ----------------------------------------------------------------------------------------------------------
+# -- randomness ------------------------------------------------------------------------------------------------------
 
 
 def draws(seed: int | None, op_seed: int | None = None, steps: int = 3) -> list[Any]:
@@ -249,7 +249,7 @@ def test_a_key_of_ones_own(session: rt.Session) -> None:
     np.testing.assert_array_equal(session.run(x), session.run(x))
 
 
-# -- devices -------------------------------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------------------------
 
 TOWERS = """
 import numpy as np, runtime as rt

@@ -210,7 +210,7 @@ def test_a_large_tensor_between_two_other_tasks_does_not_pass_the_master() -> No
             assert worker.transport_counters.bytes_in - received < 10_000
 
 
-# -- joining -------------------------------------------------------------------------------------------------------------
+# -- joining ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_session_waits_for_every_task_and_says_for_whom() -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -54,7 +55,7 @@ SET = st.tuples(st.just("set"), st.integers(0, 5))
 
 
 @given(st.lists(st.one_of(APPLY, APPLY, TAKE, SET), max_size=40), st.sampled_from(["mean", "sum"]))
-def test_any_sequence_is_what_the_model_says(actions: list[tuple], reduction: str) -> None:
+def test_any_sequence_is_what_the_model_says(actions: list[tuple[Any, ...]], reduction: str) -> None:
     real, model = ConditionalAccumulator(F32, (2,), reduction), Model(reduction)
     for action in actions:
         if action[0] == "apply":
@@ -132,7 +133,7 @@ def test_an_aggregate_of_two_counts_two_workers() -> None:
 
 
 @pytest.mark.parametrize("end", [lambda a, c: c.set(), lambda a, c: a.close()])
-def test_a_wait_ends_when_it_is_cancelled_or_cleared(end: Callable) -> None:
+def test_a_wait_ends_when_it_is_cancelled_or_cleared(end: Callable[..., None]) -> None:
     accumulator, cancellation = ConditionalAccumulator(F32, None), Cancellation()
     raised: list[Exception] = []
 

@@ -58,7 +58,8 @@ ACTIONS = st.lists(
 
 @given(ACTIONS, st.integers(1, 4))
 def test_first_in_first_out(actions: list[tuple[str, int]], capacity: int) -> None:
-    queue, model, closed = _queue(capacity=capacity), [], False
+    queue, closed = _queue(capacity=capacity), False
+    model: list[int] = []
     for what, n in actions:
         if what == "put":
             if closed:
@@ -135,7 +136,7 @@ def test_a_seeded_shuffle_repeats_itself_and_shuffles() -> None:
     def draw(seed: int) -> list[float]:
         queue = _queue("shuffle", 100, seed=seed)
         queue.enqueue_many([_element(v) for v in range(30)], _now())
-        return queue.dequeue_many(30, _now())[0].tolist()
+        return list(queue.dequeue_many(30, _now())[0])
 
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
@@ -199,7 +200,7 @@ def test_closing_can_cancel_waiting_enqueues() -> None:
 
 
 @pytest.mark.parametrize("end", [lambda q, c: c.set("the caller hung up"), lambda q, c: q.clear()])
-def test_a_waiting_dequeue_ends(end: Callable) -> None:
+def test_a_waiting_dequeue_ends(end: Callable[..., None]) -> None:
     queue, cancellation = _queue(), Cancellation()
     thread, done = _in_thread(lambda: queue.dequeue(cancellation))
     end(queue, cancellation)

@@ -152,6 +152,25 @@ def test_a_server_leaves_and_returns() -> None:
             assert fresh.run(add) == 1
 
 
+def test_a_server_of_this_process_leaves_and_returns_too(two_tasks: tuple) -> None:
+    first, second = two_tasks
+    with tf.device("/job:local/task:1"):
+        v = tf.Variable(1, name="v")
+    with tf.device("/job:local/task:0"):
+        here = tf.constant(2) * 3
+    with tf.Session(first.target) as sess:
+        sess.run(v.initializer)
+        second.stop()
+        assert sess.run(here) == 6
+        with pytest.raises(tf.errors.UnavailableError, match="/job:local/task:1: its server has stopped"):
+            sess.run(v)
+        with tf.train.Server(first.cluster, "local", 1):
+            with pytest.raises(tf.errors.AbortedError, match="/job:local/task:1: restarted"):
+                sess.run(v)
+            with tf.Session(first.target) as fresh:
+                assert fresh.run(tf.report_uninitialized_variables([v])).tolist() == [b"v"]
+
+
 def test_the_chief_initialises_and_the_others_wait(tmp_path) -> None:
     cluster = addresses(ps=1, worker=2)
     ready = threading.Event()

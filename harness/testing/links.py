@@ -1,0 +1,177 @@
+"""The network between the tasks of a test cluster: each reaches the others by a proxy of its own, and any pair can be cut.
+
+The proxies speak HTTP CONNECT, which the runtime uses for both planes when BELLWETHER_PROXY names one. So the
+addresses of the cluster stay what they are, and the proxy knows of each connection who made it and to whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_PIECE_BYTES = 1 << 18
+_HEAD_BYTES = 4096
+_CLOSE_SECS = 10.0
+
+
+class How(enum.Enum):
+    """How a link is cut."""
+
+    DROP = "drop"
+    """Nothing gets through and nobody is told, as when packets are lost; what was sent arrives when it heals."""
+    RESET = "reset"
+    """Connections are reset, and so are new ones."""
+
+
+@dataclass
+class _Link:
+    """The connections between two tasks, in both directions."""
+
+    healed: asyncio.Event = field(default_factory=asyncio.Event)
+    how: How | None = None
+    writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+
+class Links:
+    """One proxy per task, all in one thread.
+
+    Args:
+        tasks: the tasks' names.
+        owner: tells which task listens on a port, "" for none of them.
+    """
+
+    def __init__(self, tasks: list[str], owner: Callable[[int], str]) -> None:
+        self._owner = owner
+        self._links: dict[frozenset[str], _Link] = {}
+        self._servers: list[asyncio.Server] = []
+        self._relays: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self.ports: dict[str, int] = {}
+        """Port of the proxy of each task, on 127.0.0.1."""
+        self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(tasks), self._loop).result()
+
+    def cut(self, one: str, other: str, how: How = How.DROP) -> None:
+        """Cuts the link between two tasks, both ways, until ``heal``."""
+        self._call(lambda: self._cut(one, other, how))
+
+    def heal(self, one: str, other: str) -> None:
+        """Ends a cut; does nothing when there is none."""
+        self._call(lambda: self._heal(one, other))
+
+    def close(self) -> None:
+        """Closes everything and ends the thread."""
+        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(_CLOSE_SECS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # -- in the loop's thread ----------------------------------------------------------------------------------
+
+    def _call(self, function: Callable[[], None]) -> None:
+        async def run() -> None:
+            function()
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    async def _listen(self, tasks: list[str]) -> None:
+        for task in tasks:
+            server = await asyncio.start_server(
+                lambda reader, writer, task=task: self._accept(task, reader, writer),  # type: ignore[misc]
+                "127.0.0.1",
+                0,
+                limit=_PIECE_BYTES,
+            )
+            self._servers.append(server)
+            self.ports[task] = server.sockets[0].getsockname()[1]
+
+    def _link(self, one: str, other: str) -> _Link:
+        link = self._links.setdefault(frozenset((one, other)), _Link())
+        if link.how is None:
+            link.healed.set()
+        return link
+
+    def _cut(self, one: str, other: str, how: How) -> None:
+        link = self._link(one, other)
+        link.how = how
+        link.healed.clear()
+        if how is How.RESET:
+            for writer in link.writers:
+                _reset(writer)
+
+    def _heal(self, one: str, other: str) -> None:
+        link = self._link(one, other)
+        link.how = None
+        link.healed.set()
+
+    async def _accept(self, task: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        self._relays.add(current)
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                await self._tunnel(task, reader, writer)
+        finally:
+            writer.close()
+            self._relays.discard(current)
+
+    async def _tunnel(self, task: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        host, _, port = head.split()[1].decode().rpartition(":")
+        peer = await self._loop.run_in_executor(None, self._owner, int(port))
+        link = self._link(task, peer or f"{host}:{port}")
+        if link.how is How.RESET:
+            _reset(writer)
+            return
+        link.writers.add(writer)
+        there: asyncio.StreamWriter | None = None
+        try:
+            await link.healed.wait()
+            try:
+                back, there = await asyncio.open_connection(host, int(port), limit=_PIECE_BYTES)
+            except OSError:
+                writer.write(b"HTTP/1.1 502 Nobody listens there\r\n\r\n")
+                return
+            link.writers.add(there)
+            writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
+            await asyncio.gather(_relay(link, reader, there), _relay(link, back, writer))
+        finally:
+            link.writers.discard(writer)
+            if there is not None:
+                link.writers.discard(there)
+                there.close()
+
+    async def _shut(self) -> None:
+        for server in self._servers:
+            server.close()
+        for relay in list(self._relays):
+            relay.cancel()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+        await self._loop.shutdown_default_executor()
+
+
+async def _relay(link: _Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    try:
+        while data := await source.read(_PIECE_BYTES):
+            await link.healed.wait()
+            sink.write(data)
+            await sink.drain()
+    finally:
+        await link.healed.wait()
+        with contextlib.suppress(OSError, RuntimeError):
+            sink.close()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Closes a connection the rude way: the other end gets a reset, and what was under way is lost."""
+    sock = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

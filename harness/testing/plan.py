@@ -1,0 +1,214 @@
+"""Fault plans: what is to go wrong, when, and for how long - as values that can be printed and repeated."""
+
+from __future__ import annotations
+
+import enum
+import random
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+class Kind(enum.Enum):
+    """What a fault does."""
+
+    KILL = "kill"
+    """SIGKILL, as a power cut."""
+    STOP = "stop"
+    """SIGTERM, as a scheduler that takes a machine back."""
+    FREEZE = "freeze"
+    """SIGSTOP: alive, connected and silent."""
+    CUT = "cut"
+    """The network between two tasks."""
+    RESTART = "restart"
+    """A dead task is started again."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Attributes:
+        kind: what it is.
+        task: to whom, such as "worker:1".
+        peer: the other end of a cut.
+        at_step: it comes when the global step has reached this; None when it does not wait for one.
+        at_secs: it comes so many seconds after the plan began; None when it does not wait for that.
+        after_secs: seconds after the fault before it in the plan, where neither of those is given.
+        secs: how long a freeze or a cut lasts, or after how long a killed task is started again; None: until told.
+        reset: a cut resets connections instead of letting nothing through.
+    """
+
+    kind: Kind
+    task: str
+    peer: str = ""
+    at_step: int | None = None
+    at_secs: float | None = None
+    after_secs: float = 0.0
+    secs: float | None = None
+    reset: bool = False
+
+    def __post_init__(self) -> None:
+        if self.at_step is not None and self.at_secs is not None:
+            raise ValueError(f"{self}: give at_step or at_secs, not both")
+        for name in ("at_step", "at_secs", "after_secs", "secs"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{self.kind.value} {self.task}: {name}={getattr(self, name)} is below 0")
+
+    def __str__(self) -> str:
+        when = ""
+        if self.at_step is not None:
+            when = f" at step {self.at_step}"
+        elif self.at_secs is not None:
+            when = f" at {self.at_secs:g} s"
+        elif self.after_secs:
+            when = f" {self.after_secs:g} s later"
+        between = f" from {self.peer}" if self.peer else ""
+        how = " (reset)" if self.reset else ""
+        again = ", again after" if self.kind in (Kind.KILL, Kind.STOP) else " for"
+        long = "" if self.secs is None else f"{again} {self.secs:g} s"
+        return f"{self.kind.value} {self.task}{between}{how}{when}{long}"
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """Faults in the order in which they come. Every method gives a new plan with one more.
+
+        FaultPlan(seed=7).kill("worker", 1, at_step=200).restart("worker", 1, after_secs=1).freeze("ps", 0, secs=5)
+
+    A fault without ``at_step``, ``at_secs`` or ``after_secs`` comes right after the one before it has begun.
+
+    Attributes:
+        seed: seed of what is random; a new one by default.
+        faults: the faults.
+    """
+
+    seed: int | None = None
+    faults: tuple[Fault, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.seed is None:
+            object.__setattr__(self, "seed", secrets.randbits(32))
+
+    def kill(
+        self,
+        job: str,
+        index: int,
+        *,
+        at_step: int | None = None,
+        at_secs: float | None = None,
+        after_secs: float = 0.0,
+        restart_secs: float | None = None,
+    ) -> FaultPlan:
+        """SIGKILL to a task, which is started again after ``restart_secs`` if that is given."""
+        return self.add(Fault(Kind.KILL, f"{job}:{index}", "", at_step, at_secs, after_secs, restart_secs))
+
+    def stop(
+        self,
+        job: str,
+        index: int,
+        *,
+        at_step: int | None = None,
+        at_secs: float | None = None,
+        after_secs: float = 0.0,
+        restart_secs: float | None = None,
+    ) -> FaultPlan:
+        """SIGTERM to a task."""
+        return self.add(Fault(Kind.STOP, f"{job}:{index}", "", at_step, at_secs, after_secs, restart_secs))
+
+    def freeze(
+        self,
+        job: str,
+        index: int,
+        *,
+        secs: float,
+        at_step: int | None = None,
+        at_secs: float | None = None,
+        after_secs: float = 0.0,
+    ) -> FaultPlan:
+        """SIGSTOP to a task for ``secs`` seconds."""
+        return self.add(Fault(Kind.FREEZE, f"{job}:{index}", "", at_step, at_secs, after_secs, secs))
+
+    def cut(
+        self,
+        one: str,
+        other: str,
+        *,
+        secs: float,
+        at_step: int | None = None,
+        at_secs: float | None = None,
+        after_secs: float = 0.0,
+        reset: bool = False,
+    ) -> FaultPlan:
+        """Cuts the network between two tasks, such as "worker:0" and "ps:1", for ``secs`` seconds."""
+        return self.add(Fault(Kind.CUT, one, other, at_step, at_secs, after_secs, secs, reset))
+
+    def restart(
+        self,
+        job: str,
+        index: int,
+        *,
+        at_step: int | None = None,
+        at_secs: float | None = None,
+        after_secs: float = 0.0,
+    ) -> FaultPlan:
+        """Starts a dead task again."""
+        return self.add(Fault(Kind.RESTART, f"{job}:{index}", "", at_step, at_secs, after_secs))
+
+    def add(self, fault: Fault) -> FaultPlan:
+        """The plan with one more fault."""
+        return replace(self, faults=(*self.faults, fault))
+
+    def needs_links(self) -> bool:
+        """Whether a network that can be cut is needed."""
+        return any(fault.kind is Kind.CUT for fault in self.faults)
+
+    @classmethod
+    def random(
+        cls,
+        tasks: Sequence[str],
+        count: int,
+        over_secs: float,
+        *,
+        seed: int | None = None,
+        weights: Sequence[tuple[Kind, float]] = ((Kind.KILL, 0.7), (Kind.FREEZE, 0.15), (Kind.CUT, 0.15)),
+        restart_secs: tuple[float, float] = (0.0, 1.0),
+        lasting_secs: tuple[float, float] = (0.5, 4.0),
+    ) -> FaultPlan:
+        """Faults at random, spread evenly over a time; each task is hit about as often as any other.
+
+        Args:
+            tasks: their names.
+            count: how many faults.
+            over_secs: from the first to the last, seconds.
+            seed: a new one by default.
+            weights: the kinds, and how often each comes.
+            restart_secs: after how long, from and to, a killed task is started again.
+            lasting_secs: how long, from and to, a freeze or a cut lasts.
+        """
+        plan = cls(seed)
+        chance = random.Random(plan.seed)
+        kinds, how_often = zip(*weights, strict=True)
+        victims: list[str] = []
+        for number in range(count):
+            if not victims:
+                victims = chance.sample(list(tasks), len(tasks))
+            task = victims.pop()
+            at = (number + chance.random() * 0.5) * over_secs / max(count, 1)
+            kind = chance.choices(kinds, how_often)[0]
+            lasting = round(chance.uniform(*lasting_secs), 2)
+            others = [t for t in tasks if t.partition(":")[0] != task.partition(":")[0]]
+            if kind is Kind.CUT and others:
+                reset = chance.random() < 0.5
+                plan = plan.cut(task, chance.choice(others), at_secs=round(at, 2), secs=lasting, reset=reset)
+                continue
+            job, _, index = task.partition(":")
+            if kind is Kind.FREEZE:
+                plan = plan.freeze(job, int(index), at_secs=round(at, 2), secs=lasting)
+            else:
+                again = round(chance.uniform(*restart_secs), 2)
+                plan = plan.kill(job, int(index), at_secs=round(at, 2), restart_secs=again)
+        return plan
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: " + ("; ".join(map(str, self.faults)) or "no faults")

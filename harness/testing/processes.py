@@ -1,0 +1,306 @@
+"""The processes of a test cluster: their starts, output and ends, told to any thread that waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.launcher import guard
+from harness.launcher.output import LineBuffer
+from harness.testing import zygote
+
+START_SECS = 120.0
+"""How long the zygote may take to import its modules, and a process to exist."""
+_READ_BYTES = 1 << 16
+_END_SECS = 10.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line that a task has written.
+
+    Attributes:
+        at: ``time.monotonic()`` when it came.
+        life: which start of the task wrote it, from 0.
+        text: without its end.
+    """
+
+    at: float
+    life: int
+    text: str
+
+
+@dataclass
+class Life:
+    """One process of a task, from its start to its end.
+
+    Attributes:
+        task: name of the task, such as "worker:1".
+        number: which start of the task this is, from 0.
+        pid: its process; 0 until it exists.
+        started_at: ``time.monotonic()`` of the start.
+        ended_at: of its end, None while it runs.
+        code: exit code, negative for a signal; None while it runs.
+        frozen: whether it is stopped by SIGSTOP.
+    """
+
+    task: str
+    number: int
+    pid: int = 0
+    started_at: float = 0.0
+    ended_at: float | None = None
+    code: int | None = None
+    frozen: bool = False
+    buffer: LineBuffer = field(default_factory=LineBuffer, repr=False)
+
+
+class Processes:
+    """Starts processes through a zygote and reads what they write, in one thread of its own.
+
+    Args:
+        preload: modules that the zygote imports, so that a task ``python -m ...`` starts by a fork.
+        env: environment of the zygote.
+        show: called with (task, line) for each line, from the reading thread.
+    """
+
+    def __init__(
+        self, preload: Sequence[str], env: Mapping[str, str], show: Callable[[str, str], object] | None = None
+    ) -> None:
+        self._preload = bool(preload)
+        self._show = show
+        self._lives: list[Life] = []
+        self._open: dict[int, Life] = {}  # by the descriptor of their output
+        self._lines: dict[str, list[Line]] = {}
+        self._seen: dict[str, int] = {}
+        self.changed = threading.Condition()
+        """Notified of every line, start and end."""
+        self._selector = selectors.DefaultSelector()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._wake, self._waker = socket.socketpair()
+        script = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
+        command = [sys.executable, "-m", zygote.__name__, str(theirs.fileno()), *preload]
+        # The guard outlives nobody: it ends with the thread that starts it, and takes the zygote and all tasks along.
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(script + command, dict(env), theirs), name="test cluster", daemon=True
+        )
+        self._thread.start()
+        self._ready.wait(START_SECS)
+        if self._failure is not None:
+            raise self._failure
+
+    # -- the reading thread ------------------------------------------------------------------------------------
+
+    def _run(self, command: list[str], env: dict[str, str], theirs: socket.socket) -> None:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
+        try:
+            popen = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        except BaseException as error:
+            self._failure = error
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
+            self._ready.set()
+        self._selector.register(self._channel, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        try:
+            while self._turn():
+                pass
+        finally:
+            self._finish(popen)
+
+    def _turn(self) -> bool:
+        for key, _ in self._selector.select():
+            if key.fileobj is self._wake:
+                return False
+            if key.fileobj is self._channel:
+                if not self._hear():
+                    return False
+            else:
+                self._read(key.fd)
+        return True
+
+    def _hear(self) -> bool:
+        with contextlib.suppress(ConnectionError):
+            data = self._channel.recv(zygote.MESSAGE_BYTES)
+            if not data:
+                return False
+            message = json.loads(data)
+            with self.changed:
+                if "started" in message:
+                    self._lives[message["started"]].pid = message["pid"]
+                else:
+                    life = self._lives[message["ended"]]
+                    for fd in [fd for fd, owner in self._open.items() if owner is life]:
+                        while self._read(fd):
+                            pass
+                    life.code, life.ended_at = message["code"], time.monotonic()
+                self.changed.notify_all()
+            return True
+        return False
+
+    def _read(self, fd: int) -> bool:
+        """Reads what is there; False when there is nothing now, or never again."""
+        life = self._open.get(fd)
+        if life is None:
+            return False
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        texts = life.buffer.feed(data) if data else life.buffer.flush()
+        if not data:
+            self._selector.unregister(fd)
+            del self._open[fd]
+            os.close(fd)
+        self._add(life, texts)
+        return bool(data)
+
+    def _add(self, life: Life, texts: Sequence[str]) -> None:
+        if not texts:
+            return
+        now = time.monotonic()
+        with self.changed:
+            self._lines[life.task] += [Line(now, life.number, text) for text in texts]
+            self.changed.notify_all()
+        if self._show is not None:
+            for text in texts:
+                self._show(life.task, text)
+
+    def _finish(self, popen: subprocess.Popen[bytes]) -> None:
+        with self.changed:
+            self._channel.close()  # the zygote ends its tasks, and itself
+        try:
+            popen.wait(_END_SECS)
+        except subprocess.TimeoutExpired:
+            popen.send_signal(guard.KILL_SIGNAL)
+            popen.wait()
+        for fd in list(self._open):
+            while self._read(fd):
+                pass
+            if fd in self._open:
+                self._selector.unregister(fd)
+                del self._open[fd]
+                os.close(fd)
+        now = time.monotonic()
+        with self.changed:
+            for life in self._lives:
+                if life.code is None:
+                    life.code, life.ended_at = -signal.SIGKILL, now
+            self.changed.notify_all()
+        self._selector.close()
+
+    # -- for any thread ----------------------------------------------------------------------------------------
+
+    def start(self, task: str, argv: Sequence[str], env: Mapping[str, str]) -> Life:
+        """Starts a process of a task and waits until it exists.
+
+        Raises:
+            RuntimeError: the task runs already, or the cluster is closed.
+        """
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        module = self._preload and list(argv[:2]) == [sys.executable, "-m"]
+        with self.changed:
+            running = self.running(task)
+            if running is not None:
+                os.close(reader)
+                os.close(writer)
+                raise RuntimeError(f"{task} runs already, as process {running.pid}")
+            number = len(self._lives)
+            life = Life(task, len(self.lives(task)), started_at=time.monotonic())
+            self._lives.append(life)
+            self._lines.setdefault(task, [])
+            self._seen.setdefault(task, 0)
+            self._open[reader] = life
+            self._selector.register(reader, selectors.EVENT_READ)
+            message = {"start": number, "argv": list(argv), "env": dict(env), "module": module}
+            try:
+                socket.send_fds(self._channel, [json.dumps(message).encode()], [writer])
+            except OSError as error:
+                raise RuntimeError(f"{task} cannot be started: the cluster is closed") from error
+            finally:
+                os.close(writer)
+            if not self.changed.wait_for(lambda: life.pid or life.code is not None, START_SECS) or not life.pid:
+                raise RuntimeError(f"{task} could not be started within {START_SECS:g} s")
+        return life
+
+    def signal(self, life: Life, signum: int) -> None:
+        """Sends a signal to the process group of a process; nothing when it has ended."""
+        with self.changed:
+            if life.code is not None:
+                return
+            life.frozen = signum == signal.SIGSTOP or (life.frozen and signum != signal.SIGCONT)
+            self._channel.send(json.dumps({"signal": self._lives.index(life), "signum": int(signum)}).encode())
+
+    def lives(self, task: str = "") -> list[Life]:
+        """The processes of a task, or of all, in the order of their starts."""
+        with self.changed:
+            return [life for life in self._lives if task in ("", life.task)]
+
+    def running(self, task: str) -> Life | None:
+        """The process of a task that runs now."""
+        return next((life for life in self.lives(task) if life.code is None), None)
+
+    def lines(self, task: str) -> list[Line]:
+        """What a task has written so far, in all its lives."""
+        with self.changed:
+            return list(self._lines.get(task, ()))
+
+    def expect(self, task: str, pattern: str, secs: float) -> re.Match[str]:
+        """Waits for a line after the one that the last ``expect`` of this task found.
+
+        Raises:
+            TimeoutError: no such line came; shows the last ones.
+            RuntimeError: the task has ended, and no such line came before.
+        """
+        wanted, deadline = re.compile(pattern), time.monotonic() + secs
+        with self.changed:
+            while True:
+                lines = self._lines.get(task, [])
+                while self._seen.get(task, 0) < len(lines):
+                    line = lines[self._seen[task]]
+                    self._seen[task] += 1
+                    if found := wanted.search(line.text):
+                        return found
+                tail = "\n".join(line.text for line in lines[-20:])
+                if self.running(task) is None:
+                    raise RuntimeError(f"{task} has ended without a line like {pattern!r}; its last lines:\n{tail}")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(
+                        f"{task} wrote no line like {pattern!r} within {secs:g} s; its last lines:\n{tail}"
+                    )
+                self.changed.wait(left)
+
+    def wait(self, life: Life, secs: float) -> int:
+        """Waits for the end of a process and gives its exit code. Raises TimeoutError when it does not end."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: life.code is not None, secs):
+                tail = "\n".join(line.text for line in self._lines[life.task][-20:])
+                raise TimeoutError(f"{life.task} did not end within {secs:g} s; its last lines:\n{tail}")
+            assert life.code is not None
+            return life.code
+
+    def close(self) -> None:
+        """Ends every process and the thread; nothing is left."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+        self._thread.join()
+        self._wake.close()
+        self._waker.close()

@@ -1,0 +1,151 @@
+"""The table of all names, made from what is there: ``python -m harness.tf1.listing docs/tf1.md`` writes it anew."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pathlib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+import harness
+import harness.tf1 as tf
+import runtime as rt
+from harness.tf1 import (
+    array_ops,
+    clip_ops,
+    dtypes,
+    framework,
+    initializers,
+    math_ops,
+    queues,
+    random_ops,
+    scopes,
+    summary,
+    variables,
+)
+from harness.tf1.missing import INSTEAD
+
+_SENTENCE = re.compile(r"(?:``.*?``|[^.:`]|[.:](?=\S))*")  # up to a stop that is not within code
+BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
+"""Between these lines of the page stands what ``page`` gives."""
+
+_GROUPS: dict[str, Mapping[str, Any]] = {
+    "Arithmetic": math_ops.OPS,
+    "Tensors": array_ops.OPS,
+    "Random tensors": random_ops.OPS,
+    "Limits": clip_ops.OPS,
+    "Variables": variables.OPS,
+    "Variable scopes": scopes.OPS,
+    "Initial values": initializers.INITIALIZERS,
+    "Graphs, sessions and control": framework.OPS,
+    "Queues": queues.OPS,
+    "Summaries by their old names": summary.OLD,
+}
+
+
+def page() -> str:
+    """The generated part of the page, in Markdown."""
+    parts = []
+    shown: set[str] = set()
+    for title, names in _GROUPS.items():
+        parts.append(_table(title, ((f"tf.{n}", v) for n, v in sorted(names.items()))))
+        shown |= set(names)
+    types = [n for n in dtypes.DTYPES]
+    rest = sorted(set(tf.NAMES) - shown - set(types))
+    parts.append(_table("Others", ((f"tf.{n}", tf.NAMES[n]) for n in rest)))
+    parts.append("### Data types\n\n" + ", ".join(f"`tf.{n}`" for n in sorted(types)) + "\n")
+    for namespace in tf.NAMESPACES:
+        module = importlib.import_module(f"harness.tf1.{namespace}")
+        parts.append(_table(f"tf.{namespace}", members(namespace, module)))
+    missing = "\n".join(f"| `{name}` | {advice} |" for name, advice in sorted(INSTEAD.items()))
+    parts.append(f"### What is not there\n\n| name | instead |\n|---|---|\n{missing}\n")
+    return "\n".join(parts)
+
+
+def members(namespace: str, module: Any) -> Iterable[tuple[str, Any]]:
+    """The names of a module of ``tf`` in full, and what they are."""
+    if hasattr(module, "NAMES"):
+        names = sorted(dir(module))
+    else:
+        names = sorted(n for n in vars(module) if not n.startswith("_") and n not in _NOT_NAMES)
+    for name in names:
+        value = getattr(module, name)
+        if namespace == "summary" and name in summary.OLD:
+            continue
+        if inspect.ismodule(value):
+            continue
+        yield f"tf.{namespace}.{name}", value
+
+
+_NOT_NAMES = {
+    "annotations", "Any", "Callable", "Iterator", "Sequence", "OLD", "FlagValues", "absl_app", "absl_flags", "rt",
+}  # fmt: skip
+
+
+def _table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
+    lines = "\n".join(f"| `{name}{signature(value)}` | {described(value)} |" for name, value in rows)
+    return f"### {title}\n\n| name | what it is |\n|---|---|\n{lines}\n"
+
+
+def signature(value: Any) -> str:
+    """The arguments of a function or class with their defaults: ``(x, name=None)``; nothing for a value."""
+    if not callable(value) or isinstance(value, dtypes.DType) or _elsewhere(value):
+        return ""
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return "(...)"
+    shown: list[str] = []
+    for p in found.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not any(s.startswith("*") for s in shown):
+            shown.append("*")
+        prefix = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
+        shown.append(prefix + p.name + ("" if p.default is p.empty else f"={_default(p.default)}"))
+    return f"({', '.join(shown)})".replace("|", "\\|")
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, np.dtype | type):
+        return repr(dtypes.as_dtype(value))
+    text = repr(value)
+    return "..." if " at 0x" in text else text
+
+
+def described(value: Any) -> str:
+    """The first sentence of what documents a function or class; the value itself for a constant."""
+    if not callable(value):
+        return f"`{value!r}`" if isinstance(value, int | str | type(None)) else type(value).__name__
+    elsewhere = _elsewhere(value)
+    if elsewhere:
+        return f"`{elsewhere}`"
+    first = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
+    sentence = _SENTENCE.match(first)
+    return (sentence[0] if sentence else first).replace("``", "`").replace("|", "\\|")
+
+
+def _elsewhere(value: Any) -> str:
+    """Where a reader finds a name that is the harness's or the runtime's own."""
+    module, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
+    if module.startswith("harness.tf1") or not module.startswith(("harness", "runtime")):
+        return ""
+    for package, short in ((harness, "harness"), (harness.summary, "harness.summary"), (rt, "rt")):
+        if getattr(package, name, None) is value:
+            return f"{short}.{name}"
+    return f"{module}.{name}"
+
+
+def main(argv: list[str]) -> None:
+    """Writes the names into the page ``argv[1]``, between its two marks."""
+    path = pathlib.Path(argv[1])
+    before, _, rest = path.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{BEGIN}\n{page()}{END}{after}")
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,127 @@
+"""Queue runners, with a queue made of variables: it holds as many elements as it has room for, then it is closed."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness
+import runtime as rt
+
+
+class FullQueue:
+    """As much of a queue as a runner needs: enqueuing into it fails with OutOfRangeError once it is full."""
+
+    name = "full"
+
+    def __init__(self) -> None:
+        self.count = rt.Variable(np.int32(0), name="count")
+        self.closed = rt.Variable(np.int32(0), name="closed")
+        self.cancelled = rt.Variable(np.int32(0), name="cancelled")
+        self.enqueue = self.count.assign_add(np.int32(1))
+
+    def close(self, cancel_pending_enqueues: bool = False) -> rt.Tensor:
+        return (self.cancelled if cancel_pending_enqueues else self.closed).assign_add(np.int32(1))
+
+
+class Room(rt.Session):
+    """A session in which enqueuing ends after ten elements, as on a closed queue."""
+
+    def __init__(self, queue: FullQueue, error: Exception) -> None:
+        super().__init__("")
+        self._queue = queue
+        self._error = error
+        super().run(rt.global_variables_initializer())
+
+    def run(self, fetches: Any, *args: Any, **kwargs: Any) -> Any:
+        if fetches is self._queue.enqueue and super().run(self._queue.count) >= 10:
+            raise self._error
+        return super().run(fetches, *args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+def test_arguments() -> None:
+    queue = FullQueue()
+    for given, ops in ((None, [queue.enqueue]), (queue, []), (queue, None)):
+        with pytest.raises(ValueError, match="needs a queue and enqueue_ops"):
+            harness.QueueRunner(given, ops)
+    for types in ((), (ValueError,), rt.OutOfRangeError):
+        with pytest.raises(TypeError, match="queue_closed_exception_types"):
+            harness.QueueRunner(queue, [queue.enqueue], queue_closed_exception_types=types)  # type: ignore[arg-type]
+
+
+def test_the_last_thread_closes_the_queue() -> None:
+    queue = FullQueue()
+    runner = harness.QueueRunner(queue, [queue.enqueue] * 2)
+    with Room(queue, rt.OutOfRangeError("closed")) as sess:
+        for thread in runner.create_threads(sess, start=True):
+            thread.join(10)
+        assert sess.run([queue.closed, queue.cancelled]) == [1, 0]
+        assert runner.exceptions_raised == []
+
+
+def test_a_stop_cancels() -> None:
+    queue = FullQueue()
+    runner = harness.QueueRunner(queue, [queue.enqueue])
+    coord = harness.Coordinator()
+    with Room(queue, rt.OutOfRangeError("closed")) as sess:
+        threads = runner.create_threads(sess, coord=coord, start=True)
+        assert len(threads) == 2
+        coord.request_stop()
+        coord.join(stop_grace_period_secs=10)
+        assert sess.run(queue.cancelled) == 1
+
+
+def test_an_error_reaches_the_coordinator() -> None:
+    queue = FullQueue()
+    runner = harness.QueueRunner(queue, [queue.enqueue])
+    coord = harness.Coordinator()
+    with Room(queue, rt.DataLossError("bad file")) as sess:
+        runner.create_threads(sess, coord=coord, start=True)
+        assert coord.wait_for_stop(10)
+        with pytest.raises(rt.DataLossError, match="bad file"):
+            coord.join()
+
+
+def test_a_second_call_while_they_run_makes_none() -> None:
+    queue = FullQueue()
+    runner = harness.QueueRunner(queue, [queue.enqueue])
+    with Room(queue, rt.OutOfRangeError("closed")) as sess:
+        threads = runner.create_threads(sess)
+        assert runner.create_threads(sess) == []
+        for thread in threads:
+            thread.start()
+            thread.join(10)
+        assert len(runner.create_threads(sess, start=True)) == 1
+
+
+def test_start_queue_runners() -> None:
+    with pytest.raises(ValueError, match="No default session"):
+        harness.start_queue_runners()
+    with pytest.raises(TypeError, match="must be a `Session`"):
+        harness.start_queue_runners(object())  # type: ignore[arg-type]
+    queue = FullQueue()
+    harness.add_queue_runner(harness.QueueRunner(queue, [queue.enqueue]))
+    with Room(queue, rt.OutOfRangeError("closed")) as sess:
+        threads = harness.start_queue_runners(sess)
+        threads[0].join(10)
+        assert sess.run(queue.closed) == 1
+
+
+def test_a_supervisor_starts_them() -> None:
+    queue = FullQueue()
+    harness.add_queue_runner(harness.QueueRunner(queue, [queue.enqueue]))
+    sv = harness.Supervisor(saver=None)
+    moved = threading.Event()
+    with sv.managed_session() as sess:
+        while not moved.is_set():
+            if sess.run(queue.count) > 3:
+                moved.set()
+    assert sv.should_stop()

@@ -1,0 +1,199 @@
+"""The session manager by itself: the order of initialising, what is not ready, and the run records under it."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import harness
+import runtime as rt
+from harness import ready
+from harness.run_records import RunRecords
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+@pytest.fixture
+def target() -> Iterator[str]:
+    server = rt.Server.create_local_server()
+    yield server.target
+    server.stop()
+
+
+# -- SessionManager ------------------------------------------------------------------------------------------------
+
+
+def test_a_local_ready_op_needs_a_local_init_op() -> None:
+    with pytest.raises(ValueError, match="must also pass a local_init_op"):
+        harness.SessionManager(ready_for_local_init_op=rt.no_op())
+
+
+def test_two_checkpoint_locations() -> None:
+    with pytest.raises(ValueError, match="Can not provide both"):
+        harness.SessionManager().prepare_session("", checkpoint_dir="a", checkpoint_filename_with_path="b")
+
+
+def test_local_init_waits_for_what_it_needs(target: str) -> None:
+    v = rt.Variable(1.0, name="v")
+    local = rt.Variable(v * 2.0, name="local", local=True)
+    manager = harness.SessionManager(
+        local_init_op=local.initializer, ready_for_local_init_op=rt.report_uninitialized_variables([v])
+    )
+    with manager.prepare_session(target, init_op=v.initializer) as session:
+        assert session.run(local) == 2.0
+
+
+def test_local_init_that_cannot_be(target: str) -> None:
+    v = rt.Variable(1.0, name="v")
+    manager = harness.SessionManager(
+        local_init_op=rt.no_op(), ready_for_local_init_op=rt.report_uninitialized_variables([v])
+    )
+    with pytest.raises(RuntimeError, match="did not make model ready for local_init.*v"):
+        manager.prepare_session(target, init_op=rt.no_op())
+
+
+def test_local_init_that_reads_too_early(target: str) -> None:
+    v = rt.Variable(1.0, name="v", collections=["mine"])
+    local = rt.Variable(v * 2.0, name="local", local=True)
+    manager = harness.SessionManager(local_init_op=local.initializer)
+    with pytest.raises(rt.FailedPreconditionError, match="v"):
+        manager.prepare_session(target, init_op=rt.no_op())
+
+
+def test_an_old_ready_op_that_reads_the_variable(target: str) -> None:
+    v = rt.Variable(1.0, name="v")
+    manager = harness.SessionManager(ready_op=rt.group(v.value() * 1.0))
+    graph = rt.get_default_graph()
+    with rt.Session(target) as session:
+        assert ready.reason(session, v.value() * 1.0) == "/job:local/task:0: Attempting to use uninitialized value v"
+        session.run(v.initializer)
+    manager.wait_for_session(target, max_wait_secs=5).close()
+    assert not graph.finalized
+
+
+def test_recover_session(target: str) -> None:
+    v = rt.Variable(1.0, name="v")
+    manager = harness.SessionManager(ready_op=rt.report_uninitialized_variables())
+    session, is_ready = manager.recover_session(target)
+    assert not is_ready
+    session.run(v.initializer)
+    session.close()
+    session, is_ready = manager.recover_session(target)
+    assert is_ready
+    session.close()
+
+
+# -- run records ---------------------------------------------------------------------------------------------------
+
+
+def test_a_fence_cuts_off_who_used_the_values_before(target: str) -> None:
+    v = rt.Variable(1.0, name="v")
+    add = v.assign_add(1.0)
+    chief = RunRecords(target, is_chief=True)
+    chief.claim()
+    with rt.Session(target) as old:
+        old.run(v.initializer)
+        assert old.run(add) == 2.0
+        assert chief.load()
+        for fetch in (add, v, v.assign_sub(1.0)):  # known to the task, or new to it
+            with pytest.raises(rt.AbortedError, match="restored since the session began"):
+                old.run(fetch)
+        with rt.Session(target) as new:
+            assert new.run(v) == 2.0  # nothing was added
+
+
+def test_a_load_of_a_fresh_task_cuts_nobody_off(target: str) -> None:
+    v = rt.Variable(1.0, name="v")
+    chief = RunRecords(target, is_chief=True)
+    chief.claim()
+    with rt.Session(target) as session:
+        assert not chief.load()
+        session.run(v.initializer)
+
+
+def test_the_orders_of_a_deposed_chief_are_refused(target: str) -> None:
+    old, new = RunRecords(target, is_chief=True), RunRecords(target, is_chief=True)
+    old.claim()
+    assert old.leads()
+    new.claim()
+    assert not old.leads() and new.leads()
+    for order in (old.load, old.open, lambda: old.finish([])):
+        with pytest.raises(rt.PermissionDeniedError, match="has taken the lead"):
+            order()
+    new.load()
+    new.open()
+
+
+def test_orders_need_a_claim(target: str) -> None:
+    with pytest.raises(rt.PermissionDeniedError, match="has not taken the lead"):
+        RunRecords(target, is_chief=True).load()
+
+
+def test_waiting_for_a_load_is_told_of_its_end(target: str) -> None:
+    chief, other = RunRecords(target, is_chief=True), RunRecords(target)
+    chief.claim()
+    chief.load()
+    assert not other.wait_loaded(0.01)
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.append(other.wait_loaded(30)))
+    thread.start()
+    chief.open()
+    thread.join(10)
+    assert done == [True]
+
+
+def test_a_new_run_forgets_who_was_done(target: str) -> None:
+    chief = RunRecords(target, is_chief=True)
+    chief.claim()
+    chief.join()
+    chief.done(leave=False)
+    chief.finish([])
+    assert chief.look()[chief.task].phase == "finished"
+    chief.open()
+    record = chief.look()[chief.task]
+    assert (record.phase, record.done) == ("ready", ())
+
+
+def test_an_unknown_action_is_refused_by_name(target: str) -> None:
+    with pytest.raises(rt.InvalidArgumentError, match="no action 'dance'"):
+        RunRecords(target)._ask("dance")
+
+
+# -- the task's side -----------------------------------------------------------------------------------------------
+
+
+def test_a_ps_leaves_when_every_worker_is_done() -> None:
+    from tests.harness.cluster_kit import free_ports
+
+    ports = free_ports(3)
+    spec = {"ps": [f"127.0.0.1:{ports[0]}"], "worker": [f"127.0.0.1:{p}" for p in ports[1:]]}
+    ps, *workers = rt.Server(spec, "ps", 0), rt.Server(spec, "worker", 0), rt.Server(spec, "worker", 1)
+    joined = threading.Thread(target=ps.join)
+    joined.start()
+    RunRecords(workers[0].target).done(leave=True)
+    joined.join(0.1)
+    assert joined.is_alive()
+    RunRecords(workers[1].target).done(leave=True)
+    joined.join(10)
+    assert not joined.is_alive()
+    for worker in workers:
+        worker.stop()
+
+
+def test_wait_until_initialized(target: str) -> None:
+    v, w = rt.Variable(1.0, name="v"), rt.Variable(1.0, name="w")
+    soon = rt.wait_until_initialized([v, w], 0.01)
+    patient = rt.wait_until_initialized([v, w], 30.0)
+    with rt.Session(target) as session, rt.Session(target) as other:
+        assert session.run(soon).tolist() == [b"v", b"w"]
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(session.run(patient).tolist()))
+        thread.start()
+        other.run([v.initializer, w.initializer])
+        thread.join(10)
+        assert found == [[]]

@@ -1,0 +1,132 @@
+"""The gate lets a checkpoint cut between steps, never through one, and holds nobody up for long."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from runtime.errors import DeadlineExceededError
+from runtime.execution.gate import Gate
+from runtime.proto import services_pb2 as pb
+from runtime.server.shards import half_done_steps
+
+TWO = {"a": 1, "b": 1}
+
+
+def _in_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def _write(gate: Gate, session: int, step: int) -> None:
+    gate.enter((session, step))
+    gate.leave((session, step), TWO)
+
+
+def _told(gates: dict[str, Gate]) -> dict[str, list[pb.StepWrites]]:
+    return {
+        task: [
+            pb.StepWrites(session=s, step=n, done=w.done, expected=w.expected, age_secs=time.monotonic() - w.at)
+            for (s, n), w in gate.recent()
+        ]
+        for task, gate in gates.items()
+    }
+
+
+def test_a_paused_gate_holds_new_stages_until_it_opens() -> None:
+    gate = Gate()
+    gate.pause(60, 1)
+    entered = threading.Event()
+
+    def work() -> None:
+        _write(gate, 1, 1)
+        entered.set()
+
+    thread = _in_thread(work)
+    assert not entered.wait(0.05)
+    gate.resume()
+    assert entered.wait(10)
+    thread.join(10)
+
+
+def test_a_pause_ends_by_itself() -> None:
+    gate = Gate()
+    gate.pause(0.05, 1)
+    _write(gate, 1, 1)
+
+
+def test_a_pause_waits_for_stages_under_way() -> None:
+    gate = Gate("/job:ps/task:0")
+    gate.enter((1, 1))
+    with pytest.raises(DeadlineExceededError, match="/job:ps/task:0: 1 writing stages still run"):
+        gate.pause(60, 0.01)
+    gate.leave((1, 1), TWO)
+    gate.pause(60, 1)
+    gate.resume()
+
+
+def test_only_a_half_done_step_is_let_through() -> None:
+    gate = Gate("b")
+    gate.pause(60, 1)
+    order: list[int] = []
+
+    def write(step: int) -> None:
+        gate.enter((1, step))
+        order.append(step)
+        gate.leave((1, step), TWO)
+
+    threads = [_in_thread(lambda: write(8)), _in_thread(lambda: write(7))]
+    assert gate.let_through({(1, 7): 1}, 10) == []
+    assert order == [7]
+    assert gate.let_through({(1, 9): 1}, 0.01) == [(1, 9)]  # its worker is dead
+    gate.resume()
+    for thread in threads:
+        thread.join(10)
+    assert order == [7, 8]
+
+
+def test_forgotten_steps_are_not_waited_for() -> None:
+    gate = Gate("a")
+    _write(gate, 1, 1)
+    assert [key for key, _ in gate.recent()] == [(1, 1)]
+    gate.forget()
+    assert list(gate.recent()) == []
+
+
+_STEPS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["none", "a", "b", "both"])), max_size=40)
+
+
+@hypothesis.given(_STEPS)
+def test_exactly_the_half_done_steps_are_found(drawn: list[tuple[int, str]]) -> None:
+    gates = {"a": Gate("a"), "b": Gate("b")}
+    half_done = dict.fromkeys(range(3), 0)
+    history = []
+    for session, where in drawn:
+        if where in ("a", "b"):
+            half_done[session] += 1
+            if half_done[session] > 5:  # no session has many steps under way at once
+                continue
+        history.append((session, where))
+    for step, (session, where) in enumerate(history):
+        for task in {"none": (), "a": ("a",), "b": ("b",), "both": ("a", "b")}[where]:
+            _write(gates[task], session, step)
+    found = half_done_steps(_told(gates))
+    for task, other in (("a", "b"), ("b", "a")):
+        wanted = set()
+        for session in range(3):
+            newest = [n for n, (of, where) in enumerate(history) if of == session and where != "none"][-16:]
+            wanted |= {(session, n) for n in newest if history[n][1] == other}
+        assert {(s.session, s.step) for s in found.get(task, [])} == wanted
+
+
+def test_a_long_history_leaves_nothing_half_done() -> None:
+    gates = {"a": Gate("a"), "b": Gate("b")}
+    for step in range(500):
+        for gate in gates.values():
+            _write(gate, 1, step)
+    _write(gates["a"], 1, 500)  # one task is ahead of the other, and has forgotten one step more
+    assert {task: [s.step for s in steps] for task, steps in half_done_steps(_told(gates)).items()} == {"b": [500]}

@@ -1,0 +1,140 @@
+"""A cluster of real processes for synchronous training; workers may be threads of the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import runtime as rt
+from runtime.server.master import MasterOptions
+from tests.sync.task import RULES, initial, loss_fn
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Process:
+    """One task in a process of its own; its lines are collected."""
+
+    def __init__(self, job: str, index: int, options: dict[str, Any]) -> None:
+        self.lines: list[str] = []
+        self._new = threading.Condition()
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "BELLWETHER_LOG": "1"}
+        self.popen = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "sync" / "task.py"), job, str(index), json.dumps(options)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        with self.popen.stdout:
+            for line in self.popen.stdout:
+                with self._new:
+                    self.lines.append(line.strip())
+                    self._new.notify_all()
+        with self._new:
+            self.lines.append("")
+            self._new.notify_all()
+
+    def wait_for(self, what: Callable[[list[str]], bool], secs: float = 60.0) -> None:
+        """Waits until its lines are as wanted; fails when they never are."""
+        with self._new:
+            assert self._new.wait_for(lambda: what(self.lines) or self.lines[-1:] == [""], secs), self.lines[-3:]
+            assert what(self.lines), self.lines[-3:]
+
+    def steps(self) -> list[tuple[int, bool]]:
+        """(step, counted) of each line so far."""
+        return [(int(s), bool(c)) for s, c in (json.loads(line) for line in self.lines if line.startswith("["))]
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        self.popen.send_signal(number)
+
+    def end(self) -> None:
+        """Kills it and reaps it."""
+        self.popen.kill()
+        self.popen.wait(10)
+        self._reader.join(10)
+
+
+def _free_ports(count: int) -> list[str]:
+    holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [h.getsockname()[1] for h in holders]
+    for holder in holders:
+        holder.close()
+    return [f"127.0.0.1:{port}" for port in ports]
+
+
+@contextmanager
+def cluster(ps: int, workers: int) -> Iterator[dict[str, list[str]]]:
+    """ps processes that serve, and the addresses of all tasks."""
+    ports = _free_ports(ps + workers)
+    spec = {"ps": ports[:ps], "worker": ports[ps:]}
+    processes = [Process("ps", i, {"cluster": spec}) for i in range(ps)]
+    try:
+        for process in processes:
+            process.wait_for(lambda lines: "ready" in lines)
+        yield spec
+    finally:
+        for process in processes:
+            process.end()
+
+
+def in_threads(actions: list[Callable[[], Any]], secs: float = 60.0) -> list[Any]:
+    """Runs actions at the same time; gives their results, raises the first error."""
+    results: list[Any] = [None] * len(actions)
+
+    def run(i: int) -> None:
+        try:
+            results[i] = actions[i]()
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(secs)
+    assert not any(t.is_alive() for t in threads), results
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def alone(rule: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """What one process gets on the concatenated batches: ``x`` and ``y`` are [steps, workers, rows, ...]."""
+    transformation = RULES[rule]()
+    values: list[Any] = [jnp.asarray(v) for v in initial()]
+    states = [transformation.init(v) for v in values]
+    gradient = jax.jit(jax.grad(loss_fn, argnums=(0, 1)))
+    for k in range(len(x)):
+        grads = gradient(*values, x[k].reshape(-1, x.shape[-1]), y[k].reshape(-1, y.shape[-1]))
+        for i, g in enumerate(grads):
+            change, states[i] = transformation.update(g, states[i], values[i])
+            values[i] = optax.apply_updates(values[i], change)
+    return [np.asarray(v) for v in values]
+
+
+def reset(server: rt.Server) -> None:
+    """Clears all ps."""
+    session = server.master.create_session(MasterOptions(device_filters=("/job:ps",)))
+    session.clear(None)
+    server.master.close_session(session)

@@ -1,0 +1,290 @@
+"""The quorum: who counts, who waits, who decides, and what is left when somebody dies."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.errors import AbortedError, CancelledError, FailedPreconditionError, PermissionDeniedError
+from runtime.execution.cancel import Cancellation
+from runtime.execution.quorum import UNKNOWN, Decision, Gathered, Quorum, Rules
+
+NOTHING = Gathered(-2, ())
+
+
+class Variables:
+    """A target: a sum of all applied means, and a step."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.at = 0
+        self.applied: list[float] = []
+
+    def step(self) -> int:
+        return self.at
+
+    def apply(self, inputs: Sequence[Any], key: tuple[int, int], expected: Mapping[str, int] | None) -> None:
+        self.applied.append(float(inputs[0][0]))
+        self.at += 1
+
+
+class Push(threading.Thread):
+    """A worker's push, on its own thread."""
+
+    def __init__(self, quorum: Quorum, variables: Variables, worker: int, stamp: int, value: float) -> None:
+        super().__init__(daemon=True)
+        self.cancellation = Cancellation()
+        self.outcome: Any = None
+        self._call = lambda: quorum.push(
+            worker, stamp, [np.array([value], np.float32)], variables, self.cancellation
+        )
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.outcome = self._call()
+        except Exception as error:
+            self.outcome = error
+
+    def result(self) -> Any:
+        self.join(10)
+        assert not self.is_alive()
+        return self.outcome
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("it did not come to that")
+
+
+def _here(quorum: Quorum, count: int) -> None:
+    _wait(lambda: len(quorum._pieces) == count)
+
+
+def test_the_mean_of_distinct_workers_is_applied_once() -> None:
+    quorum, variables = Quorum("q", Rules(2, 2)), Variables()
+    first = Push(quorum, variables, 0, 0, 1.0)
+    _here(quorum, 1)
+    again = Push(quorum, variables, 0, 0, 3.0)  # the same worker, started again: it takes the place of the first
+    assert first.result() == (0, False)
+    _here(quorum, 1)
+    other = Push(quorum, variables, 1, 0, 5.0)
+    assert other.result() == (1, True)
+    assert again.result() == (1, True)
+    assert variables.applied == [4.0]
+    assert quorum.counts.repeated == 1
+
+
+def test_stale_gradients_are_dropped_counted_and_answered_at_once() -> None:
+    quorum, variables = Quorum("q", Rules(1, 3)), Variables()
+    assert Push(quorum, variables, 0, 0, 1.0).result() == (1, True)
+    assert Push(quorum, variables, 1, 0, 9.0).result() == (1, False)
+    assert Push(quorum, variables, 2, 7, 9.0).result() == (1, False)  # of variables that were restored meanwhile
+    assert variables.applied == [1.0]
+    assert quorum.counts.dropped == 2
+
+
+def test_several_gradients_of_each_worker() -> None:
+    quorum, variables = Quorum("q", Rules(4, 2)), Variables()
+    assert Push(quorum, variables, 0, 0, 1.0).result() == (0, True)
+    waiting = Push(quorum, variables, 0, 0, 2.0)
+    _here(quorum, 2)
+    assert Push(quorum, variables, 1, 0, 3.0).result() == (0, True)
+    assert Push(quorum, variables, 1, 0, 6.0).result() == (1, True)
+    assert waiting.result() == (1, True)
+    assert variables.applied == [3.0]
+
+
+def test_a_worker_that_is_gone_takes_its_gradients_along() -> None:
+    quorum, variables = Quorum("q", Rules(2, 2)), Variables()
+    dead = Push(quorum, variables, 0, 0, 1.0)
+    _here(quorum, 1)
+    dead.cancellation.set("the caller hung up")
+    assert isinstance(dead.result(), CancelledError)
+    other = Push(quorum, variables, 1, 0, 3.0)
+    _here(quorum, 1)
+    assert Push(quorum, variables, 0, 0, 5.0).result() == (1, True)
+    assert other.result() == (1, True)
+    assert variables.applied == [4.0]
+
+
+def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
+    quorum, variables = Quorum("q", Rules(3, 3, timeout_secs=0.05)), Variables()
+    pair = [Push(quorum, variables, w, 0, float(w)) for w in (0, 1)]
+    assert [p.result() for p in pair] == [(1, True)] * 2
+    assert variables.applied == [0.5]
+    slow = Quorum("q", Rules(3, 3, timeout_secs=60.0))
+    slow._members, slow._step, variables.at = {0, 1}, 1, 1
+    pair = [Push(slow, variables, w, 1, float(w)) for w in (0, 1)]
+    assert [p.result() for p in pair] == [(2, True)] * 2
+    assert Push(slow, variables, 2, 0, 9.0).result() == (2, False)  # late, but back: waited for from now on
+    pair = [Push(slow, variables, w, 2, float(w)) for w in (0, 1)]
+    _here(slow, 2)
+    assert variables.at == 2
+    assert Push(slow, variables, 2, 2, 5.0).result() == (3, True)
+
+
+def test_a_restore_drops_what_was_computed_before() -> None:
+    quorum, variables = Quorum("q", Rules(2, 2)), Variables()
+    old = Push(quorum, variables, 0, 0, 1.0)
+    _here(quorum, 1)
+    variables.generation = 1
+    new = Push(quorum, variables, 1, 0, 3.0)
+    assert isinstance(old.result(), AbortedError)
+    assert Push(quorum, variables, 0, 0, 5.0).result() == (1, True)
+    assert new.result() == (1, True)
+    assert variables.applied == [4.0]
+
+
+# -- several tasks -------------------------------------------------------------------------------------------------
+
+
+def _several(**options: Any) -> tuple[Quorum, Variables]:
+    return Quorum("q", Rules(2, 3, alone=False, **options)), Variables()
+
+
+def test_with_a_chief_nothing_is_applied_before_its_order() -> None:
+    quorum, variables = _several()
+    epoch, step, last = quorum.claim(variables.step, 0)
+    assert (step, last) == (0, None)
+    pushes = {w: Push(quorum, variables, w, 0, float(w)) for w in (2, 0, 1)}
+    _here(quorum, 3)
+    found = quorum.gather(epoch, 0, NOTHING, Cancellation())
+    assert sorted(found.workers) == [0, 1, 2]
+    assert quorum.commit(epoch, 0, Decision(0, (0, 2))) == 1
+    assert quorum.commit(epoch, 0, Decision(0, (0, 2))) == 1  # told twice, applied once
+    assert {w: p.result() for w, p in pushes.items()} == {0: (1, True), 2: (1, True), 1: (1, False)}
+    assert variables.applied == [1.0]
+    with pytest.raises(FailedPreconditionError, match="at step 1"):
+        quorum.commit(epoch, 0, Decision(0, (0, 1)))
+
+
+def test_what_a_chief_was_promised_outlives_its_worker() -> None:
+    quorum, variables = _several()
+    epoch, _, _ = quorum.claim(variables.step, 0)
+    value = np.array([1.0], np.float32)
+    cancellation = Cancellation()
+    outcome: list[Any] = []
+
+    def push() -> None:
+        try:
+            quorum.push(0, 0, [value], variables, cancellation)
+        except CancelledError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    _here(quorum, 1)
+    quorum.gather(epoch, 0, NOTHING, Cancellation())
+    cancellation.set("the caller hung up")
+    thread.join(10)
+    assert len(outcome) == 1
+    value[0] = 100.0  # the caller's memory is used again
+    again = Push(quorum, variables, 0, 0, 50.0)  # its next life: the promised gradients stay
+    other = Push(quorum, variables, 1, 0, 3.0)
+    _here(quorum, 2)
+    quorum.commit(epoch, 0, Decision(0, (0, 1)))
+    assert other.result() == again.result() == (1, True)
+    assert variables.applied == [2.0]
+
+
+def test_an_earlier_chief_is_refused() -> None:
+    quorum, variables = _several()
+    old, _, _ = quorum.claim(variables.step, 0)
+    waiting: list[Any] = []
+
+    def gather() -> None:
+        try:
+            quorum.gather(old, 0, Gathered(0, ()), Cancellation())
+        except PermissionDeniedError as error:
+            waiting.append(error)
+
+    thread = threading.Thread(target=gather)
+    thread.start()
+    quorum.claim(variables.step, 0)
+    thread.join(10)
+    assert len(waiting) == 1
+    with pytest.raises(PermissionDeniedError):
+        quorum.commit(old, 0, Decision(0, ()))
+
+
+def test_a_restarted_or_restored_task_must_be_claimed_again() -> None:
+    quorum, variables = _several()
+    with pytest.raises(FailedPreconditionError):
+        quorum.gather(1, 0, NOTHING, Cancellation())
+    epoch, _, _ = quorum.claim(variables.step, 0)
+    with pytest.raises(FailedPreconditionError):
+        quorum.gather(epoch, 1, NOTHING, Cancellation())
+
+
+def test_a_task_without_the_counter_follows_the_stamps() -> None:
+    quorum, variables = _several(leads=False)
+    epoch, step, _ = quorum.claim(variables.step, 0)
+    assert step == UNKNOWN
+    early = Push(quorum, variables, 0, 40, 1.0)
+    _here(quorum, 1)
+    late = Push(quorum, variables, 1, 41, 3.0)  # the leader is at 41: nothing of 40 can be applied any more
+    assert early.result() == (41, False)
+    assert Push(quorum, variables, 2, 40, 1.0).result() == (41, False)
+    quorum.commit(epoch, 0, Decision(41, (1,)))
+    assert late.result() == (42, True)
+
+
+def test_waits_end_when_the_container_is_cleared() -> None:
+    quorum, variables = Quorum("q", Rules(2, 2)), Variables()
+    push = Push(quorum, variables, 0, 0, 1.0)
+    _here(quorum, 1)
+    quorum.clear()
+    assert isinstance(push.result(), CancelledError)
+
+
+def test_it_says_on_whom_it_waits() -> None:
+    quorum, variables = Quorum("/job:ps/task:0", Rules(3, 3)), Variables()
+    assert quorum.status() == ""
+    Push(quorum, variables, 1, 0, 1.0)
+    _here(quorum, 1)
+    assert "gradients of workers [1] are in" in quorum.status()
+    assert "missing: [0, 2]" in quorum.status()
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.randoms(use_true_random=False))
+def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, rounds: int, chance: Any) -> None:
+    """Workers push as fast as they can, each from the step that it last saw, until the goal is reached."""
+    quorum, variables = Quorum("q", Rules(needed, total)), Variables()
+    over = Cancellation()
+    accepted: list[int] = []
+    order = [chance.random() for _ in range(total)]
+
+    def work(worker: int) -> None:
+        threading.Event().wait(order[worker] / 1000)
+        step = 0
+        while step < rounds:
+            try:
+                after, counted = quorum.push(worker, step, [np.array([1.0], np.float32)], variables, over)
+            except CancelledError:
+                return
+            if counted:
+                accepted.append(step)
+            step = after
+        over.set("the goal is reached")
+
+    threads = [threading.Thread(target=work, args=(w,)) for w in range(total)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert variables.at >= rounds
+    assert variables.applied == [1.0] * variables.at
+    assert quorum.counts.applied == variables.at
+    assert quorum.counts.accepted == needed * variables.at
+    by_step = [accepted.count(s) for s in range(rounds)]
+    assert all(needed - total * quorum._rules.each <= n - needed <= 0 for n in by_step)

@@ -1,0 +1,85 @@
+"""Choosing an aggregate over several tasks, and making the tasks agree after a chief's death."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.sync_decision import Claimed, Report, choose, rejoined, settle
+
+WORKERS = st.lists(st.integers(0, 4), max_size=6).map(tuple)
+REPORTS = st.builds(Report, st.integers(3, 5), WORKERS)
+
+
+@given(REPORTS, st.lists(REPORTS, min_size=1, max_size=3), st.integers(1, 5), st.integers(1, 2), st.booleans())
+def test_only_what_all_tasks_have_is_chosen(
+    leader: Report, others: list[Report], needed: int, each: int, up: bool
+) -> None:
+    chosen = Counter(choose(leader, others, needed, None, each, up).workers)
+    for report in [leader, *others]:
+        assert not chosen or report.step == leader.step
+        assert chosen <= Counter(report.workers)
+    assert chosen.total() in (0, needed) or up and chosen.total() < needed
+
+
+@given(REPORTS, st.lists(REPORTS, max_size=3), st.integers(1, 5), st.frozensets(st.integers(0, 4), min_size=1))
+def test_members_only_lower_the_number(
+    leader: Report, others: list[Report], needed: int, members: frozenset[int]
+) -> None:
+    few = choose(leader, others, needed, members, 1, False).workers
+    assert len(few) in (0, min(needed, len(members)))
+
+
+def test_the_first_to_come_are_chosen() -> None:
+    assert choose(Report(3, (2, 0, 1)), [Report(3, (0, 1, 2))], 2, None, 1, False).workers == (2, 0)
+
+
+def test_who_is_back_is_waited_for_again() -> None:
+    assert rejoined(None, [1], 3) is None
+    assert rejoined(frozenset({0}), [1], 3) == {0, 1}
+    assert rejoined(frozenset({0, 1}), [2], 3) is None
+
+
+class Task:
+    """A task as the chief sees it: it applies what it is told, if that is its step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.log: dict[int, tuple[int, ...]] = {}
+
+    def commit(self, step: int, workers: tuple[int, ...]) -> None:
+        if self.log.get(step) == workers and self.step == step + 1:
+            return
+        assert self.step == step
+        self.log[step] = workers
+        self.step += 1
+
+    def claimed(self) -> Claimed:
+        return Claimed(self.step, self.step - 1 if self.log else -1, self.log.get(self.step - 1, ()))
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(WORKERS, st.integers(0, 5)), max_size=6))
+def test_a_chief_may_die_between_any_two_orders(others: int, rounds: list[tuple[tuple[int, ...], int]]) -> None:
+    """Each round's chief commits on the others first and on the leader last, and dies after some of these orders."""
+    tasks = [Task(0) for _ in range(others + 1)]
+    for workers, orders in rounds:
+        plan = settle([t.claimed() for t in tasks])
+        assert plan.forget == ()
+        for i in plan.behind:
+            tasks[i].commit(plan.step, plan.workers)
+        assert len({t.step for t in tasks}) == 1
+        for task in [*tasks[1:], tasks[0]][:orders]:
+            task.commit(task.step, workers)
+    plan = settle([t.claimed() for t in tasks])
+    for i in plan.behind:
+        tasks[i].commit(plan.step, plan.workers)
+    assert len({t.step for t in tasks}) == 1
+    assert all(t.log == tasks[0].log for t in tasks)
+
+
+def test_what_does_not_fit_the_leader_is_forgotten() -> None:
+    after_a_restore = [Claimed(10, -1, ()), Claimed(50, 49, (0, 1)), Claimed(-1, -1, ()), Claimed(10, 9, (1, 2))]
+    assert settle(after_a_restore).forget == (1,)
+    assert settle(after_a_restore).behind == ()
+    one_step_by_chance = [Claimed(10, -1, ()), Claimed(11, 7, (0, 1))]
+    assert settle(one_step_by_chance).forget == (1,)
