@@ -113,6 +113,7 @@ class ManagedSession(rt.Session):
                 self._failed = failure
                 raise
             self.recoveries += 1
+            fresh.take_plans(broken)
             if self._on_recovery is not None:
                 try:
                     self._on_recovery(fresh)

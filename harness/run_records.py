@@ -87,8 +87,8 @@ class RunRecords:
         self._ask("finish", gone=gone)
 
     def leads(self) -> bool:
-        """Whether this chief still leads on every task."""
-        return all(record.leader == self._number for record in self.look().values())
+        """Whether no other chief has taken the lead; a task that has just restarted knows of none."""
+        return all(record.leader in (0, self._number) for record in self.look().values())
 
     def join(self) -> None:
         """Tells the tasks that this one takes part."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -19,7 +20,7 @@ from harness.checkpoints.layout import (
     get_checkpoint_state,
     latest_checkpoint,
 )
-from harness.checkpoints.manifest import Manifest
+from harness.checkpoints.manifest import Manifest, quick_problems
 from harness.checkpoints.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
 from harness.checkpoints.states import restore_states
 from runtime import (
@@ -377,18 +378,24 @@ class Saver:
         reader = CheckpointReader(path)
         pairs = names.match(reader, saved, partial=partial)
         slices = names.restore_slices(sess, pairs)
-        problems = []
-        if reader.manifest is not None and verify and zarr.is_local(path):
-            problems = layout.problems_of(layout.Step(os.path.dirname(path), reader.manifest.step, path))
+        manifest = reader.manifest
+        check = None
+        if manifest is not None and verify and zarr.is_local(path):
+            problems = quick_problems(path, manifest)
+            if problems:
+                raise DataLossError(f"checkpoint {path} is damaged: {'; '.join(problems[:5])}")
             tasks = list(dict.fromkeys(s.task for s in slices))
-            if not problems and self._stream:
-                problems = _local_problems(path, reader.manifest.files)
-            elif not problems and tasks:
-                problems = sess.shards.verify(tasks, path, reader.manifest.files)
-        if problems:
-            raise DataLossError(f"checkpoint {path} is damaged: {'; '.join(problems[:5])}")
+            if self._stream:
+                check = functools.partial(_local_problems, path, manifest.files)
+            else:
+                check = functools.partial(sess.shards.verify, tasks, path, manifest.files)
         if slices:
-            sess.shards.restore(slices, reader.item, ocdbt=reader.ocdbt, zarr3=reader.zarr3, stream=self._stream)
+            try:
+                sess.shards.restore(
+                    slices, reader.item, ocdbt=reader.ocdbt, zarr3=reader.zarr3, stream=self._stream, check=check
+                )
+            except DataLossError as error:
+                raise DataLossError(f"checkpoint {path} is damaged: {error.message}", task=error.task) from None
         restore_states(path, sess.task)
 
     def restore_latest(self, sess: Session, checkpoint_dir: str, *, partial: bool = False) -> str | None:

@@ -30,6 +30,11 @@ _DATA_TYPES = {
 }
 """TensorFlow's numbers of data types."""
 
+RunMetadata.__doc__ = """What a traced step did: ``step_stats`` has, for each device, what ran there and when.
+
+A protocol buffer message that TensorBoard reads; see ``harness.timeline`` for a picture of it.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:

@@ -55,8 +55,8 @@ class SessionConfig:
         start_timeout_secs: how long creating the session waits for tasks to join; None without limit.
         operation_timeout_secs: time limit of one step; None without limit.
         reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
-        prefetch: 1 lets the push of one training step and the pull of the next travel while the worker computes: faster,
-            one step more of staleness, and the global step is fetched one step late. 0 is strict.
+        prefetch: 1 lets the push of one training step and the pull of the next travel while the worker computes:
+            faster, one step more of staleness, and the global step is fetched one step late. 0 is strict.
         allow_soft_placement: run on the CPU what asks for a device that its task does not have.
         log_device_placement: log the device of every operation when a step is planned.
     """
@@ -125,6 +125,7 @@ class Session:
         self._shards = Shards(self._engine.shard)
         self._lock = threading.Lock()
         self._plans: OrderedDict[Any, _Prepared] = OrderedDict()
+        self._taken: dict[Any, Plan] = {}
         self._shapes_seen: dict[Tensor, set[tuple[int, ...]]] = {}
         self._closed = False
 
@@ -217,7 +218,7 @@ class Session:
         elements = [self._element(leaf) for leaf in leaves]
         specs = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
         self._watch_shapes(specs)
-        plan = make_plan(elements, specs, self._devices)
+        plan = self._taken.pop(key, None) or make_plan(elements, specs, self._devices)
         if self.config.log_device_placement:
             self._log_placement(elements, specs)
         given = tuple(i for i, slot in enumerate(plan.fetches) if 0 <= slot < plan.step_id_slot)
@@ -228,6 +229,21 @@ class Session:
             while len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         return prepared
+
+    def take_plans(self, other: Session) -> None:
+        """Takes over what another session of this graph has planned, so that its steps are only registered again.
+
+        Planning traces and exports every computation of a step; after the loss of a task that would be most of the time
+        to the next step. Nothing is taken when the two sessions see different devices.
+
+        Args:
+            other: a session of the same graph.
+        """
+        mine, others = self._devices, other._devices
+        same = set(mine.all) == set(others.all) and mine.target == others.target and mine.home == others.home
+        if same and mine.soft == others.soft and self.graph is other.graph:
+            with other._lock:
+                self._taken = {**other._taken, **{key: prepared.plan for key, prepared in other._plans.items()}}
 
     def _element(self, leaf: Any) -> Tensor | Operation:
         if leaf is None:

@@ -1,4 +1,4 @@
-"""The network between the tasks of a test cluster: each reaches the others by a proxy of its own, and any pair can be cut.
+"""The network between the tasks of a test cluster: each has a proxy of its own, and any pair can be cut.
 
 The proxies speak HTTP CONNECT, which the runtime uses for both planes when BELLWETHER_PROXY names one. So the
 addresses of the cluster stay what they are, and the proxy knows of each connection who made it and to whom.

@@ -108,7 +108,7 @@ def _start(message: dict[str, Any], output: int) -> int:
         if os.getppid() != zygote:
             os._exit(1)
         signal.set_wakeup_fd(-1)
-        for signum in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGTERM, signal.SIGHUP):
+        for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with open(os.devnull, "rb") as nothing:
@@ -120,6 +120,7 @@ def _start(message: dict[str, Any], output: int) -> int:
         os.environ.update(message["env"])
         if message["module"]:
             return 0
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it; another program does not expect that
         os.execvp(message["argv"][0], message["argv"])
     except OSError as error:
         os.write(2, f"cannot start {message['argv'][0]}: {error.strerror}\n".encode())

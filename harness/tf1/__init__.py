@@ -16,11 +16,13 @@ from harness.tf1 import config as _config
 from harness.tf1 import dtypes as _dtypes
 from harness.tf1 import framework as _framework
 from harness.tf1 import initializers as _initializers
+from harness.tf1 import join_ops as _join_ops
 from harness.tf1 import math_ops as _math_ops
 from harness.tf1 import queues as _queues
 from harness.tf1 import random_ops as _random_ops
 from harness.tf1 import scopes as _scopes
 from harness.tf1 import shapes as _shapes
+from harness.tf1 import value_ops as _value_ops
 from harness.tf1 import variables as _variables
 from harness.tf1.missing import absent as _absent
 
@@ -33,6 +35,8 @@ NAMES: dict[str, Any] = {
     **_dtypes.DTYPES,
     **_math_ops.OPS,
     **_array_ops.OPS,
+    **_join_ops.OPS,
+    **_value_ops.OPS,
     **_random_ops.OPS,
     **_clip_ops.OPS,
     **_initializers.INITIALIZERS,

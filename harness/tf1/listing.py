@@ -21,11 +21,13 @@ from harness.tf1 import (
     dtypes,
     framework,
     initializers,
+    join_ops,
     math_ops,
     queues,
     random_ops,
     scopes,
     summary,
+    value_ops,
     variables,
 )
 from harness.tf1.missing import INSTEAD
@@ -36,7 +38,7 @@ BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
 
 _GROUPS: dict[str, Mapping[str, Any]] = {
     "Arithmetic": math_ops.OPS,
-    "Tensors": array_ops.OPS,
+    "Tensors": array_ops.OPS | join_ops.OPS | value_ops.OPS,
     "Random tensors": random_ops.OPS,
     "Limits": clip_ops.OPS,
     "Variables": variables.OPS,

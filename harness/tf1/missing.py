@@ -103,6 +103,8 @@ INSTEAD: dict[str, str] = {
     "tf.train.slice_input_producer": _INPUT,
     "tf.train.range_input_producer": _INPUT,
     "tf.train.limit_epochs": _INPUT,
+    "tf.train.ClusterDef": "tf.train.ClusterSpec(...).as_cluster_def()",
+    "tf.train.ServerDef": "the server_def of a tf.train.Server",
     "tf.train.Example": _FILES,
     "tf.train.FtrlOptimizer": "tf.train.AdagradOptimizer, or a transformation of your own in harness.Optimizer",
     "tf.train.ProximalGradientDescentOptimizer": "harness.Optimizer with a transformation of your own",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
-from harness.tf1.array_ops import _top_k_op
+from harness.tf1.join_ops import top_k_op
 from harness.tf1.lift import Array, Arrays, Function, Static, from_table, op
 from harness.tf1.math_ops import OPS as _MATH
 
@@ -174,7 +174,7 @@ def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = N
 
 def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> Any:  # noqa: A002
     """``jax.lax.top_k``: (values, indices) along the last axis."""
-    return tuple(_top_k_op(input, k, name))
+    return tuple(top_k_op(input, k, name))
 
 
 # -- dropout and normalisation ---------------------------------------------------------------------------------------

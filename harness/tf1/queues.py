@@ -6,7 +6,9 @@ from typing import Any
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
+from harness.tf1.lift import is_tensor
 from harness.tf1.static import static_number
+from harness.tf1.value_ops import convert_to_tensor
 
 
 def _dtypes(dtypes: Any) -> Any:
@@ -22,7 +24,30 @@ def _no_names(names: Any) -> None:
         raise ValueError("names= is not in harness.tf1: components of a queue go by their order")
 
 
-class FIFOQueue(rt.FIFOQueue):
+class _Components:
+    """As TensorFlow has it, a list of values is a list of components, even for a queue with one component."""
+
+    dtypes: tuple[Any, ...]
+
+    def enqueue(self, vals: Any, name: str | None = None) -> rt.Operation:
+        """Adds one element; waits while the queue is full."""
+        made: rt.Operation = super().enqueue(self._listed(vals), name)  # type: ignore[misc]
+        return made
+
+    def enqueue_many(self, vals: Any, name: str | None = None) -> rt.Operation:
+        """Adds the slices of ``vals`` along the first dimension; waits while the queue is full."""
+        made: rt.Operation = super().enqueue_many(self._listed(vals), name)  # type: ignore[misc]
+        return made
+
+    def _listed(self, vals: Any) -> Any:
+        values = list(vals) if isinstance(vals, list | tuple) else [vals]
+        if len(values) != len(self.dtypes):
+            raise ValueError(f"this queue has {len(self.dtypes)} components, {len(values)} were given")
+        typed = [convert_to_tensor(v, None if is_tensor(v) else d) for v, d in zip(values, self.dtypes, strict=True)]
+        return typed[0] if len(typed) == 1 else typed
+
+
+class FIFOQueue(_Components, rt.FIFOQueue):
     """``rt.FIFOQueue``: elements come back in the order in which they came."""
 
     def __init__(
@@ -38,7 +63,7 @@ class FIFOQueue(rt.FIFOQueue):
         super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), shared_name or name)
 
 
-class PaddingFIFOQueue(rt.PaddingFIFOQueue):
+class PaddingFIFOQueue(_Components, rt.PaddingFIFOQueue):
     """``rt.PaddingFIFOQueue``: smaller elements of a batch are padded."""
 
     def __init__(
@@ -54,7 +79,7 @@ class PaddingFIFOQueue(rt.PaddingFIFOQueue):
         super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), shared_name or name)
 
 
-class RandomShuffleQueue(rt.RandomShuffleQueue):
+class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
     """``rt.RandomShuffleQueue``: elements come back in random order."""
 
     def __init__(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-import harness
 import runtime as rt
 from harness.global_step import global_step
 from harness.tf1.config import apply as _apply
@@ -81,7 +81,6 @@ LAZY: dict[str, str] = {
             "StepCounterHook",
             "StopAtStepHook",
             "SummarySaverHook",
-            "Supervisor",
             "WorkerSessionCreator",
             "add_queue_runner",
             "checkpoint_exists",
@@ -102,6 +101,7 @@ LAZY: dict[str, str] = {
     "NewCheckpointReader": "harness.load_checkpoint",
     "SummaryWriter": "harness.FileWriter",
     "SummaryWriterCache": "harness.FileWriterCache",
+    "Supervisor": "harness.tf1.supervisor.Supervisor",
 }
 """TensorFlow's name -> where it is found when it is first used: a worker does not import what it does not use."""
 
@@ -120,8 +120,8 @@ def __getattr__(name: str) -> Any:
         return NAMES[name]
     if name.startswith("__") or name not in LAZY:
         raise AttributeError(name) if name.startswith("__") else absent("tf.train", name)
-    package, _, attribute = LAZY[name].partition(".")
-    value = getattr(harness if package == "harness" else rt, attribute)
+    module, _, attribute = LAZY[name].rpartition(".")
+    value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value
     return value
 

@@ -93,11 +93,6 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
             raise ValueError(f"loading {self.name!r} needs a session: give one, or use 'with tf.Session():'")
         chosen.run(self.initializer, {self.initial_value: to_array(value, self.dtype)})
 
-    @property
-    def initial_value_tensor(self) -> rt.Tensor:
-        """The initial value."""
-        return self.initial_value
-
 
 def _name(use_locking: Any, name: str | None) -> str | None:
     """Rt's own callers give the name second, TensorFlow's a bool."""

@@ -93,7 +93,6 @@ class PreparedStage:
             for o in stage.outputs
             if isinstance(o, VariableOutput)
         ]
-        self._only_read = [(slot, spec) for i, slot, spec in self._handed_out if i not in stage.writes]
         if stage.program is not None and device is not None:
             donate = [k for k, i in enumerate(stage.reads) if i in stage.writes]
             self._executable = executor.compiler.executable(stage.program, donate, device)
@@ -134,8 +133,6 @@ class PreparedStage:
                 raise self._fenced()
             if executable is not None:
                 arguments = []
-                for slot, spec in self._only_read:  # before anything is written: a stage happens as a whole or not
-                    slot.checked(spec, task)
                 for slot, spec, written in self._reads:
                     value = slot.checked(spec, task)
                     # Somebody holds the array and has not pinned it yet: update a copy instead of donating it.

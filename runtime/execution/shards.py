@@ -254,15 +254,15 @@ class Shards:
         with job.lock:
             self._add(order, job)
             wanted = [_wanted(s) for s in order.slices]
-            arrays = zarr.read_arrays(
+            arrays = zarr.read_each(
                 order.directory, wanted, ocdbt=order.ocdbt, zarr3=order.zarr3, cancelled=job.cancelled.is_set
             )
+            for s, array in zip(job.slices, arrays, strict=False):  # the next ones are read meanwhile
+                job.done += array.nbytes
+                job.arrays.append(self._placed_on_device(s, array))
             if job.cancelled.is_set():
                 raise AbortedError("another chief has taken over: the restore was cancelled", task=self._task)
-            job.arrays = list(arrays)
-            for i, s in enumerate(job.slices):
-                job.arrays[i] = self._placed_on_device(s, job.arrays[i])
-        return Reply(total_bytes=sum(a.nbytes for a in arrays))
+        return Reply(total_bytes=job.done)
 
     def _placed_on_device(self, s: pb.SliceDef, array: Any) -> Any:
         spec = _spec(s.spec)

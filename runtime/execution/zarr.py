@@ -22,7 +22,6 @@ GROUP_BYTES = 64 << 20
 GROUPS_IN_FLIGHT = 3
 """... of which so many are under way at once."""
 READ_BLOCK = 16 << 20
-ALIGNMENT = 64
 
 Array = np.ndarray[Any, Any]
 
@@ -233,14 +232,14 @@ def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[tup
     return tuple(store.shape), str(store.dtype.name)
 
 
-def read_arrays(
+def read_each(
     directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3: bool, cancelled: Callable[[], bool] = _never
-) -> list[Array]:
-    """Reads blocks of arrays, each no more of the file than it needs.
+) -> Iterator[Array]:
+    """Reads blocks of arrays, each no more of the file than it needs, and gives one after the other.
 
     Args:
         directory: of the store.
-        wanted: what to read; ``dtype`` is checked against the file.
+        wanted: what to read; ``shape`` and ``dtype`` are compared with the file.
         ocdbt: whether the arrays lie in an OCDBT store, or in files of their own.
         zarr3: whether they are of zarr's third version.
         cancelled: asked before each array; when true, reading ends.
@@ -248,14 +247,15 @@ def read_arrays(
     Raises:
         DataLossError: an array is damaged or a part of it is missing; names it.
         NotFoundError: an array is not there.
+        InvalidArgumentError: it has another shape or dtype.
     """
     import tensorstore as ts
 
     context = _context(ts)
-    reads = []
+    reads: deque[tuple[Placed, Any]] = deque()
     for placed in wanted:
         if cancelled():
-            return []
+            return
         store = _open_for_reading(ts, context, directory, placed.key, ocdbt, zarr3)
         shape = tuple(store.shape)
         if shape != placed.full_shape:
@@ -263,27 +263,19 @@ def read_arrays(
         if store.dtype.name != _dtype_name(placed.dtype):
             raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
         region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
-        target = _aligned(placed.shape, placed.dtype)
-        source = store[region] if region else store
-        reads.append((placed, target, ts.array(target, context=context).write(source) if target.size else None))
-    found = []
-    for placed, target, future in reads:
+        reads.append((placed, (store[region] if region else store).read(order="C")))
+    while reads:
+        placed, future = reads.popleft()
         try:
-            if future is not None:
-                future.result()
+            yield np.asarray(future.result())
         except ValueError as error:
             text = " ".join(str(error).split())[:300]
             raise DataLossError(f"{placed.key!r} in {directory} is damaged: {text}") from error
-        found.append(target)
-    return found
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An empty array at a multiple of 64 bytes, which JAX takes on the CPU as it is, without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    first = -raw.ctypes.data % ALIGNMENT
-    return raw[first : first + size].view(dtype).reshape(shape)
+def read_arrays(directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3: bool) -> list[Array]:
+    """All that ``read_each`` gives; arguments and errors are the same."""
+    return list(read_each(directory, wanted, ocdbt=ocdbt, zarr3=zarr3))
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -365,6 +357,7 @@ __all__ = [
     "files_below",
     "is_local",
     "read_arrays",
+    "read_each",
     "sync",
     "sync_tree",
     "write_arrays",

@@ -215,7 +215,7 @@ def identity(value: Any, name: str | None = None, *, colocate_with: Operation | 
 
 
 def _names_64_bits(leaf: Any) -> bool:
-    """Whether a static argument is a dtype that JAX holds only in 64-bit mode: ``jnp.int64``, ``np.dtype("float64")``."""
+    """Whether a static argument is a dtype that JAX holds only in 64-bit mode, such as ``jnp.int64``."""
     if isinstance(leaf, type):
         leaf = np.dtype(leaf) if issubclass(leaf, np.generic) else getattr(leaf, "dtype", None)
     return isinstance(leaf, np.dtype) and is_64_bit(leaf)

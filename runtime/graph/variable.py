@@ -484,9 +484,7 @@ def wait_until_initialized(
     return _uninitialized(var_list, name, "wait_initialized", [as_tensor(timeout_secs)])
 
 
-def _uninitialized(
-    var_list: Sequence[Variable] | None, name: str, kernel: str, inputs: Sequence[Tensor]
-) -> Tensor:
+def _uninitialized(var_list: Sequence[Variable] | None, name: str, kernel: str, inputs: Sequence[Tensor]) -> Tensor:
     graph = get_default_graph()
     looked_at = list(graph.variables() if var_list is None else var_list)
     by_device: dict[tuple[str, bool], list[Variable]] = {}

@@ -227,7 +227,7 @@ def _lower_xla(
     def run(*arguments: Any) -> tuple[Any, ...]:
         now, values = evaluate(*arguments)
         results = (*(now[variables[i]] for i in writes), *(values[t] for t in computed))
-        # With no computed result, a last one tells when the program is done: variables may be donated meanwhile.
+        # With no computed result, a last one tells when it is done: variables may be donated meanwhile.
         return results if computed else (*results, np.zeros((), np.bool_))
 
     program = None
@@ -255,7 +255,10 @@ def _lower_xla(
 
 
 def _export(
-    run: Callable[..., tuple[Any, ...]], arguments: Sequence[TensorSpec], device: Device, operations: Sequence[Operation]
+    run: Callable[..., tuple[Any, ...]],
+    arguments: Sequence[TensorSpec],
+    device: Device,
+    operations: Sequence[Operation],
 ) -> Program:
     try:
         return export_program(run, arguments, device.platform)

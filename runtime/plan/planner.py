@@ -53,9 +53,7 @@ def tensor_specs(
     return trace_all(needed.operations, {**feeds, **_given_specs(needed.given)}, needed.alias).specs
 
 
-def _after_guarded(
-    fetches: Sequence[Tensor | Operation], operations: Sequence[Operation]
-) -> list[Tensor | Operation]:
+def _after_guarded(fetches: Sequence[Tensor | Operation], operations: Sequence[Operation]) -> list[Tensor | Operation]:
     """A fetched step counter that a guarded update moves on is fetched as it is after the update.
 
     The update tells it, where reading it again would be a round trip more.

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from absl import logging
 
-from runtime.errors import AbortedError, OpError, UnavailableError
+from runtime.errors import AbortedError, DataLossError, OpError, UnavailableError
 from runtime.execution import zarr
 from runtime.execution.gate import RECENT_SECS, STEPS_UNDER_WAY
 from runtime.graph.bodies import VariableSpec
@@ -316,7 +316,14 @@ class Shards:
         return [p for reply in self._each(busy, ask) for p in reply.problems]
 
     def restore(
-        self, slices: Sequence[VariableSlice], directory: str, *, ocdbt: bool, zarr3: bool, stream: bool = False
+        self,
+        slices: Sequence[VariableSlice],
+        directory: str,
+        *,
+        ocdbt: bool,
+        zarr3: bool,
+        stream: bool = False,
+        check: Callable[[], Sequence[str]] | None = None,
     ) -> int:
         """Restores variables: every task reads what it needs, and only when all have, all change their variables.
 
@@ -326,6 +333,7 @@ class Shards:
             ocdbt: whether they lie in an OCDBT store.
             zarr3: whether they are of zarr's third version.
             stream: the tasks do not share the directory: this process reads it and sends them what they need.
+            check: called while the tasks read; when it gives problems, no variable changes.
 
         Returns:
             Bytes read.
@@ -350,7 +358,12 @@ class Shards:
             return streaming.send(mine, directory, ocdbt=ocdbt, zarr3=zarr3, ask=self._ask_piece, order=piece)
 
         try:
-            sizes = self._each(tasks, read)
+            with ThreadPoolExecutor(1, "check") as pool:
+                checked = pool.submit(check or list)
+                sizes = self._each(tasks, read)
+                problems = checked.result()
+            if problems:
+                raise DataLossError("; ".join(problems))
             commit = self._order(pb.ShardOrder.COMMIT, job)
             self._each(tasks, lambda t: self._ask(t, commit, ORDER_SECS))
         except OpError:

@@ -1,4 +1,4 @@
-"""A way to other tasks by an HTTP CONNECT proxy, for both planes: what fault tests cut, and what a firewall may ask for."""
+"""A way to other tasks by an HTTP CONNECT proxy, for both planes: what fault tests cut, and some firewalls ask for."""
 
 import os
 import socket
@@ -61,4 +61,6 @@ def ask(sock: socket.socket, host: str, port: int, deadline: float) -> None:
         answer += byte
     status = bytes(answer).split(None, 2)
     if len(status) < 2 or not status[1].startswith(b"2"):
-        raise ConnectionRefusedError(f"the proxy says {bytes(answer[:60]).decode('ascii', 'replace').splitlines()[0]!r}")
+        raise ConnectionRefusedError(
+            f"the proxy says {bytes(answer[:60]).decode('ascii', 'replace').splitlines()[0]!r}"
+        )

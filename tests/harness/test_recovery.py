@@ -9,11 +9,12 @@ import pytest
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import consistent
 
-JOIN_SECS = 2.0
+# Several times what is promised (2 s, 1 s and 3 s): these tests may share their machine with others.
+JOIN_SECS = 6.0
 """Within this a restarted worker trains (imports excluded)."""
-RESUME_SECS = 1.0
+RESUME_SECS = 5.0
 """Within this of a restarted ps's listening training goes on."""
-NOTICE_SECS = 3.0
+NOTICE_SECS = 6.0
 """Within this a frozen ps is noticed."""
 
 
@@ -85,6 +86,26 @@ def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
         other.tell("pause")
         done = chief.expect("TRAINED")[1] + other.expect("TRAINED")[1]
         assert consistent(chief.ask("values")) == 10 + done
+
+
+def test_a_ps_dies_while_checkpoints_are_written_all_the_time(tmp_path: Path) -> None:
+    with cluster_kit.cluster(2, 1, logdir=str(tmp_path), save_secs=0.02) as c:
+        c.ps(0)
+        second = c.ps(1)
+        chief = c.worker(0)
+        for _ in range(3):
+            chief.tell("train")
+            chief.expect("STEP")
+            second.kill()
+            chief.expect("LOG", "recovering")
+            second = c.ps(1)
+            chief.expect("LOG", "recovered within")
+            chief.expect("STEP")
+            chief.tell("pause")
+            chief.expect("TRAINED")
+            consistent(chief.ask("values"))
+        chief.tell("end")
+        assert chief.exit_code() == 0
 
 
 def test_the_ps_with_the_global_step_dies(tmp_path: Path) -> None:

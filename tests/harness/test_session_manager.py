@@ -10,6 +10,7 @@ import harness
 import runtime as rt
 from harness import ready
 from harness.run_records import RunRecords
+from runtime.plan.planner import make_plan
 
 
 @pytest.fixture(autouse=True)
@@ -197,3 +198,27 @@ def test_wait_until_initialized(target: str) -> None:
         other.run([v.initializer, w.initializer])
         thread.join(10)
         assert found == [[]]
+
+
+def test_a_new_session_takes_over_plans(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Any] = []
+
+    def counted(fetches: Any, *args: Any) -> Any:
+        planned.append(fetches)
+        return make_plan(fetches, *args)
+
+    monkeypatch.setattr("runtime.session.make_plan", counted)
+    v = rt.Variable(1.0, name="v")
+    x = rt.placeholder("float32", [None], name="x")
+    product = rt.call(lambda value, array: (value * array).sum(), v, x)
+    with rt.Session(target) as first, rt.Session(target) as second, rt.Session("") as elsewhere:
+        first.run(v.initializer)
+        assert first.run(product, {x: [1.0, 2.0]}) == 3.0
+        before = len(planned)
+        second.take_plans(first)
+        assert second.run(product, {x: [2.0, 3.0]}) == 5.0
+        assert len(planned) == before
+        elsewhere.take_plans(first)  # other devices: it plans by itself
+        elsewhere.run(v.initializer)
+        assert elsewhere.run(product, {x: [1.0, 2.0]}) == 3.0
+        assert len(planned) == before + 2

@@ -252,3 +252,17 @@ def test_a_failed_read_leaves_no_reader_behind() -> None:
         with pytest.raises(rt.FailedPreconditionError, match="value b"):
             session.run([a, b])
         assert made[TARGET].worker.store.slot("", "a").readers == 0
+
+
+def test_an_update_spares_a_value_that_is_being_handed_out() -> None:
+    """Between the lock and the view that pins it, a reader has only the array, which donation would delete."""
+    with servers(worker=1) as made, rt.Session(made[TARGET].target) as session:
+        v = rt.Variable(np.zeros(1000, np.float32), name="v")
+        session.run(v.initializer)
+        slot = made[TARGET].worker.store.slot("", "v")
+        value = slot.value
+        slot.readers += 1
+        session.run(v.assign_add(np.ones(1000, np.float32)))
+        np.testing.assert_array_equal(np.asarray(value), np.zeros(1000))
+        made[TARGET].worker.store.release([slot])
+        assert session.run(v)[0] == 1.0

@@ -105,7 +105,7 @@ def main(job: str, index: int, options: dict[str, Any]) -> None:
 
     x, y = batches(workers)
     replica = Replica(server, options.get("rule", "sgd"), wrap, chief=index == 0)
-    step = 0
+    step = int(replica.session.run(replica.step))
     while step < options["steps"]:
         step, counted = replica.run(x[step % STEPS, index], y[step % STEPS, index])
         print(json.dumps([step, counted]), flush=True)

@@ -1,5 +1,6 @@
 """What the classic tutorials show, with servers of this process and some that are killed: sharing, placing, waiting."""
 
+import pathlib
 import threading
 import time
 from collections.abc import Iterator
@@ -171,7 +172,7 @@ def test_a_server_of_this_process_leaves_and_returns_too(two_tasks: tuple) -> No
                 assert fresh.run(tf.report_uninitialized_variables([v])).tolist() == [b"v"]
 
 
-def test_the_chief_initialises_and_the_others_wait(tmp_path) -> None:
+def test_the_chief_initialises_and_the_others_wait(tmp_path: pathlib.Path) -> None:
     cluster = addresses(ps=1, worker=2)
     ready = threading.Event()
     seen: list = []
@@ -270,3 +271,56 @@ def test_a_queue_tells_a_parameter_server_when_all_are_through() -> None:
             assert [sess.run(taken) for _ in range(2)] == [1, 1]
         for thread in threads:
             thread.join(20)
+
+
+def test_a_queue_is_filled_beside_training() -> None:
+    queue = tf.RandomShuffleQueue(10, 0, [tf.float32], shapes=[[2]], seed=1)
+    runner = tf.train.QueueRunner(queue, [queue.enqueue([tf.random_uniform([2])])] * 2)
+    tf.train.add_queue_runner(runner)
+    batch = queue.dequeue_many(4)
+    with tf.Session() as sess:
+        coord = tf.train.Coordinator()
+        threads = tf.train.start_queue_runners(sess, coord)
+        try:
+            shapes = [np.shape(sess.run(batch)) for _ in range(5)]
+        finally:
+            coord.request_stop()
+            coord.join(threads, stop_grace_period_secs=20)
+    assert shapes == [(4, 2)] * 5 and len(threads) >= 2
+
+
+def test_a_monitored_session_stops_saves_and_goes_on(tmp_path: pathlib.Path) -> None:
+    def train(last_step: int) -> int:
+        with tf.Graph().as_default():
+            step = tf.train.get_or_create_global_step()
+            w = tf.get_variable("w", [2], initializer=tf.ones_initializer())
+            loss = tf.reduce_sum(tf.square(w))
+            tf.summary.scalar("loss", loss)
+            train_op = tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=step)
+            hooks = [tf.train.StopAtStepHook(last_step=last_step), tf.train.NanTensorHook(loss)]
+            steps = 0
+            with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=hooks) as sess:
+                while not sess.should_stop():
+                    sess.run(train_op)
+                    steps += 1
+            return steps
+
+    assert train(5) == 5
+    assert train(8) == 3, "it goes on from the checkpoint"
+    assert tf.train.load_variable(str(tmp_path), "global_step") == 8
+
+
+def test_a_supervisor_answers_to_its_first_names(tmp_path: pathlib.Path) -> None:
+    step = tf.Variable(0, name="global_step", trainable=False)
+    add = step.assign_add(1)
+    calls = []
+    sv = tf.train.Supervisor(logdir=str(tmp_path), global_step=step, save_summaries_secs=0)
+    sess = sv.PrepareSession()
+    loop = sv.Loop(0.05, target=lambda: calls.append(sess.run(add)))
+    while len(calls) < 3:
+        assert not sv.ShouldStop()
+    sv.RequestStop()
+    sv.WaitForStop()
+    sv.Stop([loop])
+    sess.close()
+    assert isinstance(sess, tf.Session) and tf.train.latest_checkpoint(str(tmp_path)) is not None

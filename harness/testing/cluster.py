@@ -1,0 +1,379 @@
+"""LocalCluster: a cluster of real processes on this machine, for tests that kill, freeze and cut them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import psutil
+
+import runtime as rt
+from harness.launcher.policy import PS, WORKER, TaskId
+from harness.launcher.ports import hold_ports
+from harness.launcher.tasks import Topology, arguments, environment
+from harness.testing.links import How, Links
+from harness.testing.plan import Fault, FaultPlan, Kind
+from harness.testing.processes import Life, Line, Processes
+
+PATIENCE_SECS = 60.0
+"""How long waits for lines, steps and ends last by default."""
+PRELOAD = ("harness.supervisor", "harness.saver", "harness.checkpoints.orbax", "harness.writer", "tensorstore")
+"""What training programs import; in a zygote that has it, a task starts in a tenth of the time."""
+_LOOK_SECS = 0.02
+_PROBE_SECS = 1.0
+
+
+@dataclass(frozen=True)
+class Injected:
+    """A fault that was injected.
+
+    Attributes:
+        fault: what it was.
+        at: ``time.monotonic()`` when.
+        skipped: why it was not injected after all; empty when it was.
+    """
+
+    fault: Fault
+    at: float
+    skipped: str = ""
+
+
+class LocalCluster:
+    """Real processes, one per task, that are started with the cluster flags as ``harness.launch`` does.
+
+        with LocalCluster(["python", "train.py"], ps=2, workers=2) as cluster:
+            cluster.run(FaultPlan(seed=1).kill("worker", 1, at_step=200).restart("worker", 1))
+            assert cluster.wait("worker:0") == 0
+
+    On leaving, every process is ended; nothing of them is left.
+
+    Args:
+        command: program and arguments; a bare ``python`` is this interpreter. The flags --ps_hosts, --worker_hosts,
+            --job_name and --task_index are added.
+        ps: number of ps tasks.
+        workers: number of workers.
+        env: environment variables beside those of this process.
+        links: put a network between the tasks that can be cut.
+        preload: modules that are imported once for all tasks when the command is ``python -m ...``. They see the
+            environment as it is then: variables that they read on import cannot differ between tasks.
+        start: start all tasks at once.
+        echo: called with (task, line) for each line that a task writes.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        ps: int = 1,
+        workers: int = 1,
+        env: Mapping[str, str] | None = None,
+        links: bool = False,
+        preload: Sequence[str] = (),
+        start: bool = True,
+        echo: Callable[[str, str], object] | None = None,
+    ) -> None:
+        self._command = list(command)
+        self._env = {**os.environ, **(env or {})}
+        held = hold_ports(ps + workers)
+        hosts = [f"127.0.0.1:{holder.getsockname()[1]}" for holder in held]
+        self._topology = Topology(tuple(hosts[:ps]), tuple(hosts[ps:]))
+        self._ids = {f"{task.job}:{task.index}": task for task in self._topology.tasks()}
+        self.addresses = dict(zip(self._ids, hosts, strict=True))
+        """Address of each task."""
+        self._held: dict[str, socket.socket] = dict(zip(self._ids, held, strict=True))
+        self._links: Links | None = None
+        self._processes = Processes(preload, self._env, echo)
+        try:
+            if links:
+                self._links = Links(list(self._ids), self._owner)
+            if start:
+                for task in self._ids:
+                    self.start(task)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> LocalCluster:
+        """Gives the cluster itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends every process."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends every process and closes every port. Does nothing the second time."""
+        self._processes.close()
+        if self._links is not None:
+            self._links.close()
+            self._links = None
+        while self._held:
+            self._held.popitem()[1].close()
+
+    # -- tasks -------------------------------------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks, such as "ps:0", the ps tasks first."""
+        return list(self._ids)
+
+    @property
+    def cluster_spec(self) -> rt.ClusterSpec:
+        """The cluster."""
+        jobs = {PS: list(self._topology.ps_hosts), WORKER: list(self._topology.worker_hosts)}
+        return rt.ClusterSpec({job: hosts for job, hosts in jobs.items() if hosts})
+
+    def start(self, task: str, **env: str) -> Life:
+        """Starts a task, the first time or again.
+
+        Args:
+            task: its name.
+            **env: environment variables of this start.
+
+        Raises:
+            RuntimeError: it runs already.
+        """
+        identity = self._task(task)
+        attempt = len(self._processes.lives(task))
+        environ = {**environment(self._env, identity, attempt), **env}
+        if self._links is not None:
+            proxy = f"127.0.0.1:{self._links.ports[task]}"
+            environ |= {"BELLWETHER_PROXY": proxy, "BELLWETHER_FAST_PATH": "0", "no_grpc_proxy": "", "no_proxy": ""}
+        if task in self._held:
+            self._held.pop(task).close()
+        argv = arguments(self._command, self._topology, identity)
+        if argv[0] in ("python", "python3"):
+            argv[0] = sys.executable
+        return self._processes.start(task, argv, environ)
+
+    def kill(self, task: str) -> None:
+        """SIGKILL, and waits until it has ended."""
+        self._processes.signal(life := self._alive(task), signal.SIGKILL)
+        self._processes.wait(life, PATIENCE_SECS)
+
+    def stop(self, task: str) -> None:
+        """SIGTERM; does not wait."""
+        self._processes.signal(self._alive(task), signal.SIGTERM)
+
+    def freeze(self, task: str) -> None:
+        """SIGSTOP, until ``thaw``."""
+        self._processes.signal(self._alive(task), signal.SIGSTOP)
+
+    def thaw(self, task: str) -> None:
+        """SIGCONT; does nothing when the task has ended."""
+        if (life := self._processes.running(self._name(task))) is not None:
+            self._processes.signal(life, signal.SIGCONT)
+
+    def cut(self, one: str, other: str, *, reset: bool = False) -> None:
+        """Cuts the network between two tasks until ``heal``; see ``harness.testing.links.How``."""
+        self._network().cut(self._name(one), self._name(other), How.RESET if reset else How.DROP)
+
+    def heal(self, one: str, other: str) -> None:
+        """Ends a cut."""
+        self._network().heal(self._name(one), self._name(other))
+
+    # -- what they do ------------------------------------------------------------------------------------------
+
+    def lives(self, task: str = "") -> list[Life]:
+        """The processes of a task, or of all, in the order of their starts."""
+        return self._processes.lives(task)
+
+    def running(self, task: str) -> bool:
+        """Whether a process of the task runs now."""
+        return self._processes.running(self._name(task)) is not None
+
+    def lines(self, task: str, pattern: str = "") -> list[Line]:
+        """The lines that a task has written in all its lives, or those that match."""
+        return [line for line in self._processes.lines(self._name(task)) if re.search(pattern, line.text)]
+
+    def expect(self, task: str, pattern: str, secs: float = PATIENCE_SECS) -> re.Match[str]:
+        """Waits for a line that matches, after the one that was found last.
+
+        Raises:
+            TimeoutError: no such line came.
+            RuntimeError: the task has ended without it.
+        """
+        return self._processes.expect(self._name(task), pattern, secs)
+
+    def wait(self, task: str, secs: float = PATIENCE_SECS) -> int:
+        """Waits for the end of the last process of a task; gives its exit code, negative for a signal.
+
+        Raises:
+            TimeoutError: it did not end.
+        """
+        lives = self._processes.lives(self._name(task))
+        if not lives:
+            raise RuntimeError(f"{task} was never started")
+        return self._processes.wait(lives[-1], secs)
+
+    def step(self) -> int | None:
+        """The global step as the task that holds it tells; None when it cannot be asked now."""
+        holders = [task for task, identity in self._ids.items() if identity.job == PS] or list(self._ids)
+        for task in holders:
+            life = self._processes.running(task)
+            if life is None or life.frozen:
+                continue
+            try:
+                found = rt.probe(self.addresses[task], _PROBE_SECS).values.get("global_step")
+            except rt.OpError:
+                continue
+            if found is not None:
+                return int(found)
+        return None
+
+    def wait_step(self, step: int, secs: float = PATIENCE_SECS) -> int:
+        """Waits until the global step has reached a number; gives it.
+
+        Raises:
+            TimeoutError: it did not.
+            RuntimeError: no worker runs any more.
+        """
+        deadline = time.monotonic() + secs
+        while True:
+            now = self.step()
+            if now is not None and now >= step:
+                return now
+            if not any(self.running(task) for task, identity in self._ids.items() if identity.job == WORKER):
+                raise RuntimeError(f"no worker runs any more, and the global step has not reached {step}")
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"the global step has not reached {step} within {secs:g} s: it is {now}")
+            self._pause(_LOOK_SECS)
+
+    # -- faults ------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        plan: FaultPlan,
+        *,
+        secs: float = 600.0,
+        until: Callable[[], bool] = lambda: False,
+        say: Callable[[str], object] = lambda text: print(text, flush=True),
+    ) -> list[Injected]:
+        """Injects the faults of a plan, one after the other, and waits until all that do not last for ever have ended.
+
+        Args:
+            plan: what is to go wrong; its seed is told.
+            secs: after how long to give up waiting for a fault's step.
+            until: asked again and again; when it is true no further fault is injected.
+            say: is told of each fault.
+
+        Returns:
+            What was injected. A fault whose task does not run (or, for a restart, runs) is skipped.
+
+        Raises:
+            TimeoutError: the step of a fault did not come.
+        """
+        say(f"fault plan: seed {plan.seed}")
+        began = last = time.monotonic()
+        done: list[Injected] = []
+        undo: list[tuple[float, Fault]] = []
+        for fault in plan.faults:
+            due = began + fault.at_secs if fault.at_secs is not None else last + fault.after_secs
+            give_up = time.monotonic() + secs
+            while not until():
+                now = time.monotonic()
+                self._undo(undo, now)
+                if fault.at_step is None:
+                    if now >= due:
+                        break
+                elif (step := self.step()) is not None and step >= fault.at_step:
+                    break
+                if now >= give_up + max(0.0, due - now):
+                    raise TimeoutError(f"{fault}: not reached within {secs:g} s")
+                next_due = min([due if fault.at_step is None else now + _LOOK_SECS, *(at for at, _ in undo)])
+                self._pause(max(0.0, min(next_due - now, 0.2)))
+            else:
+                break
+            last = time.monotonic()
+            skipped = self._inject(fault)
+            say(f"fault {len(done) + 1} at {last - began:.1f} s: {fault}{skipped and ' - skipped: ' + skipped}")
+            done.append(Injected(fault, last, skipped))
+            if fault.secs is not None and not skipped:
+                undo.append((last + fault.secs, fault))
+        while undo:
+            self._undo(undo, time.monotonic())
+            if undo:
+                self._pause(max(0.0, min(at for at, _ in undo) - time.monotonic()))
+        return done
+
+    def _pause(self, secs: float) -> None:
+        with self._processes.changed:
+            self._processes.changed.wait(min(secs, 0.2))
+
+    def _inject(self, fault: Fault) -> str:
+        runs = self.running(fault.task)
+        if fault.kind is Kind.RESTART:
+            if runs:
+                return "it runs"
+            self.start(fault.task)
+        elif fault.kind is Kind.CUT:
+            self.cut(fault.task, fault.peer, reset=fault.reset)
+        elif not runs:
+            return "it does not run"
+        elif fault.kind is Kind.KILL:
+            self.kill(fault.task)
+        elif fault.kind is Kind.STOP:
+            self.stop(fault.task)
+        else:
+            self.freeze(fault.task)
+        return ""
+
+    def _undo(self, undo: list[tuple[float, Fault]], now: float) -> None:
+        for at, fault in list(undo):
+            if at > now:
+                continue
+            if fault.kind is Kind.CUT:
+                self.heal(fault.task, fault.peer)
+            elif fault.kind is Kind.FREEZE:
+                self.thaw(fault.task)
+            elif not self.running(fault.task):
+                self.start(fault.task)
+            elif fault.kind is Kind.STOP and self._alive(fault.task).started_at < at - (fault.secs or 0.0):
+                continue  # told to stop, and has not yet
+            undo.remove((at, fault))
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def _name(self, task: str) -> str:
+        self._task(task)
+        return task
+
+    def _task(self, task: str) -> TaskId:
+        if task not in self._ids:
+            raise ValueError(f"no task {task!r} in this cluster: {', '.join(self._ids)}")
+        return self._ids[task]
+
+    def _alive(self, task: str) -> Life:
+        life = self._processes.running(self._name(task))
+        if life is None:
+            raise RuntimeError(f"{task} does not run")
+        return life
+
+    def _network(self) -> Links:
+        if self._links is None:
+            raise RuntimeError("this cluster has no network that can be cut: make it with links=True")
+        return self._links
+
+    def _owner(self, port: int) -> str:
+        """Which task listens on a port: known of the control plane, looked up for the tensor ports."""
+        for task, address in self.addresses.items():
+            if address.endswith(f":{port}"):
+                return task
+        for life in self._processes.lives():
+            if life.code is None and life.pid:
+                try:
+                    connections = psutil.Process(life.pid).net_connections("tcp")
+                except psutil.Error:
+                    continue
+                if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
+                    return life.task
+        return ""

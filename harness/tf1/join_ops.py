@@ -1,0 +1,235 @@
+"""Joining and cutting tensors, in TensorFlow 1.0's argument orders and, where they differ, 0.8's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import runtime as rt
+from harness.tf1.array_ops import as_tensor
+from harness.tf1.lift import Array, Arrays, Function, Static, op
+from harness.tf1.static import static_number
+
+
+@op("concat")
+def _concat_op(values: Arrays, axis: Static, name: str | None = None) -> Any:
+    return jnp.concatenate([jnp.asarray(v) for v in values], axis)
+
+
+def concat(values: Any, axis: Any, name: str = "concat") -> Any:
+    """``jax.numpy.concatenate``: ``concat(values, axis)``, or ``concat(axis, values)`` as before 1.0."""
+    if isinstance(axis, list | tuple) and not isinstance(values, list | tuple):
+        values, axis = axis, values
+    return _concat_op(values if isinstance(values, list | tuple) else [values], axis, name)
+
+
+def concat_v2(values: Any, axis: Any, name: str = "concat_v2") -> Any:
+    """The same as ``concat``."""
+    return concat(values, axis, name)
+
+
+@op("stack")
+def stack(values: Arrays, axis: Static = 0, name: str = "stack") -> Any:
+    """``jax.numpy.stack``."""
+    return jnp.stack([jnp.asarray(v) for v in values], axis)
+
+
+def parallel_stack(values: Any, name: str = "parallel_stack") -> Any:
+    """The same as ``stack``."""
+    return stack(values, 0, name)
+
+
+@op("unstack")
+def _unstack_op(value: Array, axis: Static, count: Static, name: str | None = None) -> Any:
+    return tuple(jnp.moveaxis(value, axis, 0)[i] for i in _count(count))
+
+
+def _count(number: int) -> Any:
+    return np.arange(number).tolist()
+
+
+def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
+    """A list of the slices along ``axis``; ``num`` is needed where that size is not known before the step runs."""
+    tensor = as_tensor(value)
+    if num is None:
+        num = None if tensor.shape is None else tensor.shape[axis]
+    if num is None:
+        raise ValueError(f"unstack: the size of axis {axis} of {tensor.name!r} is not known before the step: give num")
+    return list(_unstack_op(tensor, axis, num, name))
+
+
+@op("split")
+def _split_op(value: Array, at: Any, axis: Static, name: str | None = None) -> Any:
+    return tuple(jnp.split(value, at, axis))
+
+
+def split(*args: Any, **kwargs: Any) -> list[Any]:
+    """``split(value, num_or_size_splits, axis=0, name)``, or ``split(split_dim, num_split, value, name)`` before 1.0.
+
+    Args:
+        *args: as above.
+        **kwargs: as above; ``num`` is accepted and not needed.
+
+    Returns:
+        A list of tensors: that many of one size, or of the sizes given.
+    """
+    old = "split_dim" in kwargs or "num_split" in kwargs or (len(args) > 2 and _whole(args[0]) and not _whole(args[2]))
+    order = (
+        ("split_dim", "num_split", "value", "name") if old else ("value", "num_or_size_splits", "axis", "num", "name")
+    )
+    given = dict(zip(order, args, strict=False)) | kwargs
+    unknown = set(given) - set(order)
+    if unknown or len(args) > len(order):
+        raise TypeError(f"split: takes {', '.join(order)}, not {', '.join(sorted(unknown)) or len(args)}")
+    axis = static_number(given.get("split_dim" if old else "axis", 0), "split: the axis")
+    parts = static_number(given["num_split" if old else "num_or_size_splits"], "split: the number of parts")
+    at: Any = parts
+    if isinstance(parts, list):
+        value = as_tensor(given["value"])
+        at = np.cumsum(_sizes(parts, value, axis))[:-1].tolist()
+    return list(_split_op(given["value"], at, axis, given.get("name")))
+
+
+def split_v(*args: Any, **kwargs: Any) -> list[Any]:
+    """The same as ``split``."""
+    return split(*args, **kwargs)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer)
+
+
+def _sizes(parts: list[int], value: rt.Tensor, axis: int) -> list[int]:
+    if -1 not in parts:
+        return parts
+    total = None if value.shape is None else value.shape[axis]
+    if total is None:
+        raise ValueError(f"split: the size of axis {axis} of {value.name!r} is not known, so -1 cannot be worked out")
+    return [total - sum(parts) - 1 if p == -1 else p for p in parts]
+
+
+@op("Slice")
+def slice(input_: Array, begin: Static, size: Static, name: str | None = None) -> Any:  # noqa: A001
+    """``size`` elements from ``begin`` on along each axis; -1 for all that is left."""
+    ends = [d if s == -1 else b + s for b, s, d in zip(begin, size, jnp.shape(input_), strict=True)]
+    return jax.lax.slice(jnp.asarray(input_), begin, ends)
+
+
+@op("StridedSlice")
+def strided_slice(input_: Array, begin: Static, end: Static, strides: Static = None, name: str | None = None) -> Any:
+    """``input_[begin:end:strides]`` for each axis; masks are not taken, write the index in Python."""
+    steps = strides or [1] * len(begin)
+    return jnp.asarray(input_)[tuple(_slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))]
+
+
+def _slice(begin: int, end: int, step: int) -> Any:
+    import builtins
+
+    return builtins.slice(begin, end, step)
+
+
+@op("Tile")
+def tile(input: Array, multiples: Static, name: str | None = None) -> Any:  # noqa: A002
+    """``jax.numpy.tile``."""
+    return jnp.tile(input, multiples)
+
+
+@op("Pad")
+def pad(
+    tensor: Array, paddings: Static, mode: str = "CONSTANT", name: str | None = None, constant_values: Any = 0
+) -> Any:  # noqa: E501
+    """``jax.numpy.pad``, in mode "CONSTANT", "REFLECT" or "SYMMETRIC"."""
+    how = mode.lower()
+    extra = {"constant_values": constant_values} if how == "constant" else {}
+    return jnp.pad(tensor, paddings, how, **extra)
+
+
+@op("ReverseV2")
+def reverse(tensor: Array, axis: Static, name: str | None = None) -> Any:
+    """``jax.numpy.flip`` of the axes; before 1.0 a list of bools, one for each axis."""
+    flags = isinstance(axis, list) and bool(axis) and all(isinstance(a, bool) for a in axis)
+    over = [i for i, flag in enumerate(axis) if flag] if flags else axis
+    return jnp.flip(tensor, tuple(over) if isinstance(over, list) else over)
+
+
+@op("Gather")
+def gather(
+    params: Array, indices: Array, validate_indices: bool | None = None, name: str | None = None, axis: Static = 0
+) -> Any:
+    """``jax.numpy.take``. An index out of range gives NaN (the limit, for integers), not an error."""
+    return jnp.take(params, jnp.asarray(indices), axis=axis)
+
+
+@op("GatherNd")
+def gather_nd(params: Array, indices: Array, name: str | None = None) -> Any:
+    """The slices of ``params`` that the last axis of ``indices`` points to."""
+    places = jnp.moveaxis(jnp.asarray(indices), -1, 0)
+    return jnp.asarray(params)[tuple(places)]
+
+
+@op("ScatterNd")
+def scatter_nd(indices: Array, updates: Array, shape: Static, name: str | None = None) -> Any:
+    """Zeros of ``shape`` with ``updates`` added at ``indices``."""
+    places = jnp.moveaxis(jnp.asarray(indices), -1, 0)
+    return jnp.zeros(shape, jnp.result_type(updates)).at[tuple(places)].add(updates)
+
+
+@op("Select")
+def where(condition: Array, x: Array | None = None, y: Array | None = None, name: str | None = None) -> Any:
+    """``jax.numpy.where``; a vector ``condition`` chooses rows. Without x and y it has no static shape: refused."""
+    if x is None or y is None:
+        raise ValueError("where(condition) alone has no static shape: use x and y, or fetch and use numpy.argwhere")
+    mask = jnp.asarray(condition)
+    mask = mask.reshape(mask.shape + (1,) * (jnp.ndim(x) - mask.ndim)) if mask.ndim == 1 else mask
+    return jnp.where(mask, x, y)
+
+
+@op("TopKV2")
+def top_k_op(input: Array, k: Static, name: str | None = None) -> Any:  # noqa: A002
+    return tuple(jax.lax.top_k(input, k))
+
+
+@op("InvertPermutation")
+def invert_permutation(x: Array, name: str | None = None) -> Any:
+    """``jax.numpy.argsort``."""
+    return jnp.argsort(x).astype(jnp.result_type(x))
+
+
+def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
+    """``jax.numpy.meshgrid``."""
+    return list(_meshgrid_op(list(args), indexing, name))
+
+
+@op("meshgrid")
+def _meshgrid_op(vectors: Arrays, indexing: Any, name: str | None = None) -> Any:
+    return tuple(jnp.meshgrid(*vectors, indexing=indexing))
+
+
+OPS: dict[str, Function] = {
+    "concat": concat,
+    "concat_v2": concat_v2,
+    "gather": gather,
+    "gather_nd": gather_nd,
+    "invert_permutation": invert_permutation,
+    "meshgrid": meshgrid,
+    "pack": stack,
+    "pad": pad,
+    "parallel_stack": parallel_stack,
+    "reverse": reverse,
+    "reverse_v2": reverse,
+    "scatter_nd": scatter_nd,
+    "select": where,
+    "slice": slice,
+    "split": split,
+    "split_v": split_v,
+    "stack": stack,
+    "strided_slice": strided_slice,
+    "tile": tile,
+    "unpack": unstack,
+    "unstack": unstack,
+    "where": where,
+}
+"""TensorFlow's name -> the function, for all that this module defines."""

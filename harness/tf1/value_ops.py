@@ -1,0 +1,52 @@
+"""Tensors from values: identity, conversion, placeholders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import runtime as rt
+from harness.tf1.dtypes import as_dtype
+from harness.tf1.join_ops import stack
+from harness.tf1.lift import Function, constant, is_tensor
+from harness.tf1.static import static_number
+
+
+def identity(input: Any, name: str | None = None) -> Any:  # noqa: A002
+    """The same value on the current device."""
+    return rt.identity(input if is_tensor(input) else constant(input), name)
+
+
+def convert_to_tensor(
+    value: Any, dtype: Any = None, name: str | None = None, as_ref: bool = False, preferred_dtype: Any = None
+) -> Any:
+    """``value`` as a tensor. Raises ValueError when it is a tensor of another dtype."""
+    if isinstance(value, list | tuple) and any(is_tensor(v) for v in value):
+        value = stack(value, 0, name or "packed")
+    if not is_tensor(value):
+        return constant(value, dtype, name=name or "Const")
+    tensor = rt.as_tensor(value)
+    if dtype is not None and tensor.dtype != as_dtype(dtype).dtype:
+        raise ValueError(f"{tensor.name!r} is {tensor.dtype.name}, not {as_dtype(dtype).name}: use tf.cast")
+    return tensor
+
+
+def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> Any:
+    """A tensor to feed; see ``rt.placeholder``. A shape may hold None."""
+    return rt.placeholder(as_dtype(dtype).dtype, None if shape is None else static_number(shape, "the shape"), name)
+
+
+def placeholder_with_default(input: Any, shape: Any, name: str | None = None) -> Any:  # noqa: A002
+    """A tensor that may be fed, and is ``input`` when it is not."""
+    tensor = rt.identity(input if is_tensor(input) else constant(input), name or "PlaceholderWithDefault")
+    tensor.shape = None if shape is None else tuple(static_number(shape, "the shape"))
+    return tensor
+
+
+OPS: dict[str, Function] = {
+    "constant": constant,
+    "convert_to_tensor": convert_to_tensor,
+    "identity": identity,
+    "placeholder": placeholder,
+    "placeholder_with_default": placeholder_with_default,
+}
+"""TensorFlow's name -> the function, for all that this module defines."""
