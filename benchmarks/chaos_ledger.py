@@ -8,7 +8,7 @@ were done, how many are not accounted for, and how many the restore at its end h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Restore:
-    """One restore, as the chief logged it.
+    """One restore (or initialisation over what was there), as the chief logged it.
 
     Attributes:
         at: ``time.monotonic()`` of the log line.
@@ -74,8 +74,10 @@ class Books:
         done: steps that a worker knows it has done.
         unknown: steps that were begun and whose end nobody knows: their worker was killed, or they were run again.
         kept: the global step at the end.
-        lost: steps lost by restores, as logged by the chief, or by the workers where the chief could not know.
+        lost: steps lost by restores: as the chief logged it, or as far as any worker knew where it could not.
+        untold: how many of those no log line told, because whoever had seen them was killed too.
         restores: how many restores.
+        recoveries: how many recoveries of workers.
         wrong: what does not add up, in words.
     """
 
@@ -83,33 +85,40 @@ class Books:
     unknown: int = 0
     kept: int = 0
     lost: int = 0
+    untold: int = 0
     restores: int = 0
+    recoveries: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return (
-            f"{self.done} steps done + {self.unknown} of unknown end; {self.kept} kept + {self.lost} lost by "
-            f"{self.restores} restores"
+            f"{self.done} steps done + {self.kept + self.lost - self.done} of {self.unknown} with unknown end = "
+            f"{self.kept} kept + {self.lost} lost in {self.restores} restores ({self.untold} untold)"
         )
 
 
+OPENED = "opened a session"
+"""What a worker logs when its session is ready."""
 _BACK = re.compile(r"restored .*: back from step (\d+) to step (\d+),")
 _ON = re.compile(r"restored .*: training goes on from step (\d+)")
-_INITIALISED = re.compile(r"ALL STEPS SO FAR ARE LOST")
-_LOST_HERE = re.compile(r"at step (\d+): (\d+) steps are lost \(step (\d+) was the last seen here\)")
+_INITIALISED = re.compile(r"^chief: initialise:")
+_LOST_HERE = re.compile(r"at step \d+: \d+ steps are lost \(step (\d+) was the last seen here\)")
+_RECOVERED = re.compile(r"^recovered within")
+_RECOVERING = re.compile(r"^recovering:")
 
 
 def restores(ledgers: Iterable[Sequence[Entry]]) -> list[Restore]:
-    """The restores, in order of time."""
-    found = []
+    """The restores, in order of time. The first initialisation is none: there was nothing before."""
+    found, initialised = [], []
     for entry in (entry for ledger in ledgers for entry in ledger if entry.what == "log"):
         if match := _BACK.search(entry.text):
             found.append(Restore(entry.at, int(match[2]), int(match[1])))
         elif match := _ON.search(entry.text):
             found.append(Restore(entry.at, int(match[1]), None))
         elif _INITIALISED.search(entry.text):
-            found.append(Restore(entry.at, 0, None))
-    return sorted(found, key=lambda restore: restore.at)
+            initialised.append(Restore(entry.at, 0, None))
+    again = sorted(initialised, key=lambda restore: restore.at)[1:]
+    return sorted([*found, *again], key=lambda restore: restore.at)
 
 
 def add_up(ledgers: Sequence[Sequence[Entry]], final_step: int) -> Books:
@@ -119,47 +128,55 @@ def add_up(ledgers: Sequence[Sequence[Entry]], final_step: int) -> Books:
         ledgers: one for each life of a worker.
         final_step: the global step at the end.
     """
-    books = Books(kept=final_step)
     back = restores(ledgers)
-    books.restores = len(back)
-    done = sorted((e for ledger in ledgers for e in ledger if e.what == "done"), key=lambda e: e.at)
-    books.done = len(done)
-    books.unknown = sum(_unknown(ledger) for ledger in ledgers)
-    unaccounted = 0
-    for number, (start, end) in enumerate(zip([None, *back], [*back, None], strict=True)):
-        # A step that was done just before the restore may be written down just after it: its number tells.
-        first = 0 if start is None else start.step
-        period = _numbers(done, start, end, back, number)
-        last = max(period, default=first)
-        live = final_step if end is None else end.live
-        if live is None:
-            live = last
-        twice = len(period) - len(set(period))
+    books = Books(kept=final_step, restores=len(back), unknown=sum(map(_unknown, ledgers)))
+    counted: list[list[int]] = [[] for _ in range(len(back) + 1)]
+    told: list[int] = [0] * (len(back) + 1)
+    for ledger in ledgers:
+        books.recoveries += sum(e.what == "log" and bool(_RECOVERED.search(e.text)) for e in ledger)
+        for period, entry in _by_period(ledger, back):
+            if entry.what == "done":
+                counted[period].append(entry.step)
+            elif period and (match := _LOST_HERE.search(entry.text)):
+                told[period - 1] = max(told[period - 1], int(match[1]))
+    books.done = sum(map(len, counted))
+    nobodys = 0
+    for period, numbers in enumerate(counted):
+        first = back[period - 1].step if period else 0
+        end = back[period] if period < len(back) else Restore(0.0, 0, final_step)
+        last = max(numbers, default=first)
+        live = max(last, told[period]) if end.live is None else end.live
+        twice = len(numbers) - len(set(numbers))
         if twice:
-            books.wrong.append(f"period {number}: {twice} numbers were counted twice")
+            books.wrong.append(f"period {period}: {twice} numbers were counted twice")
         if last > live:
-            books.wrong.append(f"period {number}: step {last} was done, but the global step was {live}")
-        missing = (live - first) - len(set(period))
-        unaccounted += missing
-        if end is not None:
+            books.wrong.append(f"period {period}: step {last} was done, but {live} is logged as the last one")
+        if min(numbers, default=first + 1) <= first:
+            books.wrong.append(f"period {period}: step {min(numbers)} was done again after a restore to {first}")
+        nobodys += live - first - len(set(numbers))
+        if period < len(back):
             books.lost += live - end.step
-    if not 0 <= unaccounted <= books.unknown:
-        books.wrong.append(f"{unaccounted} counted steps are nobody's; {books.unknown} have an unknown end")
+            books.untold += max(0, live - max(told[period], end.live or 0, end.step))
+    if not 0 <= nobodys <= books.unknown:
+        books.wrong.append(f"{nobodys} counted steps are nobody's, but {books.unknown} have an unknown end")
     if not books.done <= books.kept + books.lost <= books.done + books.unknown:
-        books.wrong.append(f"done and kept + lost differ: {books}")
+        books.wrong.append(f"it does not add up: {books}")
     return books
 
 
 def _unknown(ledger: Sequence[Entry]) -> int:
     """Steps that were begun and not done, and attempts at a step that a recovery has cut off."""
     begun = sum(entry.what == "begin" for entry in ledger) - sum(entry.what == "done" for entry in ledger)
-    return begun + sum(entry.what == "log" and entry.text.startswith("recovering:") for entry in ledger)
+    return begun + sum(entry.what == "log" and bool(_RECOVERING.search(entry.text)) for entry in ledger)
 
 
-def _numbers(
-    done: Sequence[Entry], start: Restore | None, end: Restore | None, back: Sequence[Restore], number: int
-) -> list[int]:
-    """The numbers counted in a period."""
-    began = float("-inf") if start is None else start.at
-    ended = float("inf") if end is None else end.at
-    return [entry.step for entry in done if began < entry.at <= ended]
+def _by_period(ledger: Sequence[Entry], back: Sequence[Restore]) -> Iterator[tuple[int, Entry]]:
+    """The entries of one life of a worker with the number of restores before the session that they belong to.
+
+    Not by the time of the entry: a worker that sleeps may write down late what it did before a restore.
+    """
+    period = 0
+    for entry in ledger:
+        if entry.what == "log" and (entry.text == OPENED or _RECOVERED.search(entry.text)):
+            period = sum(restore.at <= entry.at for restore in back)
+        yield period, entry

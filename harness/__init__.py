@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from harness.checkpoints.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
     from harness.checkpoints.states import checkpointable, forget_checkpointable, restore_states
+    from harness.collective import CollectiveReplicas, join_group
     from harness.coordinator import Coordinator
     from harness.global_step import create_global_step, get_global_step, get_or_create_global_step
     from harness.hooks import (
@@ -77,6 +78,7 @@ _HOMES = {
     "CheckpointSaverListener": "harness.hooks",
     "CheckpointState": "harness.checkpoints.layout",
     "ChiefSessionCreator": "harness.session_creator",
+    "CollectiveReplicas": "harness.collective",
     "Coordinator": "harness.coordinator",
     "FeedFnHook": "harness.hooks",
     "FileWriter": "harness.writer",
@@ -123,6 +125,7 @@ _HOMES = {
     "get_global_step": "harness.global_step",
     "get_or_create_global_step": "harness.global_step",
     "init_from_checkpoint": "harness.checkpoints.initialize",
+    "join_group": "harness.collective",
     "latest_checkpoint": "harness.checkpoints.layout",
     "list_variables": "harness.checkpoints.reader",
     "load_checkpoint": "harness.checkpoints.reader",
@@ -141,6 +144,7 @@ __all__ = [
     "CheckpointSaverListener",
     "CheckpointState",
     "ChiefSessionCreator",
+    "CollectiveReplicas",
     "Coordinator",
     "FeedFnHook",
     "FileWriter",
@@ -187,6 +191,7 @@ __all__ = [
     "get_global_step",
     "get_or_create_global_step",
     "init_from_checkpoint",
+    "join_group",
     "latest_checkpoint",
     "list_variables",
     "load_checkpoint",

@@ -28,6 +28,7 @@ from runtime import (
     DataLossError,
     GraphKeys,
     InvalidArgumentError,
+    NotFoundError,
     OpError,
     Session,
     ShardFile,
@@ -394,7 +395,7 @@ class Saver:
                 sess.shards.restore(
                     slices, reader.item, ocdbt=reader.ocdbt, zarr3=reader.zarr3, stream=self._stream, check=check
                 )
-            except DataLossError as error:
+            except (DataLossError, NotFoundError) as error:  # its own list of names says that all are there
                 raise DataLossError(f"checkpoint {path} is damaged: {error.message}", task=error.task) from None
         restore_states(path, sess.task)
 

@@ -30,6 +30,7 @@ from runtime.errors import (
 )
 from runtime.execution import zarr
 from runtime.execution.states import register_state
+from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.gradients import gradients
 from runtime.graph.graph import (
     Graph,
@@ -150,6 +151,8 @@ __all__ = [
     "global_variables_initializer",
     "gradients",
     "group",
+    "group_broadcast",
+    "group_mean",
     "host_call",
     "identity",
     "is_variable_initialized",

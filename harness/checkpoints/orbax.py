@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
@@ -159,7 +160,8 @@ class Directory:
         self._sequence = {step.number: sequence for sequence, step, _ in layout.ranked(layout.steps_in(self.path))}
         retention = self._retention
         handler = ocp.PyTreeCheckpointHandler(
-            type_handler_registry=ocp.type_handlers.create_type_handler_registry((RemoteArray, _Handler(self)))
+            type_handler_registry=ocp.type_handlers.create_type_handler_registry((RemoteArray, _Handler(self))),
+            multiprocessing_options=_this_process_only(),
         )
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_Keep(retention, self._sequence),
@@ -169,12 +171,15 @@ class Directory:
             cleanup_tmp_directories=not self._cleaned,
             todelete_subdir=REMOVED,
             temporary_path_class=_temporary_path_class(self) if zarr.is_local(self.path) else None,
+            create=False,
+            multiprocessing_options=_this_process_only(),
             async_options=ocp.AsyncOptions(
                 create_directories_asynchronously=False,
                 timeout_secs=24 * 3600,
                 post_finalization_callback=None if zarr.is_local(self.path) else self._complete_remote,
             ),
         )
+        epath.Path(self.path).mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self.path, options=options, item_handlers=handler)
 
     def _clean(self) -> None:
@@ -325,6 +330,16 @@ class Directory:
                     rest.append(ShardFile(path, size, crc))
         manifest = replace(save.manifest, files=[*save.files, *rest])
         (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
+
+
+def _this_process_only() -> ocp.options.MultiprocessingOptions:
+    """One process saves, also where ``jax.distributed`` has joined several: Orbax must not wait for the others."""
+    if jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    here = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process{here}"
+    )
 
 
 class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]

@@ -89,7 +89,8 @@ class Processes:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._wake, self._waker = socket.socketpair()
         script = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
-        command = [sys.executable, "-m", zygote.__name__, str(theirs.fileno()), *preload]
+        program = f"import sys; from {zygote.__name__} import main; main(sys.argv[1:])"
+        command = [sys.executable, "-c", program, str(theirs.fileno()), *preload]
         # The guard outlives nobody: it ends with the thread that starts it, and takes the zygote and all tasks along.
         self._ready = threading.Event()
         self._failure: BaseException | None = None

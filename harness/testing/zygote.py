@@ -1,6 +1,6 @@
 """The parent of the tasks of a test cluster: starts them when told to, tells when they end, takes them along.
 
-    python -m harness.testing.zygote FD [MODULE...]
+    python -c "from harness.testing.zygote import main; main(sys.argv[1:])" FD [MODULE...]
 
 It imports the modules once, so that a task ``python -m NAME ...`` starts by a fork in milliseconds; any other command
 is executed as it is. FD is a Unix socket for messages in JSON, one each:
@@ -141,7 +141,3 @@ def main(arguments: Sequence[str]) -> None:
         _, _, module, *rest = task["argv"]
         sys.argv = [module, *rest]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
-from harness.tf1.lift import Array, Function, Static, Type, constant, op
+from harness.tf1.lift import Array, Function, Static, Type, constant, is_tensor, op
 from harness.tf1.static import looks_at_shape_only
 
 _INT = np.dtype(np.int32)
@@ -56,7 +56,7 @@ def shape_n(input: Sequence[Any], out_type: Any = _INT, name: str | None = None)
 
 def as_tensor(value: Any) -> rt.Tensor:
     """``value`` as a tensor: itself, or a constant."""
-    return rt.asas_tensor(value) if isas_tensor(value) else rt.asas_tensor(constant(value))
+    return rt.as_tensor(value) if is_tensor(value) else rt.as_tensor(constant(value))
 
 
 @op("Reshape")

@@ -189,6 +189,7 @@ def where(condition: Array, x: Array | None = None, y: Array | None = None, name
 
 @op("TopKV2")
 def top_k_op(input: Array, k: Static, name: str | None = None) -> Any:  # noqa: A002
+    """The ``k`` largest along the last axis: (values, indices)."""
     return tuple(jax.lax.top_k(input, k))
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import harness
 import runtime as rt
 from harness import monitoring
-from models.mnist import data
+from models.mnist import data, modes
 from models.mnist.model import MODELS
 from models.mnist.pictures import Pictures
 
@@ -87,6 +87,11 @@ def main(argv: list[str]) -> None:
     """Joins the cluster and does this task's part."""
     if len(argv) > 1:
         raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
+    if wrong := modes.problem(has_ps=bool(FLAGS.ps_hosts)):
+        sys.exit(wrong)
+    if FLAGS.sync == modes.COLLECTIVE:
+        collective()
+        return
     if FLAGS.job_name == "ps":
         jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
     try:
@@ -98,10 +103,21 @@ def main(argv: list[str]) -> None:
             server.join()
             return
         try:
-            work(server)
+            work(server.target, server.cluster, FLAGS.task_index == 0, FLAGS.logdir)
         except rt.OpError as error:
             logging.debug("where it happened:", exc_info=True)
             sys.exit(f"worker {FLAGS.task_index}: {error}")
+
+
+def collective() -> None:
+    """Does this process's part where every process holds the whole model."""
+    hosts = FLAGS.worker_hosts or ["localhost:0"]
+    if FLAGS.task_index >= len(hosts):
+        sys.exit(f"--task_index={FLAGS.task_index}: --worker_hosts names {len(hosts)} tasks")
+    group = harness.join_group(hosts, FLAGS.task_index)
+    with group.member():
+        # Each process leads the small world of its own; only process 0 has files, and gives the others what is in them.
+        work("", None, True, group.logdir(FLAGS.logdir))
 
 
 def cluster() -> rt.ClusterSpec:
@@ -116,19 +132,27 @@ def cluster() -> rt.ClusterSpec:
     return rt.ClusterSpec({job: tasks for job, tasks in hosts.items() if tasks})
 
 
-def work(server: rt.Server) -> None:
-    """Trains until the global step has reached the end, then (on the chief) tests."""
+def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str | None) -> None:
+    """Trains until the global step has reached the end, then (on the chief) tests.
+
+    Args:
+        target: what sessions connect to.
+        cluster: the cluster, None where there are no ps.
+        leads: whether this process restores or initialises.
+        logdir: for checkpoints and events; None or empty writes none.
+    """
     mnist = data.load(FLAGS.data_dir)
-    workers = server.cluster.num_tasks("worker")
+    workers = len(FLAGS.worker_hosts) or 1
+    batch = FLAGS.batch_size * modes.batches_per_step(workers)
     batches = data.Batches(mnist.train, FLAGS.batch_size, FLAGS.seed, FLAGS.task_index, workers)
     total = FLAGS.train_steps
     if total is None:
-        total = round(FLAGS.epochs * len(mnist.train) / FLAGS.batch_size)
+        total = round(FLAGS.epochs * len(mnist.train) / batch)
     is_chief = FLAGS.task_index == 0
-    graph = build(server, total)
+    graph = build(cluster, total, workers)
     supervisor = harness.Supervisor(
-        is_chief=is_chief,
-        logdir=FLAGS.logdir,
+        is_chief=leads,
+        logdir=logdir,
         global_step=graph.global_step,
         save_model_secs=FLAGS.save_model_secs,
         save_summaries_secs=FLAGS.save_summaries_secs,
@@ -136,11 +160,11 @@ def work(server: rt.Server) -> None:
     )
     progress = harness.Progress(total, every=FLAGS.log_every_steps)
     next_summary = time.monotonic()
-    test_steps = FLAGS.test_epochs * len(mnist.train) / FLAGS.batch_size or float("inf")
+    test_steps = FLAGS.test_epochs * len(mnist.train) / batch or float("inf")
     accuracy = 0.0
     config = rt.SessionConfig(start_timeout_secs=FLAGS.start_timeout_secs)
     profiler = monitoring.StepProfiler.from_flags(FLAGS.logdir, here=is_chief)
-    with supervisor.managed_session(server.target, config=config) as session, profiler:
+    with supervisor.managed_session(target, config=config) as session, profiler:
         step = int(session.run(graph.global_step))
         if step:
             logging.info("going on from global step %d", step)
@@ -152,7 +176,7 @@ def work(server: rt.Server) -> None:
             images, labels = batches.next()
             feeds = {graph.images: images, graph.labels: labels}
             _, loss, step = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
-            progress.update(int(step), epoch=step * FLAGS.batch_size / len(mnist.train), cost=float(loss))
+            progress.update(int(step), epoch=step * batch / len(mnist.train), cost=float(loss))
             if is_chief and FLAGS.save_summaries_secs and time.monotonic() >= next_summary:
                 supervisor.summary_computed(session, session.run(graph.summaries, feeds), step)
                 next_summary = time.monotonic() + FLAGS.save_summaries_secs
@@ -166,11 +190,10 @@ def work(server: rt.Server) -> None:
         print(f"Test-Accuracy: {accuracy:.4f}", flush=True)
 
 
-def build(server: rt.Server, total: int) -> Graph:
+def build(cluster: rt.ClusterSpec | None, total: int, workers: int) -> Graph:
     """The same graph on every worker: variables on the ps, computation on this worker."""
     model = MODELS[FLAGS.model]
-    here = f"/job:worker/task:{FLAGS.task_index}"
-    with rt.device(rt.replica_device_setter(cluster=server.cluster, worker_device=here)):
+    with modes.where(cluster, FLAGS.task_index):
         global_step = harness.get_or_create_global_step()
         params = rt.variables(model.init(FLAGS.seed, FLAGS.hidden_units), name=FLAGS.model)
         images = rt.placeholder(jnp.float32, [None, data.IMAGE_PIXELS], name="images")
@@ -179,7 +202,7 @@ def build(server: rt.Server, total: int) -> Graph:
         accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
         predictions = rt.call(model.predictions, params, images, name="predictions")
         clip = optax.clip_by_global_norm(FLAGS.clip_norm) if FLAGS.clip_norm else None
-        optimizer = harness.Optimizer(update_rule(total), before_push=clip)
+        optimizer = modes.together(harness.Optimizer(update_rule(total), before_push=clip), workers)
         train_op = optimizer.minimize(loss, global_step=global_step)
         harness.summary.scalar("cost", loss)
         harness.summary.scalar("batch_accuracy", accuracy)

@@ -12,7 +12,7 @@ from runtime.errors import AbortedError, InternalError, InvalidArgumentError, Op
 from runtime.execution.cancel import Cancellation
 from runtime.execution.compiler import Compiler, Executable
 from runtime.execution.gate import Gate
-from runtime.execution.kernels import Context, find_kernel
+from runtime.execution.kernels import RAW, Context, find_kernel
 from runtime.execution.store import Slot, Store
 from runtime.graph.tracing import is_64_bit
 from runtime.plan.plan import Stage, VariableOutput
@@ -205,7 +205,7 @@ class PreparedStage:
         if self._store.run.generation != self._generation:
             raise self._fenced()
         guarded = None if self._executable is None else GuardedUpdate(self)
-        values = [np.asarray(i) for i in inputs]
+        values = list(inputs) if RAW.issuperset(self._kernels) else [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
             context = Context(self._store, self._task, call.op, client, cancelled, guarded)
             try:

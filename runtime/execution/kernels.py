@@ -63,6 +63,7 @@ Kernel = Callable[[Context, Mapping[str, Any], Sequence[Array]], Sequence[Array]
 KERNELS: dict[str, Kernel] = {}
 _HOMES = {
     "accumulator": "runtime.execution.resources",
+    "collective": "runtime.execution.collectives",
     "queue": "runtime.execution.resources",
     "quorum": "runtime.execution.quorum_kernels",
     "summary": "runtime.execution.summaries",
@@ -70,11 +71,17 @@ _HOMES = {
 """First part of a kernel's name -> the module that registers it, imported when first asked for."""
 
 
-def kernel(name: str) -> Callable[[Kernel], Kernel]:
-    """Registers a host kernel under ``name``."""
+RAW: set[Kernel] = set()
+"""Kernels that take JAX arrays as they are, on whatever device."""
+
+
+def kernel(name: str, *, raw: bool = False) -> Callable[[Kernel], Kernel]:
+    """Registers a host kernel under ``name``; a ``raw`` one may be given JAX arrays in the place of numpy's."""
 
     def register(fn: Kernel) -> Kernel:
         KERNELS[name] = fn
+        if raw:
+            RAW.add(fn)
         return fn
 
     return register

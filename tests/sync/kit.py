@@ -74,7 +74,8 @@ class Process:
         self._reader.join(10)
 
 
-def _free_ports(count: int) -> list[str]:
+def free_ports(count: int) -> list[str]:
+    """Addresses of this machine that nobody listens on."""
     holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [h.getsockname()[1] for h in holders]
     for holder in holders:
@@ -85,7 +86,7 @@ def _free_ports(count: int) -> list[str]:
 @contextmanager
 def cluster(ps: int, workers: int) -> Iterator[dict[str, list[str]]]:
     """ps processes that serve, and the addresses of all tasks."""
-    ports = _free_ports(ps + workers)
+    ports = free_ports(ps + workers)
     spec = {"ps": ports[:ps], "worker": ports[ps:]}
     processes = [Process("ps", i, {"cluster": spec}) for i in range(ps)]
     try:

@@ -1,0 +1,91 @@
+"""How the workers of the example train together: asynchronously, with a bound, in step over ps, or collectively."""
+
+from typing import Any
+
+from absl import flags
+
+import harness
+import runtime as rt
+
+ASYNC, PS, COLLECTIVE = "async", "ps", "collective"
+FLAGS = flags.FLAGS
+
+
+class _ModeParser(flags.EnumParser):
+    """Also takes what a flag without a value means: ``--sync`` is ``--sync=ps``, ``--nosync`` is ``--sync=async``."""
+
+    def parse(self, argument: str) -> str:
+        mode: str = super().parse({"true": PS, "false": ASYNC}.get(argument, argument))
+        return mode
+
+
+def _define_sync() -> None:
+    parser = _ModeParser([ASYNC, PS, COLLECTIVE])
+    flag: flags.Flag[str] = flags.Flag(
+        parser,
+        flags.ArgumentSerializer(),
+        "sync",
+        ASYNC,
+        "Synchronous training. --sync or --sync=ps: gradients are averaged on the ps. --sync=collective: no ps, every "
+        "process holds the model (start with --ps=0). --sync=async: each worker for itself.",
+        boolean=True,
+    )
+    flags.DEFINE_flag(flag)
+
+
+_define_sync()
+flags.DEFINE_integer(
+    "replicas_to_aggregate",
+    None,
+    "With --sync: gradients averaged in one step. Default: one of each worker. Fewer: the slowest are not waited for.",
+    lower_bound=1,
+)
+flags.DEFINE_float(
+    "sync_timeout_secs",
+    None,
+    "With --sync: seconds after which a step goes on without workers that are missing. Default: it waits for them.",
+    lower_bound=0.0,
+)
+flags.DEFINE_integer(
+    "max_staleness",
+    None,
+    "Without --sync: steps that a worker may be ahead of the slowest. Default: no bound.",
+    lower_bound=0,
+)
+
+
+def problem(has_ps: bool) -> str | None:
+    """What is wrong with the flags of this module together, None when they fit."""
+    if FLAGS.sync == COLLECTIVE and has_ps:
+        return "--sync=collective has no use for --ps_hosts: start it without ps, as in harness.launch --ps=0"
+    if FLAGS.sync != ASYNC and FLAGS.max_staleness is not None:
+        return "--max_staleness bounds asynchronous training: leave it out with --sync"
+    if FLAGS.sync != PS and (FLAGS.replicas_to_aggregate is not None or FLAGS.sync_timeout_secs is not None):
+        return "--replicas_to_aggregate and --sync_timeout_secs belong to --sync=ps"
+    return None
+
+
+def together(optimizer: harness.Optimizer, workers: int) -> Any:
+    """The optimizer as the mode wants it: it has the same methods."""
+    if FLAGS.sync == PS:
+        needed = FLAGS.replicas_to_aggregate or workers
+        return harness.SyncReplicas(optimizer, needed, workers, sync_timeout_secs=FLAGS.sync_timeout_secs)
+    if FLAGS.sync == COLLECTIVE:
+        return harness.CollectiveReplicas(optimizer)
+    if FLAGS.max_staleness is not None:
+        return harness.StaleSynchronous(optimizer, FLAGS.max_staleness)
+    return optimizer
+
+
+def batches_per_step(workers: int) -> int:
+    """How many workers' batches one global step stands for."""
+    if FLAGS.sync == PS:
+        return int(FLAGS.replicas_to_aggregate or workers)
+    return workers if FLAGS.sync == COLLECTIVE else 1
+
+
+def where(cluster: rt.ClusterSpec | None, task_index: int) -> Any:
+    """The device scope of the graph: variables on the ps and computation on this worker, or all in this process."""
+    if cluster is None:
+        return rt.device(None)
+    return rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{task_index}"))
