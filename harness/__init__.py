@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         MonitoredTrainingSession,
     )
     from harness.optimizer import Optimizer
+    from harness.preemption import preemptible
     from harness.progress import Progress
     from harness.queue_runner import (
         QueueRunner,
@@ -131,6 +132,7 @@ _HOMES = {
     "load_checkpoint": "harness.checkpoints.reader",
     "load_variable": "harness.checkpoints.reader",
     "monitoring": "harness.monitoring",
+    "preemptible": "harness.preemption",
     "restore_states": "harness.checkpoints.states",
     "start_queue_runners": "harness.queue_runner",
     "summary": "harness.summary",
@@ -197,6 +199,7 @@ __all__ = [
     "load_checkpoint",
     "load_variable",
     "monitoring",
+    "preemptible",
     "restore_states",
     "start_queue_runners",
     "summary",

@@ -9,8 +9,8 @@ For dense models where no ps is wanted. Joining, averaging and noticing a lost p
         supervisor = harness.Supervisor(logdir=group.logdir(logdir), global_step=global_step)
         with supervisor.managed_session("") as session: ...
 
-A group does not survive the loss of a process: the others end, with exit code 75, and whoever started them (the launcher,
-a cluster manager) starts all of them again. They go on from the newest checkpoint.
+A group does not survive the loss of a process: the others end, with exit code 75, and whoever started them (the
+launcher, a cluster manager) starts all of them again. They go on from the newest checkpoint.
 """
 
 from __future__ import annotations

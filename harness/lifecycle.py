@@ -83,17 +83,24 @@ class Lifecycle:
             logging.info("this is start number %d of this task", int(attempt) + 1)
 
         def opener(recovering: bool) -> rt.Session:
-            try:
-                session = ready(recovering)
-            except rt.OutOfRangeError as error:
-                if recovering:
-                    raise
-                logging.info("nothing left to do: %s", error)
-                self.late = True
-                return bare()
-            if records is not None:
-                records.join()
-            return session
+            while True:
+                try:
+                    session = ready(recovering)
+                except rt.OutOfRangeError as error:
+                    if recovering:
+                        raise
+                    logging.info("nothing left to do: %s", error)
+                    self.late = True
+                    return bare()
+                try:
+                    if records is not None:
+                        records.join()
+                    return session
+                except LOST_CONTACT as error:  # a task was lost just after it was ready
+                    session.close()
+                    if self.patience.exhausted():
+                        raise
+                    logging.info("lost contact again: %s", error)
 
         self.session = ManagedSession(
             opener, graph, self.patience, recover=recover, global_step=global_step, on_recovery=on_recovery

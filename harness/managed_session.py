@@ -78,9 +78,10 @@ class ManagedSession(rt.Session):
             except LOST_CONTACT as error:
                 self.recover(raw, error)
             except (rt.CancelledError, RuntimeError):
-                if raw is self.raw:
-                    raise
-                # Another thread has recovered meanwhile, and closed the session that this step was waiting in.
+                # Another thread may be recovering: it has closed the session that this step was waiting in.
+                with self._recovery:
+                    if raw is self.raw:
+                        raise
             else:
                 self._last = (fetches, result)
                 return result

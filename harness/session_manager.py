@@ -312,6 +312,8 @@ class SessionManager:
     def _live_step(self, session: rt.Session, report: decisions.Report) -> int | None:
         """The global step as it stands on its task, None when it is lost or there is none."""
         step = get_global_step(self._graph)
+        if "loading" in report.phases.values():  # a chief has died on its way: it may be the restored one already
+            return None
         if step is None or step.op.name in report.missing:
             return None
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -24,15 +25,15 @@ class Orders:
     """The operations by which a chief commands one quorum.
 
     Attributes:
-        forget: placeholder, bool.
+        takeover: placeholder, int64[2]: the chief's number, and whether to forget.
         claim: gives (epoch, step, step of the last decision) and the workers of that decision.
-        request: placeholder, int64[3].
+        request: placeholder, int64[4].
         gather: gives the step, the workers whose gradients are there, and the workers heard of.
-        order: placeholder, int64: epoch, step, workers.
+        order: placeholder, int64.
         commit: gives the step afterwards.
     """
 
-    forget: rt.Tensor
+    takeover: rt.Tensor
     claim: tuple[rt.Tensor, rt.Tensor]
     request: rt.Tensor
     gather: tuple[rt.Tensor, rt.Tensor, rt.Tensor]
@@ -43,10 +44,10 @@ class Orders:
 def orders(quorum: rt.Quorum) -> Orders:
     """Makes the operations of one quorum."""
     with rt.device(None), rt.control_dependencies(None):
-        forget = rt.placeholder(np.bool_, [], name=f"{quorum.name}/forget")
-        request = rt.placeholder(np.int64, [3], name=f"{quorum.name}/request")
+        takeover = rt.placeholder(np.int64, [2], name=f"{quorum.name}/takeover")
+        request = rt.placeholder(np.int64, [4], name=f"{quorum.name}/request")
         order = rt.placeholder(np.int64, [None], name=f"{quorum.name}/order")
-        return Orders(forget, quorum.claim(forget), request, quorum.gather(request), order, quorum.commit(order))
+        return Orders(takeover, quorum.claim(takeover), request, quorum.gather(request), order, quorum.commit(order))
 
 
 class SyncRunner:
@@ -71,6 +72,7 @@ class SyncRunner:
         self._total = total
         self._each = -(-needed // total)
         self._timeout_secs = timeout_secs
+        self._owner = secrets.randbits(62) + 1
         self._changed = threading.Condition()
         self._reports = [Report() for _ in tasks]
         self._epochs: list[int] = []
@@ -154,7 +156,10 @@ class SyncRunner:
             self._changed.notify_all()
 
     def _claims(self, sess: rt.Session, forget: Sequence[bool]) -> list[Claimed]:
-        feeds = {task.forget: flag for task, flag in zip(self._tasks, forget, strict=True)}
+        feeds = {
+            task.takeover: np.array([self._owner, flag], np.int64)
+            for task, flag in zip(self._tasks, forget, strict=True)
+        }
         answers = sess.run([task.claim for task in self._tasks], feeds)
         found = []
         epochs = []
@@ -197,7 +202,7 @@ class SyncRunner:
             waiting_since = None
 
     def _commit(self, sess: rt.Session, which: Any, step: int, workers: Sequence[int]) -> None:
-        feeds = {self._tasks[i].order: np.array([self._epochs[i], step, *workers], np.int64) for i in which}
+        feeds = {self._tasks[i].order: np.array([self._owner, self._epochs[i], step, *workers], np.int64) for i in which}
         sess.run([self._tasks[i].commit for i in which], feeds)
         with self._changed:
             for i in which:
@@ -230,7 +235,8 @@ class SyncRunner:
         task = self._tasks[index]
         step, count = -2, 0
         while not coord.should_stop():
-            found, workers, seen = sess.run(task.gather, {task.request: np.array([epoch, step, count], np.int64)})
+            known = np.array([self._owner, epoch, step, count], np.int64)
+            found, workers, seen = sess.run(task.gather, {task.request: known})
             step, count = int(found[0]), len(workers)
             with self._changed:
                 if self._claim_count != claim:
@@ -253,7 +259,7 @@ class SyncRunner:
             self._changed.notify_all()
         raw = getattr(sess, "raw", sess)
         try:
-            feeds = {task.forget: False for task in self._tasks}
+            feeds = {task.takeover: np.array([self._owner, False], np.int64) for task in self._tasks}
             raw.run([task.claim for task in self._tasks], feeds, timeout_secs=_RELEASE_SECS)
         except (rt.OpError, RuntimeError) as error:  # the session or a ps may be gone
             logging.info("%s: releasing the ps: %s", self.name, error)

@@ -1,5 +1,6 @@
 """What holds for every test: JAX on the CPU, reproducible property tests, and no leaked thread or process."""
 
+import logging
 import os
 import threading
 import time
@@ -41,6 +42,17 @@ def no_leaks() -> Iterator[None]:
     psutil.wait_procs(alive, timeout=LEAK_PATIENCE_SECS)
     if leaks:
         pytest.fail(f"the test left behind: {'; '.join(leaks)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def absl_logger_as_it_was() -> Iterator[None]:
+    """Undoes what a test does to the process-wide absl logger: the next one may look at its lines."""
+    logger = logging.getLogger("absl")
+    level, handlers, propagate = logger.level, list(logger.handlers), logger.propagate
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
+    logger.propagate = propagate
 
 
 def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:

@@ -1,7 +1,7 @@
 """TensorFlow's own distributed runtime (tf.compat.v1, between-graph, asynchronous, reference variables).
 
-Written as TensorFlow 1's guide says to: `replica_device_setter`, one graph per worker, device filters, one `run` a step.
-Runs in an environment with tensorflow-cpu; shares nothing with this project but the protocol module beside it.
+Written as TensorFlow 1's guide says to: `replica_device_setter`, one graph per worker, device filters, one `run` a
+step. Runs in an environment with tensorflow-cpu; shares nothing with this project but the protocol module beside it.
 """
 
 import json

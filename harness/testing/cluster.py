@@ -89,6 +89,7 @@ class LocalCluster:
         """Address of each task."""
         self._held: dict[str, socket.socket] = dict(zip(self._ids, held, strict=True))
         self._links: Links | None = None
+        self._owners: dict[int, Life] = {}
         self._processes = Processes(preload, self._env, echo)
         try:
             if links:
@@ -368,12 +369,19 @@ class LocalCluster:
         for task, address in self.addresses.items():
             if address.endswith(f":{port}"):
                 return task
+        known = self._owners.get(port)
+        if known is not None and known.code is None:
+            return known.task
         for life in self._processes.lives():
-            if life.code is None and life.pid:
-                try:
-                    connections = psutil.Process(life.pid).net_connections("tcp")
-                except psutil.Error:
-                    continue
-                if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
-                    return life.task
+            if life.code is None and life.pid and _listens(life.pid, port):
+                self._owners[port] = life
+                return life.task
         return ""
+
+
+def _listens(pid: int, port: int) -> bool:
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return False
+    return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections)

@@ -60,6 +60,9 @@ flags.DEFINE_float("save_summaries_secs", 10.0, "Seconds between summaries; 0 wr
 flags.DEFINE_float(
     "test_epochs", 1.0, "Epochs between the chief's tests for TensorBoard; 0: only the one at the end.", lower_bound=0.0
 )
+flags.DEFINE_float(
+    "preempt_grace_secs", 30.0, "Seconds that a worker has for a last checkpoint after SIGTERM.", lower_bound=0.0
+)
 flags.DEFINE_integer("log_every_steps", 500, "Global steps between progress lines.", lower_bound=1)
 flags.DEFINE_float(
     "start_timeout_secs", None, "Seconds to wait for the cluster to start. Default: no limit.", lower_bound=0.0
@@ -145,6 +148,7 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
     workers = len(FLAGS.worker_hosts) or 1
     batch = FLAGS.batch_size * modes.batches_per_step(workers)
     batches = data.Batches(mnist.train, FLAGS.batch_size, FLAGS.seed, FLAGS.task_index, workers)
+    harness.checkpointable("data", batches.state, lambda state: go_on_with(batches, state))
     total = FLAGS.train_steps
     if total is None:
         total = round(FLAGS.epochs * len(mnist.train) / batch)
@@ -164,10 +168,14 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
     accuracy = 0.0
     config = rt.SessionConfig(start_timeout_secs=FLAGS.start_timeout_secs)
     profiler = monitoring.StepProfiler.from_flags(FLAGS.logdir, here=is_chief)
-    with supervisor.managed_session(target, config=config) as session, profiler:
+    preemptible = harness.preemptible(FLAGS.preempt_grace_secs)
+    with preemptible, supervisor.managed_session(target, config=config) as session, profiler:
         step = int(session.run(graph.global_step))
         if step:
             logging.info("going on from global step %d", step)
+            checkpoint = harness.latest_checkpoint(logdir) if logdir else None
+            if checkpoint is not None:
+                harness.restore_states(checkpoint, session.task)
         next_test = step + test_steps
         if is_chief and supervisor.summary_writer is not None and not step:
             supervisor.summary_writer.add_hparams(hyperparameters(workers), ["test_accuracy", "cost"])
@@ -188,6 +196,14 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
     progress.close()
     if is_chief:
         print(f"Test-Accuracy: {accuracy:.4f}", flush=True)
+
+
+def go_on_with(batches: data.Batches, state: dict[str, int]) -> None:
+    """Goes on with the data that this worker had not seen, unless the data is dealt out in another way now."""
+    try:
+        batches.restore(state)
+    except ValueError as error:
+        logging.warning("starting the data anew: %s", error)
 
 
 def build(cluster: rt.ClusterSpec | None, total: int, workers: int) -> Graph:

@@ -77,9 +77,7 @@ def _reducer(specs: Specs) -> Callable[[Sequence[Any]], list[Any]]:
     def run(inputs: Sequence[Any]) -> list[Any]:
         rows = [jax.device_put(row, mine) for row in packed(*inputs)]
         shape = [(len(first), row.shape[1]) for row in rows]
-        whole = [
-            jax.make_array_from_single_device_arrays(s, split, [row]) for s, row in zip(shape, rows, strict=True)
-        ]
+        whole = [jax.make_array_from_single_device_arrays(s, split, [row]) for s, row in zip(shape, rows, strict=True)]
         return list(unpacked(*(mean(w).addressable_data(0) for w in whole)))
 
     return run

@@ -200,5 +200,7 @@ def _show(array: Array, limit: int) -> str:
 def _check(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
     if not bool(np.all(inputs[0])):
         shown = "".join(f"[{_show(array, int(attrs.get('summarize', 3)))}]" for array in inputs[1:])
-        raise InvalidArgumentError(f"check failed at {context.op!r}: {attrs.get('message', '')}{shown}", task=context.task)
+        raise InvalidArgumentError(
+            f"check failed at {context.op!r}: {attrs.get('message', '')}{shown}", task=context.task
+        )
     return []

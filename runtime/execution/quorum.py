@@ -174,6 +174,7 @@ class Quorum:
         self._target: Target | None = None
         self._last: Decision | None = None
         self._epoch = 0
+        self._owner = 0
         self._generation = 0
         self._members: set[int] | None = None
         self._seen: set[int] = set()
@@ -271,7 +272,9 @@ class Quorum:
     def _wait(self, ready: Callable[[], bool], cancelled: Cancellation) -> None:
         """Waits; meanwhile says on whom, and gives up on those who are missing when it is time."""
         what = f"waiting for step {self._step} of {self._name}"
-        while not cancelled.wait_for(self._changed, lambda: self._ended is not None or ready(), what, self._next_look()):
+        while not cancelled.wait_for(
+            self._changed, lambda: self._ended is not None or ready(), what, self._next_look()
+        ):
             now = time.monotonic()
             if now >= self._say_at:
                 self._say_at = now + SAY_EVERY_SECS
@@ -374,11 +377,12 @@ class Quorum:
     # -- the chief of several tasks ----------------------------------------------------------------------------
 
     def claim(
-        self, step_now: Callable[[], int], generation: int, forget: bool = False
+        self, owner: int, step_now: Callable[[], int], generation: int, forget: bool = False
     ) -> tuple[int, int, Decision | None]:
         """Makes the caller the chief: what an earlier one orders from now on is refused.
 
         Args:
+            owner: a number that the chief has drawn for itself.
             step_now: reads the step counter, where this task leads.
             generation: of the task's variables.
             forget: drop what is here: it does not fit what the leader has.
@@ -388,6 +392,7 @@ class Quorum:
         """
         with self._changed:
             self._epoch += 1
+            self._owner = owner
             self._renew(generation)
             if forget:
                 self._drop()
@@ -398,12 +403,12 @@ class Quorum:
             return self._epoch, self._now(), self._last
 
     def gather(
-        self, epoch: int, generation: int, known: Gathered, cancelled: Cancellation, limit_secs: float = SAY_EVERY_SECS
+        self, chief: tuple[int, int], generation: int, known: Gathered, cancelled: Cancellation, limit_secs: float = SAY_EVERY_SECS
     ) -> Gathered:
         """Waits for news, tells whose gradients are here, and promises to keep these until the step is over.
 
         Args:
-            epoch: the caller's.
+            chief: the caller's number and epoch.
             generation: of the task's variables.
             known: what it was told last.
             cancelled: ends the wait.
@@ -411,11 +416,12 @@ class Quorum:
 
         Raises:
             PermissionDeniedError: another chief has taken over.
-            FailedPreconditionError: the task has restarted, or its variables were restored: claim it again.
+            FailedPreconditionError: the task has restarted, its variables were restored, or the caller has claimed it
+                again: go on from a new claim.
         """
 
         def news() -> bool:
-            return epoch != self._epoch or self._now() != known.step or len(self._pieces) != len(known.workers)
+            return chief != (self._owner, self._epoch) or self._now() != known.step or len(self._pieces) != len(known.workers)
 
         with self._changed:
             until = time.monotonic() + limit_secs
@@ -423,13 +429,13 @@ class Quorum:
             cancelled.wait_for(self._changed, lambda: self._ended is CancelledError or news(), what, until)
             if self._ended is CancelledError:
                 self._check_open()
-            self._check_chief(epoch, generation)
+            self._check_chief(chief, generation)
             for piece in self._pieces:
                 piece.promised = True
             seen, self._seen = tuple(sorted(self._seen)), set()
             return Gathered(self._now(), tuple(p.worker for p in self._pieces), seen)
 
-    def commit(self, epoch: int, generation: int, decision: Decision) -> int:
+    def commit(self, chief: tuple[int, int], generation: int, decision: Decision) -> int:
         """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
 
         Returns:
@@ -441,7 +447,7 @@ class Quorum:
             InternalError: a gradient that was promised is not here.
         """
         with self._changed:
-            self._check_chief(epoch, generation)
+            self._check_chief(chief, generation)
             if self._last == decision and self._step == decision.step + 1:
                 return self._step
             if self._step != decision.step:
@@ -458,10 +464,12 @@ class Quorum:
             self._last = decision
             return self._now()
 
-    def _check_chief(self, epoch: int, generation: int) -> None:
+    def _check_chief(self, chief: tuple[int, int], generation: int) -> None:
         if not self._epoch or generation != self._generation:
             raise FailedPreconditionError(f"{self._name} has no chief, as it was restarted or restored")
-        if epoch != self._epoch:
+        if chief[0] == self._owner and chief[1] != self._epoch:
+            raise FailedPreconditionError(f"{self._name} was claimed again")
+        if chief[0] != self._owner:
             raise PermissionDeniedError(f"{self._name}: another chief has taken over")
 
     # -- life --------------------------------------------------------------------------------------------------

@@ -57,23 +57,24 @@ def _claim(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[
         return int(context.store.snapshot([key])[key])
 
     quorum, generation = _quorum(context, attrs), context.store.run.generation
-    epoch, step, last = quorum.claim(step_now, generation, bool(inputs[0]))
+    owner, forget = (int(i) for i in inputs[0])
+    epoch, step, last = quorum.claim(owner, step_now, generation, bool(forget))
     return [_int64(epoch, step, UNKNOWN if last is None else last.step), _int64(*(last.workers if last else ()))]
 
 
 @kernel("quorum/gather")
 def _gather(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    epoch, step, count = (int(i) for i in inputs[0])
+    owner, epoch, step, count = (int(i) for i in inputs[0])
     known = Gathered(step, (0,) * count)
-    found = _quorum(context, attrs).gather(epoch, context.store.run.generation, known, context.cancelled)
+    found = _quorum(context, attrs).gather((owner, epoch), context.store.run.generation, known, context.cancelled)
     return [_int64(found.step), _int64(*found.workers), _int64(*found.seen)]
 
 
 @kernel("quorum/commit")
 def _commit(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    epoch, step, *workers = (int(i) for i in inputs[0])
+    owner, epoch, step, *workers = (int(i) for i in inputs[0])
     quorum, generation = _quorum(context, attrs), context.store.run.generation
-    return [np.asarray(quorum.commit(epoch, generation, Decision(step, tuple(workers))), np.int64)]
+    return [np.asarray(quorum.commit((owner, epoch), generation, Decision(step, tuple(workers))), np.int64)]
 
 
 @kernel("quorum/counts")

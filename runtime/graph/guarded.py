@@ -97,24 +97,24 @@ class Quorum:
             self._beside, updates, "quorum/push", attrs, [as_tensor(stamp)], outputs, name=name, tells=self._leads
         )
 
-    def claim(self, forget: Tensor) -> tuple[Tensor, Tensor]:
+    def claim(self, request: Tensor) -> tuple[Tensor, Tensor]:
         """Makes the session the quorum's chief.
 
         Args:
-            forget: bool, drop what is there.
+            request: int64[2]: a number that the chief has drawn for itself, and 1 to drop what is there.
 
         Returns:
             int64[3] of (epoch, step, step of the last decision or -1), and the workers of that decision.
         """
         spec = self._beside.spec
-        op = self._host("claim", [forget], [((3,), _INT64), _VECTOR], step=[spec.container, spec.name])
+        op = self._host("claim", [request], [((3,), _INT64), _VECTOR], step=[spec.container, spec.name])
         return op.outputs[0], op.outputs[1]
 
     def gather(self, request: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Waits until the task knows more than the chief does.
 
         Args:
-            request: int64[3]: epoch, the step that the chief knows, and how many gradients of it.
+            request: int64[4]: the chief's number and epoch, the step that it knows, and how many gradients of it.
 
         Returns:
             int64[1] the step; the workers whose gradients are there, in the order in which they came; the workers that
@@ -127,7 +127,7 @@ class Quorum:
         """Applies the gradients that the chief has chosen.
 
         Args:
-            order: int64: epoch, step, then the chosen workers.
+            order: int64: the chief's number and epoch, the step, then the chosen workers.
 
         Returns:
             int64 scalar, the step afterwards.

@@ -105,7 +105,9 @@ class RemoteEngine:
         while True:
             left = SAY_EVERY_SECS if limit is None else min(SAY_EVERY_SECS, limit - (time.monotonic() - started))
             try:
-                rpc.call(self._stub.CloseSession, probe, timeout=max(left, 0.05), task=self._target, wait_for_ready=True)
+                rpc.call(
+                    self._stub.CloseSession, probe, timeout=max(left, 0.05), task=self._target, wait_for_ready=True
+                )
                 break
             except DeadlineExceededError:
                 waited = time.monotonic() - started
@@ -141,7 +143,9 @@ class RemoteEngine:
         request = pb.RunStepRequest(
             session=self._id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0, traced=traced
         )
-        answer = rpc.call(self._stub.RunStep, request, timeout=None if limit is None else limit + 1.0, task=self._target)
+        answer = rpc.call(
+            self._stub.RunStep, request, timeout=None if limit is None else limit + 1.0, task=self._target
+        )
         values = iter(unpack(answer.values))
         return [None if slot < 0 else next(values) for slot in plan.fetches], answer.step_stats
 

@@ -20,9 +20,9 @@ from runtime.cluster import ClusterSpec
 from runtime.errors import FailedPreconditionError, NotFoundError, OpError
 from runtime.plan.place import Device
 from runtime.plan.plan import Plan
-from runtime.server.pipeline import Pipeline, can_pipeline
 from runtime.proto import services_pb2, step_stats_pb2
 from runtime.server.counters import COMPUTE, StepTimes, awaited_slots, is_training, parts_of, wire_bytes
+from runtime.server.pipeline import Pipeline, can_pipeline
 from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
 from runtime.server.trace import merge as merge_stats
 from runtime.server.trace import step_stats, traced_remote_call
@@ -104,9 +104,7 @@ class MasterSession:
         DeadlineExceededError: tasks did not join in time; names them.
     """
 
-    def __init__(
-        self, cluster: ClusterSpec, target: tuple[str, int], worker: Worker, options: MasterOptions
-    ) -> None:
+    def __init__(self, cluster: ClusterSpec, target: tuple[str, int], worker: Worker, options: MasterOptions) -> None:
         self.id = secrets.randbits(63) | 1
         self.options = options
         self.target = target
@@ -178,7 +176,9 @@ class MasterSession:
         for number, wave in waves.items():
             hosts = any(call.stage.host for call in plan.stages if call.wave == number)
             wave.waits = hosts and len(wave.remote) + len(wave.local) > 1
-        uses_step_id = any(plan.step_id_slot in call.inputs for call in plan.stages) or plan.step_id_slot in plan.fetches
+        uses_step_id = (
+            any(plan.step_id_slot in call.inputs for call in plan.stages) or plan.step_id_slot in plan.fetches
+        )
         own = self._worker.task
         ordered = [waves[w] for w in sorted(waves)]
         schedule = list(zip(ordered, parts_of(plan), awaited_slots(plan, own), strict=True))

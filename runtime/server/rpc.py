@@ -19,7 +19,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.enable_http_proxy", 0),  # a proxy of the environment must not take local traffic
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long an attempt may take; after a refusal the next comes sooner
     ("grpc.max_reconnect_backoff_ms", 250),  # everybody waits for a restarted ps
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 2_000),
@@ -38,10 +38,12 @@ _T = TypeVar("_T")
 
 def open_channel(address: str) -> grpc.Channel:
     """A channel to ``host:port``; connects when it is used."""
-    return grpc.insecure_channel(address, options=dict([*CHANNEL_OPTIONS, *tunnel.grpc_options()]).items())
+    return grpc.insecure_channel(address, options=list(dict([*CHANNEL_OPTIONS, *tunnel.grpc_options()]).items()))
 
 
-def call(method: Callable[..., _T], request: Any, *, timeout: float | None, task: str, wait_for_ready: bool = False) -> _T:
+def call(
+    method: Callable[..., _T], request: Any, *, timeout: float | None, task: str, wait_for_ready: bool = False
+) -> _T:
     """Calls a stub method; gRPC's errors become ours.
 
     Raises:

@@ -149,7 +149,7 @@ class Server:
         logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.data_port)
 
     def stop(self, grace_secs: float = _STOP_SECS) -> None:
-        """Stops serving, closes its sessions and connections, and gives the ports back. Does nothing the second time."""
+        """Stops serving, closes sessions and connections, and gives the ports back. Does nothing the second time."""
         if self._stopped.is_set():
             return
         tasks.withdraw(self.address, self)

@@ -185,5 +185,3 @@ def add_services(grpc_server: grpc.Server, server: Server, master: Master) -> No
     """Adds both services to a gRPC server."""
     services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(server), grpc_server)
     services_pb2_grpc.add_MasterServiceServicer_to_server(MasterServicer(master), grpc_server)
-
-

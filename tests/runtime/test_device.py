@@ -1,5 +1,6 @@
 """Device names, nested scopes and replica_device_setter."""
 
+import importlib
 import logging
 import threading
 from collections.abc import Callable
@@ -13,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime import device as rd
 from runtime.cluster import ClusterSpec
 from runtime.device import DeviceSpec
 from runtime.errors import InvalidArgumentError
+
+rd = importlib.import_module("runtime.device")  # `runtime.device` as an attribute is the function of that name
 
 numbers = st.none() | st.integers(0, 99)
 jobs = st.none() | st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,8}", fullmatch=True)

@@ -40,17 +40,16 @@ def loss_fn(w: Any, b: Any, x: Any, y: Any) -> Any:
     return jnp.mean((x @ w + b - y) ** 2)
 
 
-class Replica:
-    """The graph of one worker, and its session.
+class Model:
+    """The graph of one worker.
 
     Args:
         server: the worker's server.
         rule: name of the update rule.
         wrap: makes the optimizer synchronous, or what is tested.
-        chief: whether it initialises, and runs what a chief runs.
     """
 
-    def __init__(self, server: rt.Server, rule: str, wrap: Callable[[harness.Optimizer], Any], chief: bool) -> None:
+    def __init__(self, server: rt.Server, rule: str, wrap: Callable[[harness.Optimizer], Any]) -> None:
         self.graph = rt.Graph()
         here = f"/job:worker/task:{server.task.index}"
         setter = rt.replica_device_setter(cluster=server.cluster, worker_device=here)
@@ -65,6 +64,24 @@ class Replica:
             self.train = self.optimizer.minimize(self.loss, self.step)
             self.init = rt.global_variables_initializer()
             self.missing = rt.report_uninitialized_variables()
+
+    def fetches(self) -> list[Any]:
+        """What a training step fetches; the last two are whether the gradients counted, and the step afterwards."""
+        return [self.train, getattr(self.optimizer, "accepted", self.step), self.step]
+
+
+class Replica(Model):
+    """The graph of one worker, and its session.
+
+    Args:
+        server: the worker's server.
+        rule: name of the update rule.
+        wrap: makes the optimizer synchronous, or what is tested.
+        chief: whether it initialises, and runs what a chief runs.
+    """
+
+    def __init__(self, server: rt.Server, rule: str, wrap: Callable[[harness.Optimizer], Any], chief: bool) -> None:
+        super().__init__(server, rule, wrap)
         config = rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=30)
         self.session = rt.Session(server.target, self.graph, config)
         self.coord = harness.Coordinator()
@@ -80,8 +97,7 @@ class Replica:
 
     def run(self, x: np.ndarray, y: np.ndarray) -> tuple[int, bool]:
         """One training step; gives the step afterwards, and whether the gradients counted."""
-        accepted = getattr(self.optimizer, "accepted", self.step)
-        _, counted, step = self.session.run([self.train, accepted, self.step], {self.x: x, self.y: y})
+        _, counted, step = self.session.run(self.fetches(), {self.x: x, self.y: y})
         return int(step), bool(counted)
 
     def close(self) -> None:
@@ -104,6 +120,9 @@ def main(job: str, index: int, options: dict[str, Any]) -> None:
         return harness.SyncReplicas(optimizer, options["needed"], workers, sync_timeout_secs=options.get("timeout"))
 
     x, y = batches(workers)
+    if "logdir" in options:
+        supervised(Model(server, options.get("rule", "sgd"), wrap), index, options, x, y)
+        return
     replica = Replica(server, options.get("rule", "sgd"), wrap, chief=index == 0)
     step = int(replica.session.run(replica.step))
     while step < options["steps"]:
@@ -112,6 +131,27 @@ def main(job: str, index: int, options: dict[str, Any]) -> None:
     dropped = int(replica.session.run(replica.optimizer.dropped_gradients))
     print(json.dumps({"step": step, "dropped": dropped}), flush=True)
     replica.close()
+
+
+def supervised(model: Model, index: int, options: dict[str, Any], x: np.ndarray, y: np.ndarray) -> None:
+    """Trains under a Supervisor, which recovers; prints the variables at the end."""
+    with model.graph.as_default():
+        supervisor = harness.Supervisor(
+            is_chief=index == 0,
+            logdir=options["logdir"],
+            global_step=model.step,
+            save_model_secs=options["save_secs"],
+            summary_op=None,
+        )
+        target = f"grpc://{options['cluster']['worker'][index]}"
+        with supervisor.managed_session(target) as session:
+            step = int(session.run(model.step))
+            while step < options["steps"]:
+                feeds = {model.x: x[step % STEPS, index], model.y: y[step % STEPS, index]}
+                _, counted, after = session.run(model.fetches(), feeds)
+                step = int(after)
+                print(json.dumps([step, bool(counted)]), flush=True)
+            print(json.dumps({"step": step, "values": [v.tolist() for v in session.run(model.variables)]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -39,9 +39,7 @@ class Push(threading.Thread):
         super().__init__(daemon=True)
         self.cancellation = Cancellation()
         self.outcome: Any = None
-        self._call = lambda: quorum.push(
-            worker, stamp, [np.array([value], np.float32)], variables, self.cancellation
-        )
+        self._call = lambda: quorum.push(worker, stamp, [np.array([value], np.float32)], variables, self.cancellation)
         self.start()
 
     def run(self) -> None:
@@ -152,23 +150,23 @@ def _several(**options: Any) -> tuple[Quorum, Variables]:
 
 def test_with_a_chief_nothing_is_applied_before_its_order() -> None:
     quorum, variables = _several()
-    epoch, step, last = quorum.claim(variables.step, 0)
+    epoch, step, last = quorum.claim(7, variables.step, 0)
     assert (step, last) == (0, None)
     pushes = {w: Push(quorum, variables, w, 0, float(w)) for w in (2, 0, 1)}
     _here(quorum, 3)
-    found = quorum.gather(epoch, 0, NOTHING, Cancellation())
+    found = quorum.gather((7, epoch), 0, NOTHING, Cancellation())
     assert sorted(found.workers) == [0, 1, 2]
-    assert quorum.commit(epoch, 0, Decision(0, (0, 2))) == 1
-    assert quorum.commit(epoch, 0, Decision(0, (0, 2))) == 1  # told twice, applied once
+    assert quorum.commit((7, epoch), 0, Decision(0, (0, 2))) == 1
+    assert quorum.commit((7, epoch), 0, Decision(0, (0, 2))) == 1  # told twice, applied once
     assert {w: p.result() for w, p in pushes.items()} == {0: (1, True), 2: (1, True), 1: (1, False)}
     assert variables.applied == [1.0]
     with pytest.raises(FailedPreconditionError, match="at step 1"):
-        quorum.commit(epoch, 0, Decision(0, (0, 1)))
+        quorum.commit((7, epoch), 0, Decision(0, (0, 1)))
 
 
 def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     quorum, variables = _several()
-    epoch, _, _ = quorum.claim(variables.step, 0)
+    epoch, _, _ = quorum.claim(7, variables.step, 0)
     value = np.array([1.0], np.float32)
     cancellation = Cancellation()
     outcome: list[Any] = []
@@ -182,7 +180,7 @@ def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     thread = threading.Thread(target=push)
     thread.start()
     _here(quorum, 1)
-    quorum.gather(epoch, 0, NOTHING, Cancellation())
+    quorum.gather((7, epoch), 0, NOTHING, Cancellation())
     cancellation.set("the caller hung up")
     thread.join(10)
     assert len(outcome) == 1
@@ -190,50 +188,53 @@ def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     again = Push(quorum, variables, 0, 0, 50.0)  # its next life: the promised gradients stay
     other = Push(quorum, variables, 1, 0, 3.0)
     _here(quorum, 2)
-    quorum.commit(epoch, 0, Decision(0, (0, 1)))
+    quorum.commit((7, epoch), 0, Decision(0, (0, 1)))
     assert other.result() == again.result() == (1, True)
     assert variables.applied == [2.0]
 
 
 def test_an_earlier_chief_is_refused() -> None:
     quorum, variables = _several()
-    old, _, _ = quorum.claim(variables.step, 0)
+    old, _, _ = quorum.claim(6, variables.step, 0)
     waiting: list[Any] = []
 
     def gather() -> None:
         try:
-            quorum.gather(old, 0, Gathered(0, ()), Cancellation())
+            quorum.gather((6, old), 0, Gathered(0, ()), Cancellation())
         except PermissionDeniedError as error:
             waiting.append(error)
 
     thread = threading.Thread(target=gather)
     thread.start()
-    quorum.claim(variables.step, 0)
+    quorum.claim(7, variables.step, 0)
     thread.join(10)
     assert len(waiting) == 1
     with pytest.raises(PermissionDeniedError):
-        quorum.commit(old, 0, Decision(0, ()))
+        quorum.commit((6, old), 0, Decision(0, ()))
 
 
 def test_a_restarted_or_restored_task_must_be_claimed_again() -> None:
     quorum, variables = _several()
     with pytest.raises(FailedPreconditionError):
-        quorum.gather(1, 0, NOTHING, Cancellation())
-    epoch, _, _ = quorum.claim(variables.step, 0)
-    with pytest.raises(FailedPreconditionError):
-        quorum.gather(epoch, 1, NOTHING, Cancellation())
+        quorum.gather((7, 1), 0, NOTHING, Cancellation())
+    epoch, _, _ = quorum.claim(7, variables.step, 0)
+    with pytest.raises(FailedPreconditionError, match="restored"):
+        quorum.gather((7, epoch), 1, NOTHING, Cancellation())
+    quorum.claim(7, variables.step, 0)
+    with pytest.raises(FailedPreconditionError, match="claimed again"):
+        quorum.gather((7, epoch), 0, NOTHING, Cancellation())
 
 
 def test_a_task_without_the_counter_follows_the_stamps() -> None:
     quorum, variables = _several(leads=False)
-    epoch, step, _ = quorum.claim(variables.step, 0)
+    epoch, step, _ = quorum.claim(7, variables.step, 0)
     assert step == UNKNOWN
     early = Push(quorum, variables, 0, 40, 1.0)
     _here(quorum, 1)
     late = Push(quorum, variables, 1, 41, 3.0)  # the leader is at 41: nothing of 40 can be applied any more
     assert early.result() == (41, False)
     assert Push(quorum, variables, 2, 40, 1.0).result() == (41, False)
-    quorum.commit(epoch, 0, Decision(41, (1,)))
+    quorum.commit((7, epoch), 0, Decision(41, (1,)))
     assert late.result() == (42, True)
 
 

@@ -1,0 +1,41 @@
+"""Synchronous training under a Supervisor: a lost ps costs time, not exactness."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from tests.sync.kit import Process, alone, free_ports
+from tests.sync.task import STEPS, batches
+
+GOAL = 400
+
+
+def _finished(lines: list[str]) -> bool:
+    return any(line.startswith("{") for line in lines)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_ps_that_is_lost_comes_back_and_the_model_is_exact(tmp_path: pathlib.Path, lost: int) -> None:
+    """One of two ps is killed. Batches go by the step, so training again from a checkpoint ends at the same values."""
+    ports = free_ports(4)
+    cluster = {"ps": ports[:2], "worker": ports[2:]}
+    options = {"cluster": cluster, "needed": 2, "total": 2, "steps": GOAL, "logdir": str(tmp_path), "save_secs": 0.3}
+    processes = [Process("ps", 0, options), Process("ps", 1, options)]
+    workers = [Process("worker", i, options) for i in range(2)]
+    try:
+        for worker in workers:
+            worker.wait_for(lambda lines: len(lines) > 30)
+        processes[lost].end()
+        processes.append(Process("ps", lost, options))
+        for worker in workers:
+            worker.wait_for(_finished)
+        last = json.loads(next(line for line in workers[0].lines if line.startswith("{")))
+        x, y = batches(2)
+        order = [k % STEPS for k in range(GOAL)]
+        for mine, wanted in zip(last["values"], alone("sgd", x[order], y[order]), strict=True):
+            np.testing.assert_allclose(np.array(mine), wanted, rtol=2e-5, atol=2e-6)
+    finally:
+        for process in [*workers, *processes]:
+            process.end()
