@@ -134,11 +134,13 @@ def add_up(ledgers: Sequence[Sequence[Entry]], final_step: int) -> Books:
     told: list[int] = [0] * (len(back) + 1)
     for ledger in ledgers:
         books.recoveries += sum(e.what == "log" and bool(_RECOVERED.search(e.text)) for e in ledger)
-        for period, entry in _by_period(ledger, back):
+        for before, period, entry in _by_period(ledger, back):
             if entry.what == "done":
                 counted[period].append(entry.step)
-            elif period and (match := _LOST_HERE.search(entry.text)):
-                told[period - 1] = max(told[period - 1], int(match[1]))
+            elif match := _LOST_HERE.search(entry.text):
+                told[before] = max(told[before], int(match[1]))
+                if before == period:
+                    books.wrong.append(f"period {period}: a worker lost steps without a restore: {entry.text}")
     books.done = sum(map(len, counted))
     nobodys = 0
     for period, numbers in enumerate(counted):
@@ -170,13 +172,13 @@ def _unknown(ledger: Sequence[Entry]) -> int:
     return begun + sum(entry.what == "log" and bool(_RECOVERING.search(entry.text)) for entry in ledger)
 
 
-def _by_period(ledger: Sequence[Entry], back: Sequence[Restore]) -> Iterator[tuple[int, Entry]]:
-    """The entries of one life of a worker with the number of restores before the session that they belong to.
+def _by_period(ledger: Sequence[Entry], back: Sequence[Restore]) -> Iterator[tuple[int, int, Entry]]:
+    """The entries of one life of a worker with the number of restores before its session, and before the last one.
 
     Not by the time of the entry: a worker that sleeps may write down late what it did before a restore.
     """
-    period = 0
+    before = period = 0
     for entry in ledger:
         if entry.what == "log" and (entry.text == OPENED or _RECOVERED.search(entry.text)):
-            period = sum(restore.at <= entry.at for restore in back)
-        yield period, entry
+            before, period = period, sum(restore.at <= entry.at for restore in back)
+        yield before, period, entry

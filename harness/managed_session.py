@@ -131,6 +131,8 @@ class ManagedSession(rt.Session):
                 now = int(fresh.run(self._global_step))
             except LOST_CONTACT as again:
                 logging.warning("lost contact again: %s", again)
+        if now is not None:
+            self._last = (self._global_step, now)  # what is lost is told once
         rt.metrics.add("recoveries_total")
         rt.metrics.add("recovery_seconds_total", took_secs)
         text = f"recovered within {took_secs:.2f} s"

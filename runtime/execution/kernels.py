@@ -75,13 +75,26 @@ RAW: set[Kernel] = set()
 """Kernels that take JAX arrays as they are, on whatever device."""
 
 
-def kernel(name: str, *, raw: bool = False) -> Callable[[Kernel], Kernel]:
-    """Registers a host kernel under ``name``; a ``raw`` one may be given JAX arrays in the place of numpy's."""
+STEADFAST: set[str] = set()
+"""Names of kernels that do not end when their caller's connection breaks: a part of their effect may have happened, and
+a caller that connects again would repeat it."""
+
+
+def kernel(name: str, *, raw: bool = False, steadfast: bool = False) -> Callable[[Kernel], Kernel]:
+    """Registers a host kernel.
+
+    Args:
+        name: what stages call it by.
+        raw: it may be given JAX arrays in the place of numpy's.
+        steadfast: see ``STEADFAST``.
+    """
 
     def register(fn: Kernel) -> Kernel:
         KERNELS[name] = fn
         if raw:
             RAW.add(fn)
+        if steadfast:
+            STEADFAST.add(name)
         return fn
 
     return register

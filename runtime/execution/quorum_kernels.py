@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 
-from runtime.errors import InternalError
+from runtime.errors import CancelledError, DeadlineExceededError, InternalError
 from runtime.execution.clocks import Clocks
 from runtime.execution.kernels import Array, Context, Guarded, kernel
 from runtime.execution.quorum import UNKNOWN, Decision, Gathered, Quorum, Rules
@@ -95,5 +96,9 @@ def _tick(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[A
     update = _guarded(context)
     update.apply(inputs)
     step = update.step()
-    clocks.tick(_worker(context, attrs), context.client, context.cancelled)
+    try:
+        clocks.tick(_worker(context, attrs), context.client, context.cancelled)
+    except (CancelledError, DeadlineExceededError) as error:
+        # The update is in. An error would make a caller whose connection was cut repeat it.
+        logging.info("a worker's wait for slower ones ends early: %s", error)
     return [np.asarray(step, attrs["dtype"])]

@@ -111,7 +111,7 @@ def _enqueue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequenc
     return []
 
 
-@kernel("queue/enqueue_many")
+@kernel("queue/enqueue_many", steadfast=True)
 def _enqueue_many(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     counts = sorted({i.shape[0] for i in inputs if i.ndim} | {-1 for i in inputs if not i.ndim})
     if len(counts) != 1 or counts[0] < 0:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime.errors import CancelledError, InvalidArgumentError, PermissionDeniedError
+from runtime.errors import AbortedError, CancelledError, InvalidArgumentError, PermissionDeniedError
 
 NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
 
@@ -69,7 +69,8 @@ class RunRecord:
 
         Raises:
             InvalidArgumentError: no such action.
-            PermissionDeniedError: an order of somebody who does not lead (any more).
+            PermissionDeniedError: an order of somebody who does not lead any more.
+            AbortedError: an order of somebody who took the lead before this task was started again.
             CancelledError: the session ended during a wait.
         """
         handler = getattr(self, f"_on_{message.get('action')}", None)
@@ -96,10 +97,13 @@ class RunRecord:
         return self._leave and bool(self.expected) and everybody <= self._done.keys()
 
     def _check_leader(self, message: Mapping[str, Any], task: str) -> None:
+        if not self._leader:  # a chief that takes the lead again finds out what is lost
+            raise AbortedError("restarted since a chief took the lead here, its state is gone", task=task)
         if message["leader"] != self._leader:
-            who = f"{self._leader_name} has taken the lead" if self._leader else "it has not taken the lead here"
             raise PermissionDeniedError(
-                f"refused to {message['action']} for {message.get('name', 'a chief')}: {who}", task=task
+                f"refused to {message['action']} for {message.get('name', 'a chief')}: {self._leader_name} has taken "
+                "the lead",
+                task=task,
             )
 
     def _wait(self, done: Callable[[], bool], message: Mapping[str, Any], cancelled: threading.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging as std_logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from runtime.errors import AbortedError, CancelledError, NotFoundError, OpError,
 from runtime.execution.cancel import Cancellation
 from runtime.execution.executor import Executor, PreparedStage
 from runtime.execution.gate import Gate
+from runtime.execution.kernels import STEADFAST
 from runtime.execution.shards import Shards
 from runtime.execution.store import Store
 from runtime.plan.place import Device
@@ -44,6 +46,8 @@ FetchFrom = Callable[[str, int, int, int], Any]
 def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
     """The devices of this process under the names that they have as devices of a task."""
     found: dict[Device, jax.Device] = {}
+    # At INFO, JAX's first look at the devices tells of every platform that is not installed.
+    std_logging.getLogger("jax._src.xla_bridge").setLevel(std_logging.WARNING)
     locals_ = list(jax.local_devices())
     if all(d.platform != "cpu" for d in locals_):
         locals_ += jax.local_devices(backend="cpu")
@@ -73,6 +77,8 @@ class RegisteredCall:
         self.fetch: FetchFrom | None = None
         """How its remote inputs are fetched when that is to be timed."""
         stage = call.stage
+        # What has had an effect must not run again: only a lone kernel is ended when its lane breaks, and called again.
+        self.ends_with_lane = len(stage.host) == 1 and stage.host[0].kernel not in STEADFAST
         self.inline = [i for i in range(len(call.inputs)) if i not in call.remote]
         self.dynamic = stage.inputs is None or stage.output_specs is None
         self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
@@ -226,8 +232,7 @@ class Worker:
                 filled[i] = fetch(source.task, session, step, source.slot)
             inputs = filled
         if call.stage.host:
-            # What has had an effect must not run again: only a lone kernel is ended, and called again, with its lane.
-            lane = current_lane() if len(call.stage.host) == 1 else _NO_LANE
+            lane = current_lane() if registered.ends_with_lane else _NO_LANE
             with self._waiting(session, lane, cancelled or Cancellation(deadline)) as ending:
                 outputs, done = registered.prepared.run(inputs, session, ending)
         elif registered.gated:

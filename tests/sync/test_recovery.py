@@ -9,7 +9,7 @@ import pytest
 from tests.sync.kit import Process, alone, free_ports
 from tests.sync.task import STEPS, batches
 
-GOAL = 400
+GOAL = 200
 
 
 def _finished(lines: list[str]) -> bool:

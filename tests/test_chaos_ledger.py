@@ -1,0 +1,88 @@
+"""The books of a chaos run: what adds up, and what they notice when it does not."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.chaos_ledger import OPENED, Entry, Restore, add_up, restores
+
+BACK = "restored /x/4: back from step 8 to step 4, 4 steps are lost"
+RECOVERED = "recovered within 1.00 s at step 4: 4 steps are lost (step 8 was the last seen here)"
+
+
+def ledger(*entries: tuple[str, object]) -> list[Entry]:
+    """A ledger whose entries come one second after the other."""
+    made = []
+    for at, (what, value) in enumerate(entries):
+        made.append(Entry(at, what, value) if isinstance(value, int) else Entry(at, what, text=str(value)))
+    return made
+
+
+def steps(*numbers: int) -> list[tuple[str, object]]:
+    return [entry for number in numbers for entry in (("begin", ""), ("done", number))]
+
+
+OPEN = ("log", OPENED)
+
+
+def test_an_undisturbed_run() -> None:
+    books = add_up([ledger(OPEN, *steps(1, 3, 4)), ledger(OPEN, *steps(2, 5))], 5)
+    assert (books.done, books.unknown, books.kept, books.lost, books.wrong) == (5, 0, 5, 0, [])
+
+
+def test_a_restore_that_the_chief_knows_all_of() -> None:
+    chief = ledger(
+        OPEN, *steps(*range(1, 9)), ("begin", ""), ("log", "recovering: x"), ("log", BACK), ("log", RECOVERED),
+        ("done", 5), *steps(6),
+    )  # fmt: skip
+    books = add_up([chief], 6)
+    assert (books.done, books.unknown, books.kept, books.lost, books.untold, books.wrong) == (10, 1, 6, 4, 0, [])
+
+
+def test_a_restore_after_the_loss_of_the_global_step() -> None:
+    on = BACK.replace("back from step 8 to step 4, 4 steps are lost", "training goes on from step 4")
+    lost = [OPEN, *steps(*range(1, 9)), ("log", on), ("log", RECOVERED), *steps(5, 6)]
+    books = add_up([ledger(*lost)], 6)
+    assert (books.lost, books.untold, books.wrong) == (4, 0, [])
+    silent = [entry for entry in lost if entry[1] != RECOVERED]
+    silent.insert(silent.index(("log", on)) + 1, OPEN)  # a new life of the worker: nobody knows what was lost
+    books = add_up([ledger(*silent)], 6)
+    assert (books.lost, books.untold, books.wrong) == (4, 4, [])
+
+
+def test_two_restores_that_a_worker_slept_through_lose_once() -> None:
+    on = "restored /x/4: training goes on from step 4"
+    books = add_up([ledger(OPEN, *steps(*range(1, 9)), ("log", on), ("log", on), ("log", RECOVERED), *steps(5))], 5)
+    assert (books.restores, books.lost, books.wrong) == (2, 4, [])
+
+
+def test_what_does_not_add_up_is_noticed() -> None:
+    twice = add_up([ledger(OPEN, *steps(1, 2)), ledger(OPEN, *steps(2))], 2)
+    assert any("counted twice" in wrong for wrong in twice.wrong)
+    beyond = add_up([ledger(OPEN, *steps(1, 2, 3))], 2)
+    assert any("step 3 was done, but 2 is logged" in wrong for wrong in beyond.wrong)
+    nobodys = add_up([ledger(OPEN, *steps(1, 3))], 3)
+    assert any("1 counted steps are nobody's" in wrong for wrong in nobodys.wrong)
+    silently = add_up([ledger(OPEN, *steps(1, 2), ("log", RECOVERED), *steps(1, 2))], 2)
+    assert any("without a restore" in wrong for wrong in silently.wrong)
+    too_low = add_up([ledger(OPEN, *steps(*range(1, 9)), ("log", BACK), ("log", RECOVERED), *steps(3, 5))], 5)
+    assert any("done again after a restore" in wrong for wrong in too_low.wrong)
+
+
+def test_the_first_initialisation_loses_nothing() -> None:
+    first, second = ("log", "chief: initialise: x"), ("log", "chief: initialise: y")
+    assert restores([ledger(first, OPEN, *steps(1), second)]) == [Restore(4, 0, None)]
+
+
+@given(
+    st.floats(0, 1e9),
+    st.sampled_from(["begin", "done", "log"]),
+    st.integers(0, 2**40),
+    st.text("abc XYZ0-9:()", max_size=40),
+)
+def test_lines_survive_writing_and_reading(at: float, what: str, step: int, text: str) -> None:
+    entry = Entry(round(at, 6), what, step if what == "done" else 0, text if what == "log" else "")
+    assert Entry.parse(entry.line()) == entry
+
+
+def test_a_line_that_a_kill_has_cut_off_is_no_entry() -> None:
+    assert [Entry.parse(line) for line in ("", "D", "D 12.5", "D 12.5 x", "B", "Q 1 2")] == [None] * 6

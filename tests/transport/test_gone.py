@@ -1,0 +1,83 @@
+"""A client that is not expected back: it said goodbye, or all its connections have been gone for a while."""
+
+import threading
+from typing import Any
+
+from runtime.transport import TensorServer
+from runtime.transport.memory import LaneTable
+from tests.transport.kit import CLIENT, NUMBER, SUM, Desk, make_peer, make_server
+
+
+class GoneDesk(Desk):
+    """A handler that notes who is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[tuple[int, bool]] = []
+        self.told = threading.Event()
+
+    def gone(self, client: int, goodbye: bool) -> None:
+        self.left.append((client, goodbye))
+        self.told.set()
+
+
+def _use(peer: Any) -> None:
+    lane = peer.acquire()
+    lane.call(SUM, 1, [], NUMBER)
+    peer.release(lane)
+
+
+def _served(**options: Any) -> tuple[TensorServer, GoneDesk, Any]:
+    desk = GoneDesk()
+    server, _ = make_server(desk, **options)
+    endpoint = server.endpoint("127.0.0.1")
+    return server, desk, lambda timeout: endpoint
+
+
+def test_goodbye_is_told_at_once() -> None:
+    server, desk, resolve = _served(gone_secs=60.0)
+    peer = make_peer(resolve)
+    _use(peer)
+    while peer.silent_since is not None or not peer._heart._connected:
+        threading.Event().wait(0.01)
+    peer.close()
+    assert desk.told.wait(10)
+    assert desk.left == [(CLIENT, True)]
+    server.stop()
+
+
+def test_silence_is_told_once_and_a_connection_in_between_counts() -> None:
+    server, desk, resolve = _served(gone_secs=0.2)
+    peer = make_peer(resolve)
+    lane = peer.acquire()
+    lane.call(SUM, 1, [], NUMBER)
+    assert not desk.told.wait(1.5)  # connected, though idle: it is there
+    peer._closed.set()  # as if the process had died: no goodbye
+    peer._heart._connected = False
+    lane.close()
+    peer._heart.wake()
+    assert desk.told.wait(10)
+    assert desk.left == [(CLIENT, False)]
+    peer._heart_thread.join(10)
+    server.stop()
+
+
+def test_who_has_no_connection_is_given_up_once() -> None:
+    class Owner:
+        gone = False
+
+    table: LaneTable[None] = LaneTable()
+    first, second = Owner(), Owner()
+    one, _, _ = table.attach(1, 1, 1, first, 0.0)
+    two, _, _ = table.attach(1, 2, 1, second, 0.0)
+    assert table.give_up(100.0) == []
+    table.detach(one, first, 5.0)
+    assert table.give_up(100.0) == []  # the other lane is connected
+    table.detach(two, second, 8.0)
+    assert table.give_up(7.0) == []
+    assert table.give_up(9.0) == [1]
+    assert table.give_up(10.0) == []  # told
+    third = Owner()
+    table.attach(1, 1, 2, third, 20.0)
+    table.detach(one, third, 30.0)
+    assert table.give_up(31.0) == [1]
