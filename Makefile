@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOGDIR ?= runs
+# Each run has a directory of its own; make mnist RUN=NAME goes on with one that is there.
+RUN ?= mnist-$(shell date +%Y%m%d-%H%M%S)
 
 export PYTHONUNBUFFERED := 1
 
@@ -24,8 +26,9 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 mnist: $(STAMP) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends with the test accuracy.
+	$(BIN)/python -m models.mnist.data
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
-		$(BIN)/python -m models.mnist.trainer --flagfile=configs/mnist_async.flags
+		$(BIN)/python -m models.mnist.trainer --flagfile=configs/mnist_async.flags --logdir=$(LOGDIR)/$(RUN)
 
 test: $(STAMP) ## Run the tests; one file: make test TESTS=tests/harness/test_launch.py
 	$(BIN)/python -m pytest $(TESTS)

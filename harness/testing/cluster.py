@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,8 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-
-import psutil
 
 import runtime as rt
 from harness.launcher.policy import PS, WORKER, TaskId
@@ -89,7 +88,6 @@ class LocalCluster:
         """Address of each task."""
         self._held: dict[str, socket.socket] = dict(zip(self._ids, held, strict=True))
         self._links: Links | None = None
-        self._owners: dict[int, Life] = {}
         self._processes = Processes(preload, self._env, echo)
         try:
             if links:
@@ -369,19 +367,32 @@ class LocalCluster:
         for task, address in self.addresses.items():
             if address.endswith(f":{port}"):
                 return task
-        known = self._owners.get(port)
-        if known is not None and known.code is None:
-            return known.task
-        for life in self._processes.lives():
-            if life.code is None and life.pid and _listens(life.pid, port):
-                self._owners[port] = life
+        inode = _listener(port)
+        for life in self._processes.lives() if inode else ():
+            if life.code is None and life.pid and _has(life.pid, inode):
                 return life.task
         return ""
 
 
-def _listens(pid: int, port: int) -> bool:
-    try:
-        connections = psutil.Process(pid).net_connections("tcp")
-    except psutil.Error:
-        return False
-    return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections)
+def _listener(port: int) -> str:
+    """Inode of the socket that listens on a TCP port, "" when there is none."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(FileNotFoundError), open(table, encoding="ascii") as file:
+            next(file)
+            for line in file:
+                fields = line.split()
+                if fields[3] != "0A":  # the kernel lists the listening ones first, and there may be thousands of others
+                    break
+                if int(fields[1].rpartition(":")[2], 16) == port:
+                    return fields[9]
+    return ""
+
+
+def _has(pid: int, inode: str) -> bool:
+    """Whether a process holds a socket."""
+    with contextlib.suppress(OSError):
+        for descriptor in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(descriptor.path) == f"socket:[{inode}]":
+                    return True
+    return False

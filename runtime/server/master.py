@@ -17,7 +17,7 @@ import numpy as np
 from absl import logging
 
 from runtime.cluster import ClusterSpec
-from runtime.errors import FailedPreconditionError, NotFoundError, OpError
+from runtime.errors import FailedPreconditionError, NotFoundError, OpError, UnavailableError
 from runtime.plan.place import Device
 from runtime.plan.plan import Plan
 from runtime.proto import services_pb2, step_stats_pb2
@@ -338,6 +338,8 @@ class MasterSession:
                 try:
                     for key, value in answer.result().states.items():
                         found.states[f"{name} {key}"] = value
+                except UnavailableError:
+                    logging.debug("%s is not there (any more): its state does not go into the checkpoint", name)
                 except OpError as error:
                     logging.info("no state of %s goes into the checkpoint: %s", name, error)
         return found
@@ -382,6 +384,11 @@ class MasterSession:
         for task in self.tasks.values():
             task.close(self.id)
         self._worker.counters.end_session(self.id)
+
+    def cancel_steps(self) -> None:
+        """Ends the steps under way with CancelledError; the session can still be used."""
+        for task in self.tasks.values():
+            task.cancel(self.id)
 
     def clear(self, containers: Sequence[str] | None) -> None:
         """Forgets variables and resources of the named containers, or all, on all tasks."""

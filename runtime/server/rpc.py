@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import grpc
@@ -61,11 +63,36 @@ def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
     return error_from_code(code, error.details() or error.code().name, str(named))
 
 
+class _Running(threading.local):
+    context: grpc.ServicerContext | None = None
+
+
+_running = _Running()
+
+
+@contextlib.contextmanager
+def when_abandoned(action: Callable[[], None]) -> Iterator[None]:
+    """Inside a servicer method: has ``action`` called, from another thread, if the caller goes before this block ends."""
+    inside = True
+
+    def ended() -> None:
+        if inside:
+            action()
+
+    if _running.context is not None and not _running.context.add_callback(ended):
+        action()  # gone already
+    try:
+        yield
+    finally:
+        inside = False
+
+
 def servicer_method(method: Callable[[Any, Any], _T]) -> Callable[[Any, Any, grpc.ServicerContext], _T]:
     """Turns ``method(self, request)`` into a servicer method whose OpErrors reach the caller by name."""
 
     @functools.wraps(method)
     def wrapped(self: Any, request: Any, context: grpc.ServicerContext) -> _T:
+        _running.context = context
         try:
             return method(self, request)
         except OpError as error:

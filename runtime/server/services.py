@@ -14,7 +14,7 @@ from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
 from runtime.server.master import Master, MasterOptions, MasterSession, PreparedPlan
 from runtime.server.report import report
-from runtime.server.rpc import servicer_method
+from runtime.server.rpc import servicer_method, when_abandoned
 from runtime.server.trace import step_stats
 from runtime.transport.endpoint import host_id
 from runtime.transport.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
@@ -83,6 +83,10 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         return pb.ClearResponse()
 
 
+ABANDONED_SECS = 10.0
+"""How long a session is kept whose client went away in the middle of a step."""
+
+
 class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     """Runs steps for clients in other processes."""
 
@@ -90,6 +94,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         self._master = master
         self._lock = threading.Lock()
         self._sessions: dict[int, tuple[MasterSession, dict[int, PreparedPlan]]] = {}
+        self._used: dict[int, float] = {}
         self._plans = itertools.count(1)
 
     @servicer_method
@@ -112,6 +117,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         """Closes a session."""
         with self._lock:
             found = self._sessions.pop(request.session, None)
+            self._used.pop(request.session, None)
         if found is not None:
             self._master.close_session(found[0])
         return pb.CloseSessionResponse()
@@ -131,10 +137,11 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         session, plans = self._session(request.session)
         prepared, feeds, timeout = plans[request.plan], unpack(request.feeds), request.timeout_secs or None
         stats = None
-        if request.traced:
-            values, stats = session.run_traced(prepared, feeds, timeout)
-        else:
-            values = session.run(prepared, feeds, timeout)
+        with when_abandoned(lambda: self._abandoned(request.session)):
+            if request.traced:
+                values, stats = session.run_traced(prepared, feeds, timeout)
+            else:
+                values = session.run(prepared, feeds, timeout)
         return pb.RunStepResponse(values=pack([v for v in values if v is not None]), step_stats=stats)
 
     @servicer_method
@@ -151,9 +158,31 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
             self._sessions.clear()
         return pb.ResetResponse()
 
+    def _abandoned(self, number: int) -> None:
+        """The client went away in the middle of a step: the step ends, and the session unless it is used again soon."""
+        before = time.monotonic()
+        with self._lock:
+            running = self._sessions.get(number)
+        if running is not None:
+            running[0].cancel_steps()
+
+        def end_if_unused() -> None:
+            with self._lock:
+                if self._used.get(number, 0.0) > before:
+                    return
+                found = self._sessions.pop(number, None)
+                self._used.pop(number, None)
+            if found is not None:
+                self._master.close_session(found[0])
+
+        timer = threading.Timer(ABANDONED_SECS, end_if_unused)
+        timer.daemon = True
+        timer.start()
+
     def _session(self, number: int) -> tuple[MasterSession, dict[int, PreparedPlan]]:
         with self._lock:
             found = self._sessions.get(number)
+            self._used[number] = time.monotonic()
         if found is None:
             raise AbortedError(f"session {number:x} is not found here: the server restarted or was reset")
         return found

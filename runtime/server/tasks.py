@@ -129,6 +129,10 @@ class LocalTask:
         """What the session's traced calls did on the task since it was last asked."""
         return step_stats(self.server.worker.tracer.take(session))
 
+    def cancel(self, session: int) -> None:
+        """Ends what waits on the task for a session."""
+        self.server.worker.cancel(session, "the step was cancelled")
+
     def close(self, session: int) -> None:
         """Ends a session on the task."""
         self.server.worker.end_session(session)
@@ -254,6 +258,10 @@ class RemoteTask:
             return lane.receive(None)[0]
         finally:
             self.peer.release(lane)
+
+    def cancel(self, session: int) -> None:
+        """Ends the calls under way; the task notices that nobody waits for them any more."""
+        self.peer.cancel_calls()
 
     def close(self, session: int) -> None:
         """Closes the connections; the task cancels what waits there for this session."""

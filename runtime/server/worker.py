@@ -288,9 +288,10 @@ class Worker:
             self._ended[session] = None
             if len(self._ended) > _ENDED_SESSIONS:
                 self._ended.popitem(last=False)
-        self._cancel(session, "the session was closed")
+        self.cancel(session, "the session was closed")
 
-    def _cancel(self, session: int, reason: str) -> None:
+    def cancel(self, session: int, reason: str) -> None:
+        """Ends what waits for a session, and forgets what is held for it; the session may go on."""
         with self._lock:
             waits = list(self._waits.get(session, ()))
         for _, cancelled in waits:
@@ -353,4 +354,4 @@ class Worker:
         if goodbye:
             self.end_session(client)
         else:
-            self._cancel(client, "the client has been gone for too long")
+            self.cancel(client, "the client has been gone for too long")

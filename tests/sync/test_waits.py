@@ -1,5 +1,6 @@
 """Operations that wait on a ps: who ends them, and what a dead or cut-off caller leaves behind."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -111,10 +112,12 @@ def test_a_wait_survives_a_cut_that_heals(client: Client) -> None:
 
 
 DEAD_CLIENT = """
-import sys, json
+import sys, json, types
 import runtime as rt
 from tests.sync.test_waits import Client
-client = Client(rt.Server(json.loads(sys.argv[1]), "worker", 1))
+cluster, target = json.loads(sys.argv[1])
+server = types.SimpleNamespace(target=target) if target else rt.Server(cluster, "worker", 1)
+client = Client(server)
 client.put(100)
 client.take()
 print("waiting", flush=True)
@@ -122,11 +125,12 @@ client.take()
 """
 
 
-def test_a_client_that_was_killed_takes_nothing(spec: Spec, client: Client) -> None:
-    import json
-
+@pytest.mark.parametrize("remote_master", [False, True])
+def test_a_client_that_was_killed_takes_nothing(spec: Spec, client: Client, remote_master: bool) -> None:
+    """Its master is in its own process, or in that of the ps."""
+    target = f"grpc://{spec['ps'][0]}" if remote_master else ""
     process = subprocess.Popen(
-        [sys.executable, "-c", DEAD_CLIENT, json.dumps(spec)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", DEAD_CLIENT, json.dumps([spec, target])], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     try:
         assert process.stdout is not None
@@ -134,6 +138,7 @@ def test_a_client_that_was_killed_takes_nothing(spec: Spec, client: Client) -> N
         threading.Event().wait(0.3)  # it waits on the ps now; if it does not yet, the test shows less
         process.kill()
         process.wait(10)
+        threading.Event().wait(0.3)  # the same for the news of its death
         client.put(1)
         assert client.take(timeout_secs=20) == 1
     finally:
