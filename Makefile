@@ -10,7 +10,7 @@ RUN ?= mnist-$(shell date +%Y%m%d-%H%M%S)
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist test lint format proto tensorboard clean
+.PHONY: help setup mnist test chaos lint format proto tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -32,6 +32,9 @@ mnist: $(STAMP) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends wi
 
 test: $(STAMP) ## Run the tests; one file: make test TESTS=tests/harness/test_launch.py
 	$(BIN)/python -m pytest $(TESTS)
+
+chaos: $(STAMP) ## Train MNIST under random kills, freezes and cuts, and add up; CHAOS_SECS=60 for a short one.
+	$(BIN)/python -m benchmarks.chaos
 
 lint: $(STAMP) ## Check style and types.
 	$(BIN)/ruff check .

@@ -202,7 +202,9 @@ class SyncRunner:
             waiting_since = None
 
     def _commit(self, sess: rt.Session, which: Any, step: int, workers: Sequence[int]) -> None:
-        feeds = {self._tasks[i].order: np.array([self._owner, self._epochs[i], step, *workers], np.int64) for i in which}
+        feeds = {
+            self._tasks[i].order: np.array([self._owner, self._epochs[i], step, *workers], np.int64) for i in which
+        }
         sess.run([self._tasks[i].commit for i in which], feeds)
         with self._changed:
             for i in which:

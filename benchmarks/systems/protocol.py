@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def measure(step: Callable[[np.ndarray, np.ndarray], object], seed: int, warmup:
         print(json.dumps({"steps": done, "seconds": time.perf_counter() - started}), flush=True)
 
 
-def measure_steps(step: Callable[[np.ndarray, np.ndarray], object], seed: int, warmup: int = 30) -> None:
+def measure_steps(step: Callable[[np.ndarray, np.ndarray], Any], seed: int, warmup: int = 30) -> None:
     """Like ``measure`` for workers that go in step: all do the number of steps that the driver's line asks for.
 
     Args:

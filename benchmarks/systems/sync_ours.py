@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +36,7 @@ def main(job: str, index: int, cluster_json: str, hidden: int, mode: str) -> Non
     train(server.target, scope, index, hidden, wrap, alone=False)
 
 
-def train(target: str, scope: object, index: int, hidden: int, wrap: object, *, alone: bool) -> None:
+def train(target: str, scope: Any, index: int, hidden: int, wrap: Any, *, alone: bool) -> None:
     """Builds the graph and measures."""
     with scope:
         global_step = harness.get_or_create_global_step()

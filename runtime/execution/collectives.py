@@ -25,7 +25,7 @@ def _mean(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -
         return list(inputs)
     with jax.enable_x64(True):
         reduce = _reducer(tuple((tuple(a.shape), a.dtype.name) for a in inputs))
-        return _in_group(lambda: reduce(inputs))
+        return list(_in_group(lambda: reduce(inputs)))
 
 
 @kernel("collective/broadcast", raw=True)

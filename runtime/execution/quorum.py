@@ -403,7 +403,12 @@ class Quorum:
             return self._epoch, self._now(), self._last
 
     def gather(
-        self, chief: tuple[int, int], generation: int, known: Gathered, cancelled: Cancellation, limit_secs: float = SAY_EVERY_SECS
+        self,
+        chief: tuple[int, int],
+        generation: int,
+        known: Gathered,
+        cancelled: Cancellation,
+        limit_secs: float = SAY_EVERY_SECS,
     ) -> Gathered:
         """Waits for news, tells whose gradients are here, and promises to keep these until the step is over.
 
@@ -421,7 +426,11 @@ class Quorum:
         """
 
         def news() -> bool:
-            return chief != (self._owner, self._epoch) or self._now() != known.step or len(self._pieces) != len(known.workers)
+            return (
+                chief != (self._owner, self._epoch)
+                or self._now() != known.step
+                or len(self._pieces) != len(known.workers)
+            )
 
         with self._changed:
             until = time.monotonic() + limit_secs

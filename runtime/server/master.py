@@ -288,9 +288,9 @@ class MasterSession:
     ) -> None:
         sent: list[tuple[RemoteCall, Lane]] = []
         try:
-            for call in wave.remote:  # to all first, so that the tasks work at the same time
-                lane = call.task.peer.acquire(deadline=deadline)
-                sent.append((call, lane))
+            for call in wave.remote:  # a task that is lost is found out before any other is told to do something
+                sent.append((call, call.task.peer.acquire(deadline=deadline)))
+            for call, lane in sent:  # to all first, so that the tasks work at the same time
                 arrays = [np.asarray(values[slot]) for slot in call.inline]
                 lane.send(call.handle, step, arrays, dynamic=call.dynamic, deadline=deadline)
             for local in wave.local:

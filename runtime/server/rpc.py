@@ -59,8 +59,8 @@ def call(
 
 def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
     code = error.code().value[0]
-    named = dict(error.trailing_metadata() or ()).get(_TASK, task)
-    return error_from_code(code, error.details() or error.code().name, str(named))
+    named = next((str(entry.value) for entry in error.trailing_metadata() or () if entry.key == _TASK), task)
+    return error_from_code(code, error.details() or error.code().name, named)
 
 
 class _Running(threading.local):
@@ -72,7 +72,7 @@ _running = _Running()
 
 @contextlib.contextmanager
 def when_abandoned(action: Callable[[], None]) -> Iterator[None]:
-    """Inside a servicer method: has ``action`` called, from another thread, if the caller goes before this block ends."""
+    """In a servicer method: has ``action`` called, from another thread, if the caller goes before the block ends."""
     inside = True
 
     def ended() -> None:

@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from runtime.cluster import ClusterSpec, TaskId, split_address
 from runtime.errors import InvalidArgumentError, UnknownError
 from runtime.proto import cluster_pb2
-from runtime.server import rpc, tasks
+from runtime.server import cores, rpc, tasks
 from runtime.server.master import Master, MasterOptions
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
@@ -80,7 +80,8 @@ class Server:
         bound = _bind(self._grpc, host, port, self.task)
         self.address = f"{host}:{bound}"
         self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
-        self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
+        with cores.limited(spec, self.task):
+            self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
         run = self.worker.store.run
         run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, "evaluator"))
         run.when_all_done = self._over.set

@@ -156,7 +156,7 @@ class RemoteTask:
         self.generation = 0
         self.devices: tuple[Device, ...] = ()
         self._channel = rpc.open_channel(address)
-        self._stub = services_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = services_pb2_grpc.WorkerServiceStub(self._channel)
         self.peer = Peer(name, self._resolve, client, b"", options=options)
 
     def status(self, cluster: ClusterSpec | None, sender: str, timeout: float) -> services_pb2.StatusResponse:
