@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-bench
+PEERS_STAMP := $(PEERS)/.installed
 LOGDIR ?= runs
 # Each run has a directory of its own; make mnist RUN=NAME goes on with one that is there.
 RUN ?= mnist-$(shell date +%Y%m%d-%H%M%S)
@@ -10,10 +12,10 @@ RUN ?= mnist-$(shell date +%Y%m%d-%H%M%S)
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist test chaos lint format proto tensorboard clean
+.PHONY: help setup mnist test chaos bench bench-quick bench-setup lint format proto tensorboard clean
 
 help: ## Show this list.
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## Make .venv from requirements.lock (only when that or pyproject.toml changed).
 
@@ -35,6 +37,19 @@ test: $(STAMP) ## Run the tests; one file: make test TESTS=tests/harness/test_la
 
 chaos: $(STAMP) ## Train MNIST under random kills, freezes and cuts, and add up; CHAOS_SECS=60 for a short one.
 	$(BIN)/python -m benchmarks.chaos
+
+bench: $(STAMP) $(PEERS_STAMP) ## Steps per second beside TensorFlow, PyTorch and plain JAX; writes benchmarks/results.
+	$(BIN)/python -m benchmarks.table
+
+bench-quick: $(STAMP) ## Whether a step has become slower: ours beside plain JAX, under a minute.
+	$(BIN)/python -m benchmarks.quick
+
+bench-setup: $(PEERS_STAMP) ## Make .venv-bench with the peers of make bench: TensorFlow and PyTorch, some GB.
+
+$(PEERS_STAMP): benchmarks/requirements-peers.lock
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 lint: $(STAMP) ## Check style and types.
 	$(BIN)/ruff check .

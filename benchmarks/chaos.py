@@ -80,6 +80,9 @@ def _chaos(options: argparse.Namespace, faults: int, directory: Path) -> tuple[l
             ended_by_themselves: list[str] = []
             injected = _run(c, plan, ended_by_themselves)
             problems += ended_by_themselves
+            missed = sum(bool(item.skipped) for item in injected)
+            if missed:
+                problems.append(f"{missed} of {faults} faults could not be injected")
             end = max(ENOUGH_STEPS, (c.step() or 0) + options.tail_steps)
             (directory / "end_step.tmp").write_text(str(end))
             os.replace(directory / "end_step.tmp", directory / "end_step")

@@ -2,9 +2,12 @@
 
     python -m benchmarks.step_rate --ps=1 --workers=1 --hidden=100 --systems=ours,plain --json
 
+`benchmarks.table` runs it for every row of the table of `make bench`.
+
 Every system trains the same 784-H-10 sigmoid MLP on batches of 100 in float32 with SGD, fetching loss and global step
 in every step, all processes on this machine. The systems are started together and take turns, so that a machine whose
-speed drifts drifts for all of them; the figure of a system is the median of its rounds.
+speed drifts drifts for all of them; the figure of a system is the median of its rounds. Beside it stands the processor
+time that all processes of the system together take for a step: it depends less on what else the machine does.
 """
 
 import json
@@ -14,8 +17,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+import psutil
 from absl import app, flags
 
 from benchmarks.common import PEERS_PYTHON, ROOT, free_ports
@@ -28,7 +32,7 @@ _SYSTEMS = flags.DEFINE_list(
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns that each system takes.", lower_bound=1)
 _SECONDS = flags.DEFINE_float("seconds", 3.0, "Length of a turn, in seconds.", lower_bound=0.1)
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object, system -> steps/s, instead of a table.")
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object, system -> steps/s and CPU us, instead of a table.")
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,26 @@ def _systems() -> dict[str, System]:
     }
 
 
+@dataclass(frozen=True)
+class Figures:
+    """Medians over the turns of one system.
+
+    Attributes:
+        steps_per_s: of all workers together.
+        cpu_us: processor time of all processes per step, microseconds.
+    """
+
+    steps_per_s: float
+    cpu_us: float
+
+
 class Running:
     """The processes of one system, warm and waiting for their turn."""
 
     def __init__(self, name: str, system: System, ps: int, workers: int, hidden: int) -> None:
         self.name = name
         self.rates: list[float] = []
+        self.cpu_us: list[float] = []
         self._all: list[subprocess.Popen[str]] = []
         if system.distributed:
             ports = free_ports(ps + workers)
@@ -101,16 +119,23 @@ class Running:
 
     def turn(self, seconds: float) -> None:
         """Lets all workers train for some seconds and notes their steps/s together."""
+        before = self._cpu_secs()
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.write(f"{seconds}\n")
             worker.stdin.flush()
-        rate = 0.0
+        rate, steps = 0.0, 0
         for worker in self._workers:
             assert worker.stdout is not None
             answer = json.loads(worker.stdout.readline())
             rate += answer["steps"] / answer["seconds"]
+            steps += answer["steps"]
         self.rates.append(rate)
+        self.cpu_us.append((self._cpu_secs() - before) / steps * 1e6)
+
+    def _cpu_secs(self) -> float:
+        times = [psutil.Process(process.pid).cpu_times() for process in self._all]
+        return sum(t.user + t.system for t in times)
 
     def stop(self) -> None:
         """Ends all processes."""
@@ -125,8 +150,8 @@ class Running:
 
 def measure(
     systems: Sequence[str], ps: int, workers: int, hidden: int, rounds: int, seconds: float
-) -> dict[str, float]:
-    """Aggregate steps/s of each system: the median of its turns."""
+) -> dict[str, Figures]:
+    """The figures of each system."""
     known = _systems()
     for name in systems:
         if name not in known:
@@ -144,20 +169,20 @@ def measure(
     finally:
         for system in running:
             system.stop()
-    return {system.name: statistics.median(system.rates) for system in running}
+    return {s.name: Figures(statistics.median(s.rates), statistics.median(s.cpu_us)) for s in running}
 
 
 def main(argv: list[str]) -> None:
     """Measures and prints."""
     if len(argv) > 1:
         raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
-    rates = measure(_SYSTEMS.value, _PS.value, _WORKERS.value, _HIDDEN.value, _ROUNDS.value, _SECONDS.value)
+    found = measure(_SYSTEMS.value, _PS.value, _WORKERS.value, _HIDDEN.value, _ROUNDS.value, _SECONDS.value)
     if _JSON.value:
-        print(json.dumps({name: round(rate, 1) for name, rate in rates.items()}))
+        print(json.dumps({name: asdict(figures) for name, figures in found.items()}))
         return
     print(f"{_PS.value} ps, {_WORKERS.value} workers, hidden {_HIDDEN.value}")
-    for name, rate in rates.items():
-        print(f"  {name:8} {rate:9.0f} steps/s")
+    for name, figures in found.items():
+        print(f"  {name:10} {figures.steps_per_s:9.0f} steps/s {figures.cpu_us:9.0f} us of processor time a step")
 
 
 if __name__ == "__main__":

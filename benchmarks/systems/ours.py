@@ -2,6 +2,8 @@
 
 import json
 import sys
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,15 +15,19 @@ from benchmarks.systems.protocol import CLASSES, INPUTS, initial, measure
 from models.mnist.model import MODELS
 
 
-def main(job: str, index: int, cluster_json: str, hidden: int, options_json: str) -> None:
-    """Serves as a ps, or measures as a worker."""
-    cluster = json.loads(cluster_json)
-    options = json.loads(options_json)
-    jax.config.update("jax_platforms", "cpu")
-    server = rt.Server(cluster, job, index)
-    if job == "ps":
-        server.join()
-        return
+@dataclass(frozen=True)
+class Training:
+    """The graph of one worker: what to feed, what to fetch in every step, and how to begin."""
+
+    x: rt.Tensor
+    y: rt.Tensor
+    fetches: list[Any]
+    initialise: rt.Operation
+    waiting: rt.Tensor
+
+
+def build(cluster: dict[str, list[str]], index: int, hidden: int) -> Training:
+    """Adds the training step of worker ``index`` to the default graph."""
     with rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")):
         global_step = rt.Variable(0, dtype=np.int64, name="global_step", trainable=False)
         params = rt.variables(initial(hidden), name="mlp")
@@ -31,15 +37,27 @@ def main(job: str, index: int, cluster_json: str, hidden: int, options_json: str
         train_op = harness.Optimizer(optax.sgd(0.1)).minimize(loss, global_step=global_step)
         initialise = rt.global_variables_initializer()
         waiting = rt.report_uninitialized_variables()
+    return Training(x, y, [train_op, loss, global_step], initialise, waiting)
+
+
+def main(job: str, index: int, cluster_json: str, hidden: int, options_json: str) -> None:
+    """Serves as a ps, or measures as a worker."""
+    cluster = json.loads(cluster_json)
+    options = json.loads(options_json)
+    jax.config.update("jax_platforms", "cpu")
+    server = rt.Server(cluster, job, index)
+    if job == "ps":
+        server.join()
+        return
+    training = build(cluster, index, hidden)
     filters = ("/job:ps", f"/job:worker/task:{index}")
     config = rt.SessionConfig(device_filters=filters, start_timeout_secs=60.0, **options)
     session = rt.Session(server.target, config=config)
     if index == 0:
-        session.run(initialise)
-    while len(session.run(waiting)):
+        session.run(training.initialise)
+    while len(session.run(training.waiting)):
         pass
-    fetches = [train_op, loss, global_step]
-    measure(lambda images, labels: session.run(fetches, {x: images, y: labels}), seed=index)
+    measure(lambda images, labels: session.run(training.fetches, {training.x: images, training.y: labels}), seed=index)
     session.close()
     server.stop()
 

@@ -266,7 +266,8 @@ class LocalCluster:
             say: is told of each fault.
 
         Returns:
-            What was injected. A fault whose task does not run (or, for a restart, runs) is skipped.
+            What was injected. A fault waits for a task that is about to be started again; one whose task does not run
+            at all (or, for a restart, runs) is skipped.
 
         Raises:
             TimeoutError: the step of a fault did not come.
@@ -292,6 +293,9 @@ class LocalCluster:
                 self._pause(max(0.0, min(next_due - now, 0.2)))
             else:
                 break
+            while fault.kind is not Kind.RESTART and not self.running(fault.task) and _comes_back(fault.task, undo):
+                self._pause(_LOOK_SECS)
+                self._undo(undo, time.monotonic())
             last = time.monotonic()
             skipped = self._inject(fault)
             say(f"fault {len(done) + 1} at {last - began:.1f} s: {fault}{skipped and ' - skipped: ' + skipped}")
@@ -374,6 +378,11 @@ class LocalCluster:
         return ""
 
 
+def _comes_back(task: str, undo: Sequence[tuple[float, Fault]]) -> bool:
+    """Whether a task is about to be started again."""
+    return any(fault.task == task and fault.kind in (Kind.KILL, Kind.STOP) for _, fault in undo)
+
+
 def _listener(port: int) -> str:
     """Inode of the socket that listens on a TCP port, "" when there is none."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -390,8 +399,8 @@ def _listener(port: int) -> str:
 
 def _has(pid: int, inode: str) -> bool:
     """Whether a process holds a socket."""
-    with contextlib.suppress(OSError):
-        for descriptor in os.scandir(f"/proc/{pid}/fd"):
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
+        for descriptor in descriptors:
             with contextlib.suppress(OSError):
                 if os.readlink(descriptor.path) == f"socket:[{inode}]":
                     return True

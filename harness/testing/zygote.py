@@ -57,6 +57,7 @@ def serve(channel: socket.socket) -> dict[str, Any] | None:
                 continue
             data, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 1)
             if not data:
+                signal.set_wakeup_fd(-1)
                 break
             message = json.loads(data)
             if "signal" in message:

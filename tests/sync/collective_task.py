@@ -30,7 +30,7 @@ flags.DEFINE_integer("die_at", -1, "Process 1 kills itself at this step, in its 
 def main(argv: list[str]) -> None:
     """Trains to the end; process 0 prints the variables."""
     index, size = FLAGS.task_index, len(FLAGS.worker_hosts)
-    group = harness.join_group(FLAGS.worker_hosts, index, heartbeat_timeout_secs=10)
+    group = harness.join_group(FLAGS.worker_hosts, index, heartbeat_timeout_secs=60)
     with group.member():
         step_variable = harness.get_or_create_global_step()
         w, b = initial()

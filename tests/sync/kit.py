@@ -53,7 +53,7 @@ class Process:
             self.lines.append("")
             self._new.notify_all()
 
-    def wait_for(self, what: Callable[[list[str]], bool], secs: float = 60.0) -> None:
+    def wait_for(self, what: Callable[[list[str]], bool], secs: float = 100.0) -> None:
         """Waits until its lines are as wanted; fails when they never are."""
         with self._new:
             assert self._new.wait_for(lambda: what(self.lines) or self.lines[-1:] == [""], secs), self.lines[-3:]
@@ -98,7 +98,7 @@ def cluster(ps: int, workers: int) -> Iterator[dict[str, list[str]]]:
             process.end()
 
 
-def in_threads(actions: list[Callable[[], Any]], secs: float = 60.0) -> list[Any]:
+def in_threads(actions: list[Callable[[], Any]], secs: float = 100.0) -> list[Any]:
     """Runs actions at the same time; gives their results, raises the first error."""
     results: list[Any] = [None] * len(actions)
 
@@ -118,6 +118,15 @@ def in_threads(actions: list[Callable[[], Any]], secs: float = 60.0) -> list[Any
         if isinstance(result, BaseException):
             raise result
     return results
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits for what no event tells; fails after a minute."""
+    for _ in range(6000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come to that")
 
 
 def alone(rule: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:

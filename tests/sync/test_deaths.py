@@ -92,7 +92,7 @@ def test_a_dead_worker_may_be_left_behind(spec: Spec) -> None:
     try:
         processes[1].wait_for(lambda lines: len(lines) > 10)
         processes[1].end()
-        processes[0].wait_for(_finished, 30)
+        processes[0].wait_for(_finished)
         assert [s for s, _ in processes[0].steps()] == list(range(1, 201))
     finally:
         for process in processes:

@@ -114,8 +114,12 @@ def test_a_worker_that_is_gone_takes_its_gradients_along() -> None:
 
 
 def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
-    quorum, variables = Quorum("q", Rules(3, 3, timeout_secs=0.05)), Variables()
+    quorum, variables = Quorum("q", Rules(3, 3, timeout_secs=60.0)), Variables()
     pair = [Push(quorum, variables, w, 0, float(w)) for w in (0, 1)]
+    _here(quorum, 2)
+    with quorum._changed:
+        quorum._since -= 100.0  # as if they had waited so long
+        quorum._changed.notify_all()
     assert [p.result() for p in pair] == [(1, True)] * 2
     assert variables.applied == [0.5]
     slow = Quorum("q", Rules(3, 3, timeout_secs=60.0))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from tests.sync.kit import ROOT, cluster, free_ports, reset
+from tests.sync.kit import ROOT, cluster, free_ports, reset, wait_until
 
 Spec = dict[str, list[str]]
 
@@ -132,24 +132,16 @@ def test_a_client_that_was_killed_takes_nothing(remote_master: bool) -> None:
         arguments = json.dumps([cluster, ps.target if remote_master else ""])
         process = subprocess.Popen([sys.executable, "-c", DEAD_CLIENT, arguments], cwd=ROOT)
         try:
-            _until(lambda: bool(ps.worker._waits))
+            wait_until(lambda: bool(ps.worker._waits))
             process.kill()
             process.wait(10)
-            _until(lambda: not ps.worker._waits)
+            wait_until(lambda: not ps.worker._waits)
             client.put(1)
             assert client.take(timeout_secs=20) == 1
         finally:
             process.kill()
             process.wait(10)
             client.session.close()
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come to that")
 
 
 def test_a_closed_queue_runs_dry(client: Client) -> None:
