@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+import types
 from collections.abc import Iterator
 
 # Before anything imports JAX.
@@ -12,6 +13,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import hypothesis
 import psutil
 import pytest
+
+from runtime.device import current_device, fresh_device_stack
 
 # The first example of a test may compile for a second: the time of one example says nothing.
 hypothesis.settings.register_profile("bellwether", deadline=None, print_blob=True)
@@ -53,6 +56,15 @@ def absl_logger_as_it_was() -> Iterator[None]:
     logger.setLevel(level)
     logger.handlers[:] = handlers
     logger.propagate = propagate
+
+
+@pytest.fixture(autouse=True)
+def device_scopes_as_they_were() -> Iterator[None]:
+    """Starts every test without device scopes, and fails one that leaves a scope open."""
+    with fresh_device_stack():
+        yield
+        left = current_device(types.SimpleNamespace(type="", name="", device=""))
+    assert left == "", f"the test left a device scope open: {left}"
 
 
 def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:

@@ -6,7 +6,6 @@ import select
 import shutil
 import socket
 import ssl
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Final
 from absl import logging
 
 from runtime.errors import ResourceExhaustedError
-from runtime.transport import frames
+from runtime.transport import frames, leftovers
 from runtime.transport.connection import Connection, Handler, Reply, ServerContext
 from runtime.transport.endpoint import Endpoint, fast_path_enabled, host_id
 from runtime.transport.memory import LaneTable
@@ -221,8 +220,9 @@ class TensorServer:
         return socket.create_server(address, family=family, backlog=_BACKLOG)
 
     def _listen_unix(self) -> list[socket.socket]:
-        directory = tempfile.mkdtemp(prefix="bellwether-")  # mode 0700
-        path = os.path.join(directory, "tensors")
+        leftovers.sweep()
+        directory = leftovers.make_directory()
+        path = os.path.join(directory, leftovers.SOCKET_NAME)
         if len(path) > _LONGEST_UNIX_PATH:
             os.rmdir(directory)
             logging.info("No Unix socket for tensors: the temporary directory has too long a name")

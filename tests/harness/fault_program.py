@@ -1,11 +1,11 @@
 """The program of the fault tests: every worker adds 1 to a number on each ps, so many times, under a Supervisor.
 
-    python -m tests.harness.fault_program --additions=500 --logdir=... + the cluster flags
-
-With --plain there is no Supervisor: worker 0 initialises, a plain session adds, and what a failure does comes out.
+python -m tests.harness.fault_program --additions=500 --logdir=... + the cluster flags
 """
 
+import os
 import sys
+import threading
 
 import numpy as np
 from absl import app, flags, logging
@@ -21,7 +21,7 @@ flags.DEFINE_integer("task_index", 0, "")
 flags.DEFINE_integer("additions", 300, "How often each worker adds.")
 flags.DEFINE_string("logdir", "", "")
 flags.DEFINE_float("save_secs", 0, "")
-flags.DEFINE_integer("until", 0, "The global step at which all workers end, instead of --additions.")
+flags.DEFINE_string("until", "", "The file whose appearance ends all workers, instead of --additions.")
 _BYTES = 1 << 12
 
 
@@ -59,9 +59,9 @@ def work(server: rt.Server, ps: int) -> None:
         print("READY", flush=True)
         done = 0
         while not supervisor.should_stop():
-            step, _ = session.run([count, add])
+            session.run([count, add])
             done += 1
-            if FLAGS.until and step >= FLAGS.until or not FLAGS.until and done >= FLAGS.additions:
+            if os.path.exists(FLAGS.until) if FLAGS.until else done >= FLAGS.additions:
                 break
         print(f"DONE {done}", flush=True)
         if FLAGS.task_index == 0:
@@ -72,8 +72,6 @@ def work(server: rt.Server, ps: int) -> None:
 
 def wait_for_all(session: rt.Session, global_step: rt.Variable, workers: int) -> None:
     """Waits until the global step tells that the others are through too; what is too much is seen by the caller."""
-    import threading
-
     while not FLAGS.until and int(session.run(global_step)) < workers * FLAGS.additions:
         threading.Event().wait(0.02)
 

@@ -113,7 +113,8 @@ def test_two_workers_in_turn_train_the_same_variables() -> None:
                 loss = rt.call(loss_fn, params, x, y, name="loss")
                 train = harness.Optimizer(optax.adam(1e-2)).minimize(loss)
                 init = rt.global_variables_initializer()
-                session = stack.enter_context(rt.Session(made[f"/job:worker/task:{index}"].target, graph))
+                session = rt.Session(made[f"/job:worker/task:{index}"].target, graph)
+                stack.callback(session.close)  # it outlives these scopes, so it must not be entered inside them
                 steps.append((session, [train, loss], x, y))
                 if index == 0:
                     session.run(init)

@@ -95,6 +95,7 @@ def run_python(code: str, *args: str, **env: str) -> "subprocess.Popen[str]":
         [sys.executable, "-c", code, *args],
         cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **env},
+        stdin=subprocess.PIPE if env.get("PIPED") else None,
         stdout=subprocess.PIPE if env.get("PIPED") else None,
         text=True,
     )

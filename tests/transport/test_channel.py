@@ -1,5 +1,6 @@
 """What a channel promises, the same over TCP, over a Unix socket and over TLS."""
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -463,11 +464,9 @@ def test_close_cancels_a_call_under_way(pair):
 def test_garbage_closes_its_connection_only(pair, garbage):
     with socket.create_connection(("127.0.0.1", pair.server.port), timeout=5) as sock:
         sock.sendall(garbage)
-        try:
+        with contextlib.suppress(ConnectionResetError):  # closed with our bytes unread: as good as an end
             while sock.recv(1000):
                 continue
-        except ConnectionResetError:
-            assert True, "closed with our bytes unread"
     lane = pair.peer.acquire()
     assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
     pair.peer.release(lane)

@@ -1,0 +1,73 @@
+"""Directories of Unix sockets: made with the process id in the name, and removed when that process died without."""
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+SOCKET_NAME: Final = "tensors"
+_PREFIX: Final = "bellwether-"
+_YOUNG_SECS: Final = 60.0
+"""A directory of another container may be about to get its socket."""
+
+
+def make_directory() -> str:
+    """A fresh directory for a socket, which only this user can enter."""
+    return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+
+
+def sweep(parent: Path | None = None) -> int:
+    """Removes this user's socket directories of processes that are gone.
+
+    A process id alone does not say so: containers that share a directory for temporary files do not share those. So
+    the socket is tried too.
+
+    Args:
+        parent: where to look; the directory for temporary files by default.
+
+    Returns:
+        How many were removed.
+    """
+    removed = 0
+    for path in Path(parent or tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if not pid.isdecimal() or _is_alive(int(pid)) or not _is_abandoned(path):
+            continue
+        shutil.rmtree(path, ignore_errors=True)
+        removed += not path.exists()
+    return removed
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        about = path.lstat()
+    except OSError:
+        return False  # another server has just removed it
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        return False
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path / SOCKET_NAME))
+        except ConnectionRefusedError:
+            return True
+        except FileNotFoundError:
+            return about.st_mtime < time.time() - _YOUNG_SECS
+        except OSError:  # somebody listens but has no room just now, or the name is too long to try
+            return False
+    return False
