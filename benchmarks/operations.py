@@ -15,10 +15,7 @@ from absl import app, flags
 
 from benchmarks.common import PEERS_PYTHON, ROOT, free_ports
 
-_SYSTEMS = flags.DEFINE_list("systems", ["ours", "tcp"], "Of: ours, tcp (ours without the Unix socket), tf.")
-_SIZES = flags.DEFINE_list("sizes", ["4", "318000", "4194304", "67108864"], "Bytes of the variable.")
-_SECONDS = flags.DEFINE_float("seconds", 1.0, "Time for each figure, in seconds.", lower_bound=0.05)
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
+FLAGS = flags.FLAGS
 
 Figures = dict[str, dict[str, dict[str, float]]]
 
@@ -67,16 +64,24 @@ def measure(systems: list[str], sizes: list[int], seconds: float) -> Figures:
     return found
 
 
+def define_flags() -> None:
+    """Defines what `main` reads; `benchmarks.table` has flags of its own."""
+    flags.DEFINE_list("systems", ["ours", "tcp"], "Of: ours, tcp (ours without the Unix socket), tf.")
+    flags.DEFINE_list("sizes", ["4", "318000", "4194304", "67108864"], "Bytes of the variable.")
+    flags.DEFINE_float("seconds", 1.0, "Time for each figure, in seconds.", lower_bound=0.05)
+    flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
+
+
 def main(argv: list[str]) -> None:
     """Measures and prints."""
     if len(argv) > 1:
         raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
-    found = measure(_SYSTEMS.value, [int(s) for s in _SIZES.value], _SECONDS.value)
-    if _JSON.value:
+    found = measure(FLAGS.systems, [int(s) for s in FLAGS.sizes], FLAGS.seconds)
+    if FLAGS.json:
         print(json.dumps(found))
         return
     for what in ("push", "pull", "grpc"):
-        for size in _SIZES.value if what != "grpc" else _SIZES.value[:1]:
+        for size in FLAGS.sizes if what != "grpc" else FLAGS.sizes[:1]:
             row = "  ".join(
                 f"{name} {figures[size][what]:8.3f} ms" for name, figures in found.items() if what in figures[size]
             )
@@ -84,4 +89,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

@@ -24,15 +24,7 @@ from absl import app, flags
 
 from benchmarks.common import PEERS_PYTHON, ROOT, free_ports
 
-_PS = flags.DEFINE_integer("ps", 1, "Parameter servers.", lower_bound=1)
-_WORKERS = flags.DEFINE_integer("workers", 1, "Workers.", lower_bound=1)
-_HIDDEN = flags.DEFINE_integer("hidden", 100, "Width of the hidden layer, in units.", lower_bound=1)
-_SYSTEMS = flags.DEFINE_list(
-    "systems", ["ours", "plain"], "Of: ours, tcp (ours without the Unix socket), pipelined, plain, tf, torch."
-)
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns that each system takes.", lower_bound=1)
-_SECONDS = flags.DEFINE_float("seconds", 3.0, "Length of a turn, in seconds.", lower_bound=0.1)
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object, system -> steps/s and CPU us, instead of a table.")
+FLAGS = flags.FLAGS
 
 
 @dataclass(frozen=True)
@@ -172,18 +164,32 @@ def measure(
     return {s.name: Figures(statistics.median(s.rates), statistics.median(s.cpu_us)) for s in running}
 
 
+def define_flags() -> None:
+    """Defines what `main` reads; `benchmarks.table` has flags of its own."""
+    flags.DEFINE_integer("ps", 1, "Parameter servers.", lower_bound=1)
+    flags.DEFINE_integer("workers", 1, "Workers.", lower_bound=1)
+    flags.DEFINE_integer("hidden", 100, "Width of the hidden layer, in units.", lower_bound=1)
+    flags.DEFINE_list(
+        "systems", ["ours", "plain"], "Of: ours, tcp (ours without the Unix socket), pipelined, plain, tf, torch."
+    )
+    flags.DEFINE_integer("rounds", 3, "Turns that each system takes.", lower_bound=1)
+    flags.DEFINE_float("seconds", 3.0, "Length of a turn, in seconds.", lower_bound=0.1)
+    flags.DEFINE_bool("json", False, "Print one JSON object, system -> steps/s and CPU us, instead of a table.")
+
+
 def main(argv: list[str]) -> None:
     """Measures and prints."""
     if len(argv) > 1:
         raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
-    found = measure(_SYSTEMS.value, _PS.value, _WORKERS.value, _HIDDEN.value, _ROUNDS.value, _SECONDS.value)
-    if _JSON.value:
+    found = measure(FLAGS.systems, FLAGS.ps, FLAGS.workers, FLAGS.hidden, FLAGS.rounds, FLAGS.seconds)
+    if FLAGS.json:
         print(json.dumps({name: asdict(figures) for name, figures in found.items()}))
         return
-    print(f"{_PS.value} ps, {_WORKERS.value} workers, hidden {_HIDDEN.value}")
+    print(f"{FLAGS.ps} ps, {FLAGS.workers} workers, hidden {FLAGS.hidden}")
     for name, figures in found.items():
         print(f"  {name:10} {figures.steps_per_s:9.0f} steps/s {figures.cpu_us:9.0f} us of processor time a step")
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness import monitoring, summary, timeline
+    from harness.accumulate import accumulated
     from harness.checkpoints.initialize import init_from_checkpoint
     from harness.checkpoints.layout import (
         CheckpointState,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from harness.monitored_training_session import (
         MonitoredTrainingSession,
     )
+    from harness.narrow import on_wire
     from harness.optimizer import Optimizer
     from harness.preemption import preemptible
     from harness.progress import Progress
@@ -116,6 +118,7 @@ _HOMES = {
     "Supervisor": "harness.supervisor",
     "SyncReplicas": "harness.sync_replicas",
     "WorkerSessionCreator": "harness.session_creator",
+    "accumulated": "harness.accumulate",
     "add_queue_runner": "harness.queue_runner",
     "checkpoint_exists": "harness.checkpoints.layout",
     "checkpointable": "harness.checkpoints.states",
@@ -132,6 +135,7 @@ _HOMES = {
     "load_checkpoint": "harness.checkpoints.reader",
     "load_variable": "harness.checkpoints.reader",
     "monitoring": "harness.monitoring",
+    "on_wire": "harness.narrow",
     "preemptible": "harness.preemption",
     "restore_states": "harness.checkpoints.states",
     "start_queue_runners": "harness.queue_runner",
@@ -183,6 +187,7 @@ __all__ = [
     "Supervisor",
     "SyncReplicas",
     "WorkerSessionCreator",
+    "accumulated",
     "add_queue_runner",
     "checkpoint_exists",
     "checkpointable",
@@ -199,6 +204,7 @@ __all__ = [
     "load_checkpoint",
     "load_variable",
     "monitoring",
+    "on_wire",
     "preemptible",
     "restore_states",
     "start_queue_runners",

@@ -10,6 +10,7 @@ import jax
 import optax
 
 import runtime as rt
+from harness import narrow
 
 GradientAndVariable = tuple[rt.Tensor | None, rt.Variable]
 
@@ -87,7 +88,7 @@ class Optimizer:
             variables = list(rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list))
         if not variables:
             raise rt.InvalidArgumentError(f"{self.name}: there are no variables to train; make some, or give var_list")
-        return list(zip(rt.gradients(loss, variables), variables, strict=True))
+        return list(zip(narrow.gradients(loss, variables), variables, strict=True))
 
     def apply_gradients(
         self,
@@ -111,7 +112,7 @@ class Optimizer:
             raise rt.InvalidArgumentError(f"{self.name}: no gradients for any variable (variables: {names})")
         graph = pairs[0][1].graph
         with graph.as_default(), rt.name_scope(name or self.name):
-            pairs = self._prepared(pairs)
+            pairs = [(narrow.narrowed(g, v), v) for g, v in self._prepared(pairs)]
             updates: dict[str, rt.Operation] = {}
             for device, group in _by_device(pairs).items():
                 updates[device] = self._update(group)
@@ -164,6 +165,7 @@ class Optimizer:
             for value, gradient, structure, count in zip(old, gradients, structures, counts, strict=True):
                 state = jax.tree.unflatten(structure, states[:count])
                 del states[:count]
+                gradient = gradient.astype(value.dtype)  # it may have crossed the wire in fewer bits
                 change, state = self._transformation.update(gradient, state, value, **given)
                 new_values.append(optax.apply_updates(value, change))
                 new_states += jax.tree.leaves(state)

@@ -165,7 +165,7 @@ class SyncReplicas:
         self._accepted = pushes[0].outputs[1]
         _, self._counted, self._dropped, _ = quorums[0].counts()
         self._status = quorums[0].status()
-        commands = [] if alone else [orders(q) for q in quorums]
+        commands = [] if alone else orders(quorums)
         self._runner = SyncRunner(
             commands, needed=self._needed, total=self._total, timeout_secs=self._timeout_secs, name=self.name
         )

@@ -54,6 +54,11 @@ flags.DEFINE_enum(
 flags.DEFINE_float(
     "clip_norm", None, "Clip each worker's gradients to this global norm before the push.", lower_bound=0.0
 )
+flags.DEFINE_integer(
+    "prefetch", 0, "1 overlaps push and pull with computing: faster, gradients are one step older.", 0, 1
+)
+flags.DEFINE_bool("bfloat16_wire", False, "Parameters and gradients cross the wire in bfloat16: half the bytes.")
+flags.DEFINE_integer("accumulate", 1, "Batches to each pull and push of a worker.", lower_bound=1)
 flags.DEFINE_integer("seed", 1, "Seed of the initial values and the order of the data.")
 flags.DEFINE_float("save_model_secs", 60.0, "Seconds between checkpoints; 0 saves none.", lower_bound=0.0)
 flags.DEFINE_float("save_summaries_secs", 10.0, "Seconds between summaries; 0 writes none.", lower_bound=0.0)
@@ -146,8 +151,9 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
     """
     mnist = data.load(FLAGS.data_dir)
     workers = len(FLAGS.worker_hosts) or 1
-    batch = FLAGS.batch_size * modes.batches_per_step(workers)
-    batches = data.Batches(mnist.train, FLAGS.batch_size, FLAGS.seed, FLAGS.task_index, workers)
+    pushed = FLAGS.batch_size * FLAGS.accumulate
+    batch = pushed * modes.batches_per_step(workers)
+    batches = data.Batches(mnist.train, pushed, FLAGS.seed, FLAGS.task_index, workers)
     harness.checkpointable("data", batches.state, lambda state: go_on_with(batches, state))
     total = FLAGS.train_steps
     if total is None:
@@ -166,7 +172,7 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
     next_summary = time.monotonic()
     test_steps = FLAGS.test_epochs * len(mnist.train) / batch or float("inf")
     accuracy = 0.0
-    config = rt.SessionConfig(start_timeout_secs=FLAGS.start_timeout_secs)
+    config = rt.SessionConfig(start_timeout_secs=FLAGS.start_timeout_secs, prefetch=FLAGS.prefetch)
     profiler = monitoring.StepProfiler.from_flags(FLAGS.logdir, here=is_chief)
     preemptible = harness.preemptible(FLAGS.preempt_grace_secs)
     with preemptible, supervisor.managed_session(target, config=config) as session, profiler:
@@ -214,7 +220,8 @@ def build(cluster: rt.ClusterSpec | None, total: int, workers: int) -> Graph:
         params = rt.variables(model.init(FLAGS.seed, FLAGS.hidden_units), name=FLAGS.model)
         images = rt.placeholder(jnp.float32, [None, data.IMAGE_PIXELS], name="images")
         labels = rt.placeholder(jnp.int32, [None], name="labels")
-        loss = rt.call(model.loss_fn, params, images, labels, name="loss")
+        pulled = harness.on_wire(params) if FLAGS.bfloat16_wire else params
+        loss = rt.call(harness.accumulated(model.loss_fn, FLAGS.accumulate), pulled, images, labels, name="loss")
         accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
         predictions = rt.call(model.predictions, params, images, name="predictions")
         clip = optax.clip_by_global_norm(FLAGS.clip_norm) if FLAGS.clip_norm else None

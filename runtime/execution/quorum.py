@@ -20,7 +20,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -148,11 +148,19 @@ class Decision:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a chief is told: the step, and whose gradients of it are here, in the order in which they came."""
+    """What a chief is told.
+
+    Attributes:
+        step: the step that the task is at.
+        workers: whose gradients of it are here, one entry for each, in the order in which they came.
+        seen: the workers that were heard of since it was told last.
+        waited_secs: how long the first of these gradients has waited.
+    """
 
     step: int
     workers: tuple[int, ...]
-    seen: tuple[int, ...] = field(default=())
+    seen: tuple[int, ...]
+    waited_secs: float
 
 
 class Quorum:
@@ -175,6 +183,7 @@ class Quorum:
         self._last: Decision | None = None
         self._epoch = 0
         self._owner = 0
+        self._wanted = rules.needed
         self._generation = 0
         self._members: set[int] | None = None
         self._seen: set[int] = set()
@@ -320,7 +329,7 @@ class Quorum:
         return sum(p.worker == worker for p in self._pieces)
 
     def _needed(self) -> int:
-        needed = self._rules.needed
+        needed = self._rules.needed if self._rules.alone else self._wanted
         return needed if self._members is None else min(needed, len(self._members) * self._rules.each)
 
     def _enough(self) -> bool:
@@ -377,7 +386,7 @@ class Quorum:
     # -- the chief of several tasks ----------------------------------------------------------------------------
 
     def claim(
-        self, owner: int, step_now: Callable[[], int], generation: int, forget: bool = False
+        self, owner: int, step_now: Callable[[], int], generation: int, wanted: int, forget: bool = False
     ) -> tuple[int, int, Decision | None]:
         """Makes the caller the chief: what an earlier one orders from now on is refused.
 
@@ -385,6 +394,7 @@ class Quorum:
             owner: a number that the chief has drawn for itself.
             step_now: reads the step counter, where this task leads.
             generation: of the task's variables.
+            wanted: how many gradients make a decision worth while.
             forget: drop what is here: it does not fit what the leader has.
 
         Returns:
@@ -393,6 +403,7 @@ class Quorum:
         with self._changed:
             self._epoch += 1
             self._owner = owner
+            self._wanted = wanted
             self._renew(generation)
             if forget:
                 self._drop()
@@ -406,18 +417,20 @@ class Quorum:
         self,
         chief: tuple[int, int],
         generation: int,
-        known: Gathered,
+        known: tuple[int, int],
         cancelled: Cancellation,
         limit_secs: float = SAY_EVERY_SECS,
     ) -> Gathered:
-        """Waits for news, tells whose gradients are here, and promises to keep these until the step is over.
+        """Waits until there is something to decide, tells whose gradients are here, and promises to keep these.
+
+        That is when as many gradients are here as the chief has asked for, and more of this step than it knows.
 
         Args:
             chief: the caller's number and epoch.
             generation: of the task's variables.
-            known: what it was told last.
+            known: the step, and how many gradients of it, that the caller knows of.
             cancelled: ends the wait.
-            limit_secs: without news, the same is told again after so long.
+            limit_secs: after so long, tells what there is.
 
         Raises:
             PermissionDeniedError: another chief has taken over.
@@ -425,27 +438,36 @@ class Quorum:
                 again: go on from a new claim.
         """
 
-        def news() -> bool:
+        def ready() -> bool:
+            step, count = self._now(), len(self._pieces)
             return (
-                chief != (self._owner, self._epoch)
-                or self._now() != known.step
-                or len(self._pieces) != len(known.workers)
+                self._ended is CancelledError
+                or chief != (self._owner, self._epoch)
+                or step < known[0]
+                or count >= self._wanted
+                and (step > known[0] or count > known[1])
             )
 
         with self._changed:
             until = time.monotonic() + limit_secs
-            what = f"waiting for gradients in {self._name}"
-            cancelled.wait_for(self._changed, lambda: self._ended is CancelledError or news(), what, until)
+            cancelled.wait_for(self._changed, ready, f"waiting for gradients in {self._name}", until)
             if self._ended is CancelledError:
                 self._check_open()
             self._check_chief(chief, generation)
             for piece in self._pieces:
                 piece.promised = True
             seen, self._seen = tuple(sorted(self._seen)), set()
-            return Gathered(self._now(), tuple(p.worker for p in self._pieces), seen)
+            waited = time.monotonic() - self._since if self._pieces else 0.0
+            return Gathered(self._now(), tuple(p.worker for p in self._pieces), seen, waited)
 
-    def commit(self, chief: tuple[int, int], generation: int, decision: Decision) -> int:
+    def commit(self, chief: tuple[int, int], generation: int, decision: Decision, wanted: int) -> int:
         """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
+
+        Args:
+            chief: the caller's number and epoch.
+            generation: of the task's variables.
+            decision: the step, and whose gradients of it to apply.
+            wanted: how many gradients make the next decision worth while.
 
         Returns:
             The step afterwards.
@@ -457,6 +479,7 @@ class Quorum:
         """
         with self._changed:
             self._check_chief(chief, generation)
+            self._wanted = wanted
             if self._last == decision and self._step == decision.step + 1:
                 return self._step
             if self._step != decision.step:

@@ -11,7 +11,7 @@ from absl import logging
 from runtime.errors import CancelledError, DeadlineExceededError, InternalError
 from runtime.execution.clocks import Clocks
 from runtime.execution.kernels import Array, Context, Guarded, kernel
-from runtime.execution.quorum import UNKNOWN, Decision, Gathered, Quorum, Rules
+from runtime.execution.quorum import UNKNOWN, Decision, Quorum, Rules
 from runtime.execution.resources import named
 
 Attrs = Mapping[str, Any]
@@ -58,24 +58,24 @@ def _claim(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[
         return int(context.store.snapshot([key])[key])
 
     quorum, generation = _quorum(context, attrs), context.store.run.generation
-    owner, forget = (int(i) for i in inputs[0])
-    epoch, step, last = quorum.claim(owner, step_now, generation, bool(forget))
+    owner, wanted, forget = (int(i) for i in inputs[0])
+    epoch, step, last = quorum.claim(owner, step_now, generation, wanted, bool(forget))
     return [_int64(epoch, step, UNKNOWN if last is None else last.step), _int64(*(last.workers if last else ()))]
 
 
 @kernel("quorum/gather")
 def _gather(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    owner, epoch, step, count = (int(i) for i in inputs[0])
-    known = Gathered(step, (0,) * count)
-    found = _quorum(context, attrs).gather((owner, epoch), context.store.run.generation, known, context.cancelled)
-    return [_int64(found.step), _int64(*found.workers), _int64(*found.seen)]
+    owner, epoch, step, count, limit_millis = (int(i) for i in inputs[0])
+    quorum, generation = _quorum(context, attrs), context.store.run.generation
+    found = quorum.gather((owner, epoch), generation, (step, count), context.cancelled, limit_millis / 1000)
+    return [_int64(found.step, int(found.waited_secs * 1000)), _int64(*found.workers), _int64(*found.seen)]
 
 
 @kernel("quorum/commit")
 def _commit(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    owner, epoch, step, *workers = (int(i) for i in inputs[0])
+    owner, epoch, wanted, step, *workers = (int(i) for i in inputs[0])
     quorum, generation = _quorum(context, attrs), context.store.run.generation
-    return [np.asarray(quorum.commit((owner, epoch), generation, Decision(step, tuple(workers))), np.int64)]
+    return [np.asarray(quorum.commit((owner, epoch), generation, Decision(step, tuple(workers)), wanted), np.int64)]
 
 
 @kernel("quorum/counts")

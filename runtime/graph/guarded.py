@@ -101,7 +101,8 @@ class Quorum:
         """Makes the session the quorum's chief.
 
         Args:
-            request: int64[2]: a number that the chief has drawn for itself, and 1 to drop what is there.
+            request: int64[3]: a number that the chief has drawn for itself, how many gradients it wants to decide on,
+                and 1 to drop what is there.
 
         Returns:
             int64[3] of (epoch, step, step of the last decision or -1), and the workers of that decision.
@@ -111,23 +112,25 @@ class Quorum:
         return op.outputs[0], op.outputs[1]
 
     def gather(self, request: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Waits until the task knows more than the chief does.
+        """Waits until there is something to decide on.
 
         Args:
-            request: int64[4]: the chief's number and epoch, the step that it knows, and how many gradients of it.
+            request: int64[5]: the chief's number and epoch, the step that it knows, how many gradients of it, and after
+                how many milliseconds to tell what there is.
 
         Returns:
-            int64[1] the step; the workers whose gradients are there, in the order in which they came; the workers that
-            have been heard of since.
+            int64[2], the step and for how many milliseconds its first gradient has waited; the workers whose gradients
+            are there, in the order in which they came; the workers that have been heard of since.
         """
-        op = self._host("gather", [request], [((1,), _INT64), _VECTOR, _VECTOR])
+        op = self._host("gather", [request], [((2,), _INT64), _VECTOR, _VECTOR])
         return op.outputs[0], op.outputs[1], op.outputs[2]
 
     def commit(self, order: Tensor) -> Tensor:
         """Applies the gradients that the chief has chosen.
 
         Args:
-            order: int64: the chief's number and epoch, the step, then the chosen workers.
+            order: int64: the chief's number and epoch, how many gradients it wants for the next decision, the step,
+                then the chosen workers.
 
         Returns:
             int64 scalar, the step afterwards.

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from runtime.errors import AbortedError, CancelledError, FailedPreconditionError, PermissionDeniedError
 from runtime.execution.cancel import Cancellation
-from runtime.execution.quorum import UNKNOWN, Decision, Gathered, Quorum, Rules
+from runtime.execution.quorum import UNKNOWN, Decision, Quorum, Rules
 
-NOTHING = Gathered(-2, ())
+NOTHING = (-2, 0)
 
 
 class Variables:
@@ -115,11 +115,10 @@ def test_a_worker_that_is_gone_takes_its_gradients_along() -> None:
 
 def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
     quorum, variables = Quorum("q", Rules(3, 3, timeout_secs=60.0)), Variables()
-    pair = [Push(quorum, variables, w, 0, float(w)) for w in (0, 1)]
-    _here(quorum, 2)
-    with quorum._changed:
-        quorum._since -= 100.0  # as if they had waited so long
-        quorum._changed.notify_all()
+    pair = [Push(quorum, variables, 0, 0, 0.0)]
+    _here(quorum, 1)
+    quorum._since -= 100.0  # as if it had waited so long
+    pair.append(Push(quorum, variables, 1, 0, 1.0))
     assert [p.result() for p in pair] == [(1, True)] * 2
     assert variables.applied == [0.5]
     slow = Quorum("q", Rules(3, 3, timeout_secs=60.0))
@@ -154,23 +153,23 @@ def _several(**options: Any) -> tuple[Quorum, Variables]:
 
 def test_with_a_chief_nothing_is_applied_before_its_order() -> None:
     quorum, variables = _several()
-    epoch, step, last = quorum.claim(7, variables.step, 0)
+    epoch, step, last = quorum.claim(7, variables.step, 0, 2)
     assert (step, last) == (0, None)
     pushes = {w: Push(quorum, variables, w, 0, float(w)) for w in (2, 0, 1)}
     _here(quorum, 3)
-    found = quorum.gather((7, epoch), 0, NOTHING, Cancellation())
+    found = quorum.gather((7, epoch), 0, NOTHING, Cancellation(), 0.0)
     assert sorted(found.workers) == [0, 1, 2]
-    assert quorum.commit((7, epoch), 0, Decision(0, (0, 2))) == 1
-    assert quorum.commit((7, epoch), 0, Decision(0, (0, 2))) == 1  # told twice, applied once
+    assert quorum.commit((7, epoch), 0, Decision(0, (0, 2)), 2) == 1
+    assert quorum.commit((7, epoch), 0, Decision(0, (0, 2)), 2) == 1  # told twice, applied once
     assert {w: p.result() for w, p in pushes.items()} == {0: (1, True), 2: (1, True), 1: (1, False)}
     assert variables.applied == [1.0]
     with pytest.raises(FailedPreconditionError, match="at step 1"):
-        quorum.commit((7, epoch), 0, Decision(0, (0, 1)))
+        quorum.commit((7, epoch), 0, Decision(0, (0, 1)), 2)
 
 
 def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     quorum, variables = _several()
-    epoch, _, _ = quorum.claim(7, variables.step, 0)
+    epoch, _, _ = quorum.claim(7, variables.step, 0, 2)
     value = np.array([1.0], np.float32)
     cancellation = Cancellation()
     outcome: list[Any] = []
@@ -184,7 +183,7 @@ def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     thread = threading.Thread(target=push)
     thread.start()
     _here(quorum, 1)
-    quorum.gather((7, epoch), 0, NOTHING, Cancellation())
+    quorum.gather((7, epoch), 0, NOTHING, Cancellation(), 0.0)
     cancellation.set("the caller hung up")
     thread.join(10)
     assert len(outcome) == 1
@@ -192,53 +191,53 @@ def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     again = Push(quorum, variables, 0, 0, 50.0)  # its next life: the promised gradients stay
     other = Push(quorum, variables, 1, 0, 3.0)
     _here(quorum, 2)
-    quorum.commit((7, epoch), 0, Decision(0, (0, 1)))
+    quorum.commit((7, epoch), 0, Decision(0, (0, 1)), 2)
     assert other.result() == again.result() == (1, True)
     assert variables.applied == [2.0]
 
 
 def test_an_earlier_chief_is_refused() -> None:
     quorum, variables = _several()
-    old, _, _ = quorum.claim(6, variables.step, 0)
+    old, _, _ = quorum.claim(6, variables.step, 0, 2)
     waiting: list[Any] = []
 
     def gather() -> None:
         try:
-            quorum.gather((6, old), 0, Gathered(0, ()), Cancellation())
+            quorum.gather((6, old), 0, (0, 0), Cancellation())
         except PermissionDeniedError as error:
             waiting.append(error)
 
     thread = threading.Thread(target=gather)
     thread.start()
-    quorum.claim(7, variables.step, 0)
+    quorum.claim(7, variables.step, 0, 2)
     thread.join(10)
     assert len(waiting) == 1
     with pytest.raises(PermissionDeniedError):
-        quorum.commit((6, old), 0, Decision(0, ()))
+        quorum.commit((6, old), 0, Decision(0, ()), 2)
 
 
 def test_a_restarted_or_restored_task_must_be_claimed_again() -> None:
     quorum, variables = _several()
     with pytest.raises(FailedPreconditionError):
-        quorum.gather((7, 1), 0, NOTHING, Cancellation())
-    epoch, _, _ = quorum.claim(7, variables.step, 0)
+        quorum.gather((7, 1), 0, NOTHING, Cancellation(), 0.0)
+    epoch, _, _ = quorum.claim(7, variables.step, 0, 2)
     with pytest.raises(FailedPreconditionError, match="restored"):
-        quorum.gather((7, epoch), 1, NOTHING, Cancellation())
-    quorum.claim(7, variables.step, 0)
+        quorum.gather((7, epoch), 1, NOTHING, Cancellation(), 0.0)
+    quorum.claim(7, variables.step, 0, 2)
     with pytest.raises(FailedPreconditionError, match="claimed again"):
-        quorum.gather((7, epoch), 0, NOTHING, Cancellation())
+        quorum.gather((7, epoch), 0, NOTHING, Cancellation(), 0.0)
 
 
 def test_a_task_without_the_counter_follows_the_stamps() -> None:
     quorum, variables = _several(leads=False)
-    epoch, step, _ = quorum.claim(7, variables.step, 0)
+    epoch, step, _ = quorum.claim(7, variables.step, 0, 2)
     assert step == UNKNOWN
     early = Push(quorum, variables, 0, 40, 1.0)
     _here(quorum, 1)
     late = Push(quorum, variables, 1, 41, 3.0)  # the leader is at 41: nothing of 40 can be applied any more
     assert early.result() == (41, False)
     assert Push(quorum, variables, 2, 40, 1.0).result() == (41, False)
-    quorum.commit((7, epoch), 0, Decision(41, (1,)))
+    quorum.commit((7, epoch), 0, Decision(41, (1,)), 2)
     assert late.result() == (42, True)
 
 

@@ -75,6 +75,28 @@ def test_more_gradients_than_workers(servers: list[rt.Server]) -> None:
     in_threads([r.close for r in replicas])
 
 
+def test_a_model_that_is_initialised_anew_starts_again(servers: list[rt.Server]) -> None:
+    """Without a word to the chief, as a plain session can: the ps without the counter forget their step."""
+    replicas = _replicas(servers, 2, "sgd", 2)
+    x, y = batches(2, 6)
+
+    def train(i: int, start: int) -> list[int]:
+        return [replicas[i].run(x[k, i], y[k, i])[0] for k in range(start, start + 3)]
+
+    assert in_threads([lambda: train(0, 0), lambda: train(1, 0)]) == [[1, 2, 3]] * 2
+    replicas[0].session.run(replicas[0].init)
+
+    def train_again(i: int) -> None:
+        step = 0
+        while step < 3:  # what was pushed before the chief has noticed may have to be pushed again
+            step = replicas[i].run(x[3 + step, i], y[3 + step, i])[0]
+
+    in_threads([lambda: train_again(0), lambda: train_again(1)])
+    for mine, wanted in zip(replicas[0].session.run(replicas[0].variables), alone("sgd", x[3:], y[3:]), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
+    in_threads([r.close for r in replicas])
+
+
 # -- the classic optimizer's surface -------------------------------------------------------------------------------
 
 
