@@ -28,6 +28,7 @@ flags.DEFINE_enum("job_name", "worker", ["ps", "worker"], "What this process is.
 flags.DEFINE_integer("task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.")
 flags.DEFINE_string("chaos_dir", None, "Directory of the ledgers, checkpoints and of the file end_step.", required=True)
 flags.DEFINE_float("save_secs", 5.0, "Seconds between checkpoints, and between summaries.")
+flags.DEFINE_integer("ps_backups_lag", -1, "Mirrors each ps on the next one, so many steps behind at most; -1: none.")
 BATCH_SIZE = 100
 LEARNING_RATE = 0.001
 _LOOK_SECS = 0.2
@@ -58,18 +59,20 @@ def main(argv: list[str]) -> None:
     """Does this task's part."""
     del argv
     cluster = {"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts}
-    with rt.Server(cluster, FLAGS.job_name, FLAGS.task_index) as server:
-        if FLAGS.job_name == "ps":
+    mnist = None if FLAGS.job_name == "ps" else data.load(None)  # first: "listening" then means ready to train
+    mirrored = FLAGS.job_name == "ps" and FLAGS.ps_backups_lag >= 0
+    mirrors = {"ps_backups": 1, "ps_backups_lag": FLAGS.ps_backups_lag} if mirrored else {}
+    with rt.Server(cluster, FLAGS.job_name, FLAGS.task_index, **mirrors) as server:
+        if mnist is None:
             server.join()
         else:
-            work(server)
+            work(server, mnist)
 
 
-def work(server: rt.Server) -> None:
+def work(server: rt.Server, mnist: data.Mnist) -> None:
     """Trains until it is told to stop, then (on the chief) tests."""
     ledger = Ledger(FLAGS.chaos_dir, f"worker-{FLAGS.task_index}")
     logging.get_absl_logger().addHandler(ledger)
-    mnist = data.load(None)
     # Another order in every life: a worker that is killed often would else see the same first batches again and again.
     seed = 1 + 1000 * int(os.environ.get(ATTEMPT_VARIABLE, "0"))
     workers = server.cluster.num_tasks("worker")

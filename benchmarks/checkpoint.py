@@ -1,10 +1,11 @@
-"""What a checkpoint costs: time blocked, step times during the save, memory, bytes per second beside dd and Orbax.
+"""What a checkpoint costs: time blocked, step times during the save, memory, bytes per second beside dd, Orbax and TF.
 
 One worker trains (each step adds to a small variable on every ps) while its chief saves a large model. Rates are the
-best of three, because a disk that others use is slow at times. Run from the checkout; `--json` prints one JSON object
-for each number of ps:
+best of three, because a disk that others use is slow at times. Plain Orbax saves and restores the same arrays in one
+process; TensorFlow's Saver, where .venv-bench has it, the same variables on as many ps. Run from the checkout;
+`--save` writes benchmarks/results/checkpoint.json:
 
-    python -m benchmarks.checkpoint --ps=1,2 --mb=512
+    python -m benchmarks.checkpoint --ps=1,2 --mb=512 --systems=ours,orbax,tf
 """
 
 import contextlib
@@ -18,24 +19,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import psutil
 from absl import app, flags
 
-from benchmarks.common import ROOT, free_ports
+from benchmarks.common import PEERS_PYTHON, ROOT, free_ports
 
 _PS = flags.DEFINE_list("ps", ["1", "2"], "Numbers of ps.")
 _MB = flags.DEFINE_integer("mb", 512, "Size of the model in MiB, in arrays of 32 MiB.", lower_bound=64)
 _SAVES = flags.DEFINE_integer("saves", 5, "How many saves.", lower_bound=1)
 _TOUCHED_KB = flags.DEFINE_integer("touched_kb", 1024, "Size in KiB of the variable that each step updates on each ps.")
 _DIR = flags.DEFINE_string("dir", "", "Where to write; a temporary directory by default.")
-_PLAIN = flags.DEFINE_bool("plain", True, "Measure dd and plain Orbax too.")
+_SYSTEMS = flags.DEFINE_list("systems", ["ours", "orbax", "tf"], "What to measure: ours, stream, orbax (and dd), tf.")
+_SAVE = flags.DEFINE_bool("save", False, "Write the results to benchmarks/results/checkpoint.json.")
 _JSON = flags.DEFINE_bool("json", False, "Print JSON instead of a table.")
 
 ARRAY_BYTES = 32 << 20
+RESULTS = ROOT / "benchmarks" / "results" / "checkpoint.json"
 _SERVE = "import json, sys, runtime as rt; rt.Server(json.loads(sys.argv[1]), 'ps', int(sys.argv[2])).join()"
 
 
@@ -84,7 +87,7 @@ class _Peak:
         return self.peak
 
 
-def measure(ps: int, directory: pathlib.Path) -> dict[str, Any]:
+def measure(ps: int, directory: pathlib.Path, transfer: str = "shared") -> dict[str, Any]:
     """Saves and restores a model on so many ps while a worker trains."""
     import harness
     import runtime as rt
@@ -105,7 +108,9 @@ def measure(ps: int, directory: pathlib.Path) -> dict[str, Any]:
         train = rt.group(*[t.assign_add(np.ones(t.shape, np.float32)).op for t in touched], step.assign_add(1).op)
         with rt.Session(server.target) as sess:
             sess.run(rt.global_variables_initializer())
-            return _measure(sess, harness.Saver(max_to_keep=1), train, step, directory / "m", processes)
+            saver = harness.Saver(max_to_keep=1, transfer=transfer)
+            found = _measure(sess, saver, train, step, directory / "m", processes)
+            return {"system": "ours" if transfer == "shared" else "stream", **found}
 
 
 def _measure(
@@ -179,7 +184,7 @@ def plain(directory: pathlib.Path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     arrays = {f"w{i}": rng.standard_normal(ARRAY_BYTES // 4, np.float32) for i in range(count)}
     size = count * ARRAY_BYTES
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"system": "orbax", "mb": size >> 20}
     dd = []
     for _ in range(3):
         began = time.perf_counter()
@@ -187,9 +192,10 @@ def plain(directory: pathlib.Path) -> dict[str, Any]:
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         dd.append(time.perf_counter() - began)
     found["dd_gb_s"] = round(size / min(dd) / 1e9, 2)
-    for name, compressed in (("orbax", True), ("orbax_uncompressed", False)):
+    for name, compressed in (("", True), ("uncompressed_", False)):
         handler = ocp.PyTreeCheckpointHandler(use_compression=compressed)
-        with ocp.CheckpointManager(directory / name, item_handlers=handler) as manager:
+        options = ocp.CheckpointManagerOptions(max_to_keep=1)  # as our Saver: the deletion is in the time
+        with ocp.CheckpointManager(directory / "orbax", item_handlers=handler, options=options) as manager:
             saves, restores = [], []
             for i in range(3):
                 began = time.perf_counter()
@@ -200,10 +206,31 @@ def plain(directory: pathlib.Path) -> dict[str, Any]:
                 began = time.perf_counter()
                 manager.restore(2, args=ocp.args.PyTreeRestore())
                 restores.append(time.perf_counter() - began)
-        shutil.rmtree(directory / name)
-        found[f"{name}_save_gb_s"] = round(size / min(saves) / 1e9, 2)
-        found[f"{name}_restore_gb_s"] = round(size / min(restores) / 1e9, 2)
+        shutil.rmtree(directory / "orbax")
+        found[f"{name}save_gb_s"] = round(size / min(saves) / 1e9, 2)
+        found[f"{name}restore_gb_s"] = round(size / min(restores) / 1e9, 2)
     return found
+
+
+def tensorflow(ps: int, directory: pathlib.Path) -> dict[str, Any]:
+    """What TensorFlow's Saver does with the same variables on as many ps."""
+    ports = [f"127.0.0.1:{port}" for port in free_ports(ps + 1)]
+    cluster = json.dumps({"ps": ports[:ps], "worker": ports[ps:]})
+    options = {"mb": _MB.value, "touched_kb": _TOUCHED_KB.value, "saves": _SAVES.value, "directory": str(directory)}
+
+    def command(job: str, index: int) -> list[str]:
+        program = str(ROOT / "benchmarks" / "systems" / "checkpoint_tf.py")
+        return [str(PEERS_PYTHON), program, job, str(index), cluster, json.dumps(options)]
+
+    serving = [subprocess.Popen(command("ps", i), stderr=subprocess.DEVNULL) for i in range(ps)]
+    try:
+        done = subprocess.run(command("worker", 0), check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+    finally:
+        for p in serving:
+            p.kill()
+            p.wait()
 
 
 def main(argv: list[str]) -> None:
@@ -212,15 +239,29 @@ def main(argv: list[str]) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     with tempfile.TemporaryDirectory() as temporary:
         directory = pathlib.Path(_DIR.value or temporary)
-        results = [measure(int(ps), directory / f"ps{ps}") for ps in _PS.value]
-        if _PLAIN.value:
-            (directory / "plain").mkdir(parents=True)
-            results.append(plain(directory / "plain"))
+        results = []
+        for system in _SYSTEMS.value:
+            if system == "tf" and not PEERS_PYTHON.exists():
+                print("tf is left out: make bench-setup makes the environment that has it", file=sys.stderr)
+                continue
+            for ps in _PS.value if system != "orbax" else ["0"]:
+                where = directory / f"{system}{ps}"
+                where.mkdir(parents=True)
+                results.append(_RUN[system](int(ps), where))
+                shutil.rmtree(where)  # so that no page of it is in the way of the next one
     for result in results:
-        if _JSON.value:
-            print(json.dumps(result))
-        else:
-            print("  ".join(f"{k}={v}" for k, v in result.items()))
+        print(json.dumps(result) if _JSON.value else "  ".join(f"{k}={v}" for k, v in result.items()))
+    if _SAVE.value:
+        machine = {"cores": os.cpu_count(), "memory_gb": round(psutil.virtual_memory().total / 1e9)}
+        RESULTS.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
+
+
+_RUN: dict[str, Callable[[int, pathlib.Path], dict[str, Any]]] = {
+    "ours": measure,
+    "stream": lambda ps, directory: measure(ps, directory, "stream"),
+    "orbax": lambda _, directory: plain(directory),
+    "tf": tensorflow,
+}
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """What the standard series cost a training step: the time of what was added to it, beside the time of the step itself.
 
-    python benchmarks/monitoring_cost.py
+    python -m benchmarks.monitoring_cost
 
 Adds up, call by call, what one training step executes for the figures (clock readings and sums at the master; the marks
-of a pull and of a push at one ps), and compares that with the steps that a worker and a ps in this process do.
+of a pull and of a push at one ps), and compares that with the steps that a worker and a ps in this process do. Measures
+too what the chief's samples of all tasks cost, no part of a step. Keeps benchmarks/results/monitoring_cost.json.
 """
 
 import json
 import os
+import platform
+import tempfile
 import time
 import timeit
 
@@ -15,12 +18,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np
 
+import harness
 import runtime as rt
+from benchmarks.common import ROOT, free_ports
 from runtime.server import tasks
 from runtime.server.counters import COMPUTE, PULL, PUSH, TaskCounters
 
 CALLS = 200_000
 STEPS = 2000
+SAMPLES = 50
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def nanoseconds(work: object) -> float:
@@ -92,15 +99,37 @@ def step_time() -> float:
                 return (time.perf_counter() - began) / STEPS * 1e9
 
 
+def sample_time() -> float:
+    """CPU time of this process for one sample of the standard series over two tasks, asked over gRPC, in ns."""
+    cluster = {job: [f"localhost:{port}"] for job, port in zip(("ps", "worker"), free_ports(2), strict=True)}
+    with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as worker:
+        for server in (ps, worker):
+            tasks.withdraw(server.address, server)
+        with tempfile.TemporaryDirectory() as logdir, harness.FileWriter(logdir) as writer:
+            series = harness.StandardSeries(worker.cluster, writer)
+            series.write(0)
+            began = time.process_time_ns()
+            for step in range(SAMPLES):
+                series.write(step)
+            return (time.process_time_ns() - began) / SAMPLES
+
+
+def main() -> None:
+    """Measures, prints, and keeps what it found."""
+    master, ps, sample, whole = at_the_master(), at_a_ps(), sample_time(), step_time()
+    found = {
+        "host": {"cpus": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]},
+        "step_us": round(whole / 1e3, 1),
+        "added_at_the_master_us": round(master / 1e3, 3),
+        "added_at_the_ps_us": round(ps / 1e3, 3),
+        "percent_of_a_step": round(100 * (master + ps) / whole, 3),
+        "sample_of_two_tasks_cpu_ms": round(sample / 1e6, 2),
+        "percent_of_a_core_sampling_every_10_s": round(100 * sample / 10e9, 3),
+    }
+    print(json.dumps(found))
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "monitoring_cost.json").write_text(json.dumps(found, indent=2) + "\n")
+
+
 if __name__ == "__main__":
-    added, whole = at_the_master() + at_a_ps(), step_time()
-    print(
-        json.dumps(
-            {
-                "master_ns": round(at_the_master()),
-                "ps_ns": round(at_a_ps()),
-                "step_ns": round(whole),
-                "percent_of_a_step": round(100 * added / whole, 3),
-            }
-        )
-    )
+    main()

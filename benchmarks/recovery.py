@@ -1,6 +1,6 @@
 """How fast what dies is noticed and made good: one row for each fault that docs/guarantees.md speaks of.
 
-    python -m benchmarks.recovery [--json] [--rounds=3] [--skip_tensorflow]
+    python -m benchmarks.recovery [--json] [--rounds=3] [--skip_tensorflow] [--save]
 
 Two ps and two workers train MNIST with a checkpoint every second or two. Each round starts a cluster of its own and
 does one thing to it. Columns, seconds, medians over the rounds:
@@ -11,11 +11,13 @@ does one thing to it. Columns, seconds, medians over the rounds:
     lost     global steps that were done before the fault and not kept
 
 The rows of TensorFlow are its MonitoredTrainingSession with the same number of tasks and the same checkpoints, where
-.venv-bench has it.
+.venv-bench has it. --save writes benchmarks/results/recovery.json.
 """
 
+import datetime
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -31,6 +33,7 @@ from harness.command_line import Parser
 from harness.figures import table
 from harness.testing import PRELOAD, LocalCluster
 
+RESULTS = ROOT / "benchmarks" / "results"
 START_SECS = 180.0
 SAVE_SECS = 2.0
 DOWN_SECS = 1.0
@@ -60,6 +63,8 @@ class System:
     notices: str
     """What a worker logs when it notices."""
     links: bool
+    faults: str = ""
+    """Only faults whose name contains this."""
 
 
 OURS = System(
@@ -71,6 +76,17 @@ OURS = System(
     PRELOAD,
     r"recovering:|No answer from",
     True,
+)
+MIRRORED, MIRRORED_SYNC = (
+    System(
+        f"bellwether, {name}",
+        lambda directory, lag=lag: [*OURS.command(directory), f"--ps_backups_lag={lag}"],  # type: ignore[misc]
+        PRELOAD,
+        r"recovering:|No answer from|goes on from its mirror",
+        True,
+        "global step",
+    )
+    for name, lag in (("--ps_backups=1", 100), ("--ps_backups_sync", 0))
 )
 TENSORFLOW = System(
     "tensorflow MonitoredTrainingSession",
@@ -101,15 +117,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each fault (3)")
     parser.add_argument("--only", default="", help="only faults whose name contains this")
     parser.add_argument("--skip_tensorflow", action="store_true", help="measure ours alone")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/recovery.json")
     options = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
-    systems = [OURS]
+    systems = [OURS, MIRRORED, MIRRORED_SYNC]
     if not options.skip_tensorflow and _has_tensorflow():
         systems.append(TENSORFLOW)
     rows = []
     for system in systems:
         for name, (what, tasks) in FAULTS.items():
-            if options.only not in name or (what == "cut" and not system.links):
+            if options.only not in name or system.faults not in name or (what == "cut" and not system.links):
                 continue
             found: list[Result] = []
             problems: list[str] = []
@@ -120,6 +137,8 @@ def main() -> int:
                     problems.append(str(error).splitlines()[0])
             rows.append(_row(system.name, name, found, problems))
             print(f"{rows[-1]}", file=sys.stderr, flush=True)
+            if options.save:
+                _save(rows)
     if options.json:
         print(json.dumps(rows))
         return 0
@@ -127,6 +146,15 @@ def main() -> int:
     keys = ["system", "fault", "detect_secs", "listen_secs", "resume_secs", "steps_lost", "rounds", "problems"]
     print(table([heading, *[["" if r[key] is None else str(r[key]) for key in keys] for r in rows]]))
     return 0
+
+
+def _save(rows: Sequence[object]) -> None:
+    """Writes what there is so far: a measurement takes minutes, and what was found is not lost when it is cut off."""
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    RESULTS.mkdir(exist_ok=True)
+    document = {"measured": today, "machine": machine, "rows": rows}
+    (RESULTS / "recovery.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _measure(system: System, what: str, tasks: Sequence[str]) -> Result:

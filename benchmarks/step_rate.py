@@ -43,6 +43,8 @@ def _systems() -> dict[str, System]:
     return {
         "ours": System(ours),
         "tcp": System(ours, environment=(("BELLWETHER_FAST_PATH", "0"),)),
+        "mirrored": System(ours, environment=(("BENCH_MIRRORS", '{"ps_backups": 1}'),)),
+        "mirrored-sync": System(ours, environment=(("BENCH_MIRRORS", '{"ps_backups": 1, "ps_backups_lag": 0}'),)),
         "pipelined": System(ours, options='{"prefetch": 1}'),
         "plain": System((sys.executable, "-m", "benchmarks.systems.plain"), distributed=False),
         "tf": System((peers, str(ROOT / "benchmarks/systems/tensorflow1.py"))),
@@ -66,8 +68,9 @@ class Figures:
 class Running:
     """The processes of one system, warm and waiting for their turn."""
 
-    def __init__(self, name: str, system: System, ps: int, workers: int, hidden: int) -> None:
+    def __init__(self, name: str, system: System, ps: int, workers: int, hidden: int, platform: str) -> None:
         self.name = name
+        self._platform = platform
         self.rates: list[float] = []
         self.cpu_us: list[float] = []
         self._all: list[subprocess.Popen[str]] = []
@@ -94,7 +97,12 @@ class Running:
             stderr=None if os.environ.get("BENCH_STDERR") else subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", **dict(system.environment)},
+            env={
+                **os.environ,
+                "JAX_PLATFORMS": self._platform,
+                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the workers share what accelerators there are
+                **dict(system.environment),
+            },
         )
         self._all.append(process)
         return process
@@ -141,9 +149,9 @@ class Running:
 
 
 def measure(
-    systems: Sequence[str], ps: int, workers: int, hidden: int, rounds: int, seconds: float
+    systems: Sequence[str], ps: int, workers: int, hidden: int, rounds: int, seconds: float, platform: str = "cpu"
 ) -> dict[str, Figures]:
-    """The figures of each system."""
+    """The figures of each system; ``platform`` is JAX's, of the processes that compute."""
     known = _systems()
     for name in systems:
         if name not in known:
@@ -153,7 +161,7 @@ def measure(
     running: list[Running] = []
     try:
         for name in systems:
-            running.append(Running(name, known[name], ps, workers, hidden))
+            running.append(Running(name, known[name], ps, workers, hidden, platform))
             running[-1].wait_ready()
         for _ in range(rounds):
             for system in running:
@@ -170,10 +178,14 @@ def define_flags() -> None:
     flags.DEFINE_integer("workers", 1, "Workers.", lower_bound=1)
     flags.DEFINE_integer("hidden", 100, "Width of the hidden layer, in units.", lower_bound=1)
     flags.DEFINE_list(
-        "systems", ["ours", "plain"], "Of: ours, tcp (ours without the Unix socket), pipelined, plain, tf, torch."
+        "systems",
+        ["ours", "plain"],
+        "Of: ours, tcp (ours without the Unix socket), mirrored and mirrored-sync (ours with --ps_backups), pipelined, "
+        "plain, tf, torch.",
     )
     flags.DEFINE_integer("rounds", 3, "Turns that each system takes.", lower_bound=1)
     flags.DEFINE_float("seconds", 3.0, "Length of a turn, in seconds.", lower_bound=0.1)
+    flags.DEFINE_string("platform", "cpu", "Where workers and plain JAX compute, as JAX_PLATFORMS: such as cuda,cpu.")
     flags.DEFINE_bool("json", False, "Print one JSON object, system -> steps/s and CPU us, instead of a table.")
 
 
@@ -181,7 +193,7 @@ def main(argv: list[str]) -> None:
     """Measures and prints."""
     if len(argv) > 1:
         raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
-    found = measure(FLAGS.systems, FLAGS.ps, FLAGS.workers, FLAGS.hidden, FLAGS.rounds, FLAGS.seconds)
+    found = measure(FLAGS.systems, FLAGS.ps, FLAGS.workers, FLAGS.hidden, FLAGS.rounds, FLAGS.seconds, FLAGS.platform)
     if FLAGS.json:
         print(json.dumps({name: asdict(figures) for name, figures in found.items()}))
         return

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from harness.checkpoints.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
     from harness.checkpoints.states import checkpointable, forget_checkpointable, restore_states
     from harness.collective import CollectiveReplicas, join_group
+    from harness.compilations import keep_compilations
     from harness.coordinator import Coordinator
     from harness.global_step import create_global_step, get_global_step, get_or_create_global_step
     from harness.hooks import (
@@ -130,6 +131,7 @@ _HOMES = {
     "get_or_create_global_step": "harness.global_step",
     "init_from_checkpoint": "harness.checkpoints.initialize",
     "join_group": "harness.collective",
+    "keep_compilations": "harness.compilations",
     "latest_checkpoint": "harness.checkpoints.layout",
     "list_variables": "harness.checkpoints.reader",
     "load_checkpoint": "harness.checkpoints.reader",
@@ -199,6 +201,7 @@ __all__ = [
     "get_or_create_global_step",
     "init_from_checkpoint",
     "join_group",
+    "keep_compilations",
     "latest_checkpoint",
     "list_variables",
     "load_checkpoint",

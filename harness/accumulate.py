@@ -25,7 +25,7 @@ def accumulated(loss_fn: Callable[..., Any], steps: int) -> Callable[..., Any]:
         A function of the same arguments, whose batch arrays have ``steps`` times the length.
 
     Raises:
-        ValueError: ``steps`` is less than 1, or (when called) a length is not a multiple of it.
+        ValueError: ``steps`` is less than 1; when called: a length is not a multiple of it, or an array has no axis.
     """
     if steps < 1:
         raise ValueError(f"accumulated: steps is {steps}, it must be 1 or more")
@@ -33,11 +33,14 @@ def accumulated(loss_fn: Callable[..., Any], steps: int) -> Callable[..., Any]:
         return loss_fn
 
     def mean_loss(params: Any, *batch: Any) -> Any:
-        for array in jax.tree.leaves(batch):
+        arrays, structure = jax.tree.flatten(batch)
+        for array in arrays:
+            if not jnp.ndim(array):
+                raise ValueError("accumulated: a scalar is no batch; let the loss function have it in another way")
             if array.shape[0] % steps:
                 raise ValueError(f"accumulated: {array.shape[0]} examples are not a multiple of {steps} steps")
+        parts = zip(*(jnp.split(array, steps) for array in arrays), strict=True)
         # Unrolled, not scanned: XLA merges the forward passes of loss and gradient, which it does not do in loops.
-        parts = [jax.tree.map(lambda a, i=i: jnp.split(a, steps)[i], batch) for i in range(steps)]
-        return sum(loss_fn(params, *part) for part in parts) / steps
+        return sum(loss_fn(params, *jax.tree.unflatten(structure, part)) for part in parts) / steps
 
     return mean_loss

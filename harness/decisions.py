@@ -42,6 +42,7 @@ class Report:
         variables: how many variables the graph shares with the cluster.
         missing: names of those that have no value.
         phases: phase of the run record ("new", "loading", "ready", "finished") by task; empty without a cluster.
+        origins: why tasks that should go on from a mirror started without values.
         not_ready: what a ready operation of the user's own still misses; empty when nothing.
         checkpoint: path of the newest whole checkpoint, None when there is none.
     """
@@ -50,6 +51,7 @@ class Report:
     variables: int = 0
     missing: Sequence[str] = ()
     phases: Mapping[str, str] = field(default_factory=dict)
+    origins: Sequence[str] = ()
     not_ready: str = ""
     checkpoint: str | None = None
 
@@ -103,6 +105,8 @@ def _for_chief(now: float, report: Report, options: Options) -> Decision:
         half = f"a chief has died while it gave {', '.join(loading)} values"
         lacking = f"{half}; {lacking}" if lacking else half
     lacking = lacking or "nothing tells that anybody has initialised"
+    if report.origins and (options.recovering or _tasks_in(report, "ready", "loading")):
+        lacking = "; ".join((lacking, *report.origins))
     if report.checkpoint is not None:
         return Decision(Action.RESTORE, f"{lacking}; the newest checkpoint is {report.checkpoint}")
     if options.wait_for_checkpoint and now < options.give_up_at:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import runtime as rt
+
+_NUMBER = re.compile(r"[\d.]+( [KMGT]?B|%)?")
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,12 @@ def sizes(count: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as text, the columns aligned; the first row is the heading."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    """Rows as text, the columns aligned, numbers to the right; the first row is the heading."""
+    columns = [_aligned(column) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
+
+
+def _aligned(column: Sequence[str]) -> list[str]:
+    width = max(map(len, column))
+    numbers = all(_NUMBER.fullmatch(cell) for cell in column[1:] if cell)
+    return [cell.rjust(width) if numbers else cell.ljust(width) for cell in column]

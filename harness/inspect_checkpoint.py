@@ -88,12 +88,12 @@ def differences(one: CheckpointReader, other: CheckpointReader, name: str | None
             gap = np.abs(x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) - y)
             largest = f", by up to {float(np.nanmax(gap)):.6g}"
         lines.append(f"{shared}: {count} of {x.size} elements differ{largest}")
-    return sorted(lines)
+    return sorted(lines, key=lambda line: line.partition(": ")[0])
 
 
 def _parser() -> Parser:
     parser = Parser("harness.inspect_checkpoint", __doc__ or "")
-    parser.add_argument("directory", help="of a run, of a series of checkpoints, or of one checkpoint")
+    parser.add_argument("directory", metavar="DIR", help="of a run, of a series of checkpoints, or of one checkpoint")
     parser.add_argument("--name", help="only the variable of this name, or those whose names begin with it and a /")
     parser.add_argument("--values", action="store_true", help="print the values")
     parser.add_argument("--compare", metavar="OTHER", help="another checkpoint: print what differs")

@@ -50,6 +50,8 @@ def _parse(argv: list[str]) -> list[str]:
     try:
         rest: list[str] = flags.FLAGS(argv)
         return rest
+    except SystemExit:  # --help has been shown: absl would call that a failure
+        sys.exit(0)
     except flags.Error as error:
         hint = "" if "--" in argv else "; the command to run goes after --"
         _refuse(f"{' '.join(str(error).split())}{hint}")

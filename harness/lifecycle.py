@@ -17,14 +17,14 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
+from harness.ending import save_the_end
 from harness.launcher.tasks import ATTEMPT_VARIABLE
 from harness.managed_session import ManagedSession
-from harness.opening import LOST_CONTACT
+from harness.opening import LOST_CONTACT, PROBE_SECS
 from harness.patience import Patience, failed
 from harness.run_records import RunRecords, others
 
 _WAIT_SECS = 10.0
-_PROBE_SECS = 1.0
 
 
 class Lifecycle:
@@ -47,6 +47,7 @@ class Lifecycle:
         """Whether the run had finished before this task came."""
         self._records: RunRecords | None = None
         self._global_step: Any = None
+        self._reached: int | None = None
         self._ending = threading.Event()
 
     def open(
@@ -78,6 +79,7 @@ class Lifecycle:
         """
         self.patience.renew()
         self._records, self._global_step, self.late = records, global_step, False
+        self._reached = None
         attempt = os.environ.get(ATTEMPT_VARIABLE, "0")
         if attempt != "0":
             logging.info("this is start number %d of this task", int(attempt) + 1)
@@ -122,7 +124,7 @@ class Lifecycle:
 
     def _probe(self, session: ManagedSession, probe: Any) -> None:
         """Makes the chief restore what is lost even while its training loop is busy elsewhere."""
-        while not self.coord.wait_for_stop(_PROBE_SECS):
+        while not self.coord.wait_for_stop(PROBE_SECS):
             raw = session.raw
             try:
                 raw.run(probe, timeout_secs=_WAIT_SECS)
@@ -149,6 +151,7 @@ class Lifecycle:
         """
         records, session = self._records, self.session
         self._ending.set()
+        self._note_reached()
         if records is None or session is None or session.closed or not self.is_chief or self.late:
             return
         records.answer_secs = self._answer_secs  # from here on a dead task is not waited for any longer
@@ -180,20 +183,32 @@ class Lifecycle:
         if self._global_step is None:
             return None
         try:
-            return int(session.run(self._global_step, timeout_secs=self._answer_secs))
+            step = int(session.run(self._global_step, timeout_secs=self._answer_secs))
+            self._reached = max(step, self._reached or 0)
+            return step
         except (rt.DeadlineExceededError, *LOST_CONTACT) as error:
             logging.info("while waiting for the others: %s", error)
             return None
 
-    def finish(self, final: Callable[[rt.Session], object], *, over: bool) -> None:
+    def _note_reached(self) -> None:
+        if self.session is not None and (step := self.session.reached()) is not None:
+            self._reached = max(step, self._reached or 0)
+
+    def finish(self, final: Callable[[rt.Session], object], *, over: bool, checkpoint_dir: str | None = None) -> None:
         """Ends this task's part: does what is final, then tells the others; bounded by the grace period.
 
         Args:
-            final: writes the last checkpoint and summaries.
+            final: writes the last checkpoint and summaries; called again when a task was lost meanwhile.
             over: training is done; False when it was interrupted and will be taken up again.
+            checkpoint_dir: where the chief's checkpoints lie; None when it writes none.
+
+        Raises:
+            AbortedError, UnavailableError: a task was lost meanwhile, and steps with it (``harness/ending.py``). The
+                others are not told that training is over.
         """
         session, records = self.session, self._records
         self._ending.set()
+        self._note_reached()
         if session is None:
             return
         limit = threading.Timer(self.grace_secs, session.close)
@@ -203,7 +218,10 @@ class Lifecycle:
             if session.closed:
                 logging.info("the session was closed before the stop: what was done since the last save is not saved")
             elif not self.late:
-                final(session)
+                if self.is_chief and checkpoint_dir is not None and self._global_step is not None:
+                    save_the_end(session, final, self._global_step, self._reached, checkpoint_dir, over=over)
+                else:
+                    final(session)
             if records is not None and over:
                 self._tell_done(records)
         finally:

@@ -52,7 +52,11 @@ class ManagedSession(rt.Session):
         self._recovery = threading.RLock()
         self._failed: BaseException | None = None
         self._last: tuple[Any, Any] = (None, None)
+        self._seen: int | None = None
+        self._lost: tuple[int, int] | None = None
         self._closed = False
+        self.last_loss: rt.OpError | None = None
+        """What the last recovery was for; names the task."""
         self.recoveries = 0
         """How often a new session has been opened."""
         self.raw = open_session(False)
@@ -83,12 +87,19 @@ class ManagedSession(rt.Session):
                     if raw is self.raw:
                         raise
             else:
-                self._last = (fetches, result)
+                self.note(fetches, result)
                 return result
 
     def note(self, fetches: Any, result: Any) -> None:
-        """Remembers what a step run by somebody else gave, for telling what was lost."""
-        self._last = (fetches, result)
+        """Remembers what a step gave, for telling what was lost."""
+        before, self._last = self._last, (fetches, result)
+        if not _alike(before[0], fetches):  # the steps of a loop are: only the last of them is looked into
+            self._see(before)
+
+    def _see(self, step: tuple[Any, Any]) -> None:
+        found = self._step_in(*step)
+        if found is not None:
+            self._seen = found if self._seen is None else max(found, self._seen)
 
     def recover(self, broken: rt.Session, error: BaseException) -> None:
         """Replaces a broken session, unless another thread has done so already.
@@ -108,6 +119,8 @@ class ManagedSession(rt.Session):
                 raise error
             started = time.monotonic()
             logging.warning("recovering: %s", error)
+            if isinstance(error, rt.OpError):
+                self.last_loss = error
             try:
                 fresh = self._open_session(True)
             except BaseException as failure:
@@ -132,7 +145,11 @@ class ManagedSession(rt.Session):
             except LOST_CONTACT as again:
                 logging.warning("lost contact again: %s", again)
         if now is not None:
-            self._last = (self._global_step, now)  # what is lost is told once
+            self._last, self._seen = (self._global_step, now), now  # what is lost is told once
+            if self._lost is not None and known is not None and known <= self._lost[1]:
+                self._lost = (self._lost[0], now)  # lost again before anything was made good
+            elif known is not None and known > now:
+                self._lost = (known, now)
         rt.metrics.add("recoveries_total")
         rt.metrics.add("recovery_seconds_total", took_secs)
         text = f"recovered within {took_secs:.2f} s"
@@ -147,8 +164,16 @@ class ManagedSession(rt.Session):
             )
 
     def last_step(self) -> int | None:
-        """The global step that the last run fetched, None when it fetched none."""
-        fetches, result = self._last
+        """The latest global step that a run has fetched, None when none has; after a recovery the one gone back to."""
+        self._see(self._last)
+        return self._seen
+
+    def reached(self) -> int | None:
+        """How far training had come: ``last_step``, or what was lost and of which nothing has been made good since."""
+        last = self.last_step()
+        return self._lost[0] if self._lost is not None and last is not None and last <= self._lost[1] else last
+
+    def _step_in(self, fetches: Any, result: Any) -> int | None:
         wanted = getattr(self._global_step, "op", None)
         if fetches is None or wanted is None:
             return None
@@ -174,6 +199,17 @@ class ManagedSession(rt.Session):
         if name == "raw" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.raw, name)  # what the inherited methods work on is the present session's
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two fetches are the same elements in the same structure; cheap, it runs with every step."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or not isinstance(one, (list, tuple, dict)) or len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        return all(key in other and _alike(value, other[key]) for key, value in one.items())
+    return all(map(_alike, one, other))
 
 
 def _is_value_of(op: rt.Operation, variable: str) -> bool:

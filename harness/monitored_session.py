@@ -13,10 +13,9 @@ from harness.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook
 from harness.lifecycle import Lifecycle
 from harness.managed_session import ManagedSession
 from harness.opening import LOST_CONTACT
-from harness.patience import failed
+from harness.patience import STOP_GRACE_SECS, failed
 from harness.session_creator import ChiefSessionCreator, TrainingSessionCreator, is_chief
 
-STOP_GRACE_SECS = 120.0
 _CLEAN_END = (rt.OutOfRangeError, StopIteration)
 
 
@@ -73,6 +72,7 @@ class MonitoredSession:
         self._coord = Coordinator(clean_stop_exception_types=[])
         creator = session_creator or ChiefSessionCreator()
         chief = is_chief(creator)
+        self._checkpoint_dir: str | None = getattr(creator, "checkpoint_dir", None) if chief else None
         self._life = Lifecycle(self._coord, chief, stop_grace_period_secs)
         for hook in self._hooks:
             hook.begin()
@@ -263,7 +263,7 @@ class MonitoredSession:
         try:
             if clean and not failed(self._coord):
                 self._life.wait_for_others()
-                self._life.finish(self._end_hooks, over=True)
+                self._life.finish(self._end_hooks, over=True, checkpoint_dir=self._checkpoint_dir)
             self._coord.request_stop()
             self._coord.join(stop_grace_period_secs=self._grace_secs, ignore_live_threads=True)
         except BaseException:

@@ -9,7 +9,8 @@ import runtime as rt
 from harness.hooks.base import SessionRunHook
 from harness.hooks.checkpoint import CheckpointSaverHook
 from harness.hooks.observe import StepCounterHook, SummarySaverHook
-from harness.monitored_session import STOP_GRACE_SECS, MonitoredSession
+from harness.monitored_session import MonitoredSession
+from harness.patience import STOP_GRACE_SECS
 from harness.scaffold import Scaffold
 from harness.session_creator import ChiefSessionCreator, WorkerSessionCreator
 from harness.session_manager import GIVE_UP_SECS

@@ -15,6 +15,7 @@ import contextlib
 import datetime
 import json
 import logging as std_logging
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from absl import flags, logging
 
 import runtime as rt
+from harness.launcher.tasks import ATTEMPT_VARIABLE
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer(
@@ -34,7 +36,8 @@ flags.DEFINE_bool("log_json", False, "Log one JSON object a line: time, level, t
 flags.DEFINE_string(
     "profile_steps",
     None,
-    "Steps to profile, as in 100:105: a jax.profiler trace is written below --logdir; Perfetto opens it.",
+    "Steps of the chief to profile, as in 100:105: five, from global step 100 on. A jax.profiler trace is written "
+    "below --logdir; Perfetto opens it.",
 )
 _LEVELS = {"CRITICAL": "F", "FATAL": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "DEBUG": "D"}
 
@@ -87,13 +90,14 @@ class JsonFormatter(std_logging.Formatter):
 
 
 def configure_logging(task: str, as_json: bool = False) -> None:
-    """Makes absl's log lines name the task.
+    """Makes absl's log lines name the task, where the launcher does not do so. Call it before the server starts.
 
     Args:
         task: such as "worker/0".
         as_json: one JSON object a line.
     """
-    logging.get_absl_handler().setFormatter(JsonFormatter(task) if as_json else TaskFormatter(task))
+    shown = "" if ATTEMPT_VARIABLE in os.environ else task  # the launcher writes it before every line
+    logging.get_absl_handler().setFormatter(JsonFormatter(task) if as_json else TaskFormatter(shown))
 
 
 @contextlib.contextmanager
@@ -114,11 +118,14 @@ def watched(server: rt.Server) -> Iterator[None]:
 
 
 class StepProfiler:
-    """Profiles a span of steps with jax.profiler; for Perfetto and for TensorBoard's profile plugin.
+    """Profiles some steps of this task with jax.profiler; for Perfetto and for TensorBoard's profile plugin.
+
+    Other workers move the global step on between two steps of this task. So the profile holds ``end - first`` steps of
+    this task, from its first one at or after the global step ``first``; none when the run was past them at its start.
 
     Args:
-        first: the step at which the profile begins.
-        end: the step before which it ends.
+        first: the global step from which on the profile begins.
+        end: the global step before which it ends when no other worker trains.
         directory: where it is written, below ``plugins/profile``.
     """
 
@@ -128,7 +135,9 @@ class StepProfiler:
         self._first = first
         self._end = end
         self._directory = directory
-        self._state = "before"
+        self._state = "new"
+        self._left = end - first
+        self._marked: Any = None
 
     @classmethod
     def from_flags(cls, directory: str, here: bool = True) -> StepProfiler | _NoProfiler:
@@ -151,21 +160,40 @@ class StepProfiler:
         return cls(int(found[1]), int(found[2]), directory)
 
     def step(self, step: int) -> None:
-        """Tells that ``step`` is about to run."""
+        """Tells that a step is about to run, and that the global step is ``step``."""
+        if self._state == "new":
+            self._state = "before" if step < self._end else "done"
+            if self._state == "done":
+                logging.info("no profile: step %d is past %d:%d already", step, self._first, self._end)
         if self._state == "before" and step >= self._first:
             import jax
 
-            logging.info("profiling steps %d to %d", step, self._end)
+            logging.info("profiling %d steps of this task from global step %d on", self._left, step)
             jax.profiler.start_trace(self._directory, create_perfetto_trace=True)
             self._state = "running"
-        elif self._state == "running" and step >= self._end:
-            self.close()
+        elif self._state == "running":
+            self._left -= 1
+            if not self._left:
+                self.close()
+        if self._state == "running":
+            self._mark(step)
+
+    def _mark(self, step: int | None) -> None:
+        """Ends the step that is marked, and begins one: the profile plugin shows the time of each."""
+        import jax
+
+        if self._marked is not None:
+            self._marked.__exit__(None, None, None)
+        self._marked = None if step is None else jax.profiler.StepTraceAnnotation("train", step_num=step)
+        if self._marked is not None:
+            self._marked.__enter__()
 
     def close(self) -> None:
         """Ends a profile that is running and writes it."""
         if self._state == "running":
             import jax
 
+            self._mark(None)
             jax.profiler.stop_trace()
             logging.info("the profile is below %s/plugins/profile", self._directory)
             self._state = "done"

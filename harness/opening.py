@@ -10,8 +10,13 @@ from harness.patience import Patience
 
 ATTEMPT_SECS = 10.0
 """How long one attempt to open a session or one blocking wait takes; after each it is looked whether to stop."""
-_FIRST_BACKOFF_SECS = 0.05
-_LAST_BACKOFF_SECS = 1.0
+FIRST_BACKOFF_SECS = 0.05
+LAST_BACKOFF_SECS = 1.0
+"""Pauses between two attempts: from, doubling, to."""
+PROBE_SECS = 1.0
+"""How often the chief looks whether a task is lost that its own steps do not need just now."""
+GIVE_UP_SECS = 7200.0
+"""How long a session is waited for by default, at the start and in each recovery."""
 LOST_CONTACT = (rt.UnavailableError, rt.AbortedError)
 """What a new session can cure: a task is gone, or has restarted, or its variables were restored."""
 
@@ -42,7 +47,7 @@ def until_accepted(
         UnavailableError, AbortedError: patience has ended.
     """
     started = time.monotonic()
-    backoff = _FIRST_BACKOFF_SECS
+    backoff = FIRST_BACKOFF_SECS
     while True:
         opened: list[rt.Session] = []
 
@@ -61,7 +66,7 @@ def until_accepted(
             accepted = attempt(reopen(), reopen)
             if accepted is not None:
                 return accepted
-            backoff = _FIRST_BACKOFF_SECS
+            backoff = FIRST_BACKOFF_SECS
         except LOST_CONTACT as error:
             waited = time.monotonic() - started
             if time.monotonic() >= give_up_at:
@@ -72,7 +77,7 @@ def until_accepted(
                 raise
             tell(error)
             patience.wait(backoff)
-            backoff = min(2 * backoff, _LAST_BACKOFF_SECS)
+            backoff = min(2 * backoff, LAST_BACKOFF_SECS)
         finally:
             if accepted is None:
                 for session in opened:

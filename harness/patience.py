@@ -7,6 +7,9 @@ import time
 
 from harness.coordinator import Coordinator
 
+STOP_GRACE_SECS = 120.0
+"""How long threads, steps under way and other workers have to end after a stop, by default."""
+
 
 class Patience:
     """Bounds waits for tasks that may be dead: they end a while after a stop, and at once after a failure.
@@ -16,7 +19,7 @@ class Patience:
         grace_secs: how long waits may go on after a stop without a failure.
     """
 
-    def __init__(self, coord: Coordinator, grace_secs: float = 120.0) -> None:
+    def __init__(self, coord: Coordinator, grace_secs: float = STOP_GRACE_SECS) -> None:
         self.coord = coord
         self.grace_secs = grace_secs
         self._stopped_at: float | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import runtime as rt
@@ -28,7 +28,9 @@ class Record:
         leader: the number of the chief that leads; 0 when nobody does.
         generation: how often values were replaced under sessions that used them.
         joined: tasks that have taken part.
+        addresses: of these, as far as they told them.
         done: tasks that need this one no more.
+        origin: why the task started without the values that it should have had a mirror of.
     """
 
     phase: str = "new"
@@ -36,6 +38,8 @@ class Record:
     generation: int = 0
     joined: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
+    origin: str = ""
+    addresses: Mapping[str, str] = field(default_factory=dict)
 
 
 class RunRecords:
@@ -92,7 +96,7 @@ class RunRecords:
 
     def join(self) -> None:
         """Tells the tasks that this one takes part."""
-        self._ask("join")
+        self._ask("join", address=self._target.removeprefix("grpc://"))
 
     def done(self, leave: bool) -> None:
         """Tells the tasks that this one needs them no more.
@@ -108,8 +112,10 @@ class RunRecords:
         return all(record.phase != "loading" for record in answer.values())
 
     def wait_done(self, timeout_secs: float) -> list[str]:
-        """Waits until all other tasks that take part are done; returns those that are not."""
-        return others(self._ask("wait_done", wait=timeout_secs), self.task)
+        """Waits until all other tasks that take part are done; returns those that are not, with their addresses."""
+        records = self._ask("wait_done", wait=timeout_secs)
+        addresses = {name: address for record in records.values() for name, address in record.addresses.items()}
+        return [f"{n} at {addresses[n]}" if n in addresses else n for n in others(records, self.task)]
 
     @property
     def task(self) -> str:
@@ -163,5 +169,11 @@ def _holders(session: rt.Session) -> list[str]:
 
 def _record(answer: Mapping[str, Any]) -> Record:
     return Record(
-        answer["phase"], answer["leader"], answer["generation"], tuple(answer["joined"]), tuple(answer["done"])
+        answer["phase"],
+        answer["leader"],
+        answer["generation"],
+        tuple(answer["joined"]),
+        tuple(answer["done"]),
+        answer["origin"],
+        answer["addresses"],
     )

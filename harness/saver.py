@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import threading
 import time
@@ -22,70 +21,13 @@ from harness.checkpoints.layout import (
 )
 from harness.checkpoints.manifest import Manifest, quick_problems
 from harness.checkpoints.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
+from harness.checkpoints.saving import AskedStates, SaveHandle, check_path, next_step, step_of, tell_progress
 from harness.checkpoints.states import restore_states
-from runtime import (
-    Cut,
-    DataLossError,
-    GraphKeys,
-    InvalidArgumentError,
-    NotFoundError,
-    OpError,
-    Session,
-    ShardFile,
-    Tensor,
-    Variable,
-    VariableSlice,
-    zarr,
-)
+from runtime import Cut, DataLossError, NotFoundError, OpError, Session, ShardFile, VariableSlice, zarr
 from runtime import metrics as process_metrics
 
-PROGRESS_SECS = 2.0
-"""A save that takes longer says every so many seconds how far it is."""
 TF_NEVER_HOURS = 10000.0
 """TF1's default of ``keep_checkpoint_every_n_hours``, which means: do not."""
-
-
-class SaveHandle:
-    """A save that goes on in the background.
-
-    Attributes:
-        step: the step that is saved.
-        blocked_secs: how long ``Saver.save`` held up its caller.
-        paused_secs: how long the tasks held back updates, within that.
-    """
-
-    def __init__(self, step: int, paused_secs: float) -> None:
-        self.step = step
-        self.blocked_secs = 0.0
-        self.paused_secs = paused_secs
-        self._done = threading.Event()
-        self._path = ""
-        self._error: BaseException | None = None
-
-    def done(self) -> bool:
-        """Whether the save has ended, well or not."""
-        return self._done.is_set()
-
-    def result(self, timeout: float | None = None) -> str:
-        """Waits for the end of the save and gives the checkpoint's path.
-
-        Raises:
-            TimeoutError: it did not end within ``timeout`` seconds.
-            OpError: why the save failed.
-        """
-        if not self._done.wait(timeout):
-            raise TimeoutError(f"the save of step {self.step} has not ended after {timeout} s")
-        if self._error is not None:
-            raise self._error
-        return self._path
-
-    def exception(self) -> BaseException | None:
-        """Why the save failed; None while it runs and when it has not."""
-        return self._error
-
-    def _end(self, path: str, error: BaseException | None) -> None:
-        self._path, self._error = path, error
-        self._done.set()
 
 
 class Saver:
@@ -154,6 +96,7 @@ class Saver:
         self._running: SaveHandle | None = None
         self._series: str | None = None
         self._recovered: list[str] = []
+        self._states: dict[str, dict[str, Any]] = {}
         self.skipped = 0
         """Saves that were due while another one was still running."""
         self.failed = 0
@@ -213,7 +156,7 @@ class Saver:
         if not saved:
             return None
         series = os.fspath(save_path).rstrip("/")
-        _check_path(series)
+        check_path(series)
         with self._lock:
             running = self._running
             if running is not None and not running.done() and not wait:
@@ -221,7 +164,7 @@ class Saver:
                 logging.info("the save of step %d still runs: this one is skipped", running.step)
                 return None
         if running is not None:
-            running._done.wait()
+            running.wait()
         handle = self._begin(sess, series, saved, global_step, metrics)
         handle.blocked_secs = time.monotonic() - started
         return handle.result() if wait else handle
@@ -235,11 +178,11 @@ class Saver:
         metrics: Mapping[str, float] | None,
     ) -> SaveHandle:
         slices = names.slices_of(sess, saved, stream=self._stream)
-        step, key = _step(sess, saved, global_step)
-        states = _Asked(sess)
+        step, key = step_of(sess, saved, global_step)
+        states = AskedStates(sess)
         cut = sess.shards.cut(slices, key)
         if step is None:
-            step = _next_step(series) if cut.number is None else cut.number
+            step = next_step(series) if cut.number is None else cut.number
         handle = SaveHandle(step, cut.paused_secs)
         with self._lock:
             self._running = handle
@@ -257,10 +200,10 @@ class Saver:
         slices: Sequence[VariableSlice],
         cut: Cut,
         metrics: Mapping[str, float] | None,
-        states: _Asked,
+        states: AskedStates,
     ) -> None:
         started = time.monotonic()
-        progress = threading.Thread(target=self._tell_progress, args=(handle, sess, cut), name="checkpoint-progress")
+        progress = threading.Thread(target=tell_progress, args=(handle, sess, cut), name="checkpoint-progress")
         progress.start()
         path, error = "", None
         try:
@@ -277,7 +220,7 @@ class Saver:
                 sess.shards.release(cut)
             except OpError as reason:
                 logging.info("releasing what was saved: %s", reason)
-            handle._end(path, error)
+            handle.end(path, error)
             progress.join()
 
     def _write(
@@ -289,12 +232,15 @@ class Saver:
         slices: Sequence[VariableSlice],
         cut: Cut,
         metrics: Mapping[str, float] | None,
-        states: _Asked,
+        states: AskedStates,
     ) -> str:
         from harness.checkpoints import orbax  # takes a second to import: only who saves pays for it
 
         encoded = {
-            s.key: size for t in cut.slices for s, size in zip(cut.slices[t], cut.sizes[t], strict=True) if _strings(s)
+            s.key: size
+            for t in cut.slices
+            for s, size in zip(cut.slices[t], cut.sizes[t], strict=True)
+            if s.variable.dtype == object
         }
         variables = names.described(saved, slices, encoded)
 
@@ -303,8 +249,9 @@ class Saver:
 
         directory = orbax.open_directory(series)
         with directory.opened(orbax.Retention(**self._retention_options)):
+            self._states = {**self._states, **states.result()}  # who is dead just now will come back for his
             manifest = Manifest(
-                step, directory.next_sequence(), sess.shards.epoch, time.time(), variables, states=states.result()
+                step, directory.next_sequence(), sess.shards.epoch, time.time(), variables, states=self._states
             )
             leaves = {n: orbax.RemoteArray(v.shape, v.dtype) for n, v in variables.items()}
             ids = list(sess.shards.process_ids(cut, stream=self._stream).values())
@@ -315,26 +262,11 @@ class Saver:
         digits = self._retention_options["digits"] or 0
         return f"{series}/{str(step).zfill(digits)}"
 
-    def _tell_progress(self, handle: SaveHandle, sess: Session, cut: Cut) -> None:
-        started = time.monotonic()
-        while not handle._done.wait(PROGRESS_SECS):
-            try:
-                done = sess.shards.progress(cut)
-            except OpError:
-                continue  # the save itself will say what is wrong
-            logging.info(
-                "saving step %d: %.0f%% of %.1f MB after %.0f s",
-                handle.step,
-                100 * done / max(cut.nbytes, 1),
-                cut.nbytes / 1e6,
-                time.monotonic() - started,
-            )
-
     def wait(self) -> None:
         """Waits for the end of the save that is running, if there is one, well or not."""
         running = self._running
         if running is not None:
-            running._done.wait()
+            running.wait()
 
     def check_for_errors(self) -> None:
         """Raises what made the last background save fail, if it failed."""
@@ -397,6 +329,7 @@ class Saver:
                 )
             except (DataLossError, NotFoundError) as error:  # its own list of names says that all are there
                 raise DataLossError(f"checkpoint {path} is damaged: {error.message}", task=error.task) from None
+        self._states = {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
         restore_states(path, sess.task)
 
     def restore_latest(self, sess: Session, checkpoint_dir: str, *, partial: bool = False) -> str | None:
@@ -440,66 +373,6 @@ class Saver:
         self._recovered = [p for p in checkpoint_paths if checkpoint_exists(p)]
         if self._recovered and self._series is None:
             self._series = os.path.dirname(find_checkpoint(self._recovered[-1]) or "") or None
-
-
-class _Asked:
-    """The states of all tasks, asked for at once and awaited later: a task that does not answer holds nobody up."""
-
-    def __init__(self, sess: Session) -> None:
-        self._states: dict[str, dict[str, Any]] = {}
-        self._thread = threading.Thread(target=self._ask, args=(sess,), name="checkpoint-states")
-        self._thread.start()
-
-    def _ask(self, sess: Session) -> None:
-        try:
-            for task, states in sess.shards.states().items():
-                self._states[task] = {name: json.loads(value) for name, value in states.items()}
-        except OpError as error:
-            logging.warning("the trainer's states are not in this checkpoint: %s", error)
-
-    def result(self) -> dict[str, dict[str, Any]]:
-        self._thread.join()
-        return self._states
-
-
-def _strings(s: VariableSlice) -> bool:
-    return s.variable.dtype == object
-
-
-def _check_path(series: str) -> None:
-    if not os.path.basename(series):
-        raise ValueError(f"save_path {series!r} has no last part: write something like logdir/model.ckpt")
-    if zarr.is_local(series):
-        for parent in (series, os.path.dirname(series) or "."):
-            if os.path.exists(parent) and not os.path.isdir(parent):
-                raise ValueError(f"Parent directory of {series} doesn't exist, can't save: {parent} is a file")
-
-
-def _next_step(series: str) -> int:
-    return max((s.number for s in layout.steps_in(series)), default=-1) + 1
-
-
-def _step(sess: Session, saved: Sequence[names.Saved], given: Any) -> tuple[int | None, str]:
-    """(step, ""), or (None, key of the variable whose value in the cut is the step)."""
-    if given is None:
-        collected = sess.graph.get_collection(GraphKeys.GLOBAL_STEP)
-        given = collected[0] if collected else None
-        if given is None:
-            return None, ""
-    if isinstance(given, str):
-        given = sess.graph.as_graph_element(given)
-    if isinstance(given, Variable | Tensor):
-        for s in saved:
-            if given is s.variable or (isinstance(given, Tensor) and given.name == s.variable.name):
-                return None, s.name
-        given = sess.run(given)
-    try:
-        step = int(given)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"global_step must be a number, a variable or its name, not {given!r}") from error
-    if step < 0:
-        raise InvalidArgumentError(f"global_step {step} is negative: it cannot name a checkpoint")
-    return step, ""
 
 
 def _local_problems(path: str, files: Sequence[ShardFile]) -> list[str]:

@@ -50,6 +50,7 @@ LAYOUT: Layout = {
         "checkpoint, bytes": ["checkpoint_bytes/.*"],
         "recovery, seconds": ["recovery_seconds/.*"],
         "steps lost": ["steps_lost/.*"],
+        "updates not in the mirror, by ps": ["mirror_lag_steps_max/.*"],
     },
     "Hosts": {
         "CPU, percent of one core": ["cpu_percent/.*"],
@@ -75,7 +76,7 @@ _SPANS = (
 )
 _SERVING = ("queue_depth", "received_per_sec", "sent_per_sec")
 """Only of tasks that others call."""
-_GAUGES = ("memory_bytes", "host_memory_used_bytes", "host_load", "variable_bytes")
+_GAUGES = ("memory_bytes", "host_memory_used_bytes", "host_load", "variable_bytes", "mirror_lag_steps_max")
 _SUMS = {
     "updates_dropped_total": "updates_dropped",
     "recoveries_total": "recoveries",
@@ -124,6 +125,13 @@ def _means(label: str, before: rt.TaskReport | None, now: rt.TaskReport) -> dict
     return found
 
 
+def _ask(item: tuple[str, str]) -> rt.TaskReport | None:
+    try:
+        return rt.probe(item[1], ASK_SECS)
+    except rt.OpError:
+        return None
+
+
 def _label(task: str) -> str:
     return "_".join(part.partition(":")[2] for part in task.strip("/").split("/"))
 
@@ -160,22 +168,16 @@ class StandardSeries:
         return found
 
     def _look(self) -> None:
+        silent: set[str] = set()
         with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(self._tasks)))) as pool:
-            for (task, _), report in zip(self._tasks, pool.map(self._ask, self._tasks), strict=True):
-                if report is not None and report.task == task:
+            for (task, _), report in zip(self._tasks, pool.map(_ask, self._tasks), strict=True):
+                if report is None:
+                    silent.add(task)
+                elif report.task == task:
                     self._before[task] = (report, time.monotonic())
-
-    def _ask(self, item: tuple[str, str]) -> rt.TaskReport | None:
-        task, address = item
-        try:
-            report = rt.probe(address, ASK_SECS)
-        except rt.OpError as error:
-            if task not in self._silent:
-                self._silent.add(task)
-                logging.info("%s gives no figures: %s", task, error.message)
-            return None
-        self._silent.discard(task)
-        return report
+        if gone := [task for task, _ in self._tasks if task in silent - self._silent]:
+            logging.info("no figures from %s: not reached, or done", ", ".join(gone))
+        self._silent = silent
 
 
 class SeriesThread(LooperThread):

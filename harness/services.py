@@ -55,12 +55,22 @@ class Checkpoints:
                 raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
             raw = getattr(session, "raw", session)
             # The step in the name is the one in the checkpoint: others go on training while this one asks.
-            saved: str = self._saver.save(raw, self._path, global_step=self._global_step)
+            saved = self._saved(raw)
             last = os.path.basename(saved)
             self._saved_step = int(last) if step is not None and last.isdigit() else step
             if self._writer is not None:
                 self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
             return saved
+
+    def _saved(self, raw: rt.Session) -> str:
+        """Saves; again when a ps died meanwhile that goes on from its mirror: the session does not notice."""
+        while True:
+            try:
+                return str(self._saver.save(raw, self._path, global_step=self._global_step))
+            except rt.CancelledError as error:
+                if "goes on from its mirror" not in error.message:
+                    raise
+                logging.info("begins this checkpoint again: %s", error)
 
     def _on_disk(self) -> int | None:
         """The step of the newest checkpoint of this path: a run that has just been restored is saved already."""

@@ -110,7 +110,7 @@ class ChiefSessionCreator(TrainingSessionCreator):
         max_wait_secs: float = GIVE_UP_SECS,
     ) -> None:
         super().__init__(scaffold, master, config, max_wait_secs)
-        self._checkpoint_dir = checkpoint_dir
+        self.checkpoint_dir = checkpoint_dir
         self._checkpoint = checkpoint_filename_with_path
 
     def create_session(self) -> rt.Session:
@@ -121,7 +121,7 @@ class ChiefSessionCreator(TrainingSessionCreator):
             self._master,
             scaffold.init_op,
             saver=scaffold.saver,
-            checkpoint_dir=self._checkpoint_dir,
+            checkpoint_dir=self.checkpoint_dir,
             checkpoint_filename_with_path=self._checkpoint,
             max_wait_secs=self._max_wait_secs,
             config=self._options(),

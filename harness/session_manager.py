@@ -19,8 +19,7 @@ from harness.global_step import get_global_step
 from harness.patience import Patience
 from harness.run_records import RunRecords
 
-GIVE_UP_SECS = 7200.0
-"""How long a session is waited for by default."""
+GIVE_UP_SECS = opening.GIVE_UP_SECS
 
 
 class SessionManager:
@@ -273,8 +272,14 @@ class SessionManager:
             names = session.run(self._missing, timeout_secs=opening.ATTEMPT_SECS)
         except rt.DeadlineExceededError as error:
             raise rt.UnavailableError(error.message, task=error.task) from None
-        phases = {} if records is None else {task: record.phase for task, record in records.look().items()}
-        return decisions.Report(variables=self._variables, missing=_names(names), phases=phases, checkpoint=checkpoint)
+        looked = {} if records is None else records.look()
+        return decisions.Report(
+            variables=self._variables,
+            missing=_names(names),
+            phases={task: record.phase for task, record in looked.items()},
+            origins=[record.origin for record in looked.values() if record.origin],
+            checkpoint=checkpoint,
+        )
 
     def _decide(self, role: Role, report: decisions.Report, options: decisions.Options) -> decisions.Decision:
         decision = decisions.decide(time.monotonic(), role, report, options)

@@ -65,6 +65,8 @@ def parse_cluster(text: str) -> rt.ClusterSpec:
         if not equals or not job.strip():
             raise rt.InvalidArgumentError(f"--cluster: {part!r} is not of the form job=host:port,host:port")
         parsed[job.strip()] = [host.strip() for host in hosts.split(",") if host.strip()]
+        if not parsed[job.strip()]:
+            raise rt.InvalidArgumentError(f"--cluster: {part!r} names no task: write job=host:port,host:port")
     return rt.ClusterSpec(parsed)
 
 
@@ -209,6 +211,8 @@ def _show(states: list[TaskState], spans: Mapping[str, Figures], options: argpar
         return
     if options.watch and sys.stdout.isatty():
         print("\033[2J\033[H", end="")
+    elif options.watch:
+        print(f"-- {time.strftime('%H:%M:%S')}")
     print(table(as_rows(states, spans, time.time())))
     if options.variables:
         print("\n" + table(variable_rows(states)))
@@ -222,13 +226,20 @@ def _parser() -> Parser:
     parser = Parser("harness.status", __doc__ or "")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--cluster", help='"ps=a:1,b:1;worker=c:1", or JSON, or a JSON file')
-    which.add_argument("--target", metavar="HOST:PORT", help="one task, which is asked for the cluster")
+    which.add_argument("--target", metavar="HOST:PORT", type=_address, help="one task, which is asked for the cluster")
     parser.add_argument("--watch", action="store_true", help="show again every --interval seconds, until Ctrl-C")
     parser.add_argument("--interval", type=_positive, default=1.0, help="seconds over which rates are taken (1)")
     parser.add_argument("--timeout_secs", type=_positive, default=2.0, help="seconds to wait for a task's answer (2)")
     parser.add_argument("--json", action="store_true", help="a JSON object instead of a table; one a line with --watch")
     parser.add_argument("--variables", action="store_true", help="list which variables live where")
     return parser
+
+
+def _address(text: str) -> str:
+    host, _, port = text.removeprefix("grpc://").rpartition(":")
+    if not host or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form host:port")
+    return text
 
 
 def _positive(text: str) -> float:
@@ -246,8 +257,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             cluster = parse_cluster(options.cluster)
         else:
             cluster = rt.probe(options.target, options.timeout_secs).cluster
-    except (rt.UnavailableError, rt.DeadlineExceededError) as error:
-        print(f"harness.status: no task answers at {options.target}: {error.message}", file=sys.stderr)
+    except rt.UnavailableError:
+        print(f"harness.status: nobody listens at {options.target}", file=sys.stderr)
+        return 1
+    except rt.DeadlineExceededError:
+        print(f"harness.status: {options.target} is silent for {options.timeout_secs:g} s", file=sys.stderr)
         return 1
     except (rt.OpError, OSError, ValueError, TypeError) as error:
         print(f"harness.status: {error}", file=sys.stderr)

@@ -310,7 +310,8 @@ class Supervisor(SupervisorParts):
                 self._life.wait_for_others()  # with the services still at work
             self._coord.request_stop()
             self._coord.join(threads, self._stop_grace_secs, ignore_live_threads)
-            self._life.finish(self._final, over=over)
+            directory = None if self._checkpoints is None else self._logdir
+            self._life.finish(self._final, over=over, checkpoint_dir=directory)
         finally:
             self._coord.request_stop()
             if close_summary_writer and self._summary_writer is not None and not self._writer_closed:

@@ -11,6 +11,7 @@ from harness import defaults
 from harness.coordinator import Coordinator
 from harness.global_step import get_global_step
 from harness.lifecycle import Lifecycle
+from harness.patience import STOP_GRACE_SECS
 from harness.session_manager import SessionManager
 
 
@@ -36,7 +37,7 @@ class SupervisorParts:
         save_summaries_secs: float = 120,
         save_model_secs: float = 600,
         recovery_wait_secs: float = 30,
-        stop_grace_secs: float = 120,
+        stop_grace_secs: float = STOP_GRACE_SECS,
         checkpoint_basename: str = "model.ckpt",
         session_manager: SessionManager | None = None,
         summary_writer: Any = USE_DEFAULT,

@@ -30,7 +30,8 @@ class Orders:
         request: placeholder of ``gather``.
         gather: waits until there is something to decide on.
         order: placeholder of ``commit``.
-        commit: applies what was chosen.
+        commit: applies what was chosen; the leader's runs those of all others before.
+        follow: the same, on this ps alone.
     """
 
     takeover: rt.Tensor
@@ -39,6 +40,7 @@ class Orders:
     gather: tuple[rt.Tensor, rt.Tensor, rt.Tensor]
     order: rt.Tensor
     commit: rt.Tensor
+    follow: rt.Tensor
 
 
 def orders(quorums: Sequence[rt.Quorum]) -> list[Orders]:
@@ -50,9 +52,11 @@ def orders(quorums: Sequence[rt.Quorum]) -> list[Orders]:
             request = rt.placeholder(np.int64, [5], name=f"{quorum.name}/request")
             order = rt.placeholder(np.int64, [None], name=f"{quorum.name}/order")
             claim, gather = quorum.claim(takeover), quorum.gather(request)
-            before = [o.commit for o in made] if quorum is quorums[0] else []
-            with rt.control_dependencies(before):
-                made.insert(0, Orders(takeover, claim, request, gather, order, quorum.commit(order)))
+            follow = commit = quorum.commit(order)
+            if quorum is quorums[0]:
+                with rt.control_dependencies([o.commit for o in made]):
+                    commit = quorum.commit(order)
+            made.insert(0, Orders(takeover, claim, request, gather, order, commit, follow))
     return made
 
 
@@ -149,8 +153,7 @@ class SyncRunner:
         if plan.behind:
             logging.warning("%s: step %d was applied on some ps only: the others follow", self.name, plan.step)
             for i in plan.behind:
-                order = self._order(i, plan.step, plan.workers)
-                sess.run(self._tasks[i].commit, {self._tasks[i].order: order})
+                sess.run(self._tasks[i].follow, {self._tasks[i].order: self._order(i, plan.step, plan.workers)})
         if plan.forget:
             # What waits at the leader has been refused elsewhere: its workers must push again.
             self._claims(sess, (0, *plan.forget))

@@ -4,7 +4,8 @@
     sess.run(train_op, feeds, rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE), metadata)
     harness.timeline.write("step.json", metadata)
 
-Every device is a process of the trace with two rows: its stages, and what it sent, received and fetched.
+Every device is a process of the trace: its stages are one row, what it sent, received and fetched another, or several
+where transfers went on at once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import runtime as rt
 
-_STAGES, _TRANSFERS = 1, 2
+_STAGE = "stage"
 
 
 def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, Any]:
@@ -32,31 +33,22 @@ def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, Any]:
     if not devices:
         raise ValueError("this RunMetadata holds no trace: run the step with RunOptions(trace_level=FULL_TRACE)")
     origin = min(_start(node) for device in devices for node in device.node_stats)
+    names: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
     for number, device in enumerate(devices, 1):
-        events += _rows(number, device.device)
+        names += _process(number, device.device)
         operations = _operations(device.node_stats)
-        for node in device.node_stats:
-            kind, _, wave = node.node_name.partition(":")
-            if not wave:
-                continue
-            moved = node.output[0].tensor_description.allocation_description.requested_bytes if node.output else 0
-            arguments = {"wave": int(wave), "bytes": moved, "what": node.timeline_label}
-            if kind == "stage":
-                arguments["operations"] = operations.get(_identity(node), [])
-            length = _length(node) / 1000
-            events.append(
-                {
-                    "name": node.timeline_label if kind == "stage" and node.timeline_label else f"{kind} {moved} B",
-                    "cat": kind,
-                    **({"ph": "X", "dur": length} if length else {"ph": "i", "s": "t"}),
-                    "ts": (_start(node) - origin) / 1000,
-                    "pid": number,
-                    "tid": _STAGES if kind == "stage" else _TRANSFERS,
-                    "args": arguments,
-                }
-            )
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+        spans = sorted((n for n in device.node_stats if ":" in n.node_name), key=lambda n: (_start(n), -_length(n)))
+        stages = [node for node in spans if node.node_name.startswith(_STAGE)]
+        transfers = [node for node in spans if not node.node_name.startswith(_STAGE)]
+        thread = 0
+        for title, nodes in (("stages", stages), ("transfers", transfers)):
+            for row in _rows(nodes):
+                thread += 1
+                names += _thread(number, thread, title)
+                events += [_event(node, number, thread, origin, operations) for node in row]
+    events.sort(key=lambda event: float(event["ts"]))
+    return {"traceEvents": names + events, "displayTimeUnit": "ms"}
 
 
 def write(path: str | os.PathLike[str], run_metadata: rt.RunMetadata) -> None:
@@ -74,11 +66,46 @@ def write(path: str | os.PathLike[str], run_metadata: rt.RunMetadata) -> None:
         json.dump(trace, file)
 
 
-def _rows(number: int, name: str) -> Iterable[dict[str, Any]]:
+def _process(number: int, name: str) -> Iterable[dict[str, Any]]:
     yield {"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}}
     yield {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}
-    for row, title in ((_STAGES, "stages"), (_TRANSFERS, "transfers")):
-        yield {"name": "thread_name", "ph": "M", "pid": number, "tid": row, "args": {"name": title}}
+
+
+def _thread(number: int, thread: int, title: str) -> Iterable[dict[str, Any]]:
+    yield {"name": "thread_name", "ph": "M", "pid": number, "tid": thread, "args": {"name": title}}
+    yield {"name": "thread_sort_index", "ph": "M", "pid": number, "tid": thread, "args": {"sort_index": thread}}
+
+
+def _rows(nodes: Iterable[Any]) -> list[list[Any]]:
+    """Nodes, in the order of time, dealt to as few rows as possible so that none overlaps another of its row.
+
+    Viewers take what overlaps on one thread for calls within calls, and drop what does not nest.
+    """
+    rows: list[list[Any]] = []
+    for node in nodes:
+        row = next((row for row in rows if _start(row[-1]) + _length(row[-1]) <= _start(node)), None)
+        if row is None:
+            rows.append(row := [])
+        row.append(node)
+    return rows
+
+
+def _event(node: Any, process: int, thread: int, origin: int, operations: dict[Any, list[str]]) -> dict[str, Any]:
+    kind, _, wave = node.node_name.partition(":")
+    moved = node.output[0].tensor_description.allocation_description.requested_bytes if node.output else 0
+    arguments = {"wave": int(wave), "bytes": moved, "what": node.timeline_label}
+    if kind == _STAGE:
+        arguments["operations"] = operations.get(_identity(node), [])
+    length = _length(node) / 1000
+    return {
+        "name": node.timeline_label if kind == _STAGE and node.timeline_label else f"{kind} {moved} B",
+        "cat": kind,
+        **({"ph": "X", "dur": length} if length else {"ph": "i", "s": "t"}),
+        "ts": (_start(node) - origin) / 1000,
+        "pid": process,
+        "tid": thread,
+        "args": arguments,
+    }
 
 
 def _operations(nodes: Iterable[Any]) -> dict[Any, list[str]]:

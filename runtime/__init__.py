@@ -77,9 +77,10 @@ from runtime.resolvers import (
     UnionClusterResolver,
 )
 from runtime.run_options import RunMetadata, RunOptions
+from runtime.server.cut import Cut, ShardFile, VariableSlice
 from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
-from runtime.server.shards import Cut, ShardFile, Shards, VariableSlice
+from runtime.server.shards import Shards
 from runtime.session import InteractiveSession, Session, SessionConfig, get_default_session
 from runtime.slurm import SlurmClusterResolver
 

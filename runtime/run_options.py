@@ -73,6 +73,7 @@ def describe_outputs(stats: step_stats_pb2.StepStats, specs: Mapping[Tensor, Ten
                 output = node.output.add(slot=slot)
                 described = output.tensor_description
                 described.dtype = _DATA_TYPES.get(spec.name, 0)
+                described.shape.SetInParent()  # a scalar's too, or TensorBoard shows nothing of the step
                 for size in spec.shape:
                     described.shape.dim.add(size=size)
                 if not spec.is_string:

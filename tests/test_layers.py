@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # first: everybody may import them, and they import nothing of ours.
 LAYERS: list[tuple[str, ...]] = [
     ("proto",),
-    ("errors", "process_metrics"),
+    ("errors", "process_metrics", "detection"),
     ("tensor_spec",),
     ("cluster", "resolvers", "kubernetes", "slurm"),
     ("device_spec", "device"),

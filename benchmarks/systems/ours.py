@@ -1,6 +1,7 @@
 """This project's own asynchronous trainer of the MLP, as in `models/mnist/trainer.py` without its services."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +45,10 @@ def main(job: str, index: int, cluster_json: str, hidden: int, options_json: str
     """Serves as a ps, or measures as a worker."""
     cluster = json.loads(cluster_json)
     options = json.loads(options_json)
-    jax.config.update("jax_platforms", "cpu")
-    server = rt.Server(cluster, job, index)
+    if job == "ps":
+        jax.config.update("jax_platforms", "cpu")  # it adds; the accelerators are for the workers
+    mirrors = json.loads(os.environ.get("BENCH_MIRRORS", "{}")) if job == "ps" else {}
+    server = rt.Server(cluster, job, index, **mirrors)
     if job == "ps":
         server.join()
         return

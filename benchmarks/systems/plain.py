@@ -12,7 +12,6 @@ from models.mnist.model import MODELS
 
 def main(hidden: int) -> None:
     """Measures one process."""
-    jax.config.update("jax_platforms", "cpu")
     tx = optax.sgd(0.1)
     model = MODELS["mlp"]
 

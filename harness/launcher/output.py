@@ -59,7 +59,7 @@ def _clean(line: bytearray) -> str:
 
 
 class Printer:
-    """Writes `name | line`: coloured and aligned for a terminal, plain for everything else."""
+    """Writes `name | line`, the names aligned, and coloured where that is wanted."""
 
     def __init__(self, stream: BinaryIO, names: Sequence[str], colour: bool) -> None:
         """Writes to `stream`; `names` are all the names that will come, in the order that gives them colours."""
@@ -79,10 +79,8 @@ class Printer:
 
 
 def _prefix(name: str, names: Sequence[str], colour: bool) -> str:
-    if not colour:
-        return f"{name} | "
-    width = max(map(len, names))
-    return f"\x1b[{_COLOURS[list(names).index(name) % len(_COLOURS)]}m{name:<{width}} |\x1b[0m "
+    text = f"{name:<{max(map(len, names))}} |"
+    return f"\x1b[{_COLOURS[list(names).index(name) % len(_COLOURS)]}m{text}\x1b[0m " if colour else f"{text} "
 
 
 def wants_colour(choice: str, stream: TextIO) -> bool:

@@ -23,7 +23,10 @@ from harness.testing.processes import Life, Line, Processes
 
 PATIENCE_SECS = 60.0
 """How long waits for lines, steps and ends last by default."""
-PRELOAD = ("harness.supervisor", "harness.saver", "harness.checkpoints.orbax", "harness.writer", "tensorstore")
+PRELOAD = (
+    *("harness.supervisor", "harness.saver", "harness.checkpoints.orbax", "harness.writer", "tensorstore"),
+    "scipy.linalg",
+)
 """What training programs import; in a zygote that has it, a task starts in a tenth of the time."""
 _LOOK_SECS = 0.02
 _PROBE_SECS = 1.0

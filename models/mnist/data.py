@@ -65,6 +65,10 @@ class Mnist:
     """`mnist`, or `digits` for scikit-learn's. Tasks of one cluster must agree on it."""
     source: str
 
+    def __str__(self) -> str:
+        """One line for the log."""
+        return f"{self.source}, {len(self.train)} training and {len(self.test)} test images"
+
 
 def scale(pixels: NDArray[np.uint8]) -> Images:
     """Returns `pixels` / 255 as float32, in memory that XLA can read without a copy of its own."""
@@ -128,7 +132,6 @@ def _read_directory(directory: Path, setting: str, checksums: Mapping[str, str])
 def _mnist(files: Mapping[str, NDArray[np.uint8]], source: str) -> Mnist:
     train = _split(files, idx.TRAIN_IMAGES, idx.TRAIN_LABELS)
     test = _split(files, idx.TEST_IMAGES, idx.TEST_LABELS)
-    logging.info("data: %s, %d training and %d test images", source, len(train), len(test))
     return Mnist(train, test, "mnist", source)
 
 
@@ -207,29 +210,33 @@ class Batches:
         self._seed = seed
         self._shard_index = shard_index
         self._num_shards = num_shards
-        self._epoch, self._position = 0, 0
+        self._place = 0, 0  # epoch and position, in one assignment: a checkpoint reads them from another thread
         self._order = self._shuffle(0)
 
     @property
     def epoch(self) -> float:
         """How often the shard has been gone through so far: 1.5 in the middle of the second time."""
-        return self._epoch + self._position / len(self._order)
+        epoch, position = self._place
+        return epoch + position / len(self._order)
 
     def next(self) -> tuple[Images, Labels]:
         """Returns the next batch: images float32 [batch_size, 784] in 0..1 and labels int32 [batch_size], both new."""
-        chosen = self._order[self._position : self._position + self._batch_size]
-        self._position += len(chosen)
+        epoch, position = self._place
+        chosen = self._order[position : position + self._batch_size]
+        position += len(chosen)
         while len(chosen) < self._batch_size:
-            self._epoch += 1
-            self._order = self._shuffle(self._epoch)
+            epoch += 1
+            self._order = self._shuffle(epoch)
             more = self._order[: self._batch_size - len(chosen)]
-            self._position = len(more)
+            position = len(more)
             chosen = np.concatenate([chosen, more])
+        self._place = epoch, position
         return scale(self._split.pixels[chosen]), self._split.labels[chosen]
 
     def state(self) -> dict[str, int]:
         """Returns where the stream is, to be given to `restore` in another process."""
-        return self._identity() | {"epoch": self._epoch, "position": self._position}
+        epoch, position = self._place
+        return self._identity() | {"epoch": epoch, "position": position}
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Continues where the stream that gave `state` was; the batch size may be another one.
@@ -243,7 +250,7 @@ class Batches:
         epoch, position = int(state["epoch"]), int(state["position"])
         if epoch < 0 or not 0 <= position <= len(self._order):
             raise ValueError(f"the saved batches were at epoch {epoch}, position {position}: no such place")
-        self._epoch, self._position = epoch, position
+        self._place = epoch, position
         self._order = self._shuffle(epoch)
 
     def _identity(self) -> dict[str, int]:
@@ -262,7 +269,7 @@ class Batches:
 def main(argv: Sequence[str]) -> None:
     """Reads the data once and says what it found; see the module's docstring."""
     try:
-        load(argv[1] if len(argv) > 1 else None)
+        logging.info("data: %s", load(argv[1] if len(argv) > 1 else None))
     except idx.DataError as error:
         sys.exit(str(error))
 

@@ -52,17 +52,46 @@ flags.DEFINE_integer(
     "Without --sync: steps that a worker may be ahead of the slowest. Default: no bound.",
     lower_bound=0,
 )
+flags.DEFINE_integer(
+    "ps_backups",
+    0,
+    "1 mirrors the variables of each ps on the next one: a ps that dies goes on from there, without a checkpoint.",
+    0,
+    1,
+)
+flags.DEFINE_integer(
+    "ps_backups_lag",
+    100,
+    "With --ps_backups: how many of its last steps a ps that dies may lose; it waits for its mirror before it is more.",
+    lower_bound=0,
+)
+flags.DEFINE_bool(
+    "ps_backups_sync", False, "With --ps_backups: lose no step. Each one waits for the mirror, as --ps_backups_lag=0."
+)
 
 
-def problem(has_ps: bool) -> str | None:
-    """What is wrong with the flags of this module together, None when they fit."""
-    if FLAGS.sync == COLLECTIVE and has_ps:
+def problem(ps: int) -> str | None:
+    """What is wrong with the flags of this module together, None when they fit.
+
+    Args:
+        ps: how many ps tasks there are.
+    """
+    if FLAGS.sync == COLLECTIVE and ps:
         return "--sync=collective has no use for --ps_hosts: start it without ps, as in harness.launch --ps=0"
     if FLAGS.sync != ASYNC and FLAGS.max_staleness is not None:
         return "--max_staleness bounds asynchronous training: leave it out with --sync"
+    if FLAGS.ps_backups and ps < 2:
+        return f"--ps_backups=1 mirrors each ps on the next one: it needs two --ps_hosts at least, and there are {ps}"
+    if FLAGS.ps_backups and (FLAGS.sync != ASYNC or FLAGS.max_staleness is not None):
+        return "--ps_backups mirrors variables, not who waits for whom: leave it out with --sync and --max_staleness"
     if FLAGS.sync != PS and (FLAGS.replicas_to_aggregate is not None or FLAGS.sync_timeout_secs is not None):
         return "--replicas_to_aggregate and --sync_timeout_secs belong to --sync=ps"
     return None
+
+
+def mirrors() -> dict[str, int]:
+    """What a server of a ps is told about mirrors."""
+    return {"ps_backups": FLAGS.ps_backups, "ps_backups_lag": 0 if FLAGS.ps_backups_sync else FLAGS.ps_backups_lag}
 
 
 def together(optimizer: harness.Optimizer, workers: int) -> Any:

@@ -58,9 +58,18 @@ flags.DEFINE_integer(
     "prefetch", 0, "1 overlaps push and pull with computing: faster, gradients are one step older.", 0, 1
 )
 flags.DEFINE_bool("bfloat16_wire", False, "Parameters and gradients cross the wire in bfloat16: half the bytes.")
+flags.DEFINE_bool(
+    "skip_unchanged", False, "Read the parameters over the wire only when they have changed since the last read."
+)
 flags.DEFINE_integer("accumulate", 1, "Batches to each pull and push of a worker.", lower_bound=1)
 flags.DEFINE_integer("seed", 1, "Seed of the initial values and the order of the data.")
 flags.DEFINE_float("save_model_secs", 60.0, "Seconds between checkpoints; 0 saves none.", lower_bound=0.0)
+flags.DEFINE_enum(
+    "checkpoint_transfer",
+    "shared",
+    ["shared", "stream"],
+    "shared: every ps writes its part into --logdir, which all see. stream: the ps send it to the chief, which writes.",
+)
 flags.DEFINE_float("save_summaries_secs", 10.0, "Seconds between summaries; 0 writes none.", lower_bound=0.0)
 flags.DEFINE_float(
     "test_epochs", 1.0, "Epochs between the chief's tests for TensorBoard; 0: only the one at the end.", lower_bound=0.0
@@ -95,15 +104,19 @@ def main(argv: list[str]) -> None:
     """Joins the cluster and does this task's part."""
     if len(argv) > 1:
         raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
-    if wrong := modes.problem(has_ps=bool(FLAGS.ps_hosts)):
+    monitoring.configure_logging(f"{FLAGS.job_name}/{FLAGS.task_index}", FLAGS.log_json)
+    if wrong := modes.problem(len(FLAGS.ps_hosts)):
         sys.exit(wrong)
     if FLAGS.sync == modes.COLLECTIVE:
         collective()
         return
+    if FLAGS.logdir:
+        harness.keep_compilations(FLAGS.logdir)
     if FLAGS.job_name == "ps":
         jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
     try:
-        server = rt.Server(cluster(), FLAGS.job_name, FLAGS.task_index)
+        mirrors = modes.mirrors() if FLAGS.job_name == "ps" else {}
+        server = rt.Server(cluster(), FLAGS.job_name, FLAGS.task_index, **mirrors)
     except rt.OpError as error:
         sys.exit(f"{FLAGS.job_name} {FLAGS.task_index}: {error}")
     with server, monitoring.watched(server):
@@ -150,11 +163,18 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
         logdir: for checkpoints and events; None or empty writes none.
     """
     mnist = data.load(FLAGS.data_dir)
+    if FLAGS.task_index == 0:
+        logging.info("data: %s", mnist)
     workers = len(FLAGS.worker_hosts) or 1
     pushed = FLAGS.batch_size * FLAGS.accumulate
     batch = pushed * modes.batches_per_step(workers)
     batches = data.Batches(mnist.train, pushed, FLAGS.seed, FLAGS.task_index, workers)
-    harness.checkpointable("data", batches.state, lambda state: go_on_with(batches, state))
+
+    def checkpoint_data() -> None:
+        harness.checkpointable("data", batches.state, lambda state: go_on_with(batches, state))
+
+    if leads:
+        checkpoint_data()  # before the checkpoint is restored
     total = FLAGS.train_steps
     if total is None:
         total = round(FLAGS.epochs * len(mnist.train) / batch)
@@ -164,6 +184,7 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
         is_chief=leads,
         logdir=logdir,
         global_step=graph.global_step,
+        saver=harness.Saver(transfer=FLAGS.checkpoint_transfer),
         save_model_secs=FLAGS.save_model_secs,
         save_summaries_secs=FLAGS.save_summaries_secs,
         summary_op=None,  # its tensors need a batch: the loop runs it
@@ -172,11 +193,15 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
     next_summary = time.monotonic()
     test_steps = FLAGS.test_epochs * len(mnist.train) / batch or float("inf")
     accuracy = 0.0
-    config = rt.SessionConfig(start_timeout_secs=FLAGS.start_timeout_secs, prefetch=FLAGS.prefetch)
+    config = rt.SessionConfig(
+        start_timeout_secs=FLAGS.start_timeout_secs, prefetch=FLAGS.prefetch, skip_unchanged=FLAGS.skip_unchanged
+    )
     profiler = monitoring.StepProfiler.from_flags(FLAGS.logdir, here=is_chief)
     preemptible = harness.preemptible(FLAGS.preempt_grace_secs)
     with preemptible, supervisor.managed_session(target, config=config) as session, profiler:
         step = int(session.run(graph.global_step))
+        if not leads:
+            checkpoint_data()  # not earlier: no checkpoint is to hold the beginning for a worker that goes on
         if step:
             logging.info("going on from global step %d", step)
             checkpoint = harness.latest_checkpoint(logdir) if logdir else None
@@ -210,6 +235,8 @@ def go_on_with(batches: data.Batches, state: dict[str, int]) -> None:
         batches.restore(state)
     except ValueError as error:
         logging.warning("starting the data anew: %s", error)
+    else:
+        logging.info("going on with the data at epoch %.4f", batches.epoch)
 
 
 def build(cluster: rt.ClusterSpec | None, total: int, workers: int) -> Graph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,14 +17,27 @@ from runtime.plan.plan import Program
 Executable = Callable[..., list[Any]]
 
 
-class Compiler:
-    """A cache of executables. Thread safe; programs that differ compile at the same time."""
+KEPT = 512
+"""Executables that the cache keeps, the latest asked for; a stage that is registered keeps its own besides."""
 
-    def __init__(self) -> None:
+
+class Compiler:
+    """A cache of executables. Thread safe; programs that differ compile at the same time.
+
+    Args:
+        kept: how many executables are kept.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
         self._lock = threading.Lock()
-        self._entries: dict[tuple[str, jax.Device, tuple[int, ...]], _Entry] = {}
+        self._entries: OrderedDict[tuple[str, jax.Device, tuple[int, ...]], _Entry] = OrderedDict()
         self.compilations = 0
         """How many programs were compiled, for tests that count."""
+
+    def __len__(self) -> int:
+        """How many executables are kept."""
+        return len(self._entries)
 
     def executable(self, program: Program, donate: Sequence[int], device: jax.Device) -> Executable:
         """The compiled program, whose arguments ``donate`` are updated in place.
@@ -34,6 +48,9 @@ class Compiler:
         key = (program.sha256, device, tuple(donate))
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._kept:
+                self._entries.popitem(last=False)
         with entry.lock:
             if entry.executable is None:
                 entry.executable = _compile(program, donate, device)
@@ -46,6 +63,11 @@ class _Entry:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.executable: Executable | None = None
+
+
+def warm_up() -> None:
+    """Imports what JAX imports when it first compiles an exported program: a quarter of a second, once per process."""
+    import scipy.linalg  # noqa: F401
 
 
 def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Executable:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from runtime.errors import DeadlineExceededError
@@ -140,6 +140,25 @@ class Gate:
             since = time.monotonic() - REMEMBER_SECS
             found = [((s, n), w) for s, steps in self._sessions.items() for n, w in steps.items() if w.at >= since]
         return iter(found)
+
+    def state(self) -> list[tuple[int, int, int, dict[str, int], float]]:
+        """The steps that may be half done, for another life of the task: session, step, done, expected, age in s."""
+        now = time.monotonic()
+        with self._changed:
+            return [
+                (session, step, writes.done, dict(writes.expected), now - writes.at)
+                for session, steps in self._sessions.items()
+                for step, writes in list(steps.items())[-STEPS_UNDER_WAY:]
+                if now - writes.at < REMEMBER_SECS
+            ]
+
+    def take_up(self, state: Iterable[tuple[int, int, int, Mapping[str, int], float]]) -> None:
+        """Goes on from what ``state`` gave in an earlier life of the task."""
+        now = time.monotonic()
+        with self._changed:
+            for session, step, done, expected, age in state:
+                steps = self._sessions.setdefault(session, OrderedDict())
+                steps[step] = Writes(dict(expected), done, now - age)
 
     def forget(self) -> None:
         """Forgets all steps so far: the variables have new values that no step has written."""

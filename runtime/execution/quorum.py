@@ -17,150 +17,23 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
-import numpy as np
 from absl import logging
 
 from runtime.errors import (
     AbortedError,
     CancelledError,
     FailedPreconditionError,
-    InternalError,
     OpError,
     OutOfRangeError,
     PermissionDeniedError,
 )
-from runtime.execution.accumulator import MEAN, reduce_in_order
 from runtime.execution.cancel import Cancellation
-
-Array = np.ndarray[Any, Any]
+from runtime.execution.quorum_round import Round
+from runtime.execution.quorum_values import Array, Counts, Decision, Gathered, Rules, Target
 
 SAY_EVERY_SECS = 10.0
-UNKNOWN = -1
-"""The step of a task that does not lead and has not heard of one yet."""
-_LINE = 64
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What a quorum needs.
-
-    Attributes:
-        needed: gradients in an aggregate.
-        total: workers there are. Below ``needed``, each may give several gradients to one aggregate.
-        alone: this task decides by itself; else a chief does.
-        leads: this task holds the step counter.
-        timeout_secs: how long the first gradient of a step waits before the step goes on without the workers that are
-            missing; None for ever.
-        tasks: all tasks that hold a part of the step.
-        group: what the quorums of these tasks have in common.
-    """
-
-    needed: int
-    total: int
-    alone: bool = True
-    leads: bool = True
-    timeout_secs: float | None = None
-    tasks: tuple[str, ...] = ()
-    group: str = ""
-
-    @property
-    def each(self) -> int:
-        """Most gradients of one worker in an aggregate."""
-        return -(-self.needed // self.total)
-
-
-class Target(Protocol):
-    """The variables that a quorum updates."""
-
-    @property
-    def generation(self) -> int:
-        """Of the variables: another one after each restore."""
-
-    def step(self) -> int:
-        """The step counter, where this task leads."""
-
-    def apply(self, inputs: Sequence[Array], key: tuple[int, int], expected: Mapping[str, int] | None) -> None:
-        """Applies aggregated gradients, which must move the step on by one, and waits until it is done.
-
-        Args:
-            inputs: the aggregated gradients.
-            key: names this application in the gate of the task.
-            expected: by task, how many applications have this key; None when there is one.
-        """
-
-
-@dataclass(eq=False)
-class _Piece:
-    """One worker's gradients.
-
-    Attributes:
-        worker: whose.
-        arrays: views of the caller's memory, valid as long as the caller waits; or copies once ``kept``.
-        promised: a chief was told that it is here.
-        counted: whether it was applied; None while that is open.
-        fenced: dropped, as the variables were restored.
-    """
-
-    worker: int
-    arrays: Sequence[Array]
-    promised: bool = False
-    kept: bool = False
-    counted: bool | None = None
-    fenced: bool = False
-
-    def keep(self) -> None:
-        """Makes it outlive its caller."""
-        if not self.kept:
-            self.arrays = [np.array(a) for a in self.arrays]
-            self.kept = True
-
-
-@dataclass
-class Counts:
-    """What has happened to the gradients that were pushed.
-
-    Attributes:
-        applied: aggregates applied.
-        accepted: gradients in them.
-        dropped: gradients that were stale: of another step, or of this one but too late.
-        repeated: gradients of a worker that had given all it may.
-    """
-
-    applied: int = 0
-    accepted: int = 0
-    dropped: int = 0
-    repeated: int = 0
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Whose gradients were applied at which step, one entry for each gradient."""
-
-    step: int
-    workers: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """What a chief is told.
-
-    Attributes:
-        step: the step that the task is at.
-        workers: whose gradients of it are here, one entry for each, in the order in which they came.
-        seen: the workers that were heard of since it was told last.
-        waited_secs: how long the first of these gradients has waited.
-    """
-
-    step: int
-    workers: tuple[int, ...]
-    seen: tuple[int, ...]
-    waited_secs: float
 
 
 class Quorum:
@@ -172,25 +45,24 @@ class Quorum:
     """
 
     def __init__(self, name: str, rules: Rules) -> None:
-        self.counts = Counts()
         self._name = name
         self._rules = rules
-        self._id = zlib.crc32(rules.group.encode())
-        self._changed = threading.Condition()
-        self._step: int | None = None
-        self._pieces: list[_Piece] = []
-        self._target: Target | None = None
-        self._last: Decision | None = None
+        # Pushes wait until their fate is known, a chief until there is enough: nobody is woken for nothing.
+        lock = threading.RLock()
+        self._changed, self._gathered = threading.Condition(lock), threading.Condition(lock)
+        self._round = Round(name, rules, self._changed.notify_all)
         self._epoch = 0
         self._owner = 0
         self._wanted = rules.needed
-        self._generation = 0
         self._members: set[int] | None = None
         self._seen: set[int] = set()
-        self._since = 0.0
         self._say_at = 0.0
-        self._buffers: list[Array] = []
         self._ended: type[OpError] | None = None
+
+    @property
+    def counts(self) -> Counts:
+        """What has happened so far."""
+        return self._round.counts
 
     # -- workers -----------------------------------------------------------------------------------------------
 
@@ -217,28 +89,35 @@ class Quorum:
         """
         with self._changed:
             self._check_open()
-            self._target = target
-            self._renew(target.generation)
+            gradients = self._round
+            gradients.target = target
+            before = gradients.now
+            gradients.renew(target.generation)
             self._meet(worker)
-            step = self._refresh(target.step() if self._rules.leads else max(stamp, self._now()))
+            step = gradients.refresh(target.step() if self._rules.leads else max(stamp, gradients.now))
+            if step < before:
+                self._gathered.notify_all()
             if stamp != step:
-                self.counts.dropped += 1
-                self._changed.notify_all()
+                gradients.counts.dropped += 1
                 return step, False
-            piece = self._add(worker, arrays)
+            if not gradients.pieces:
+                self._say_at = time.monotonic() + SAY_EVERY_SECS
+            piece = gradients.add(worker, arrays)
+            if len(gradients.pieces) >= self._wanted:
+                self._gathered.notify_all()
             try:
                 if self._rules.alone and self._enough():
-                    self._decide(self._pieces[: self._needed()])
-                if piece.counted is None and self._of(worker) < self._rules.each:
+                    gradients.decide(gradients.pieces[: self._needed()])
+                if piece.counted is None and gradients.workers.count(worker) < self._rules.each:
                     piece.keep()  # its worker owes this step more, and computes on
                     return step, True
                 self._wait(lambda: piece.counted is not None, cancelled)
             except BaseException:
-                self._withdraw(piece)
+                gradients.withdraw(piece)
                 raise
             if piece.fenced:
                 raise AbortedError("its variables were restored since the session began")
-            return self._now(), bool(piece.counted)
+            return gradients.now, bool(piece.counted)
 
     def _meet(self, worker: int) -> None:
         self._seen.add(worker)
@@ -248,39 +127,9 @@ class Quorum:
             if len(self._members) >= self._rules.total:
                 self._members = None
 
-    def _add(self, worker: int, arrays: Sequence[Array]) -> _Piece:
-        """Adds a piece. A worker that has given all it may was started again, or its connection was cut.
-
-        Its new gradients take the place of the old ones, or, if a chief was promised these, the other way round.
-        """
-        piece = _Piece(worker, arrays)
-        mine = [p for p in self._pieces if p.worker == worker]
-        if len(mine) >= self._rules.each:
-            self.counts.repeated += 1
-            old = next((p for p in mine if not p.promised), None)
-            if old is None:
-                return mine[-1]
-            old.counted = False
-            self._pieces = [piece if p is old else p for p in self._pieces]
-        else:
-            if not self._pieces:
-                self._since = time.monotonic()
-                self._say_at = self._since + SAY_EVERY_SECS
-            self._pieces.append(piece)
-        self._changed.notify_all()
-        return piece
-
-    def _withdraw(self, piece: _Piece) -> None:
-        if not any(p is piece for p in self._pieces):
-            return
-        if piece.promised:
-            piece.keep()
-        else:
-            self._pieces = [p for p in self._pieces if p is not piece]
-
     def _wait(self, ready: Callable[[], bool], cancelled: Cancellation) -> None:
         """Waits; meanwhile says on whom, and gives up on those who are missing when it is time."""
-        what = f"waiting for step {self._step} of {self._name}"
+        what = f"waiting for step {self._round.step} of {self._name}"
         while not cancelled.wait_for(
             self._changed, lambda: self._ended is not None or ready(), what, self._next_look()
         ):
@@ -288,7 +137,7 @@ class Quorum:
             if now >= self._say_at:
                 self._say_at = now + SAY_EVERY_SECS
                 logging.info("%s", self._waiting_for(now))
-            if self._rules.alone and self._pieces and now >= self._time_up():
+            if self._rules.alone and self._round.pieces and now >= self._time_up():
                 self._go_on_without()
         if not ready():
             self._check_open()
@@ -298,11 +147,11 @@ class Quorum:
 
     def _time_up(self) -> float:
         limit = self._rules.timeout_secs
-        return float("inf") if limit is None else self._since + limit
+        return float("inf") if limit is None else self._round.since + limit
 
     def _waiting_for(self, now: float) -> str:
-        here = sorted({p.worker for p in self._pieces})
-        waited = f"{self._name}: step {self._step} waits for {now - self._since:.0f} s now"
+        here = sorted({p.worker for p in self._round.pieces})
+        waited = f"{self._name}: step {self._round.step} waits for {now - self._round.since:.0f} s now"
         text = f"{waited}, gradients of workers {here} are in"
         missing = [w for w in range(self._rules.total) if w not in here]
         if not self._rules.alone and self._enough():
@@ -310,78 +159,27 @@ class Quorum:
         return f"{text}, {self._needed()} gradients are needed; missing: {missing}"
 
     def _go_on_without(self) -> None:
-        here = {p.worker for p in self._pieces}
+        here = {p.worker for p in self._round.pieces}
         logging.warning(
             "%s: step %s goes on after %.0f s with %d of %d gradients, of workers %s",
             self._name,
-            self._step,
+            self._round.step,
             self._rules.timeout_secs,
-            len(self._pieces),
+            len(self._round.pieces),
             self._rules.needed,
             sorted(here),
         )
         self._members = here
-        self._decide(list(self._pieces))
+        self._round.decide(list(self._round.pieces))
 
     # -- the decision ------------------------------------------------------------------------------------------
-
-    def _of(self, worker: int) -> int:
-        return sum(p.worker == worker for p in self._pieces)
 
     def _needed(self) -> int:
         needed = self._rules.needed if self._rules.alone else self._wanted
         return needed if self._members is None else min(needed, len(self._members) * self._rules.each)
 
     def _enough(self) -> bool:
-        return len(self._pieces) >= self._needed()
-
-    def _now(self) -> int:
-        return UNKNOWN if self._step is None else self._step
-
-    def _renew(self, generation: int) -> None:
-        """Takes note of the variables' generation; in a new one, nothing that is here has a meaning."""
-        if generation != self._generation:
-            self._generation = generation
-            self._drop(fenced=True)
-            self._step = self._last = None
-
-    def _refresh(self, step: int) -> int:
-        """Takes note of the variables' step; no piece of another one fits them."""
-        if step != self._step:
-            self._drop()
-            self._step = step
-        return step
-
-    def _drop(self, fenced: bool = False) -> None:
-        for piece in self._pieces:
-            piece.counted, piece.fenced = False, fenced
-        self.counts.dropped += len(self._pieces)
-        self._pieces.clear()
-        self._changed.notify_all()
-
-    def _decide(self, chosen: Sequence[_Piece]) -> None:
-        """Applies the mean of the chosen pieces, in the order of the workers: the same gradients give the same bits."""
-        assert self._target is not None and self._step is not None
-        ordered = sorted(chosen, key=lambda p: p.worker)
-        columns = list(zip(*(p.arrays for p in ordered), strict=True))
-        if len(self._buffers) != len(columns):
-            self._buffers = [_aligned(c[0]) for c in columns]
-        for i, column in enumerate(columns):
-            if self._buffers[i].shape != column[0].shape or self._buffers[i].dtype != column[0].dtype:
-                self._buffers[i] = _aligned(column[0])
-        means = [reduce_in_order(list(c), MEAN, out=b) for c, b in zip(columns, self._buffers, strict=True)]
-        several = None if self._rules.alone else dict.fromkeys(self._rules.tasks, 1)
-        self._target.apply(means, (self._id, self._step), several)
-        taken = {id(p) for p in chosen}
-        for piece in self._pieces:
-            piece.counted = id(piece) in taken
-        self.counts.applied += 1
-        self.counts.accepted += len(chosen)
-        self.counts.dropped += len(self._pieces) - len(chosen)
-        self._pieces.clear()
-        self._last = Decision(self._step, tuple(p.worker for p in chosen))
-        self._step += 1
-        self._changed.notify_all()
+        return len(self._round.pieces) >= self._needed()
 
     # -- the chief of several tasks ----------------------------------------------------------------------------
 
@@ -404,14 +202,13 @@ class Quorum:
             self._epoch += 1
             self._owner = owner
             self._wanted = wanted
-            self._renew(generation)
+            self._round.renew(generation)
             if forget:
-                self._drop()
-                self._step = self._last = None
+                self._round.forget()
             if self._rules.leads:
-                self._refresh(step_now())
-            self._changed.notify_all()
-            return self._epoch, self._now(), self._last
+                self._round.refresh(step_now())
+            self._gathered.notify_all()
+            return self._epoch, self._round.now, self._round.last
 
     def gather(
         self,
@@ -439,7 +236,7 @@ class Quorum:
         """
 
         def ready() -> bool:
-            step, count = self._now(), len(self._pieces)
+            step, count = self._round.now, len(self._round.pieces)
             return (
                 self._ended is CancelledError
                 or chief != (self._owner, self._epoch)
@@ -450,15 +247,15 @@ class Quorum:
 
         with self._changed:
             until = time.monotonic() + limit_secs
-            cancelled.wait_for(self._changed, ready, f"waiting for gradients in {self._name}", until)
+            cancelled.wait_for(self._gathered, ready, f"waiting for gradients in {self._name}", until)
             if self._ended is CancelledError:
                 self._check_open()
             self._check_chief(chief, generation)
-            for piece in self._pieces:
+            for piece in self._round.pieces:
                 piece.promised = True
             seen, self._seen = tuple(sorted(self._seen)), set()
-            waited = time.monotonic() - self._since if self._pieces else 0.0
-            return Gathered(self._now(), tuple(p.worker for p in self._pieces), seen, waited)
+            waited = time.monotonic() - self._round.since if self._round.pieces else 0.0
+            return Gathered(self._round.now, tuple(p.worker for p in self._round.pieces), seen, waited)
 
     def commit(self, chief: tuple[int, int], generation: int, decision: Decision, wanted: int) -> int:
         """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
@@ -480,24 +277,15 @@ class Quorum:
         with self._changed:
             self._check_chief(chief, generation)
             self._wanted = wanted
-            if self._last == decision and self._step == decision.step + 1:
-                return self._step
-            if self._step != decision.step:
-                raise FailedPreconditionError(f"{self._name} is at step {self._step}, not at {decision.step}")
-            chosen = []
-            for worker, count in Counter(decision.workers).items():
-                mine = [p for p in self._pieces if p.worker == worker][:count]
-                if len(mine) < count:
-                    raise InternalError(
-                        f"{self._name}: the gradients of worker {worker} for step {self._step} are gone"
-                    )
-                chosen += mine
-            self._decide(chosen)
-            self._last = decision
-            return self._now()
+            if self._round.last == decision and self._round.step == decision.step + 1:
+                return self._round.step
+            chosen = self._round.chosen(decision)
+            self._round.decide(chosen)
+            self._round.last = decision
+            return self._round.now
 
     def _check_chief(self, chief: tuple[int, int], generation: int) -> None:
-        if not self._epoch or generation != self._generation:
+        if not self._epoch or generation != self._round.generation:
             raise FailedPreconditionError(f"{self._name} has no chief, as it was restarted or restored")
         if chief[0] == self._owner and chief[1] != self._epoch:
             raise FailedPreconditionError(f"{self._name} was claimed again")
@@ -509,13 +297,14 @@ class Quorum:
     def status(self) -> str:
         """Whom the present step waits for, in words; empty when nobody waits."""
         with self._changed:
-            return self._waiting_for(time.monotonic()) if self._pieces else ""
+            return self._waiting_for(time.monotonic()) if self._round.pieces else ""
 
     def clear(self) -> None:
         """Ends everything that waits: the container was cleared."""
         with self._changed:
             self._ended = CancelledError
             self._changed.notify_all()
+            self._gathered.notify_all()
 
     def set_finished(self, finished: bool) -> None:
         """Training is over, so that the workers that are missing will not come; or it goes on."""
@@ -528,10 +317,3 @@ class Quorum:
         if self._ended is not None:
             over = "was cleared away" if self._ended is CancelledError else "waits no more: training is over"
             raise self._ended(f"{self._name} {over}")
-
-
-def _aligned(like: Array) -> Array:
-    """Memory of an array's shape and dtype at which XLA reads in place."""
-    raw = np.empty(like.nbytes + _LINE, np.uint8)
-    start = -raw.ctypes.data % _LINE
-    return raw[start : start + like.nbytes].view(like.dtype).reshape(like.shape)

@@ -11,7 +11,8 @@ from absl import logging
 from runtime.errors import CancelledError, DeadlineExceededError, InternalError
 from runtime.execution.clocks import Clocks
 from runtime.execution.kernels import Array, Context, Guarded, kernel
-from runtime.execution.quorum import UNKNOWN, Decision, Quorum, Rules
+from runtime.execution.quorum import Quorum
+from runtime.execution.quorum_values import UNKNOWN, Decision, Rules
 from runtime.execution.resources import named
 
 Attrs = Mapping[str, Any]

@@ -39,6 +39,8 @@ class RunRecord:
         expected: the tasks that must be done before ``when_all_done`` is called; a server sets it from its cluster.
         when_all_done: called once, without the lock, when every expected task is done and one of them asked the
             task to leave then.
+        when_loading: called, under the lock, before the leader gives the variables new values.
+        origin: why this task began without values, if it should have had some; for the log of a chief.
         finished_at: ``time.monotonic()`` when the run finished with the request to leave, else None.
     """
 
@@ -46,13 +48,15 @@ class RunRecord:
         self.generation = 0
         self.expected: frozenset[str] = frozenset()
         self.when_all_done: Callable[[], None] | None = None
+        self.when_loading: Callable[[], None] | None = None
+        self.origin = ""
         self.finished_at: float | None = None
         self._changed = changed
         self._has_values = has_values
         self._leader = 0
         self._leader_name = ""
         self._phase = NEW
-        self._joined: dict[str, None] = {}
+        self._joined: dict[str, str | None] = {}  # with the address
         self._done: dict[str, None] = {}
         self._leave = False
 
@@ -65,7 +69,8 @@ class RunRecord:
             cancelled: set when the asking session ends; a request that waits ends then.
 
         Returns:
-            ``phase``, ``leader`` (0: nobody), ``leader_name``, ``generation``, ``joined`` and ``done`` (task names).
+            ``phase``, ``leader`` (0: nobody), ``leader_name``, ``generation``, ``joined`` and ``done`` (task names),
+            ``addresses`` (of those who joined), ``origin``.
 
         Raises:
             InvalidArgumentError: no such action.
@@ -86,11 +91,38 @@ class RunRecord:
                 "leader_name": self._leader_name,
                 "generation": self.generation,
                 "joined": list(self._joined),
+                "addresses": {name: address for name, address in self._joined.items() if address},
                 "done": list(self._done),
+                "origin": self.origin,
             }
         if left and self.when_all_done is not None:
             self.when_all_done()
         return answer
+
+    @property
+    def phase(self) -> str:
+        """The phase."""
+        return self._phase
+
+    def state(self) -> dict[str, Any]:
+        """All that another life of the task needs to go on from, as JSON can say it; call it under the lock."""
+        return {
+            "generation": self.generation,
+            "leader": self._leader,
+            "leader_name": self._leader_name,
+            "phase": self._phase,
+            "joined": list(self._joined),
+            "done": list(self._done),
+            "leave": self._leave,
+        }
+
+    def take_up(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what ``state`` gave in an earlier life of the task."""
+        with self._changed:
+            self.generation = int(state["generation"])
+            self._leader, self._leader_name = int(state["leader"]), str(state["leader_name"])
+            self._phase, self._leave = str(state["phase"]), bool(state["leave"])
+            self._joined, self._done = dict.fromkeys(state["joined"]), dict.fromkeys(state["done"])
 
     def _everybody_done(self) -> bool:
         everybody = self.expected | self._joined.keys()  # a worker that was added later is not in this task's cluster
@@ -126,6 +158,8 @@ class RunRecord:
     def _on_load(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
         """The leader is about to give the variables values."""
         self._check_leader(message, task)
+        if self.when_loading is not None:
+            self.when_loading()
         self._phase = LOADING
         if self._has_values():
             self.generation += 1
@@ -137,6 +171,7 @@ class RunRecord:
             self._done.clear()
             self._leave = False
             self.finished_at = None
+        self.origin = ""
         self._phase = READY
 
     def _on_finish(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
@@ -146,8 +181,8 @@ class RunRecord:
         self._done.update(dict.fromkeys(message.get("gone", ())))
 
     def _on_join(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
-        """``task`` takes part."""
-        self._joined[str(message["task"])] = None
+        """``task`` takes part; its ``address`` is for those who wait for it."""
+        self._joined[str(message["task"])] = str(message.get("address", ""))
         self._done.pop(str(message["task"]), None)
 
     def _on_done(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:

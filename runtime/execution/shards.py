@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,14 @@ import numpy as np
 
 from runtime.errors import (
     AbortedError,
+    CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
 )
 from runtime.execution import zarr
+from runtime.execution.background import in_background
 from runtime.execution.gate import Gate
 from runtime.execution.states import task_states
 from runtime.execution.store import Store
@@ -35,6 +37,8 @@ JOIN_SECS = 60.0
 """How long a claim waits for the jobs of earlier coordinators."""
 QUIET_SECS = 2.0
 """How long a cut waits for stages that are under way, and for the rest of half-done steps."""
+CUT_OFF = "the task goes on from its mirror"
+"""How errors begin of orders that were under way when a mirrored task died; begun again, they work."""
 
 Order = pb.ShardOrder
 Reply = pb.ShardReply
@@ -82,6 +86,7 @@ class Shards:
         self._epoch = 0
         self._owner = 0
         self._jobs: dict[int, Job] = {}
+        self._reborn = False
         self._kinds: dict[int, Callable[[Order], Reply]] = {
             Order.TELL: self._tell,
             Order.CLAIM: self._claim,
@@ -107,6 +112,16 @@ class Shards:
         if order.kind not in (Order.TELL, Order.CLAIM, Order.STATES):
             self.check_epoch(order.epoch, order.owner)
         return self._kinds[order.kind](order)
+
+    def state(self) -> tuple[int, int]:
+        """Epoch and owner: who coordinates."""
+        with self._lock:
+            return self._epoch, self._owner
+
+    def take_up(self, epoch: int, owner: int) -> None:
+        """Goes on, in another process, as the task that obeyed this coordinator. The jobs it had are lost."""
+        with self._lock:
+            self._epoch, self._owner, self._reborn = epoch, owner, True
 
     def check_epoch(self, epoch: int, owner: int) -> None:
         """Raises AbortedError unless ``owner`` coordinates under ``epoch``."""
@@ -145,6 +160,7 @@ class Shards:
     # -- the cut -----------------------------------------------------------------------------------------------
 
     def _pause(self, order: Order) -> Reply:
+        self._reborn = False
         if order.steps:
             wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
             lost = self._gate.let_through(wanted, QUIET_SECS)
@@ -161,6 +177,8 @@ class Shards:
         )
 
     def _take(self, order: Order) -> Reply:
+        if self._reborn:
+            raise CancelledError(f"{CUT_OFF}: the checkpoint that was under way is none", task=self._task)
         try:
             keys = [(s.container, s.name) for s in order.slices]
             missing = self._store.uninitialized(keys)
@@ -195,6 +213,8 @@ class Shards:
     def _job(self, number: int) -> Job:
         with self._lock:
             job = self._jobs.get(number)
+        if job is None and self._reborn:
+            raise CancelledError(f"{CUT_OFF}: the checkpoint job that was under way is lost", task=self._task)
         if job is None:
             raise NotFoundError(f"no such checkpoint job: {number:x}", task=self._task)
         return job
@@ -213,16 +233,7 @@ class Shards:
             directory = f"{order.directory}/ocdbt.process_{order.process_id}"
             arrays = [(_placed(s, a), a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
-            def wrote(size: int) -> None:
-                job.done += size
-
-            zarr.write_arrays(directory, arrays, cancelled=job.cancelled.is_set, wrote=wrote)
-            files = []
-            if zarr.is_local(directory):
-                zarr.sync_tree(directory, files=False)  # tensorstore has synced the files
-                for name in zarr.files_below(directory):
-                    size, crc = zarr.checksum(os.path.join(directory, name))
-                    files.append(pb.FileDef(path=f"{os.path.basename(directory)}/{name}", size=size, crc32=crc))
+            files = in_background(lambda: _written(job, directory, arrays), "checkpoint-writer")
             job.arrays = []  # the next updates may work in place again
             if job.cancelled.is_set():
                 raise AbortedError("another chief has taken over: the save was cancelled", task=self._task)
@@ -255,7 +266,12 @@ class Shards:
             self._add(order, job)
             wanted = [_wanted(s) for s in order.slices]
             arrays = zarr.read_each(
-                order.directory, wanted, ocdbt=order.ocdbt, zarr3=order.zarr3, cancelled=job.cancelled.is_set
+                order.directory,
+                wanted,
+                ocdbt=order.ocdbt,
+                zarr3=order.zarr3,
+                mapped=order.mapped,
+                cancelled=job.cancelled.is_set,
             )
             for s, array in zip(job.slices, arrays, strict=False):  # the next ones are read meanwhile
                 job.done += array.nbytes
@@ -323,6 +339,24 @@ class Shards:
 
     def _states(self, order: Order) -> Reply:
         return Reply(states=task_states(self._task))
+
+
+def _written(job: Job, directory: str, arrays: Sequence[tuple[zarr.Placed, Any]]) -> list[pb.FileDef]:
+    """Writes arrays and gives the files that they became, with their checksums where there is a file system."""
+    local = zarr.is_local(directory)
+    sums = zarr.Checksums(directory)
+
+    def wrote(size: int) -> None:
+        job.done += size
+        if local:
+            sums.advance()  # while the next arrays are on their way to the disk
+
+    zarr.write_arrays(directory, arrays, cancelled=job.cancelled.is_set, wrote=wrote)
+    if not local:
+        return []
+    zarr.sync_tree(directory, files=False)  # tensorstore has synced the files
+    name = os.path.basename(directory)
+    return [pb.FileDef(path=f"{name}/{f}", size=size, crc32=crc) for f, (size, crc) in sums.finish().items()]
 
 
 def _spec(message: stage_pb2.TensorSpecDef) -> TensorSpec:

@@ -122,6 +122,17 @@ class Store:
             raise FailedPreconditionError(f"Attempting to use uninitialized value {key[1]}")
         return slot
 
+    def hold(self) -> tuple[list[tuple[Slot, Any]], dict[str, Any], list[Key]]:
+        """All of the store as of one instant: references to the values, the run record, names of the resources.
+
+        The references count in ``Slot.readers``: pin what is needed, then ``release`` the slots.
+        """
+        with self.lock:
+            held = [(slot, slot.value) for slot in self._slots.values() if slot.value is not None]
+            for slot, _ in held:
+                slot.readers += 1
+            return held, self.run.state(), list(self._resources)
+
     def release(self, slots: Iterable[Slot]) -> None:
         """Gives back references counted in ``Slot.readers``."""
         with self.lock:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,23 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from runtime.execution.background import step_aside
+from runtime.execution.files import Checksums, checksum, files_below, sync, sync_tree
+from runtime.execution.string_arrays import decode_strings, encode_strings
 
 GROUP_BYTES = 64 << 20
 """Arrays are committed in groups of about so many bytes ..."""
-GROUPS_IN_FLIGHT = 3
+GROUPS_IN_FLIGHT = 2
 """... of which so many are under way at once."""
-READ_BLOCK = 16 << 20
+CORES_PER_WRITER = 4
+"""One thread writes files for every so many cores: more would slow down training, not speed up the disk."""
+READERS = 16
+READS_IN_FLIGHT = 4
+"""How many arrays are read at once."""
+ALIGNMENT = 64
+"""XLA takes an array of host memory that begins at a multiple of so many bytes as it is, without a copy."""
+_TS_THREADS = "ts_pool_worker"
+"""What tensorstore's threads are called."""
 
 Array = np.ndarray[Any, Any]
 
@@ -51,8 +61,14 @@ def _never() -> bool:
     return False
 
 
-def _context(ts: Any) -> Any:
-    return ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}, "file_io_concurrency": {"limit": 16}})
+def _context(ts: Any, *, threads: int = READERS, mapped: bool = False) -> Any:
+    context: dict[str, Any] = {
+        "cache_pool#ocdbt": {"total_bytes_limit": 100_000_000},
+        "file_io_concurrency": {"limit": threads},
+    }
+    if mapped:
+        context["file_io_mode"] = {"mode": "memmap"}
+    return ts.Context(context)
 
 
 def is_local(path: str) -> bool:
@@ -116,14 +132,14 @@ def write_arrays(
         arrays: the arrays, none of which may change until this returns.
         cancelled: asked between groups; when true, writing ends.
         wrote: told the number of bytes of each group that is on disk.
-        group_bytes: arrays are committed in groups of about so many bytes, three of them at the same time.
+        group_bytes: arrays are committed in groups of about so many bytes, two of them at the same time.
 
     Raises:
         ResourceExhaustedError: the disk is full.
     """
     import tensorstore as ts
 
-    context = _context(ts)
+    context = _context(ts, threads=max(1, min(READERS, (os.cpu_count() or 1) // CORES_PER_WRITER)))
     under_way: deque[tuple[Any, int]] = deque()
     begun: set[str] = set()
 
@@ -137,6 +153,7 @@ def write_arrays(
         for group in _groups(arrays, group_bytes):
             if cancelled():
                 break
+            step_aside(_TS_THREADS)
             while len(under_way) >= GROUPS_IN_FLIGHT:
                 finish()
             transaction = ts.Transaction()
@@ -233,15 +250,25 @@ def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[tup
 
 
 def read_each(
-    directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3: bool, cancelled: Callable[[], bool] = _never
+    directory: str,
+    wanted: Sequence[Placed],
+    *,
+    ocdbt: bool,
+    zarr3: bool,
+    mapped: bool = False,
+    cancelled: Callable[[], bool] = _never,
 ) -> Iterator[Array]:
     """Reads blocks of arrays, each no more of the file than it needs, and gives one after the other.
+
+    The arrays are aligned for XLA, which takes them as they are.
 
     Args:
         directory: of the store.
         wanted: what to read; ``shape`` and ``dtype`` are compared with the file.
         ocdbt: whether the arrays lie in an OCDBT store, or in files of their own.
         zarr3: whether they are of zarr's third version.
+        mapped: map files into memory instead of copying them twice. A file that the disk cannot give kills the process
+            then, so it is for files that have just been read as a whole.
         cancelled: asked before each array; when true, reading ends.
 
     Raises:
@@ -251,11 +278,21 @@ def read_each(
     """
     import tensorstore as ts
 
-    context = _context(ts)
-    reads: deque[tuple[Placed, Any]] = deque()
+    context = _context(ts, mapped=mapped and is_local(directory))
+    reads: deque[tuple[Placed, Array, Any]] = deque()
+
+    def finish() -> Array:
+        placed, array, future = reads.popleft()
+        try:
+            future.result()
+        except ValueError as error:
+            text = " ".join(str(error).split())[:300]
+            raise DataLossError(f"{placed.key!r} in {directory} is damaged: {text}") from error
+        return array
+
     for placed in wanted:
         if cancelled():
-            return
+            break
         store = _open_for_reading(ts, context, directory, placed.key, ocdbt, zarr3)
         shape = tuple(store.shape)
         if shape != placed.full_shape:
@@ -263,14 +300,21 @@ def read_each(
         if store.dtype.name != _dtype_name(placed.dtype):
             raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
         region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
-        reads.append((placed, (store[region] if region else store).read(order="C")))
+        array = _aligned(placed.shape, placed.dtype)
+        target = ts.array(array, context=context, copy=False, write=True)
+        reads.append((placed, array, target.write(store[region] if region else store)))
+        if len(reads) >= READS_IN_FLIGHT:
+            yield finish()
     while reads:
-        placed, future = reads.popleft()
-        try:
-            yield np.asarray(future.result())
-        except ValueError as error:
-            text = " ".join(str(error).split())[:300]
-            raise DataLossError(f"{placed.key!r} in {directory} is damaged: {text}") from error
+        yield finish()
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Memory for an array that XLA takes without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty((size + ALIGNMENT,), np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def read_arrays(directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3: bool) -> list[Array]:
@@ -278,76 +322,8 @@ def read_arrays(directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3:
     return list(read_each(directory, wanted, ocdbt=ocdbt, zarr3=zarr3))
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
-
-
-def checksum(path: str) -> tuple[int, int]:
-    """(size in bytes, CRC-32) of a file."""
-    size, crc = 0, 0
-    buffer = memoryview(bytearray(READ_BLOCK))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            size += count
-            crc = zlib.crc32(buffer[:count], crc)
-    return size, crc
-
-
-def files_below(directory: str) -> list[str]:
-    """Paths of all files below a directory, relative to it, sorted."""
-    found = [
-        os.path.relpath(os.path.join(where, f), directory) for where, _, files in os.walk(directory) for f in files
-    ]
-    return sorted(found)
-
-
-def sync_tree(directory: str, *, files: bool) -> None:
-    """Makes a directory tree survive a power cut: its directories, and its files too when ``files``."""
-    for where, _, names in os.walk(directory, topdown=False):
-        if files:
-            for name in names:
-                sync(os.path.join(where, name))
-        sync(where)
-
-
-def sync(path: str) -> None:
-    """``fsync`` of a file or a directory."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-# -- strings ---------------------------------------------------------------------------------------------------------
-
-
-def encode_strings(array: Array) -> Array:
-    """A string array as uint8[n]: the lengths as little-endian int64, then the bytes."""
-    items = [bytes(i) for i in array.reshape(-1)]
-    lengths = np.array([len(i) for i in items], "<i8").tobytes()
-    return np.frombuffer(lengths + b"".join(items), np.uint8)
-
-
-def decode_strings(data: Array, shape: tuple[int, ...]) -> Array:
-    """The string array that ``encode_strings`` encoded.
-
-    Raises:
-        DataLossError: the lengths do not fit the data.
-    """
-    count = int(np.prod(shape))
-    raw = np.ascontiguousarray(data).tobytes()
-    if len(raw) < 8 * count:
-        raise DataLossError(f"a string array of shape {shape} is cut off")
-    ends = np.cumsum(np.frombuffer(raw[: 8 * count], "<i8")) + 8 * count
-    if count and int(ends[-1]) != len(raw):
-        raise DataLossError(f"a string array of shape {shape} is damaged")
-    starts = [8 * count, *ends[:-1].tolist()]
-    out = np.empty((count,), object)
-    out[:] = [raw[a:b] for a, b in zip(starts, ends.tolist(), strict=False)] if count else []
-    return out.reshape(shape)
-
-
 __all__ = [
+    "Checksums",
     "Placed",
     "check_dtype",
     "checksum",

@@ -62,6 +62,9 @@ class StatusResponse(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     STARTED_UNIX_SECS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    MIRRORED_FIELD_NUMBER: _builtins.int
+    MIRROR_LAG_FIELD_NUMBER: _builtins.int
+    LIVES_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     incarnation: _builtins.int
     data_port: _builtins.int
@@ -70,6 +73,12 @@ class StatusResponse(_message.Message):
     started_unix_secs: _builtins.float
     generation: _builtins.int
     """how often the variables were restored under sessions that used them"""
+    mirrored: _builtins.bool
+    """a neighbour mirrors it: when it is gone, wait, it will go on as itself"""
+    mirror_lag: _builtins.int
+    """how many of its last updates may be lost then"""
+    lives: _builtins.int
+    """how often it has done so"""
     @_builtins.property
     def cluster(self) -> _cluster_pb2.ClusterDef: ...
     @_builtins.property
@@ -86,10 +95,13 @@ class StatusResponse(_message.Message):
         devices: _abc.Iterable[_stage_pb2.DeviceDef] | None = ...,
         started_unix_secs: _builtins.float = ...,
         generation: _builtins.int = ...,
+        mirrored: _builtins.bool = ...,
+        mirror_lag: _builtins.int = ...,
+        lives: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "data_port", b"data_port", "devices", b"devices", "generation", b"generation", "host_id", b"host_id", "incarnation", b"incarnation", "started_unix_secs", b"started_unix_secs", "task", b"task", "unix_path", b"unix_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "data_port", b"data_port", "devices", b"devices", "generation", b"generation", "host_id", b"host_id", "incarnation", b"incarnation", "lives", b"lives", "mirror_lag", b"mirror_lag", "mirrored", b"mirrored", "started_unix_secs", b"started_unix_secs", "task", b"task", "unix_path", b"unix_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,12 +136,18 @@ class RegisterRequest(_message.Message):
     WRITES_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     TRACED_FIELD_NUMBER: _builtins.int
+    VERSIONED_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """the one the sender means; another one answers ABORTED"""
     generation: _builtins.int
     """the same for the generation"""
     traced: _builtins.bool
     """a second handle, whose runs are timed"""
+    versioned: _builtins.bool
+    """a read: calls say what the session has, replies that would carry the same are empty"""
+    session: _builtins.int
+    """the handle is good for as long as it lives"""
     @_builtins.property
     def call(self) -> _stage_pb2.StageCallDef: ...
     @_builtins.property
@@ -144,10 +162,12 @@ class RegisterRequest(_message.Message):
         writes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         generation: _builtins.int = ...,
         traced: _builtins.bool = ...,
+        versioned: _builtins.bool = ...,
+        session: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "incarnation", b"incarnation", "traced", b"traced", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "incarnation", b"incarnation", "session", b"session", "traced", b"traced", "versioned", b"versioned", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -578,6 +598,7 @@ class ShardOrder(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    MAPPED_FIELD_NUMBER: _builtins.int
     kind: Global___ShardOrder.Kind.ValueType
     incarnation: _builtins.int
     epoch: _builtins.int
@@ -600,6 +621,8 @@ class ShardOrder(_message.Message):
     """CHUNK: how many bytes"""
     data: _builtins.bytes
     """CHUNK: what to take"""
+    mapped: _builtins.bool
+    """READ: the files have just been read as a whole, so map them into memory"""
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceDef]: ...
     @_builtins.property
@@ -627,10 +650,11 @@ class ShardOrder(_message.Message):
         offset: _builtins.int = ...,
         size: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        mapped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "directory", b"directory", "epoch", b"epoch", "files", b"files", "incarnation", b"incarnation", "index", b"index", "job", b"job", "kind", b"kind", "ocdbt", b"ocdbt", "offset", b"offset", "owner", b"owner", "process_id", b"process_id", "report", b"report", "seconds", b"seconds", "size", b"size", "slices", b"slices", "steps", b"steps", "zarr3", b"zarr3"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "directory", b"directory", "epoch", b"epoch", "files", b"files", "incarnation", b"incarnation", "index", b"index", "job", b"job", "kind", b"kind", "mapped", b"mapped", "ocdbt", b"ocdbt", "offset", b"offset", "owner", b"owner", "process_id", b"process_id", "report", b"report", "seconds", b"seconds", "size", b"size", "slices", b"slices", "steps", b"steps", "zarr3", b"zarr3"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -721,12 +745,14 @@ class SessionOptions(_message.Message):
     OPERATION_TIMEOUT_SECS_FIELD_NUMBER: _builtins.int
     RECONNECT_SECS_FIELD_NUMBER: _builtins.int
     PREFETCH_FIELD_NUMBER: _builtins.int
+    SKIP_UNCHANGED_FIELD_NUMBER: _builtins.int
     start_timeout_secs: _builtins.float
     """0: no limit"""
     operation_timeout_secs: _builtins.float
     """0: no limit"""
     reconnect_secs: _builtins.float
     prefetch: _builtins.int
+    skip_unchanged: _builtins.bool
     @_builtins.property
     def device_filters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -737,10 +763,11 @@ class SessionOptions(_message.Message):
         operation_timeout_secs: _builtins.float = ...,
         reconnect_secs: _builtins.float = ...,
         prefetch: _builtins.int = ...,
+        skip_unchanged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_filters", b"device_filters", "operation_timeout_secs", b"operation_timeout_secs", "prefetch", b"prefetch", "reconnect_secs", b"reconnect_secs", "start_timeout_secs", b"start_timeout_secs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_filters", b"device_filters", "operation_timeout_secs", b"operation_timeout_secs", "prefetch", b"prefetch", "reconnect_secs", b"reconnect_secs", "skip_unchanged", b"skip_unchanged", "start_timeout_secs", b"start_timeout_secs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,6 +57,10 @@ class TaskCounters:
             self.updates += 1
             self.staleness[min(behind, STALENESS_BUCKETS - 1)] += 1
 
+    def forget(self, session: int) -> None:
+        """A session does not read any more."""
+        self._seen.pop(session, None)
+
     def begin(self) -> int:
         """A call of the tensor channel begins; gives what ``end`` takes."""
         with self._lock:

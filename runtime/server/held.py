@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from runtime.errors import NotFoundError
+from runtime.errors import AbortedError, NotFoundError
 
 KEEP_SECS = 600.0
 """How long a tensor that nobody fetched is kept: its step has failed, or its session died."""
@@ -21,6 +21,8 @@ class Held:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[HeldKey, list[Any]] = {}  # value, fetches left, when it was put
+        self.reborn = False
+        """Whether the task goes on from its mirror: what it held before is lost."""
 
     def put(self, key: HeldKey, value: Any, fetches: int) -> None:
         """Keeps ``value`` until it was taken ``fetches`` times."""
@@ -36,9 +38,12 @@ class Held:
 
         Raises:
             NotFoundError: it is not there (any more).
+            AbortedError: it may have been there before the task was started again.
         """
         with self._lock:
             entry = self._entries.get(key)
+            if entry is None and self.reborn:
+                raise AbortedError(f"restarted since step {key[1]} began, what it held for it is gone")
             if entry is None:
                 raise NotFoundError(f"no tensor is held for slot {key[2]} of step {key[1]}")
             entry[1] -= 1

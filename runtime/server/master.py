@@ -17,17 +17,20 @@ import numpy as np
 from absl import logging
 
 from runtime.cluster import ClusterSpec
+from runtime.detection import RECONNECT_SECS
 from runtime.errors import FailedPreconditionError, NotFoundError, OpError, UnavailableError
 from runtime.plan.place import Device
 from runtime.plan.plan import Plan
 from runtime.proto import services_pb2, step_stats_pb2
 from runtime.server.counters import COMPUTE, StepTimes, awaited_slots, is_training, parts_of, wire_bytes
 from runtime.server.pipeline import Pipeline, can_pipeline
+from runtime.server.registered import RegisteredCall
 from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
 from runtime.server.trace import merge as merge_stats
 from runtime.server.trace import step_stats, traced_remote_call
+from runtime.server.unchanged import can_skip, skipping_call
 from runtime.server.waiting import run_waiting_wave
-from runtime.server.worker import RegisteredCall, Worker
+from runtime.server.worker import Worker
 from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
 from runtime.transport.dial import ChannelOptions
@@ -47,13 +50,15 @@ class MasterOptions:
         operation_timeout_secs: time limit of one step; None without limit.
         reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
         prefetch: 1 overlaps training steps (``runtime/server/pipeline.py``), 0 does not.
+        skip_unchanged: reads carry nothing when nothing has changed (``runtime/server/unchanged.py``).
     """
 
     device_filters: tuple[str, ...] = ()
     start_timeout_secs: float | None = None
     operation_timeout_secs: float | None = None
-    reconnect_secs: float = 10.0
+    reconnect_secs: float = RECONNECT_SECS
     prefetch: int = 0
+    skip_unchanged: bool = False
 
 
 @dataclass
@@ -113,7 +118,8 @@ class MasterSession:
         self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint32)
         self._steps = itertools.count()
         self._closed = False
-        self._pipelines: list[Pipeline] = []
+        self._ahead: set[Pipeline] = set()
+        """Those with a push that was not answered yet, or with parameters for their next step."""
         self._lock = threading.Lock()
         self._everybody = [(str(task), address) for task, address in cluster.tasks().items()]
         wanted = [
@@ -154,11 +160,15 @@ class MasterSession:
             call.stage.device.task_name for call in plan.stages if call.stage.writes and not call.stage.host
         )
         writes = dict(writing) if writing.total() > 1 else None  # one writing stage alone is atomic anyway
+        times = self._times[0 if is_training(plan) else 1]
         for call in plan.stages:
             task = self.tasks[call.stage.device.task_name]
             wave = waves.setdefault(call.wave, Wave())
             if isinstance(task, RemoteTask):
-                remote = task.register(call, fetched, self.options.operation_timeout_secs, writes, traced)
+                skips = self.options.skip_unchanged and not traced and can_skip(call)
+                remote = task.register(call, fetched, self.options.operation_timeout_secs, writes, traced, skips)
+                if skips:
+                    remote = skipping_call(remote, task.reads, times)
                 if traced:
                     remote = traced_remote_call(remote, call.wave, self.id, self._own_device, self._worker.tracer)
                 wave.remote.append(remote)
@@ -182,11 +192,9 @@ class MasterSession:
         own = self._worker.task
         ordered = [waves[w] for w in sorted(waves)]
         schedule = list(zip(ordered, parts_of(plan), awaited_slots(plan, own), strict=True))
-        times = self._times[0 if is_training(plan) else 1]
         prepared = PreparedPlan(plan, ordered, uses_step_id, schedule, times, wire_bytes(plan, own))
         if self.options.prefetch and not traced and can_pipeline(prepared):
             prepared.pipeline = Pipeline(self, prepared)
-            self._pipelines.append(prepared.pipeline)
         return prepared
 
     def run(self, prepared: PreparedPlan, feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
@@ -211,8 +219,8 @@ class MasterSession:
         deadline = None if timeout is None else time.monotonic() + timeout
         if prepared.pipeline is not None:
             return self._run_pipelined(prepared, feeds, step, deadline)
-        for pipeline in self._pipelines:
-            pipeline.flush()  # what this step reads must hold what earlier steps wrote
+        if self._ahead:
+            self._flush()  # what this step reads must hold what earlier steps wrote
         values: list[Any] = [*feeds, *plan.constants, None] + [None] * (plan.slots - plan.step_id_slot - 1)
         if prepared.uses_step_id:
             values[plan.step_id_slot] = self.next_step_id()
@@ -249,13 +257,25 @@ class MasterSession:
         self, prepared: PreparedPlan, feeds: Sequence[Any], step: int, deadline: float | None
     ) -> list[Any]:
         """Pull, computation and push overlap here, so only the whole is timed."""
-        assert prepared.pipeline is not None
+        pipeline = prepared.pipeline
+        assert pipeline is not None
         began = _clock()
-        results = prepared.pipeline.run(feeds, step, deadline)
+        if not self._ahead <= {pipeline}:
+            self._flush(pipeline)  # a plan for other shapes must not compute with what it pulled long ago
+        try:
+            results = pipeline.run(feeds, step, deadline)
+        finally:
+            self._ahead.add(pipeline)
         prepared.times.total_ns += _clock() - began
         prepared.times.steps += 1
         prepared.times.wire_bytes += prepared.wire_bytes
         return results
+
+    def _flush(self, but: Pipeline | None = None) -> None:
+        """Waits until the pushes of earlier pipelined steps were answered, and forgets what was pulled ahead."""
+        for pipeline in self._ahead - {but}:
+            self._ahead.discard(pipeline)
+            pipeline.flush()
 
     def run_traced(
         self, prepared: PreparedPlan, feeds: Sequence[Any], timeout: float | None = None
@@ -325,8 +345,7 @@ class MasterSession:
         if task is None:
             raise NotFoundError(f"{name} is not among this session's tasks")
         if order.kind == order.PAUSE and not order.steps:
-            for pipeline in self._pipelines:
-                pipeline.flush()  # a checkpoint holds what earlier steps of this session wrote
+            self._flush()  # a checkpoint holds what earlier steps of this session wrote
         return task.shard(order, timeout)
 
     def _states(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
@@ -376,9 +395,9 @@ class MasterSession:
             if self._closed:
                 return
             self._closed = True
-        for pipeline in self._pipelines:
+        while self._ahead:
             try:
-                pipeline.flush()
+                self._flush()
             except OpError as error:
                 logging.warning("the last pipelined push of a session was not answered: %s", error)
         for task in self.tasks.values():

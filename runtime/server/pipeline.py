@@ -58,6 +58,7 @@ class Pipeline:
         """Waits until the last push was answered, and forgets parameters pulled ahead."""
         with self._lock:
             self._take_replies()
+            self._replies = {}  # of a step that will not be the one before the next
             self._forget()
 
     def _forget(self) -> None:

@@ -65,6 +65,7 @@ def report(server: Server, *, variables: bool) -> pb.MetricsResponse:
     values = {
         **metrics.read(),
         **worker.counters.values(),
+        **({} if worker.mirror is None else worker.mirror.values()),
         **_transport(server),
         **_host(),
         **_devices(worker),
@@ -92,7 +93,7 @@ def report(server: Server, *, variables: bool) -> pb.MetricsResponse:
 
 def _dropped(store: Store) -> int:
     """Gradients that synchronous updates have dropped as stale or repeated."""
-    counts = [getattr(resource, "counts", None) for _, resource in store.resources()]
+    counts = [getattr(named.what, "counts", None) for _, named in store.resources()]
     return sum(getattr(c, name, 0) for c in counts for name in ("dropped", "stale", "repeated"))
 
 

@@ -10,23 +10,29 @@ from typing import Any, TypeVar
 
 import grpc
 
+from runtime import detection
 from runtime.errors import OpError, error_from_code
 from runtime.transport import tunnel
 
 _TASK = "bellwether-task"
 _MAX_MESSAGE = 2**31 - 1
 
+
+def _ms(secs: float) -> int:
+    return round(secs * 1000)
+
+
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", _MAX_MESSAGE),
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.enable_http_proxy", 0),  # a proxy of the environment must not take local traffic
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long an attempt may take; after a refusal the next comes sooner
-    ("grpc.max_reconnect_backoff_ms", 250),  # everybody waits for a restarted ps
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.initial_reconnect_backoff_ms", _ms(detection.GRPC_BACKOFF_SECS)),
+    ("grpc.min_reconnect_backoff_ms", _ms(detection.ATTEMPT_SECS)),  # after a refusal the next comes sooner
+    ("grpc.max_reconnect_backoff_ms", _ms(detection.GRPC_BACKOFF_SECS)),  # everybody waits for a restarted ps
+    ("grpc.keepalive_time_ms", _ms(detection.GRPC_IDLE_SECS)),
+    ("grpc.keepalive_timeout_ms", _ms(detection.GRPC_PING_SECS)),
     ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.ping_timeout_ms", 2_000),  # without it a frozen peer goes unseen for a minute
+    ("grpc.http2.ping_timeout_ms", _ms(detection.GRPC_PING_SECS)),  # a frozen peer would go unseen for a minute
 ]
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", _MAX_MESSAGE),

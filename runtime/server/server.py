@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from concurrent import futures
 from typing import Any
 
@@ -15,10 +17,14 @@ from absl import logging
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from runtime.cluster import ClusterSpec, TaskId, split_address
-from runtime.errors import InvalidArgumentError, UnknownError
+from runtime.errors import InvalidArgumentError, UnavailableError, UnknownError
+from runtime.execution.compiler import warm_up
+from runtime.execution.mirrors import Header, message, read_message
 from runtime.proto import cluster_pb2
-from runtime.server import cores, rpc, tasks
+from runtime.server import cores, mirroring, rpc, tasks
+from runtime.server.image import capture
 from runtime.server.master import Master, MasterOptions
+from runtime.server.mirror import DEFAULT_LAG, Mirror
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
 from runtime.server.tasks import LocalTask, RemoteTask, Task
@@ -28,7 +34,7 @@ from runtime.transport.listener import ServerCounters, TensorServer
 
 _RPC_THREADS = 64
 _STOP_SECS = 2.0
-_LATE_SECS = 600.0
+LATE_SECS = 600.0
 """How long a task that may leave at the end of training waits for workers that have not said that they are done."""
 _LOOK_EVERY_SECS = 10.0
 
@@ -43,9 +49,14 @@ class Server:
         config: default session options for sessions on this server (``runtime.SessionConfig``).
         start: start serving at once.
         data_port: TCP port of the tensor channel; 0 takes a free one and tells it over gRPC.
+        ps_backups: 1 mirrors this task's variables on the next task of its job: when this one dies and is started
+            again, it goes on as itself, and no checkpoint is read. All tasks of the job must be given the same.
+        ps_backups_lag: how many of its last updates may be lost then, in steps. 0: none that was answered; an update
+            takes as long as it takes to mirror it.
 
     Raises:
-        InvalidArgumentError: the job or index is not in the cluster, or its address is not usable; says which.
+        InvalidArgumentError: the job or index is not in the cluster, or its address is not usable, or there is no
+            next task for a mirror; says which.
         UnknownError: the port is in use; names it.
     """
 
@@ -58,6 +69,8 @@ class Server:
         start: bool = True,
         *,
         data_port: int = 0,
+        ps_backups: int = 0,
+        ps_backups_lag: int = DEFAULT_LAG,
     ) -> None:
         if isinstance(cluster, cluster_pb2.ServerDef):
             job_name = job_name or cluster.job_name or None
@@ -66,6 +79,9 @@ class Server:
         spec = ClusterSpec(cluster)
         spec.validate()
         self.task = _own_task(spec, job_name, task_index)
+        warm_up()  # before anybody waits: the first step after a restart comes that much sooner
+        self._holder = mirroring.holder(spec, self.task, ps_backups, ps_backups_lag)
+        self._lag = ps_backups_lag
         self.config = config
         self.incarnation = secrets.randbits(63) | 1
         self.started_unix_secs = time.time()
@@ -74,7 +90,9 @@ class Server:
         self._stopped = threading.Event()
         self._over = threading.Event()
         """Set when ``join`` should end: stopped, or nobody needs this task any more."""
-        self._started = False
+        self._started = self._open = False
+        self.lives = 0
+        """How many times this task has gone on from its mirror."""
         host, port = split_address(spec.task_address(self.task.job, self.task.index))
         self._grpc = grpc.server(futures.ThreadPoolExecutor(_RPC_THREADS, "grpc"), options=rpc.SERVER_OPTIONS)
         bound = _bind(self._grpc, host, port, self.task)
@@ -144,10 +162,51 @@ class Server:
         if self._started:
             return
         self._started = True
-        self._tensors.start()
-        self._grpc.start()
+        if self._holder:
+            self.worker.keep_mirrors()
+            self._grpc.start()  # the others may ask, while this task asks them, and need not wait for each other
+            self._mirror(self._holder)
+            self._tensors.start()
+        else:
+            self._tensors.start()
+            self._grpc.start()
+        self._open = True
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.data_port)
+
+    def _mirror(self, holder: str) -> None:
+        """Goes on from the mirror, if there is one, and has this life of the task mirrored."""
+
+        def send(header: Header, arrays: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
+            peer = self._peer(holder)
+            if isinstance(peer, LocalTask):
+                return peer.server.worker.about_mirrors(header, arrays)
+            return read_message(peer.ask(message(header, arrays)))
+
+        life = secrets.randbits(62)
+        reborn = mirroring.take_up(self.worker, holder, life, send)
+        if reborn is not None:
+            self.incarnation, self.lives = reborn.incarnation, reborn.lives
+            self._tensors.inherit(self.incarnation, {key: (a.seq, a.reply) for key, a in reborn.answered.items()})
+        about = {"incarnation": self.incarnation, "lives": self.lives, "lag": self._lag}
+        mirror = self.worker.mirror = Mirror(
+            self.worker.task,
+            holder,
+            self._lag,
+            life,
+            about,
+            functools.partial(capture, self.worker),
+            send,
+            functools.partial(self.worker.leave, replaced=True),
+        )
+        if reborn is not None:
+            mirror.inherit(reborn.answered)
+        mirror.start()
+
+    def check_open(self) -> None:
+        """Raises UnavailableError while this task has started but does not know yet whether it goes on as itself."""
+        if not self._open:
+            raise UnavailableError("it is starting", task=self.worker.task)
 
     def stop(self, grace_secs: float = _STOP_SECS) -> None:
         """Stops serving, closes sessions and connections, and gives the ports back. Does nothing the second time."""
@@ -157,6 +216,8 @@ class Server:
         self._health.enter_graceful_shutdown()
         self.master.close_all()
         tasks.leave(self.address, self)
+        if self.worker.mirror is not None:
+            self.worker.mirror.close()
         with self._peers_lock:
             peers, self._peers = list(self._peers.values()), {}
         for peer in peers:
@@ -188,7 +249,7 @@ class Server:
         run = self.worker.store.run
         try:
             while not self._over.wait(_LOOK_EVERY_SECS):
-                if run.finished_at is not None and time.monotonic() - run.finished_at > _LATE_SECS:
+                if run.finished_at is not None and time.monotonic() - run.finished_at > LATE_SECS:
                     break
             if self._stopped.is_set():
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import grpc
@@ -34,6 +35,8 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     def Status(self, request: pb.StatusRequest) -> pb.StatusResponse:
         """Who this task is, which cluster it knows, where its tensor channel is."""
         server = self._server
+        server.check_open()
+        mirror = server.worker.mirror
         return pb.StatusResponse(
             cluster=server.cluster.as_cluster_def(),
             task=server.worker.task,
@@ -44,19 +47,39 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             devices=[device_to_proto(d) for d in server.worker.devices],
             started_unix_secs=self._started,
             generation=server.worker.store.run.generation,
+            mirrored=mirror is not None,
+            mirror_lag=0 if mirror is None else mirror.lag,
+            lives=server.lives,
         )
 
     @servicer_method
     def Register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         """Registers a stage call."""
+        self._server.check_open()
         if request.incarnation != self._server.incarnation:
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
         call = call_from_proto(request.call)
         traced = "over the wire" if request.traced else ""
-        handle = self._server.worker.register(
-            call, request.call.stage.program.sha256, request.generation, traced, dict(request.writes)
+        found = self._server.worker.register(
+            call,
+            request.call.stage.program.sha256,
+            request.generation,
+            traced,
+            dict(request.writes),
+            request.session,
+            request.versioned,
         )
-        return pb.RegisterResponse(need_program=True) if handle is None else pb.RegisterResponse(handle=handle)
+        if found is None:
+            return pb.RegisterResponse(need_program=True)
+        self._mirror_now()
+        return pb.RegisterResponse(handle=found.handle)
+
+    def _mirror_now(self) -> None:
+        """What is no update must be in the mirror before anybody builds on it."""
+        mirror = self._server.worker.mirror
+        if mirror is not None:
+            mirror.count()
+            mirror.settle()
 
     @servicer_method
     def Trace(self, request: pb.TraceRequest) -> pb.TraceResponse:
@@ -67,9 +90,13 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     @servicer_method
     def Shard(self, request: pb.ShardOrder) -> pb.ShardReply:
         """Carries out an order of a coordinator of checkpoints."""
+        self._server.check_open()
         if request.incarnation not in (0, self._server.incarnation):
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
-        return self._server.worker.shards.obey(request)
+        reply = self._server.worker.shards.obey(request)
+        if request.kind in (pb.ShardOrder.CLAIM, pb.ShardOrder.COMMIT):
+            self._mirror_now()
+        return reply
 
     @servicer_method
     def Metrics(self, request: pb.MetricsRequest) -> pb.MetricsResponse:
@@ -80,9 +107,12 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     def Clear(self, request: pb.ClearRequest) -> pb.ClearResponse:
         """Forgets variables and resources."""
         self._server.worker.store.clear(None if request.all else list(request.containers))
+        self._mirror_now()
         return pb.ClearResponse()
 
 
+PLANS = 512
+"""Plans kept for one session. Its client keeps half as many (``runtime/session.py``): those that it uses are here."""
 ABANDONED_SECS = 10.0
 """How long a session is kept whose client went away in the middle of a step."""
 
@@ -93,7 +123,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     def __init__(self, master: Master) -> None:
         self._master = master
         self._lock = threading.Lock()
-        self._sessions: dict[int, tuple[MasterSession, dict[int, PreparedPlan]]] = {}
+        self._sessions: dict[int, tuple[MasterSession, OrderedDict[int, PreparedPlan]]] = {}
         self._used: dict[int, float] = {}
         self._plans = itertools.count(1)
 
@@ -102,7 +132,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         """Opens a session."""
         session = self._master.create_session(options_from_proto(request.options))
         with self._lock:
-            self._sessions[session.id] = (session, {})
+            self._sessions[session.id] = (session, OrderedDict())
         return pb.CreateSessionResponse(
             session=session.id,
             devices=[device_to_proto(d) for d in session.devices],
@@ -128,14 +158,20 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         session, plans = self._session(request.session)
         prepared = session.prepare(plan_from_proto(request.plan))
         number = next(self._plans)
-        plans[number] = prepared
+        with self._lock:
+            plans[number] = prepared
+            while len(plans) > PLANS:
+                plans.popitem(last=False)
         return pb.RegisterPlanResponse(plan=number)
 
     @servicer_method
     def RunStep(self, request: pb.RunStepRequest) -> pb.RunStepResponse:
         """Runs one step of a registered plan."""
         session, plans = self._session(request.session)
-        prepared, feeds, timeout = plans[request.plan], unpack(request.feeds), request.timeout_secs or None
+        feeds, timeout = unpack(request.feeds), request.timeout_secs or None
+        with self._lock:
+            prepared = plans[request.plan]
+            plans.move_to_end(request.plan)
         stats = None
         with when_abandoned(lambda: self._abandoned(request.session)):
             if request.traced:
@@ -156,6 +192,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         self._master.reset(list(request.containers) or None, MasterOptions(start_timeout_secs=10.0))
         with self._lock:
             self._sessions.clear()
+            self._used.clear()
         return pb.ResetResponse()
 
     def _abandoned(self, number: int) -> None:
@@ -179,10 +216,11 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         timer.daemon = True
         timer.start()
 
-    def _session(self, number: int) -> tuple[MasterSession, dict[int, PreparedPlan]]:
+    def _session(self, number: int) -> tuple[MasterSession, OrderedDict[int, PreparedPlan]]:
         with self._lock:
             found = self._sessions.get(number)
-            self._used[number] = time.monotonic()
+            if found is not None:
+                self._used[number] = time.monotonic()
         if found is None:
             raise AbortedError(f"session {number:x} is not found here: the server restarted or was reset")
         return found
@@ -196,6 +234,7 @@ def options_from_proto(message: pb.SessionOptions) -> MasterOptions:
         message.operation_timeout_secs or None,
         message.reconnect_secs or MasterOptions.reconnect_secs,
         message.prefetch,
+        message.skip_unchanged,
     )
 
 
@@ -207,6 +246,7 @@ def options_to_proto(options: MasterOptions) -> pb.SessionOptions:
         operation_timeout_secs=options.operation_timeout_secs or 0.0,
         reconnect_secs=options.reconnect_secs,
         prefetch=options.prefetch,
+        skip_unchanged=options.skip_unchanged,
     )
 
 

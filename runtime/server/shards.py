@@ -11,21 +11,17 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 from absl import logging
 
 from runtime.errors import AbortedError, DataLossError, OpError, UnavailableError
 from runtime.execution import zarr
-from runtime.execution.gate import RECENT_SECS, STEPS_UNDER_WAY
-from runtime.graph.bodies import VariableSpec
-from runtime.plan.place import Device
 from runtime.proto import services_pb2 as pb
-from runtime.proto import stage_pb2
 from runtime.server import streaming
+from runtime.server.cut import Cut, ShardFile, VariableSlice, half_done_steps
 
 ORDER_SECS = 120.0
 """Time limit of an order that should take milliseconds, but for a claim that waits for an old chief's writes."""
@@ -41,86 +37,6 @@ SendOrder = Callable[[str, pb.ShardOrder, float | None], pb.ShardReply]
 _owner = secrets.randbits(63) | 1
 """This process among the coordinators."""
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class VariableSlice:
-    """A variable, or the slice of a partitioned one that a variable holds, and its place in a checkpoint.
-
-    Attributes:
-        variable: the variable.
-        device: where it lives.
-        key: path of the array in the checkpoint's key-value store.
-        full_shape: shape of the whole array; for strings, of the encoded uint8 array (restore only).
-        offset: where the slice begins in it.
-        chunk: zarr chunk shape (save only).
-    """
-
-    variable: VariableSpec
-    device: Device
-    key: str
-    full_shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    chunk: tuple[int, ...] = ()
-
-    @property
-    def task(self) -> str:
-        """The task that holds it."""
-        return self.device.task_name
-
-    def to_proto(self) -> pb.SliceDef:
-        """The slice as a message."""
-        dtype = "string" if self.variable.dtype == object else self.variable.dtype.name
-        return pb.SliceDef(
-            key=self.key,
-            container=self.variable.container,
-            name=self.variable.name,
-            spec=stage_pb2.TensorSpecDef(shape=self.variable.shape, dtype=dtype),
-            full_shape=self.full_shape,
-            offset=self.offset,
-            chunk=self.chunk,
-            device_type=self.device.type,
-            device_index=self.device.index,
-        )
-
-
-@dataclass(frozen=True)
-class Cut:
-    """References to variables as of one instant, held by their tasks until they are written or dropped.
-
-    Attributes:
-        job: random id.
-        slices: by task.
-        sizes: by task, bytes of each slice on disk.
-        number: value of the slice that was asked for as a number (the global step), or None.
-        paused_secs: how long writing stages were held back.
-    """
-
-    job: int
-    slices: Mapping[str, tuple[VariableSlice, ...]]
-    sizes: Mapping[str, tuple[int, ...]]
-    number: int | None
-    paused_secs: float
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes to write."""
-        return sum(sum(sizes) for sizes in self.sizes.values())
-
-
-@dataclass(frozen=True)
-class ShardFile:
-    """A file of a checkpoint.
-
-    Attributes:
-        path: relative to the directory that was written.
-        size: in bytes.
-        crc32: CRC-32 of its content.
-    """
-
-    path: str
-    size: int
-    crc32: int
 
 
 class Shards:
@@ -333,7 +249,7 @@ class Shards:
             ocdbt: whether they lie in an OCDBT store.
             zarr3: whether they are of zarr's third version.
             stream: the tasks do not share the directory: this process reads it and sends them what they need.
-            check: called while the tasks read; when it gives problems, no variable changes.
+            check: called first, reads the files as a whole; when it gives problems, no variable changes.
 
         Returns:
             Bytes read.
@@ -348,7 +264,9 @@ class Shards:
         self.claim(list(by_task))
         job = secrets.randbits(63) | 1
         tasks = list(by_task)
-        order = self._order(pb.ShardOrder.READ, job, directory=directory, ocdbt=ocdbt, zarr3=zarr3)
+        order = self._order(
+            pb.ShardOrder.READ, job, directory=directory, ocdbt=ocdbt, zarr3=zarr3, mapped=check is not None
+        )
 
         def read(task: str) -> int:
             if not stream:
@@ -358,12 +276,10 @@ class Shards:
             return streaming.send(mine, directory, ocdbt=ocdbt, zarr3=zarr3, ask=self._ask_piece, order=piece)
 
         try:
-            with ThreadPoolExecutor(1, "check") as pool:
-                checked = pool.submit(check or list)
-                sizes = self._each(tasks, read)
-                problems = checked.result()
+            problems = check() if check is not None else ()
             if problems:
                 raise DataLossError("; ".join(problems))
+            sizes = self._each(tasks, read)
             commit = self._order(pb.ShardOrder.COMMIT, job)
             self._each(tasks, lambda t: self._ask(t, commit, ORDER_SECS))
         except OpError:
@@ -416,36 +332,6 @@ class Shards:
         if errors:  # what somebody refuses says more than that somebody is gone
             raise next((e for e in errors if not isinstance(e, UnavailableError)), errors[0])
         return [f.result() for f in futures]
-
-
-def half_done_steps(told: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str, list[pb.StepWrites]]:
-    """The steps that have written somewhere, but not everywhere.
-
-    Args:
-        told: by paused task, how far the steps' writes have come there.
-
-    Returns:
-        By task, the steps that must still write there, with how many writes they will have made then.
-    """
-    done: dict[tuple[int, int], dict[str, int]] = {}
-    expected: dict[tuple[int, int], dict[str, int]] = {}
-    recent: dict[int, set[int]] = {}
-    for task, steps in told.items():
-        for s in steps:
-            key = (s.session, s.step)
-            done.setdefault(key, {})[task] = s.done
-            expected[key] = dict(s.expected)
-            if s.age_secs < RECENT_SECS:
-                recent.setdefault(s.session, set()).add(s.step)
-    waiting: dict[str, list[pb.StepWrites]] = {}
-    for session, numbers in recent.items():
-        for step in sorted(numbers)[-STEPS_UNDER_WAY:]:
-            for task, wanted in expected[session, step].items():
-                if task in told and done[session, step].get(task, 0) < wanted:
-                    waiting.setdefault(task, []).append(
-                        pb.StepWrites(session=session, step=step, expected={task: wanted})
-                    )
-    return waiting
 
 
 def _with_slices(order: pb.ShardOrder, slices: Sequence[pb.SliceDef]) -> pb.ShardOrder:

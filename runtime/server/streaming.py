@@ -15,7 +15,7 @@ from runtime.execution import zarr
 from runtime.proto import services_pb2 as pb
 
 if TYPE_CHECKING:
-    from runtime.server.shards import VariableSlice
+    from runtime.server.cut import VariableSlice
 
 PIECE_BYTES = 4 << 20
 """Bytes that one message carries."""

@@ -7,19 +7,22 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from absl import logging
 
+from runtime import detection
 from runtime.cluster import ClusterSpec, agree, difference, split_address
 from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
 from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
 from runtime.proto import services_pb2, services_pb2_grpc, step_stats_pb2
 from runtime.server import rpc
+from runtime.server.registered import RegisteredCall
 from runtime.server.trace import shifted, step_stats
-from runtime.server.worker import FETCH, RegisteredCall, Worker
+from runtime.server.unchanged import Reads
+from runtime.server.worker import FETCH, Worker
 from runtime.transport.channel import Lane
 from runtime.transport.codec import Layout, TensorBuffer
 from runtime.transport.dial import ChannelOptions
@@ -27,7 +30,9 @@ from runtime.transport.endpoint import Endpoint, host_id
 from runtime.transport.messages import call_to_proto, device_from_proto
 from runtime.transport.peer import Peer
 
-SAY_EVERY_SECS = 10.0
+_T = TypeVar("_T")
+_AGAIN_SECS = 0.1
+SAY_EVERY_SECS = detection.SAY_EVERY_SECS
 """How often a wait says on whom it waits."""
 
 
@@ -75,6 +80,10 @@ def find_local(address: str) -> LocalServer | None:
         return _servers.get(address)
 
 
+class Buffers(list[TensorBuffer]):
+    """Memory for the replies of one handle, free at the moment; plans that differ in other stages share it."""
+
+
 @dataclass
 class RemoteCall:
     """One stage call on another process's task: its handle there, and reusable memory for its replies."""
@@ -85,7 +94,7 @@ class RemoteCall:
     reply_layout: Layout | None
     reply_slots: tuple[int, ...]
     dynamic: bool
-    buffers: list[TensorBuffer]
+    buffers: Buffers
     reuse: bool
     writes_state: bool
 
@@ -113,9 +122,9 @@ class LocalTask:
     ) -> RegisteredCall:
         """Prepares a stage call on the task; ``writes`` as in ``Worker.register``, ``traced`` times its runs."""
         worker = self.server.worker
-        handle = worker.register(call, generation=self.generation, writes=writes, traced="here" if traced else "")
-        assert handle is not None
-        return worker.registered(handle)
+        found = worker.register(call, generation=self.generation, writes=writes, traced="here" if traced else "")
+        assert found is not None
+        return found
 
     def shard(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
         """Has the task carry out an order of a coordinator of checkpoints."""
@@ -155,6 +164,14 @@ class RemoteTask:
         self.host_id = ""
         self.generation = 0
         self.devices: tuple[Device, ...] = ()
+        self.mirrored = False
+        """Whether it goes on as itself when it died: it is waited for then."""
+        self._lives = 0
+        self._options = options
+        self._closed = threading.Event()
+        self.reads = Reads()
+        self._buffers: weakref.WeakValueDictionary[int, Buffers] = weakref.WeakValueDictionary()
+        self._client = client
         self._channel = rpc.open_channel(address)
         self._stub = services_pb2_grpc.WorkerServiceStub(self._channel)
         self.peer = Peer(name, self._resolve, client, b"", options=options)
@@ -180,19 +197,38 @@ class RemoteTask:
         self.incarnation = status.incarnation
         self.host_id = status.host_id
         self.generation = status.generation
+        self.mirrored, self._lives = status.mirrored, status.lives
         self.devices = tuple(device_from_proto(d) for d in status.devices)
 
     def _resolve(self, timeout: float) -> Endpoint:
-        found = self.status(None, "", timeout)
+        try:
+            found = self.status(None, "", timeout)
+        except UnavailableError as error:
+            if not self.mirrored:
+                raise
+            raise DeadlineExceededError(f"{error.message}; waiting for it to go on from its mirror") from None
         if self.incarnation and found.incarnation != self.incarnation:
             raise AbortedError("restarted since the session began, its state is gone", task=self.name)
+        if self.mirrored and found.lives != self._lives:
+            self._lives = found.lives
+            logging.warning("%s was restarted and goes on from its mirror: %s", self.name, lost_words(found.mirror_lag))
         host, _ = split_address(self.address)
         return Endpoint(host, found.data_port, found.unix_path or None, found.host_id, found.incarnation)
 
     def shard(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
         """Has the task carry out an order of a coordinator of checkpoints."""
         order.incarnation = self.incarnation
-        return rpc.call(self._stub.Shard, order, timeout=timeout, task=self.name)
+        return self._patiently(lambda: rpc.call(self._stub.Shard, order, timeout=timeout, task=self.name))
+
+    def _patiently(self, call: Callable[[], _T]) -> _T:
+        """Makes a call that may be made twice; again and again while a mirrored task is away."""
+        limit = time.monotonic() + self._options.reconnect_secs
+        while True:
+            try:
+                return call()
+            except UnavailableError:
+                if not self.mirrored or time.monotonic() >= limit or self._closed.wait(_AGAIN_SECS):
+                    raise
 
     def register(
         self,
@@ -201,6 +237,7 @@ class RemoteTask:
         timeout: float | None,
         writes: Mapping[str, int] | None = None,
         traced: bool = False,
+        versioned: bool = False,
     ) -> RemoteCall:
         """Registers a stage call on the task.
 
@@ -210,6 +247,7 @@ class RemoteTask:
             timeout: seconds.
             writes: by task, the writing stages of the whole plan, when it has several.
             traced: time its runs.
+            versioned: a read, to be made a ``skipping_call``.
         """
         request = services_pb2.RegisterRequest(
             call=call_to_proto(call, with_blob=False),
@@ -217,11 +255,17 @@ class RemoteTask:
             generation=self.generation,
             writes=writes,
             traced=traced,
+            versioned=versioned,
+            session=self._client,
         )
-        answer = rpc.call(self._stub.Register, request, timeout=timeout, task=self.name)
+
+        def ask() -> services_pb2.RegisterResponse:
+            return self._patiently(lambda: rpc.call(self._stub.Register, request, timeout=timeout, task=self.name))
+
+        answer = ask()
         if answer.need_program:
             request.call.CopyFrom(call_to_proto(call))
-            answer = rpc.call(self._stub.Register, request, timeout=timeout, task=self.name)
+            answer = ask()
         stage = call.stage
         layout = None if stage.output_specs is None else Layout([stage.output_specs[i] for i in call.replies])
         slots = tuple(call.outputs[i] for i in call.replies)
@@ -232,7 +276,7 @@ class RemoteTask:
             layout,
             slots,
             stage.inputs is None,
-            [],
+            self._buffers.setdefault(answer.handle, Buffers()),
             layout is not None and bool(slots) and not fetched.intersection(slots),
             stage.writes_state,
         )
@@ -252,10 +296,14 @@ class RemoteTask:
 
     def fetch(self, session: int, step: int, slot: int) -> Any:
         """Fetches a tensor that the task holds."""
+        return self.ask([np.array([session, step, slot], np.uint64)], step)[0]
+
+    def ask(self, arrays: Sequence[Any], step: int = 0) -> list[Any]:
+        """Sends what another task asks of this one without a session, and gives the answer."""
         lane: Lane = self.peer.acquire()
         try:
-            lane.send(FETCH, step, [np.array([session, step, slot], np.uint64)], dynamic=True)
-            return lane.receive(None)[0]
+            lane.send(FETCH, step, arrays, dynamic=True)
+            return lane.receive(None)
         finally:
             self.peer.release(lane)
 
@@ -265,6 +313,7 @@ class RemoteTask:
 
     def close(self, session: int) -> None:
         """Closes the connections; the task cancels what waits there for this session."""
+        self._closed.set()
         self.peer.close()
         self._channel.close()
 
@@ -311,7 +360,8 @@ def join(
     try:
         while waiting:
             for name, task in list(waiting.items()):
-                left = 2.0 if deadline is None else min(2.0, max(0.05, deadline - time.monotonic()))
+                longest = detection.ATTEMPT_SECS
+                left = longest if deadline is None else min(longest, max(0.05, deadline - time.monotonic()))
                 try:
                     task.meet(task.status(cluster, sender, left))
                 except (UnavailableError, DeadlineExceededError):
@@ -326,7 +376,7 @@ def join(
             if now >= say_at:
                 logging.info("%s: still waiting for %s", sender, whom)
                 say_at = now + SAY_EVERY_SECS
-            wake.wait(0.1)  # never set: gRPC tells nobody when a listener appears
+            wake.wait(detection.JOIN_PAUSE_SECS)  # never set: gRPC tells nobody when a listener appears
     except BaseException:
         for known in (*waiting.values(), *met.values()):
             known.close(client)
@@ -341,6 +391,11 @@ def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec)
             "start all tasks with the same --ps_hosts and --worker_hosts",
             task=sender,
         )
+
+
+def lost_words(lag: int) -> str:
+    """What the restart of a mirrored task costs, in words for the log."""
+    return f"at most {lag} of its last updates are lost" if lag else "no update that was answered is lost"
 
 
 def fetcher(find: Callable[[str], Task]) -> Callable[[str, int, int, int], Any]:

@@ -216,7 +216,9 @@ def step_stats(spans: Iterable[Span]) -> pb.StepStats:
         _times(node, span)
         node.node_name = span.name
         node.timeline_label = span.label
-        node.output.add().tensor_description.allocation_description.requested_bytes = span.nbytes
+        described = node.output.add().tensor_description
+        described.shape.SetInParent()  # TensorBoard shows nothing of a step where one is missing
+        described.allocation_description.requested_bytes = span.nbytes
         for name in span.operations:
             _times(device.node_stats.add(node_name=name), span)
     return pb.StepStats(dev_stats=devices.values())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging as std_logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,32 +14,40 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.errors import AbortedError, CancelledError, NotFoundError, OpError, UnavailableError
+from runtime.errors import (
+    AbortedError,
+    CancelledError,
+    FailedPreconditionError,
+    NotFoundError,
+    OpError,
+    UnavailableError,
+)
 from runtime.execution.cancel import Cancellation
-from runtime.execution.executor import Executor, PreparedStage
+from runtime.execution.executor import Executor, slots_of
 from runtime.execution.gate import Gate
-from runtime.execution.kernels import STEADFAST
+from runtime.execution.mirrors import Header, Mirrors, message, read_message
 from runtime.execution.shards import Shards
 from runtime.execution.store import Store
 from runtime.plan.place import Device
-from runtime.plan.plan import Program, StageCall, VariableOutput
+from runtime.plan.plan import StageCall
 from runtime.server.counters import TaskCounters
 from runtime.server.held import Held
+from runtime.server.mirror import Mirror
+from runtime.server.registered import FetchFrom, RegisteredCall
+from runtime.server.registry import NOBODY, Registry
 from runtime.server.trace import TracedStage, Tracer, traced_fetch
+from runtime.server.unchanged import ReadVersion, answer
 from runtime.transport.codec import Layout
 from runtime.transport.connection import caller_is_gone, current_lane
 from runtime.transport.listener import Reply
 from runtime.transport.messages import call_to_proto
 
 FETCH = 0
-"""The handle by which one task fetches a tensor that another holds for it."""
+"""The handle by which one task fetches a tensor that another holds for it, or sends it a message about a mirror."""
 
 _ENDED_SESSIONS = 4096
 _NO_LANE = -1
 _HUNG_UP = "the caller hung up"
-
-FetchFrom = Callable[[str, int, int, int], Any]
-"""``(task, session, step, slot) -> array``: fetches what another task holds."""
 
 
 def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
@@ -65,30 +72,6 @@ def _export_platform(device: jax.Device) -> str:
     return "rocm" if "rocm" in str(device.client.platform_version).lower() else "cuda"
 
 
-class RegisteredCall:
-    """A stage call as a task keeps it: prepared, with its layouts."""
-
-    def __init__(self, call: StageCall, prepared: PreparedStage, writes: Mapping[str, int]) -> None:
-        self.call = call
-        self.writes = dict(writes)
-        """By task, the writing stages of the whole step; empty when it has only this one."""
-        self.gated = bool(call.stage.writes) and not call.stage.host  # a guarded update passes the gate itself
-        self.prepared: PreparedStage | TracedStage = prepared
-        self.fetch: FetchFrom | None = None
-        """How its remote inputs are fetched when that is to be timed."""
-        stage = call.stage
-        # What has had an effect must not run again: only a lone kernel is ended when its lane breaks, and called again.
-        self.ends_with_lane = len(stage.host) == 1 and stage.host[0].kernel not in STEADFAST
-        self.inline = [i for i in range(len(call.inputs)) if i not in call.remote]
-        self.dynamic = stage.inputs is None or stage.output_specs is None
-        self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
-        self.remember = stage.writes_state
-        self.reads = any(isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs)
-        """Gives somebody the values of variables: what comes back for them is of this age."""
-        self.pushes = bool(stage.writes) and bool(call.inputs)
-        """Changes variables by what somebody sent; counting a step is no push."""
-
-
 class Worker:
     """State and stages of one task; the handler behind its tensor channel.
 
@@ -109,15 +92,29 @@ class Worker:
         self.shards = Shards(self.store, self.task, self.gate, by_name)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
-        self._handles = itertools.count(FETCH + 1)
-        self._calls: dict[int, RegisteredCall] = {}
-        self._by_digest: dict[bytes, int] = {}
-        self._programs: dict[bytes, Program] = {}
+        self.registry = Registry(self.task)
         self._waits: dict[int, set[tuple[int, Cancellation]]] = {}  # by session: (lane, what ends the call's waits)
         self._ended: OrderedDict[int, None] = OrderedDict()
         self.tracer = Tracer()
         self.counters = TaskCounters()
         self._gone: OpError | None = None
+        self.mirrors: Mirrors | None = None
+        """What this task keeps of others; None when it keeps nothing."""
+        self.mirror: Mirror | None = None
+        """What another task keeps of this one; None when nobody does."""
+
+    def keep_mirrors(self) -> None:
+        """Lets others keep their mirrors here."""
+        self.mirrors = Mirrors()
+        self.store.run.when_loading = self.mirrors.drop_all
+
+    def about_mirrors(self, header: Header, arrays: Sequence[Any]) -> tuple[Header, list[Any]]:
+        """Answers a message of a task whose mirror this one keeps."""
+        if self.mirrors is None:
+            raise FailedPreconditionError(
+                f"does not keep the mirror of {header['of']}: start all ps with the same --ps_backups", task=self.task
+            )
+        return self.mirrors.answer(header, arrays)
 
     def leave(self, *, replaced: bool = False) -> None:
         """Refuses all that comes from now on: sessions of this process, too, see that the server has stopped.
@@ -140,7 +137,10 @@ class Worker:
         generation: int = 0,
         traced: str = "",
         writes: Mapping[str, int] | None = None,
-    ) -> int | None:
+        session: int = NOBODY,
+        versioned: bool = False,
+        handle: int = 0,
+    ) -> RegisteredCall | None:
         """Compiles a stage call and gives it a handle; equal calls of any session share one.
 
         Args:
@@ -149,9 +149,12 @@ class Worker:
             generation: of the run record when the session began.
             traced: "here" or "over the wire" gives a handle whose runs are timed, for a caller who is there.
             writes: by task, the writing stages of the whole plan, when it has several.
+            session: the handle is good for as long as it lives; NOBODY for a caller who holds on to the call itself.
+            versioned: a read (``can_skip``) that comes with the number of what the session has already.
+            handle: that it had in an earlier life of this task; 0 makes a new one.
 
         Returns:
-            The handle, or None when the program is not known here and its blob must be sent.
+            The registered call, or None when the program is not known here and its blob must be sent.
 
         Raises:
             AbortedError: the variables were restored since then.
@@ -163,37 +166,32 @@ class Worker:
         program = call.stage.program
         if program is not None:
             sha256 = sha256 or bytes.fromhex(program.sha256)
-            with self._lock:
-                if program.blob:
-                    if hashlib.sha256(program.blob).digest() != sha256:
-                        raise NotFoundError("the program does not match its SHA-256", task=self.task)
-                    program = self._programs.setdefault(sha256, program)
-                elif sha256 in self._programs:
-                    program = self._programs[sha256]
-                else:
-                    return None
+            if program.blob and hashlib.sha256(program.blob).digest() != sha256:
+                raise NotFoundError("the program does not match its SHA-256", task=self.task)
+            program = self.registry.program(sha256, program)
+            if program is None:
+                return None
             call = replace(call, stage=replace(call.stage, program=program))
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
-        identity = (sha256, described, generation, traced, sorted((writes or {}).items()))
+        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), versioned)
         digest = hashlib.sha256(repr(identity).encode()).digest()
-        with self._lock:
-            if digest in self._by_digest:
-                return self._by_digest[digest]
-        registered = RegisteredCall(call, self.executor.prepare(call.stage, generation), writes or {})
+        if session in self._ended:
+            session = NOBODY
+        found = None if handle else self.registry.find(digest, session)
+        if found is not None:
+            return found
+        prepared = self.executor.prepare(call.stage, generation)
+        versions = ReadVersion(self.store, slots_of(prepared), generation) if versioned else None
+        registered = RegisteredCall(call, prepared, writes or {}, versions)
+        registered.origin = (sha256, generation, traced, versioned)
         if traced:
             registered.prepared = TracedStage(registered.prepared, call, self.tracer, traced == "over the wire")
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
-        with self._lock:
-            handle = self._by_digest.setdefault(digest, next(self._handles))
-            self._calls.setdefault(handle, registered)
-        return handle
+        return self.registry.add(digest, registered, session, handle)
 
     def registered(self, handle: int) -> RegisteredCall:
-        """The call behind a handle. Raises NotFoundError when there is none (the task has restarted)."""
-        try:
-            return self._calls[handle]
-        except KeyError:
-            raise NotFoundError(f"no stage is registered under handle {handle}", task=self.task) from None
+        """The call behind a handle. Raises NotFoundError when there never was one, AbortedError when it was dropped."""
+        return self.registry.get(handle)
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -262,6 +260,8 @@ class Worker:
             return result
         finally:
             self.gate.leave(key, writes)
+            if self.mirror is not None:
+                self.mirror.count()
 
     @contextmanager
     def _waiting(self, session: int, lane: int, cancelled: Cancellation) -> Iterator[Cancellation]:
@@ -289,6 +289,11 @@ class Worker:
             if len(self._ended) > _ENDED_SESSIONS:
                 self._ended.popitem(last=False)
         self.cancel(session, "the session was closed")
+        self._forget(session)
+
+    def _forget(self, session: int) -> None:
+        self.registry.release(session)
+        self.counters.forget(session)
 
     def cancel(self, session: int, reason: str) -> None:
         """Ends what waits for a session, and forgets what is held for it; the session may go on."""
@@ -314,19 +319,28 @@ class Worker:
     def call(self, handle: int, client: int, step: int, inputs: list[Any]) -> Reply:
         """Answers one call of the tensor channel."""
         if handle == FETCH:
+            if inputs[0].dtype == np.uint8:
+                return Reply(message(*self.about_mirrors(*read_message(inputs))), dynamic=True)
             session, of_step, slot = (int(n) for n in inputs[0])
             return Reply([np.asarray(self.held.take((session, of_step, slot)))], remember=True, dynamic=True)
         registered = self.registered(handle)
         began = self.counters.begin()
         failed = True
         try:
-            reply = self._answer(registered, client, step, inputs)
+            if self.mirror is None or not registered.remember:
+                reply = self._answer(registered, client, step, inputs)
+            else:
+                reply = self.mirror.carry_out(
+                    lambda: self._answer(registered, client, step, inputs), client, gated=registered.gated
+                )
             failed = False
             return reply
         finally:
             self.counters.end(began, registered.gated, failed)
 
     def _answer(self, registered: RegisteredCall, client: int, step: int, inputs: list[Any]) -> Reply:
+        if registered.versions is not None:
+            return self._answer_read(registered, registered.versions, client, step, int(inputs[0][0]))
         while True:
             try:
                 outputs, done = self.execute(registered, client, step, inputs)
@@ -338,6 +352,18 @@ class Worker:
         buffers = [np.asarray(outputs[i]) for i in registered.call.replies]
         registered.prepared.wait(done)  # the inputs lie in the connection's buffer, which the next call overwrites
         return Reply(buffers, remember=registered.remember, dynamic=registered.dynamic)
+
+    def _answer_read(
+        self, registered: RegisteredCall, versions: ReadVersion, client: int, step: int, has: int
+    ) -> Reply:
+        """Answers a read of a session that has the values numbered ``has``."""
+        number = versions.now()
+        if number != has or self._gone is not None:
+            outputs, _ = self.execute(registered, client, step, ())
+            return Reply(answer(number, [np.asarray(outputs[i]) for i in registered.call.replies]), dynamic=True)
+        if registered.reads:
+            self.counters.read(client)
+        return Reply(answer(number), dynamic=True)
 
     def disconnected(self, client: int, lane: int) -> None:
         """The connection of a lane broke while a call of it was running: what waits there need not wait any more.
@@ -353,5 +379,8 @@ class Worker:
         """A client said goodbye, or has had no connection for so long that it must be dead."""
         if goodbye:
             self.end_session(client)
+            if self.mirror is not None:
+                self.mirror.forget(client)
         else:
             self.cancel(client, "the client has been gone for too long")
+            self._forget(client)  # should it come back, most likely nobody has asked for the room in between

@@ -18,6 +18,7 @@ from typing import Any
 
 from absl import logging
 
+from runtime import detection
 from runtime.errors import (
     AbortedError,
     CancelledError,
@@ -44,11 +45,7 @@ from runtime.transport.codec import (
 from runtime.transport.dial import ChannelOptions, Dialer
 from runtime.transport.endpoint import Endpoint
 
-_ATTEMPT_SECS = 2.0
-_SAY_EVERY_SECS = 10.0
 _MAX_BREAKS = 32
-_FIRST_BACKOFF_SECS = 0.005
-_LAST_BACKOFF_SECS = 0.5
 
 
 class Lane:
@@ -248,18 +245,20 @@ class Lane:
             if self._sock is not None:
                 wire.interrupt(self._sock)
 
-    def close(self, *, goodbye: bool = False) -> None:
+    def close(self, *, goodbye: bool = False, whole_client: bool = False) -> None:
         """Closes the connection; the lane cannot be used again. For the thread that uses the lane.
 
         Args:
             goodbye: tell the server that it can forget the lane now instead of after a while.
+            whole_client: with the goodbye, that no other lane of this client will come either.
         """
         self._broken = True
         self._pending = None
         self._fault = None
         sock = self._sock
         if goodbye and sock is not None and not self._cancelled.is_set():
-            farewell = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
+            flags = frames.WHOLE_CLIENT if whole_client else 0
+            farewell = frames.pack_header(frames.MAGIC, frames.GOODBYE, flags, 0, 0, 0, 0)
             with contextlib.suppress(OSError):  # it forgets by itself, later
                 sock.send(farewell)
         self._drop_socket()
@@ -281,7 +280,7 @@ class Lane:
                     task=self.task,
                 )
             self._set_tick(min(remaining, wire.TICK_SECS))
-        if waited % _SAY_EVERY_SECS < self._tick_secs and waited > _SAY_EVERY_SECS / 2:
+        if waited % detection.SAY_EVERY_SECS < self._tick_secs and waited > detection.SAY_EVERY_SECS / 2:
             logging.info("Waiting for %s to answer call %d, for %.0f s now", self.task, self._pending_handle, waited)
 
     def _send_pending(self) -> None:
@@ -376,7 +375,7 @@ class Lane:
         # Connects (again) until it works or the task is surely gone, then sends the pending call (again).
         started = time.monotonic()
         limit = started + self._options.reconnect_secs
-        backoff = min(_LAST_BACKOFF_SECS, _FIRST_BACKOFF_SECS * 2 ** min(self._breaks, 10))
+        backoff = min(detection.LAST_BACKOFF_SECS, detection.FIRST_BACKOFF_SECS * 2 ** min(self._breaks, 10))
         if self._pending is not None and self.incarnation:
             self._breaks += 1
         if self._breaks > _MAX_BREAKS:
@@ -390,9 +389,9 @@ class Lane:
             if pause:
                 if self._cancelled.wait(min(backoff, limit - now)):
                     continue
-                backoff = min(_LAST_BACKOFF_SECS, backoff * 2)
+                backoff = min(detection.LAST_BACKOFF_SECS, backoff * 2)
             pause = True
-            timeout = min(_ATTEMPT_SECS, limit - now)
+            timeout = min(detection.ATTEMPT_SECS, limit - now)
             if self._deadline is not None:
                 timeout = min(timeout, self._deadline - now)
             timeout = max(timeout, 0.001)

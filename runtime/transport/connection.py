@@ -41,6 +41,7 @@ _FIRST_BUFFER_BYTES: Final = 64 << 10
 _LARGE_BUFFER_BYTES: Final = 4 << 20
 _SHRINK_AFTER_CALLS: Final = 64
 _DRAIN_BYTES: Final = 1 << 20
+_VIEWS: Final = 256
 
 _Fields = tuple[int, int, int, int, int, int, int]
 
@@ -139,6 +140,13 @@ _local = _Local()
 def current_lane() -> int:
     """Number of the lane whose call runs on this thread; 0 outside `Handler.call`."""
     return _local.lane
+
+
+def current_call() -> tuple[int, int]:
+    """Lane and number of the call that runs on this thread; (0, 0) outside `Handler.call`."""
+    connection = _local.connection
+    record = None if connection is None else connection._record
+    return (0, 0) if connection is None or record is None else (connection.lane, record.seq)
 
 
 def caller_is_gone() -> bool:
@@ -378,6 +386,8 @@ class Connection:
             return decode_dynamic(self._raw[_PAYLOAD_AT : _PAYLOAD_AT + length])
         cached = self._views.get(handle)
         if cached is None or cached[0] is not layout:
+            if len(self._views) >= _VIEWS:
+                self._views.clear()
             cached = self._views[handle] = (layout, layout.views(self._raw, _PAYLOAD_AT))
         return list(cached[1])
 
@@ -410,6 +420,7 @@ class Connection:
     def _send(self, pieces: Pieces, total: int) -> None:
         sock = self._sock
         sent = 0
+        self.bytes_out += total  # before the client can have it: who has a reply finds it counted
         if self._ssl_context is None and len(pieces) <= wire.MAX_IOV:
             try:
                 sent = sock.sendmsg(pieces)
@@ -417,7 +428,6 @@ class Connection:
                 pieces = [wire.byte_view(piece) for piece in pieces]
         if sent != total:
             wire.send_rest(sock, pieces, sent, self)
-        self.bytes_out += total
 
     def _receive_payload(self, length: int, count: int) -> None:
         # `count` bytes of header and payload are in the buffer.

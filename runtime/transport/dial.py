@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runtime import detection
 from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
 from runtime.transport import frames, tunnel, wire
 from runtime.transport.endpoint import Endpoint, reachable_unix_path
@@ -25,9 +26,9 @@ class ChannelOptions:
         prefer_unix: use the Unix socket of a peer on this host.
     """
 
-    reconnect_secs: float = 10.0
-    heartbeat_secs: float = 1.0
-    heartbeat_timeout_secs: float = 2.0
+    reconnect_secs: float = detection.RECONNECT_SECS
+    heartbeat_secs: float = detection.HEARTBEAT_SECS
+    heartbeat_timeout_secs: float = detection.HEARTBEAT_TIMEOUT_SECS
     max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES
     prefer_unix: bool = True
 

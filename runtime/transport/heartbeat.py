@@ -61,6 +61,11 @@ class Heartbeat:
         self._connected = False
         self._busy = False
 
+    @property
+    def connected(self) -> bool:
+        """Whether it has a connection to say goodbye on."""
+        return self._connected
+
     def run(self) -> None:
         """Beats until closed, then says goodbye for the whole client."""
         answered = time.monotonic()

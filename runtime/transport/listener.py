@@ -8,7 +8,8 @@ import socket
 import ssl
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from absl import logging
@@ -110,6 +111,16 @@ class TensorServer:
         self._epoll: select.epoll | None = None
         self._wake = -1
         self._thread: threading.Thread | None = None
+
+    def inherit(self, incarnation: int, kept: Mapping[tuple[int, int], tuple[int, Reply]]) -> None:
+        """Before the start: goes on as an earlier life of this server, whose lanes do not notice.
+
+        Args:
+            incarnation: of that life.
+            kept: by (client, lane), the number of its last call with an effect, and the reply.
+        """
+        self._context = replace(self._context, incarnation=incarnation)
+        self._context.lanes.inherit(kept, time.monotonic())
 
     @property
     def port(self) -> int:

@@ -5,6 +5,7 @@ is running, and the reply of the last call that had an effect, until the next ca
 """
 
 import threading
+from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
 from runtime.errors import FailedPreconditionError
@@ -44,6 +45,16 @@ class LaneRecord(Generic[Kept]):
         self.attempt = -1
         self.owner: Owner | None = None
         self.closed_at = 0.0
+
+    @property
+    def seq(self) -> int:
+        """Number of the newest call."""
+        return self._seq
+
+    def inherit(self, seq: int, kept: Kept, now: float) -> None:
+        """Takes over what an earlier life of the server remembered of the lane."""
+        with self.lock:
+            self._seq, self._kept, self.closed_at = seq, kept, now
 
     def begin(self, owner: Owner, seq: int) -> Kept | None:
         """Starts a call, or gives its reply if it has been run already.
@@ -107,6 +118,23 @@ class LaneTable(Generic[Kept]):
         self._lock = threading.Lock()
         self._records: dict[tuple[int, int], LaneRecord[Kept]] = {}
         self._given_up: set[int] = set()
+        self._reborn = False
+
+    def inherit(self, kept: Mapping[tuple[int, int], tuple[int, Kept]], now: float) -> None:
+        """Goes on from what an earlier life of the server remembered.
+
+        A lane that is not in it has had no effect that is left: it is welcomed as if it were known.
+
+        Args:
+            kept: by (client, lane), the number of its last call with an effect, and the reply.
+            now: `time.monotonic()`.
+        """
+        with self._lock:
+            self._reborn = True
+            for key, (seq, reply) in kept.items():
+                record: LaneRecord[Kept] = LaneRecord()
+                record.inherit(seq, reply, now)
+                self._records[key] = record
 
     def __len__(self) -> int:
         """Number of lanes remembered."""
@@ -133,7 +161,7 @@ class LaneTable(Generic[Kept]):
         with self._lock:
             self._given_up.discard(client)
             record = self._records.get((client, lane))
-            known = record is not None
+            known = record is not None or self._reborn
             if record is None:
                 record = self._records[client, lane] = LaneRecord()
             elif attempt <= record.attempt:

@@ -135,7 +135,9 @@ class Peer:
             self._closed.set()
             heartbeat = self._heart_thread
         while self._idle:
-            self._discard(self._idle.pop(), goodbye=True)
+            lane = self._idle.pop()
+            # The heartbeat says goodbye for all, unless it never got to connect: in a session of a few milliseconds.
+            self._discard(lane, goodbye=True, whole_client=not self._idle and not self._heart.connected)
         for lane in self._all_lanes():
             lane.cancel()
         if heartbeat is not None:
@@ -176,8 +178,8 @@ class Peer:
     def _lost_error(self) -> AbortedError:
         return AbortedError("restarted since the first contact, its state is gone", task=self.task)
 
-    def _discard(self, lane: Lane, *, goodbye: bool = False) -> None:
-        lane.close(goodbye=goodbye)
+    def _discard(self, lane: Lane, *, goodbye: bool = False, whole_client: bool = False) -> None:
+        lane.close(goodbye=goodbye, whole_client=whole_client)
         with self._lock:
             self._lanes.discard(lane)
 

@@ -127,7 +127,7 @@ class Cluster:
 
     def start(self, job: str, index: int, **options: Any) -> Task:
         """Starts a task."""
-        task = Task(job, index, self.spec, {**self.options, **options})
+        task = Task(job, index, options.pop("cluster", self.spec), {**self.options, **options})
         self._tasks.append(task)
         return task
 

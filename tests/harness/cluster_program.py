@@ -48,14 +48,19 @@ def run(job: str, index: int, cluster: dict[str, list[str]], options: dict[str, 
         with lock:
             pipe.send(what)
 
-    server = rt.Server(cluster, job, index)
+    mirror = options.get("mirror", {}) if job == "ps" else {}
+    server = rt.Server(cluster, job, index, **mirror)
     if job == "ps":
         say("SERVING")
         server.join()
         say("LEFT")
         return
     with server:
-        _work(server, index, cluster, options, say, pipe, started)
+        try:
+            _work(server, index, cluster, options, say, pipe, started)
+        except rt.OpError as error:
+            say("ERROR", str(error))
+            raise
     say("ENDED")
 
 
@@ -74,12 +79,15 @@ def _work(
         _monitored(server, index, options, say, pipe, fetches, [global_step, first, second], started)
         return
     logdir = options.get("logdir")
+    saver: Any = harness.Supervisor.USE_DEFAULT if logdir else None
+    if options.get("announce_saves"):
+        saver = _AnnouncingSaver(say, pipe)
     supervisor = harness.Supervisor(
         is_chief=index == 0,
         logdir=logdir,
-        saver=harness.Supervisor.USE_DEFAULT if logdir else None,
+        saver=saver,
         save_model_secs=options.get("save_secs", 0),
-        save_summaries_secs=0,
+        save_summaries_secs=options.get("summary_secs", 0),
         stop_grace_secs=options.get("grace_secs", 10),
         init_fn=(lambda _: _init(say, pipe)) if options.get("init_fn") and index == 0 else None,
     )
@@ -94,6 +102,20 @@ def _work(
             say,
             pipe,
         )
+
+
+class _AnnouncingSaver(harness.Saver):
+    """Says that it is about to save, and waits until the parent has done what it wants to do just then."""
+
+    def __init__(self, say: Any, pipe: Any) -> None:
+        super().__init__()
+        self._say = say
+        self._pipe = pipe
+
+    def save(self, *args: Any, **kwargs: Any) -> str:
+        self._say("SAVING")
+        assert self._pipe.recv() == ("go",)
+        return super().save(*args, **kwargs)
 
 
 def _init(say: Any, pipe: Any) -> None:

@@ -110,3 +110,5 @@ def test_accumulated_says_what_does_not_fit() -> None:
         harness.accumulated(_loss, 0)
     with pytest.raises(ValueError, match="10 examples are not a multiple of 4"):
         harness.accumulated(_loss, 4)({"w": np.ones(5)}, np.ones((10, 5)), np.ones(10))
+    with pytest.raises(ValueError, match="a scalar is no batch"):
+        harness.accumulated(_loss, 4)({"w": np.ones(5)}, np.ones((12, 5)), np.float32(1))

@@ -34,6 +34,13 @@ CHIEF = [
         "no value on its task: b",
     ),
     (
+        "one ps lost its memory, and had no mirror",
+        report(missing=["b"], phases={PS0: "ready", PS1: "new"}, origins=["ps 1 has no mirror"], checkpoint="/d/7"),
+        SOON,
+        Action.RESTORE,
+        "ps 1 has no mirror",
+    ),
+    (
         "the chief died while it restored",
         report(phases={PS0: "loading", PS1: "ready"}, checkpoint="/d/7"),
         SOON,

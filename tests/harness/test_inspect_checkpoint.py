@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_named(
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
-    [((), 2, "required: directory"), (("/nowhere",), 2, "no such directory"), (("--nonsense", "x"), 2, "nonsense")],
+    [((), 2, "required: DIR"), (("/nowhere",), 2, "no such directory"), (("--nonsense", "x"), 2, "nonsense")],
 )
 def test_mistakes_are_one_line(inspect: Callable[..., Ran], arguments: tuple[str, ...], code: int, said: str) -> None:
     found = inspect(*arguments)

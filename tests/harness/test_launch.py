@@ -136,8 +136,8 @@ def test_ps_leave_in_order_on_sigterm_after_the_workers(launch: Starter) -> None
     )
     code, lines, messages = run.finish()
     assert (code, messages) == (0, [])
-    assert "ps/0 | environment ['', 'cpu', '1048576', '1']" in lines
-    assert lines.index("worker/0 | worker is done") < lines.index("ps/0 | told to leave")
+    assert "ps/0     | environment ['', 'cpu', '1048576', '1']" in lines
+    assert lines.index("worker/0 | worker is done") < lines.index("ps/0     | told to leave")
 
 
 def test_a_crashed_task_is_started_again_with_its_attempt_number(launch: Starter) -> None:
@@ -159,8 +159,8 @@ def test_a_crashed_task_is_started_again_with_its_attempt_number(launch: Starter
         "worker/1 | attempt 2",
     ]
     assert messages == [
-        "launch | worker/1 exited with code 7; restart 1 of 3 in 0.5 s",
-        "launch | worker/1 was killed by SIGKILL; restart 2 of 3 in 1 s",
+        "launch   | worker/1 exited with code 7; restart 1 of 3 in 0.5 s",
+        "launch   | worker/1 was killed by SIGKILL; restart 2 of 3 in 1 s",
     ]
 
 
@@ -181,8 +181,8 @@ def test_gives_up_with_the_code_and_the_last_lines_of_the_chief(launch: Starter,
     returned, _, messages = run.finish()
     assert returned == code
     tail = [f"worker/0 | attempt 1 line {number}" for number in range(10, 30)]
-    assert messages[1:-1] == ["launch | the last lines of worker/0:", *tail]
-    assert messages[-1].startswith("launch | worker/0 ")
+    assert messages[1:-1] == ["launch   | the last lines of worker/0:", *tail]
+    assert messages[-1].startswith("launch   | worker/0 ")
     assert messages[-1].endswith("failed for good after 1 restart; stopping everything")
 
 
@@ -205,7 +205,7 @@ def test_other_workers_go_on_without_one_that_failed_for_good_but_the_code_tells
     code, lines, messages = run.finish()
     assert code == 9
     assert lines[-1] == "worker/0 | finished"
-    assert messages[-1] == "launch | worker/1 exited with code 9 and failed for good; going on without it"
+    assert messages[-1] == "launch   | worker/1 exited with code 9 and failed for good; going on without it"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -230,8 +230,8 @@ def test_a_signal_is_passed_on_and_waited_for(launch: Starter, signum: signal.Si
     code, lines, messages = run.finish()
     assert code == 128 + signum
     assert sorted(lines[:2]) == [f"worker/{index} | got {signum.name}" for index in range(2)]
-    assert lines[2:] == ["ps/0 | got SIGTERM"]
-    assert messages == [f"launch | {signum.name}: stopping the workers, then the ps tasks, within 10 s each"]
+    assert lines[2:] == ["ps/0     | got SIGTERM"]
+    assert messages == [f"launch   | {signum.name}: stopping the workers, then the ps tasks, within 10 s each"]
 
 
 # Ignores every polite request, and so do a child in its group and a grandchild in a session of its own.
@@ -259,7 +259,7 @@ def test_tasks_that_do_not_stop_are_killed_with_everything_they_started(launch: 
     run.popen.send_signal(signal.SIGTERM)
     code, _, messages = run.finish()
     assert code == 128 + signal.SIGTERM
-    assert messages[1:] == [f"launch | {task} did not stop in time: killed" for task in ("worker/0", "ps/0")]
+    assert messages[1:] == [f"launch   | {task} did not stop in time: killed" for task in ("worker/0", "ps/0")]
 
 
 def test_a_second_signal_kills_at_once(launch: Starter) -> None:
@@ -267,11 +267,11 @@ def test_a_second_signal_kills_at_once(launch: Starter) -> None:
     _all_stubborn(run, 2)
     run.popen.send_signal(signal.SIGINT)
     assert run.popen.stderr is not None
-    assert run.popen.stderr.readline().startswith("launch | SIGINT: stopping")
+    assert run.popen.stderr.readline().startswith("launch   | SIGINT: stopping")
     run.popen.send_signal(signal.SIGINT)
     code, _, messages = run.finish()
     assert code == 128 + signal.SIGINT
-    assert messages == ["launch | SIGINT again: killing every task"]
+    assert messages == ["launch   | SIGINT again: killing every task"]
 
 
 def test_what_a_task_leaves_behind_ends_with_it(launch: Starter) -> None:
@@ -307,7 +307,7 @@ def test_a_reader_that_leaves_stops_the_cluster(launch: Starter) -> None:
     assert run.popen.returncode == 128 + signal.SIGTERM
     assert run.left() == []
     assert run.popen.stderr is not None
-    assert run.popen.stderr.readline() == "launch | nobody reads the output any more\n"
+    assert run.popen.stderr.readline() == "launch   | nobody reads the output any more\n"
 
 
 def test_prefixes_long_partial_and_binary_lines(launch: Starter) -> None:
@@ -355,6 +355,12 @@ def test_a_prompt_without_a_line_end_is_shown_while_the_task_waits(launch: Start
 def test_colour(launch: Starter, flags: list[str], environment: dict[str, str], coloured: bool) -> None:
     _, lines, _ = launch("--ps=0", *flags, script="print('hello')", **environment).finish()
     assert lines == ["\x1b[36mworker/0 |\x1b[0m hello" if coloured else "worker/0 | hello"]
+
+
+def test_help_is_no_failure(launch: Starter) -> None:
+    code, lines, messages = launch("--help").finish()
+    assert (code, messages) == (0, [])
+    assert any("--workers" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tensorboardX.proto.event_pb2 import SessionLog
 
+from harness.purge import read_events
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import consistent
 
@@ -59,6 +61,27 @@ def test_the_chief_dies_and_no_step_is_lost(tmp_path: Path) -> None:
         assert not other.logged("recovering")
         assert consistent(again.ask("values")) == 30
         assert again.ask("save", answer="SAVED").endswith("/30")  # its services work again
+
+
+def test_the_events_of_a_restarted_chief_go_on_at_the_live_step(tmp_path: Path) -> None:
+    with cluster_kit.cluster(1, 2, logdir=str(tmp_path), summary_secs=0.1) as c:
+        c.ps(0)
+        chief, other = c.worker(0), c.worker(1)
+        assert chief.ask("steps", 10) == 10
+        chief.ask("save", answer="SAVED")
+        chief.kill()
+        assert other.ask("steps", 10) == 20
+        again = c.worker(0)
+        assert other.ask("steps", 5) == 25
+        other.tell("end")
+        again.tell("end")
+        assert [other.exit_code(), again.exit_code()] == [0, 0]
+    newest = max(tmp_path.glob("events*"), key=lambda path: path.stat().st_mtime)
+    events = list(read_events(str(newest)))
+    name = SessionLog.SessionStatus.Name
+    marks = [(name(e.session_log.status), e.step) for e in events if e.HasField("session_log")]
+    assert marks == [("START", 20), ("CHECKPOINT", 25), ("STOP", 0)]
+    assert all(e.step >= 20 for e in events if e.HasField("summary"))
 
 
 def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
@@ -303,7 +326,7 @@ def test_clean_end_the_chief_is_last_and_the_ps_leave() -> None:
         ps = [c.ps(0), c.ps(1)]
         chief, other = c.worker(0), c.worker(1)
         chief.tell("end")
-        chief.expect("LOG", "waiting for /job:worker/task:1 to finish")
+        chief.expect("LOG", f"waiting for /job:worker/task:1 at {c.spec['worker'][1]} to finish")
         assert other.ask("steps", 3) == 3  # nobody is cut off
         other.tell("end")
         assert [t.exit_code() for t in (other, chief, *ps)] == [0, 0, 0, 0]

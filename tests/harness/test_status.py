@@ -95,6 +95,8 @@ def test_sizes(count: float, text: str) -> None:
 
 def test_table_is_aligned() -> None:
     assert table([["A", "B"], ["long", "x"]]) == "A     B\nlong  x"
+    rows = [["A", "BYTES", "CPU"], ["x", "8 B", "7%"], ["y", "12.1 KB", ""], ["z", "314 KB", "100%"]]
+    assert table(rows) == "A    BYTES   CPU\nx      8 B    7%\ny  12.1 KB\nz   314 KB  100%"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,10 @@ def test_a_task_of_another_cluster_is_named() -> None:
     [
         ((), 2, "one of the arguments --cluster --target is required"),
         (("--cluster=ps",), 2, "not of the form"),
-        (("--target=localhost:1",), 1, "no task answers at localhost:1"),
+        (("--cluster=ps=a:1;worker=",), 2, "'worker=' names no task"),
+        (("--target=localhost",), 2, "not of the form host:port"),
+        (("--target=",), 2, "not of the form host:port"),
+        (("--target=localhost:1",), 1, "nobody listens at localhost:1"),
         (("--nonsense", "--target=x:1"), 2, "nonsense"),
         (("word", "--target=localhost:1"), 2, "unrecognized arguments: word"),
     ],
@@ -283,6 +288,8 @@ def test_prometheus_scrapes_the_same_figures() -> None:
         train(made[TARGET], 4)
         with Endpoint(made["/job:ps/task:0"], 0) as endpoint:
             found = scrape(endpoint.port)
+    for name, family in found.items():
+        assert family.documentation and family.documentation != name.removeprefix("bellwether_").replace("_", " "), name
     updates = found["bellwether_updates"].samples[0]
     assert (updates.value, updates.labels) == (4.0, {"job": "ps", "task": "0"})
     assert found["bellwether_updates"].type == "counter" and found["bellwether_variables"].type == "gauge"

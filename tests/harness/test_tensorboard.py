@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 from PIL import Image
+from tensorboard.compat.proto import config_pb2
 
 import harness
 import runtime as rt
@@ -148,6 +150,11 @@ def test_run_metadata(page: str) -> None:
     assert 'device: "/job:ps/replica:0/task:0/device:CPU:0"' in found
     assert 'node_name: "model/product"' in found
     assert "requested_bytes: 48" in found  # the variable, 12 floats
+    # TensorBoard's page reads the shape of every output, and without one, a scalar's too, shows nothing of the step.
+    metadata = text_format.Parse(found, config_pb2.RunMetadata())
+    nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    assert all(output.tensor_description.HasField("shape") for node in nodes for output in node.output)
+    assert [node.all_end_rel_micros > 0 for node in nodes if node.node_name == "model/loss"] == [True]
 
 
 def test_hparams(page: str) -> None:
@@ -185,6 +192,18 @@ def test_after_a_restart_no_stale_branch_is_shown(tmp_path: pathlib.Path, flags:
     assert rare == good
 
 
+_FIND = """
+const all = [];
+const walk = (node) => {
+  if (node.nodeType === Node.ELEMENT_NODE) all.push(node);
+  if (node.shadowRoot) node.shadowRoot.childNodes.forEach(walk);
+  node.childNodes.forEach(walk);
+};
+walk(document.body);
+const found = (name) => all.filter((e) => e.nodeName === name);
+"""
+
+
 @pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())
 def test_pages_in_a_browser(page: str, tmp_path: pathlib.Path) -> None:
     with Browser(tmp_path / "profile") as browser:
@@ -200,6 +219,16 @@ def test_pages_in_a_browser(page: str, tmp_path: pathlib.Path) -> None:
         assert browser.click("Device")
         graph = browser.screenshot(tmp_path / "graph.png")
         assert "Malformed" not in browser.text() and "Error" not in browser.text()
+
+        # A traced step: what the page has joined to the graph's nodes.
+        browser.wait(_FIND + "return found('PAPER-ITEM').filter(e => e.textContent.trim() === 'step 4').length")
+        browser.run(_FIND + "found('PAPER-ITEM').find(e => e.textContent.trim() === 'step 4').click()")
+        micros = _FIND + (
+            "const h = found('TF-GRAPH')[0].graphHierarchy; const n = h && h.node('model/product');"
+            "return n && n.stats && n.stats.getTotalMicros()"
+        )
+        assert browser.wait(micros) > 0
+        assert browser.click("Compute time")
 
         assert scalars != graph
         for name in ("scalars.png", "graph.png"):

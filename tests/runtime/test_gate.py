@@ -11,7 +11,7 @@ import pytest
 from runtime.errors import DeadlineExceededError
 from runtime.execution.gate import Gate
 from runtime.proto import services_pb2 as pb
-from runtime.server.shards import half_done_steps
+from runtime.server.cut import half_done_steps
 
 TWO = {"a": 1, "b": 1}
 

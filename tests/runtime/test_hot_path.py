@@ -1,7 +1,6 @@
 """What a warm training step must not cost, by counting: compilations, messages, copies, buffers, round trips, bytes."""
 
 import contextlib
-import json
 import sys
 import threading
 import tracemalloc
@@ -11,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import psutil
 import pytest
 
 import runtime as rt
@@ -20,7 +18,7 @@ from runtime.server.worker import RegisteredCall, Worker
 from runtime.transport.channel import Lane
 from runtime.transport.codec import aligned_buffer
 from runtime.transport.listener import Reply
-from tests.runtime.kit import TARGET, addresses, processes, run_python, servers
+from tests.runtime.kit import TARGET, servers
 
 WIDTH = 256 * 1024
 """Elements of each parameter: 1 MiB."""
@@ -239,46 +237,3 @@ def test_one_thread_sends_to_every_ps_before_it_waits_for_one(monkeypatch: pytes
     wave = ["send"] * 4 + ["receive"] * 4
     assert [kind for kind, _, _ in events] == wave * 2  # pull, push
     assert {task for _, task, _ in events[:4]} == {f"/job:ps/task:{i}" for i in range(4)}
-
-
-TRAINER = """
-import json, sys, numpy as np, runtime as rt
-cluster = json.loads(sys.argv[1])
-server = rt.Server(cluster, "worker", 0)
-with rt.device(rt.replica_device_setter(cluster=cluster, worker_device="/job:worker/task:0")):
-    step = rt.Variable(0, dtype=np.int64, name="step", trainable=False)
-    w = rt.Variable(np.ones(1000, np.float32), name="w")
-    x = rt.placeholder(np.float32, [1000], name="x")
-    loss = rt.numpy.mean((w - x) ** 2)
-    train = rt.group(w.assign_sub(0.1 * rt.gradients(loss, [w])[0]), step.assign_add(1))
-session = rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=60.0))
-session.run(rt.global_variables_initializer())
-batch = np.zeros(1000, np.float32)
-for line in sys.stdin:
-    for _ in range(int(line)):
-        session.run([train, loss, step], {x: batch})
-    print("done", flush=True)
-"""
-
-
-@pytest.mark.timeout(300)
-def test_ten_thousand_steps_need_no_more_memory_than_two_thousand() -> None:
-    cluster = addresses(ps=1, worker=1)
-    with processes(cluster, ("ps", 0)) as (ps,):
-        worker = run_python(TRAINER, json.dumps(cluster), PIPED="1")
-        try:
-            watched = [psutil.Process(ps.process.pid), psutil.Process(worker.pid)]
-            found: list[list[int]] = []
-            for _ in range(5):
-                assert worker.stdin is not None and worker.stdout is not None
-                worker.stdin.write("2000\n")
-                worker.stdin.flush()
-                assert any(line.strip() == "done" for line in worker.stdout), "the worker ended early"
-                found.append([process.memory_info().rss for process in watched])
-        finally:
-            worker.kill()
-            worker.communicate()
-    steps = 2000 * np.arange(1, 6)
-    for name, sizes in zip(("ps", "worker"), np.transpose(found), strict=True):
-        slope = np.polyfit(steps, sizes, 1)[0]
-        assert slope < 400, f"the {name} grows by {slope:.0f} bytes a step: {sizes}"

@@ -44,6 +44,25 @@ def test_a_pipelined_run_equals_the_loop_with_gradients_one_step_older() -> None
     assert steps == [1, *range(1, len(data))]  # each step gives the count of the push before it
 
 
+def test_batches_of_another_size_do_not_compute_with_what_was_pulled_for_the_last_one_of_that_size() -> None:
+    with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
+        with rt.device(rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)):
+            w = rt.Variable(np.float32(0), name="w")
+            x = rt.placeholder(np.float32, [None], name="x")
+            seen = w + 0 * rt.numpy.sum(x)
+            pushed = w.assign_add(rt.numpy.mean(x) + 0 * seen)
+        with rt.Session(cluster[TARGET].target, config=rt.SessionConfig(prefetch=1)) as session:
+            session.run(rt.global_variables_initializer())
+            sizes = [3, 5, *[3] * 10, 5, 3]
+            results = [session.run([pushed.op, seen], {x: np.ones(size)}) for size in sizes]
+            final = session.run(w)
+    found = [float(result[1]) for result in results]
+    assert found[:3] == [0, 1, 2]  # a change of size: what is pulled holds all that was pushed
+    assert found[3:12] == list(range(2, 11))  # pulled before the last push
+    assert found[12:] == [12, 13]
+    assert final == len(sizes)
+
+
 def test_another_fetch_sees_what_earlier_pipelined_steps_pushed() -> None:
     with servers(sockets=True, ps=2, worker=1) as cluster, rt.Graph().as_default():
         train, loss, step, _, x = _graph(cluster)

@@ -1,6 +1,9 @@
 """Arrays on disk: strings in bytes, blocks of one array, checksums of files."""
 
+import os
 import pathlib
+import sys
+import threading
 
 import hypothesis
 import hypothesis.strategies as st
@@ -8,7 +11,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError
-from runtime.execution import zarr
+from runtime.execution import background, zarr
 
 
 def _strings(items: list[bytes]) -> np.ndarray:
@@ -75,3 +78,37 @@ def test_checksums_see_every_change(tmp_path: pathlib.Path) -> None:
     path.write_bytes(b"abc" * 999 + b"abd")
     assert zarr.checksum(str(path)) != before
     assert zarr.files_below(str(tmp_path)) == ["file"]
+
+
+def test_checksums_that_are_taken_while_files_grow(tmp_path: pathlib.Path) -> None:
+    sums = zarr.Checksums(str(tmp_path))
+    (tmp_path / "done").write_bytes(b"x" * 1000)
+    (tmp_path / "grows").write_bytes(b"y" * 10)
+    sums.advance()
+    sums.advance()  # by now both seem to be finished
+    with open(tmp_path / "grows", "ab") as file:
+        file.write(b"z")
+    (tmp_path / "late").write_bytes(b"")
+    assert sums.finish() == {name: zarr.checksum(str(tmp_path / name)) for name in ("done", "grows", "late")}
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_is_read_is_aligned_for_xla(tmp_path: pathlib.Path, mapped: bool) -> None:
+    store = str(tmp_path / "store")
+    arrays = {f"x{i}": np.arange(5 + i, dtype=np.float32) for i in range(9)}
+    placed = [zarr.Placed(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
+    zarr.write_arrays(store, zip(placed, arrays.values(), strict=True))
+    found = list(zarr.read_each(store, placed, ocdbt=True, zarr3=False, mapped=mapped))
+    assert all(a.ctypes.data % zarr.ALIGNMENT == 0 for a in found)
+    assert [a.tolist() for a in found] == [a.tolist() for a in arrays.values()]
+
+
+def test_work_in_the_background_steps_aside_and_its_errors_come_back() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = niceness()
+    assert background.in_background(niceness, "test") == (before if sys.platform != "linux" else background.NICENESS)
+    assert niceness() == before
+    with pytest.raises(ZeroDivisionError):
+        background.in_background(lambda: 1 / 0, "test")

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,37 +27,46 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Process:
-    """One task in a process of its own; its lines are collected."""
+    """One task in a process of its own; its lines are collected, and those of its log."""
 
     def __init__(self, job: str, index: int, options: dict[str, Any]) -> None:
         self.lines: list[str] = []
+        self.log: list[str] = []
         self._new = threading.Condition()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "BELLWETHER_LOG": "1"}
         self.popen = subprocess.Popen(
             [sys.executable, str(ROOT / "tests" / "sync" / "task.py"), job, str(index), json.dumps(options)],
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        pairs = [(self.popen.stdout, self.lines), (self.popen.stderr, self.log)]
+        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in pairs]
+        for reader in self._readers:
+            reader.start()
 
-    def _read(self) -> None:
-        assert self.popen.stdout is not None
-        with self.popen.stdout:
-            for line in self.popen.stdout:
+    def _read(self, pipe: IO[str], lines: list[str]) -> None:
+        with pipe:
+            for line in pipe:
                 with self._new:
-                    self.lines.append(line.strip())
+                    lines.append(line.strip())
                     self._new.notify_all()
         with self._new:
-            self.lines.append("")
+            lines.append("")
             self._new.notify_all()
 
     def wait_for(self, what: Callable[[list[str]], bool], secs: float = 100.0) -> None:
         """Waits until its lines are as wanted; fails when they never are."""
+        self._wait_for(self.lines, what, secs)
+
+    def wait_for_log(self, text: str, secs: float = 100.0) -> None:
+        """Waits until its log has a line with ``text``."""
+        self._wait_for(self.log, lambda log: any(text in line for line in log), secs)
+
+    def _wait_for(self, lines: list[str], what: Callable[[list[str]], bool], secs: float) -> None:
         with self._new:
-            assert self._new.wait_for(lambda: what(self.lines) or self.lines[-1:] == [""], secs), self.lines[-3:]
-            assert what(self.lines), self.lines[-3:]
+            self._new.wait_for(lambda: what(lines) or lines[-1:] == [""], secs)
+            assert what(lines), (self.lines[-3:], self.log[-5:])
 
     def steps(self) -> list[tuple[int, bool]]:
         """(step, counted) of each line so far."""
@@ -70,8 +79,9 @@ class Process:
     def end(self) -> None:
         """Kills it and reaps it."""
         self.popen.kill()
-        self.popen.wait(10)
-        self._reader.join(10)
+        self.popen.wait(30)
+        for reader in self._readers:
+            reader.join(30)
 
 
 def free_ports(count: int) -> list[str]:
@@ -86,13 +96,20 @@ def free_ports(count: int) -> list[str]:
 @contextmanager
 def cluster(ps: int, workers: int) -> Iterator[dict[str, list[str]]]:
     """ps processes that serve, and the addresses of all tasks."""
+    with serving(ps, workers) as (spec, _):
+        yield spec
+
+
+@contextmanager
+def serving(ps: int, workers: int) -> Iterator[tuple[dict[str, list[str]], list[Process]]]:
+    """The addresses of all tasks, and the ps processes that serve."""
     ports = free_ports(ps + workers)
     spec = {"ps": ports[:ps], "worker": ports[ps:]}
     processes = [Process("ps", i, {"cluster": spec}) for i in range(ps)]
     try:
         for process in processes:
             process.wait_for(lambda lines: "ready" in lines)
-        yield spec
+        yield spec, processes
     finally:
         for process in processes:
             process.end()
@@ -143,8 +160,8 @@ def alone(rule: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
     return [np.asarray(v) for v in values]
 
 
-def reset(server: rt.Server) -> None:
-    """Clears all ps."""
+def reset(server: rt.Server, containers: list[str] | None = None) -> None:
+    """Clears containers on all ps; all of them by default."""
     session = server.master.create_session(MasterOptions(device_filters=("/job:ps",)))
-    session.clear(None)
+    session.clear(containers)
     server.master.close_session(session)

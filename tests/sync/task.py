@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -14,13 +16,18 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import logging
 
 import harness
 import runtime as rt
 
 ROWS, FEATURES, OUTPUTS = 4, 5, 3
 STEPS = 50
-RULES = {"sgd": lambda: optax.sgd(0.1), "adam": lambda: optax.adam(0.01)}
+RULES = {
+    "sgd": lambda: optax.sgd(0.1),
+    "adam": lambda: optax.adam(0.01),
+    "slow": lambda: optax.sgd(0.005),  # forgets nothing: a step too many still shows hundreds of steps later
+}
 
 
 def batches(workers: int, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
@@ -40,6 +47,11 @@ def loss_fn(w: Any, b: Any, x: Any, y: Any) -> Any:
     return jnp.mean((x @ w + b - y) ** 2)
 
 
+def loss_at(step: Any, w: Any, b: Any, x: Any, y: Any) -> Any:
+    """The loss on the batch of a step; the batches repeat."""
+    return loss_fn(w, b, x[step % STEPS], y[step % STEPS])
+
+
 class Model:
     """The graph of one worker.
 
@@ -47,9 +59,13 @@ class Model:
         server: the worker's server.
         rule: name of the update rule.
         wrap: makes the optimizer synchronous, or what is tested.
+        by_step: it is fed the batches of all steps and takes that of the step at which it reads the variables: what it
+            computes is right whatever dies and is repeated meanwhile.
     """
 
-    def __init__(self, server: rt.Server, rule: str, wrap: Callable[[harness.Optimizer], Any]) -> None:
+    def __init__(
+        self, server: rt.Server, rule: str, wrap: Callable[[harness.Optimizer], Any], by_step: bool = False
+    ) -> None:
         self.graph = rt.Graph()
         here = f"/job:worker/task:{server.task.index}"
         setter = rt.replica_device_setter(cluster=server.cluster, worker_device=here)
@@ -57,9 +73,13 @@ class Model:
             self.step = harness.get_or_create_global_step()
             w, b = initial()
             self.variables = [rt.Variable(w, name="w"), rt.Variable(b, name="b")]
-            self.x = rt.placeholder(np.float32, [None, FEATURES])
-            self.y = rt.placeholder(np.float32, [None, OUTPUTS])
-            self.loss = rt.call(loss_fn, *self.variables, self.x, self.y)
+            every = [None] if by_step else []
+            self.x = rt.placeholder(np.float32, [*every, None, FEATURES])
+            self.y = rt.placeholder(np.float32, [*every, None, OUTPUTS])
+            if by_step:
+                self.loss = rt.call(loss_at, self.step, *self.variables, self.x, self.y)
+            else:
+                self.loss = rt.call(loss_fn, *self.variables, self.x, self.y)
             self.optimizer = wrap(harness.Optimizer(RULES[rule]()))
             self.train = self.optimizer.minimize(self.loss, self.step)
             self.init = rt.global_variables_initializer()
@@ -70,6 +90,35 @@ class Model:
         return [self.train, getattr(self.optimizer, "accepted", self.step), self.step]
 
 
+class Deadly:
+    """A session for a chief's runner in which the process kills itself in the middle of a step.
+
+    Args:
+        session: the session.
+        commits: the runner's operations that apply an aggregate, the leader's first.
+        step: of which it dies.
+        when: "gathered": the gradients are promised, and nothing is applied; "half": applied on one ps that does not
+            lead; "committed": applied everywhere.
+    """
+
+    def __init__(self, session: rt.Session, commits: list[rt.Tensor], step: int, when: str) -> None:
+        self.raw = session
+        self._commits = commits
+        self._step = step
+        self._when = when
+
+    def run(self, fetches: Any, feed_dict: Any = None, **options: Any) -> Any:
+        """Like the session's, but for one step's commit."""
+        feeds = feed_dict or {}
+        if fetches != self._commits or any(order[3] != self._step for order in feeds.values()):
+            return self.raw.run(fetches, feeds, **options)
+        if self._when == "half":
+            self.raw.run(self._commits[1], feeds)
+        elif self._when == "committed":
+            self.raw.run(self._commits, feeds)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Replica(Model):
     """The graph of one worker, and its session.
 
@@ -78,10 +127,20 @@ class Replica(Model):
         rule: name of the update rule.
         wrap: makes the optimizer synchronous, or what is tested.
         chief: whether it initialises, and runs what a chief runs.
+        by_step: see ``Model``.
+        dies: the step in which the chief kills itself, and when in it (see ``Deadly``).
     """
 
-    def __init__(self, server: rt.Server, rule: str, wrap: Callable[[harness.Optimizer], Any], chief: bool) -> None:
-        super().__init__(server, rule, wrap)
+    def __init__(
+        self,
+        server: rt.Server,
+        rule: str,
+        wrap: Callable[[harness.Optimizer], Any],
+        chief: bool,
+        by_step: bool = False,
+        dies: tuple[int, str] | None = None,
+    ) -> None:
+        super().__init__(server, rule, wrap, by_step)
         config = rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=30)
         self.session = rt.Session(server.target, self.graph, config)
         self.coord = harness.Coordinator()
@@ -91,7 +150,10 @@ class Replica(Model):
                 self.session.run(self.init)
             if hasattr(self.optimizer, "get_chief_queue_runner"):
                 runner = self.optimizer.get_chief_queue_runner()
-                self.threads = runner.create_threads(self.session, self.coord, daemon=True, start=True)
+                session: Any = self.session
+                if dies is not None:
+                    session = Deadly(session, [task.commit for task in runner._tasks], *dies)
+                self.threads = runner.create_threads(session, self.coord, daemon=True, start=True)
         while len(self.session.run(self.missing)):
             self.coord.wait_for_stop(0.05)
 
@@ -109,6 +171,7 @@ class Replica(Model):
 
 def main(job: str, index: int, options: dict[str, Any]) -> None:
     """Serves, or trains until told otherwise; prints one line of JSON for each step."""
+    logging.set_verbosity(logging.INFO)
     server = rt.Server(options["cluster"], job, index)
     if job == "ps":
         print("ready", flush=True)
@@ -119,39 +182,63 @@ def main(job: str, index: int, options: dict[str, Any]) -> None:
     def wrap(optimizer: harness.Optimizer) -> Any:
         return harness.SyncReplicas(optimizer, options["needed"], workers, sync_timeout_secs=options.get("timeout"))
 
-    x, y = batches(workers)
+    x, y = (everything[:, index] for everything in batches(workers))
     if "logdir" in options:
-        supervised(Model(server, options.get("rule", "sgd"), wrap), index, options, x, y)
+        under = monitored if options.get("monitored") else supervised
+        model = Model(server, options.get("rule", "sgd"), wrap, by_step=True)
+        with under(model, index, options) as session:
+            step = int(session.run(model.step))
+            while step < options["steps"]:
+                _, counted, after = session.run(model.fetches(), {model.x: x, model.y: y})
+                print(json.dumps([int(after), bool(counted)]), flush=True)
+                # Looked up anew at the end: a ps that died just now may have taken everybody back.
+                values = session.run([model.step, *model.variables]) if after >= options["steps"] else [after]
+                step = int(values[0])
+            print(json.dumps({"step": step, "values": [v.tolist() for v in values[1:]]}), flush=True)
         return
-    replica = Replica(server, options.get("rule", "sgd"), wrap, chief=index == 0)
+    dies = options.get("dies")
+    replica = Replica(server, options.get("rule", "sgd"), wrap, index == 0, True, tuple(dies) if dies else None)
     step = int(replica.session.run(replica.step))
     while step < options["steps"]:
-        step, counted = replica.run(x[step % STEPS, index], y[step % STEPS, index])
+        step, counted = replica.run(x, y)
         print(json.dumps([step, counted]), flush=True)
     dropped = int(replica.session.run(replica.optimizer.dropped_gradients))
-    print(json.dumps({"step": step, "dropped": dropped}), flush=True)
+    values = [v.tolist() for v in replica.session.run(replica.variables)]
+    print(json.dumps({"step": step, "dropped": dropped, "values": values}), flush=True)
     replica.close()
 
 
-def supervised(model: Model, index: int, options: dict[str, Any], x: np.ndarray, y: np.ndarray) -> None:
-    """Trains under a Supervisor, which recovers; prints the variables at the end."""
+@contextmanager
+def supervised(model: Model, index: int, options: dict[str, Any]) -> Iterator[rt.Session]:
+    """The session of a Supervisor, which recovers."""
     with model.graph.as_default():
         supervisor = harness.Supervisor(
             is_chief=index == 0,
             logdir=options["logdir"],
             global_step=model.step,
             save_model_secs=options["save_secs"],
-            summary_op=None,
+            save_summaries_secs=options.get("summary_secs", 0),
         )
-        target = f"grpc://{options['cluster']['worker'][index]}"
-        with supervisor.managed_session(target) as session:
-            step = int(session.run(model.step))
-            while step < options["steps"]:
-                feeds = {model.x: x[step % STEPS, index], model.y: y[step % STEPS, index]}
-                _, counted, after = session.run(model.fetches(), feeds)
-                step = int(after)
-                print(json.dumps([step, bool(counted)]), flush=True)
-            print(json.dumps({"step": step, "values": [v.tolist() for v in session.run(model.variables)]}), flush=True)
+        with supervisor.managed_session(f"grpc://{options['cluster']['worker'][index]}") as session:
+            yield session
+
+
+@contextmanager
+def monitored(model: Model, index: int, options: dict[str, Any]) -> Iterator[harness.MonitoredSession]:
+    """A MonitoredTrainingSession with the optimizer's hook, as the classic optimizer's guide says."""
+    with (
+        model.graph.as_default(),
+        harness.MonitoredTrainingSession(
+            f"grpc://{options['cluster']['worker'][index]}",
+            is_chief=index == 0,
+            checkpoint_dir=options["logdir"],
+            hooks=[model.optimizer.make_session_run_hook(index == 0)],
+            save_checkpoint_secs=options["save_secs"],
+            save_summaries_secs=options.get("summary_secs"),
+            save_summaries_steps=None,
+        ) as session,
+    ):
+        yield session
 
 
 if __name__ == "__main__":

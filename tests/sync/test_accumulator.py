@@ -1,7 +1,10 @@
 """The conditional accumulator against a plain model: any interleaving, several threads."""
 
+import copy
+import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from runtime.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
 from runtime.execution.accumulator import ConditionalAccumulator, reduce_in_order
 from runtime.execution.cancel import Cancellation
+from tests.sync.kit import in_threads
 
 F32 = np.dtype(np.float32)
 
@@ -120,6 +124,78 @@ def test_threads_lose_and_invent_nothing(pushes: list[list[tuple[int, int]]], co
     assert counts.accepted + counts.stale + counts.repeated == sum(map(len, pushes))
 
 
+# -- several threads against the model ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Done:
+    """One call: what, when it was called and answered (numbers that only grow), and what it gave."""
+
+    what: tuple[Any, ...]
+    called: int
+    answered: int
+    result: Any
+
+
+def _fits(model: Model, done: Done) -> bool:
+    """Whether the model, where it is now, gives what the call gave; moves the model on."""
+    what, *arguments = done.what
+    if what == "apply":
+        return model.apply(*arguments) == done.result
+    if what == "set":
+        model.step = arguments[0]
+        return True
+    if done.result is None:  # it gave up: at some moment of its life there were too few
+        return len(model.waiting) < arguments[0]
+    return len(model.waiting) >= arguments[0] and np.isclose(model.take(), done.result)
+
+
+def _explained(model: Model, left: tuple[Done, ...]) -> bool:
+    """Whether the calls can be put in an order that the model agrees with; a call follows what was answered before."""
+    if not left:
+        return True
+    first_answer = min(done.answered for done in left)
+    for i, done in enumerate(left):
+        if done.called < first_answer or done.answered == first_answer:
+            after = copy.deepcopy(model)
+            if _fits(after, done) and _explained(after, left[:i] + left[i + 1 :]):
+                return True
+    return False
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.one_of(APPLY, APPLY, TAKE, SET), min_size=1, max_size=4), min_size=2, max_size=4),
+    st.sampled_from(["mean", "sum"]),
+)
+def test_whatever_threads_do_the_model_explains(programs: list[list[tuple[Any, ...]]], reduction: str) -> None:
+    """Linearizability (Herlihy and Wing, 1990): there is one order of all calls in which the model answers the same."""
+    real, clock = ConditionalAccumulator(F32, (2,), reduction), itertools.count()
+    together = threading.Barrier(len(programs))
+    history: list[Done] = []
+
+    def call(action: tuple[Any, ...]) -> Any:
+        if action[0] == "apply":
+            return real.apply_grad(_array(action[1]), action[2], action[3])
+        if action[0] == "set":
+            return real.set_global_step(action[1])
+        try:
+            return float(real.take_grad(action[1], Cancellation(deadline=0.0))[0])
+        except DeadlineExceededError:
+            return None
+
+    def run(program: list[tuple[Any, ...]]) -> None:
+        together.wait(30)
+        for action in program:
+            called = next(clock)
+            result = call(action)
+            history.append(Done(action, called, next(clock), result))
+
+    in_threads([lambda p=p: run(p) for p in programs])  # type: ignore[misc]
+    assert len(history) == sum(map(len, programs))
+    assert _explained(Model(reduction), tuple(history)), history
+
+
 def test_an_aggregate_of_two_counts_two_workers() -> None:
     accumulator = ConditionalAccumulator(F32, (2,))
     assert accumulator.apply_grad(_array(1), 0, "a")
@@ -128,7 +204,7 @@ def test_an_aggregate_of_two_counts_two_workers() -> None:
     taker = threading.Thread(target=lambda: got.append(accumulator.take_grad(2, Cancellation())))
     taker.start()
     assert accumulator.apply_grad(_array(5), 0, "b")
-    taker.join(10)
+    taker.join(60)
     np.testing.assert_array_equal(got[0], _array(3))
 
 
@@ -146,7 +222,7 @@ def test_a_wait_ends_when_it_is_cancelled_or_cleared(end: Callable[..., None]) -
     thread = threading.Thread(target=take)
     thread.start()
     end(accumulator, cancellation)
-    thread.join(10)
+    thread.join(60)
     assert len(raised) == 1
 
 

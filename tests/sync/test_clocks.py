@@ -47,14 +47,15 @@ def test_threads_stay_within_the_bound(bound: int, workers: int, rounds: int) ->
 
     def work(worker: int) -> None:
         steps[worker] = 1
-        together.wait(10)
+        together.wait(60)
         for _ in range(rounds):
             clocks.tick(worker, worker, Cancellation())
-            worst[0] = max(worst[0], clocks._clocks[worker].steps - min(c.steps for c in clocks._clocks.values()))
+            with clocks._changed:
+                worst[0] = max(worst[0], clocks._ahead(clocks._clocks[worker]))
         clocks.end_client(worker)
 
     in_threads([lambda w=w: work(w) for w in range(workers)])  # type: ignore[misc]
-    assert worst[0] <= bound + 1  # seen a moment after the answer: its own next tick is not under way
+    assert worst[0] <= bound
 
 
 def test_who_is_gone_is_not_waited_for() -> None:
@@ -65,7 +66,7 @@ def test_who_is_gone_is_not_waited_for() -> None:
     thread.start()
     thread.join(0.05)
     clocks.end_client(11)
-    thread.join(10)
+    thread.join(60)
     assert waiting == [[0, 0, 0]]
 
 
@@ -91,7 +92,7 @@ def test_waits_end() -> None:
         thread = threading.Thread(target=tick)
         thread.start()
         {"cancel": cancellation.set, "clear": clocks.clear, "finish": lambda c=clocks: c.set_finished(True)}[end]()
-        thread.join(10)
+        thread.join(60)
         assert len(done) == 1
         assert isinstance(done[0], int if end == "finish" else CancelledError)
 
@@ -125,7 +126,7 @@ def test_a_fast_worker_is_held_at_the_bound() -> None:
             if bound == 3:
                 slow.run(x[1, 1], y[1, 1])
         slow.close()  # it leaves: nobody waits for it any more
-        thread.join(20)
+        thread.join(60)
         assert len(done) == 20
         assert int(fast.session.run(fast.step)) == 22  # no update is lost or doubled
         fast.close()

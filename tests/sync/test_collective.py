@@ -11,9 +11,11 @@ import pytest
 
 import harness
 import runtime as rt
-from tests.sync.kit import ROOT, alone, free_ports
+from harness.collective import EXIT_GROUP_LOST
+from tests.sync.kit import ROOT, alone, free_ports, in_threads
 from tests.sync.task import batches
 
+GOAL = 1500
 TASK = str(ROOT / "tests" / "sync" / "collective_task.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 
@@ -23,16 +25,12 @@ def _messages(text: str) -> list[dict]:
     return [json.loads(line) for line in lines if line.startswith(('{"start"', '{"end"'))]
 
 
-@pytest.mark.parametrize(("size", "rule"), [(1, "sgd"), (2, "adam"), (4, "sgd")])
-def test_the_model_is_that_of_one_process_on_all_batches(size: int, rule: str) -> None:
-    hosts = ",".join(free_ports(size))
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_model_is_that_of_one_process_on_all_batches(size: int) -> None:
+    hosts, rules = ",".join(free_ports(size)), ["sgd", "adam"]
+    command = [sys.executable, TASK, f"--worker_hosts={hosts}", f"--rules={','.join(rules)}"]
     processes = [
-        subprocess.Popen(
-            [sys.executable, TASK, f"--worker_hosts={hosts}", f"--task_index={i}", f"--rule={rule}"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
-        )
+        subprocess.Popen([*command, f"--task_index={i}"], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         for i in range(size)
     ]
     try:
@@ -43,12 +41,14 @@ def test_the_model_is_that_of_one_process_on_all_batches(size: int, rule: str) -
             process.wait()
     assert [p.returncode for p in processes] == [0] * size
     for output in outputs:
-        for mine, wanted in zip(_messages(output)[-1]["values"], alone(rule, *batches(size)), strict=True):
-            np.testing.assert_allclose(np.array(mine), wanted, rtol=2e-5, atol=2e-6)
+        ends = [m for m in _messages(output) if "end" in m]
+        for end, rule in zip(ends, rules, strict=True):
+            for mine, wanted in zip(end["values"], alone(rule, *batches(size)), strict=True):
+                np.testing.assert_allclose(np.array(mine), wanted, rtol=2e-5, atol=2e-6)
 
 
 def test_a_lost_group_starts_again_from_the_newest_checkpoint(tmp_path: pathlib.Path) -> None:
-    command = [sys.executable, TASK, f"--logdir={tmp_path}", "--steps=400", "--save_secs=0.2", "--die_at=200"]
+    command = [sys.executable, TASK, f"--logdir={tmp_path}", f"--steps={GOAL}", "--save_secs=0.2", "--die_at=200"]
     done = subprocess.run(
         [sys.executable, "-m", "harness.launch", "--ps=0", "--workers=2", "--", *command],
         capture_output=True,
@@ -62,9 +62,39 @@ def test_a_lost_group_starts_again_from_the_newest_checkpoint(tmp_path: pathlib.
     starts = [m["start"] for m in messages if "start" in m]
     ends = [m for m in messages if "end" in m]
     assert starts.count(0) >= 2
-    assert 0 < max(starts) <= 200  # both processes went on from one checkpoint of before the death
+    assert 0 < max(starts) < GOAL  # both processes went on from one checkpoint of before the death
     assert starts.count(max(starts)) == 2
-    assert [m["end"] for m in ends] == [400, 400]
+    assert [m["end"] for m in ends] == [GOAL, GOAL]
+    assert ends[0]["values"] == ends[1]["values"]
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_cluster_manager_may_start_each_process_again_by_itself(tmp_path: pathlib.Path, dies: int) -> None:
+    """As Kubernetes or systemd do: at once, each on its own, knowing nothing of the group; the hosts stay the same."""
+    hosts = ",".join(free_ports(2))
+    command = [sys.executable, TASK, f"--worker_hosts={hosts}", f"--logdir={tmp_path}", f"--steps={GOAL}"]
+    command += ["--save_secs=0.2", "--die_at=200", f"--dies={dies}"]
+    codes: list[list[int]] = [[], []]
+
+    def manage(index: int) -> list[dict]:
+        said: list[dict] = []
+        while not codes[index] or codes[index][-1] != 0 and len(codes[index]) < 20:
+            environment = {**ENVIRONMENT, "BELLWETHER_ATTEMPT": str(len(codes[index]))}
+            done = subprocess.run(
+                [*command, f"--task_index={index}"], stdout=subprocess.PIPE, text=True, timeout=110, env=environment
+            )
+            codes[index].append(done.returncode)
+            said += _messages(done.stdout)
+        return said
+
+    said = in_threads([lambda: manage(0), lambda: manage(1)], 200)
+    assert codes[dies][0] == -9
+    assert codes[1 - dies][0] == EXIT_GROUP_LOST
+    assert codes[0][-1] == codes[1][-1] == 0, codes
+    newest = [max(m["start"] for m in messages if "start" in m) for messages in said]
+    assert 0 < newest[0] == newest[1] < GOAL
+    ends = [messages[-1] for messages in said]
+    assert [end["end"] for end in ends] == [GOAL, GOAL]
     assert ends[0]["values"] == ends[1]["values"]
 
 

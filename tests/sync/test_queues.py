@@ -115,10 +115,10 @@ def test_threads_lose_and_invent_nothing(given_: list[list[int]], capacity: int,
     for thread in [*takers, *putters]:
         thread.start()
     for thread in putters:
-        thread.join(10)
+        thread.join(60)
     queue.close()
     for thread in takers:
-        thread.join(10)
+        thread.join(60)
     assert sorted(took) == sorted(v for mine in given_ for v in mine)
 
 
@@ -161,7 +161,7 @@ def test_a_batch_may_be_larger_than_the_queue() -> None:
     queue = _queue(capacity=2)
     thread, got = _in_thread(lambda: queue.dequeue_many(5, Cancellation()))
     queue.enqueue_many([_element(v) for v in range(5)], Cancellation())
-    thread.join(10)
+    thread.join(60)
     assert got[0][0].tolist() == [0, 1, 2, 3, 4]
 
 
@@ -181,7 +181,7 @@ def test_closing_lets_waiting_enqueues_finish() -> None:
         thread.join(0.001)
     queue.close()
     assert [float(queue.dequeue(Cancellation())[0]) for _ in range(2)] == [1, 2]
-    thread.join(10)
+    thread.join(60)
     assert done == [None]
     with pytest.raises(OutOfRangeError):
         queue.dequeue(_now())
@@ -194,7 +194,7 @@ def test_closing_can_cancel_waiting_enqueues() -> None:
     while not queue._givers:
         thread.join(0.001)
     queue.close(cancel_pending_enqueues=True)
-    thread.join(10)
+    thread.join(60)
     assert isinstance(done[0], CancelledError)
     assert float(queue.dequeue(_now())[0]) == 1
 
@@ -204,7 +204,7 @@ def test_a_waiting_dequeue_ends(end: Callable[..., None]) -> None:
     queue, cancellation = _queue(), Cancellation()
     thread, done = _in_thread(lambda: queue.dequeue(cancellation))
     end(queue, cancellation)
-    thread.join(10)
+    thread.join(60)
     assert isinstance(done[0], CancelledError)
 
 
@@ -217,8 +217,8 @@ def test_dequeues_are_served_in_the_order_in_which_they_came() -> None:
     while len(queue._takers) < 2:
         small.join(0.001)
     queue.enqueue_many([_element(v) for v in range(4)], _now())
-    large.join(10)
-    small.join(10)
+    large.join(60)
+    small.join(60)
     assert got_large[0][0].tolist() == [0, 1, 2]
     assert float(got_small[0][0]) == 3
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from runtime.errors import AbortedError, CancelledError, FailedPreconditionError, PermissionDeniedError
 from runtime.execution.cancel import Cancellation
-from runtime.execution.quorum import UNKNOWN, Decision, Quorum, Rules
+from runtime.execution.quorum import Quorum
+from runtime.execution.quorum_values import UNKNOWN, Decision, Rules
 
 NOTHING = (-2, 0)
 
@@ -49,7 +50,7 @@ class Push(threading.Thread):
             self.outcome = error
 
     def result(self) -> Any:
-        self.join(10)
+        self.join(60)
         assert not self.is_alive()
         return self.outcome
 
@@ -63,7 +64,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 def _here(quorum: Quorum, count: int) -> None:
-    _wait(lambda: len(quorum._pieces) == count)
+    _wait(lambda: len(quorum._round.pieces) == count)
 
 
 def test_the_mean_of_distinct_workers_is_applied_once() -> None:
@@ -117,12 +118,12 @@ def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
     quorum, variables = Quorum("q", Rules(3, 3, timeout_secs=60.0)), Variables()
     pair = [Push(quorum, variables, 0, 0, 0.0)]
     _here(quorum, 1)
-    quorum._since -= 100.0  # as if it had waited so long
+    quorum._round.since -= 100.0  # as if it had waited so long
     pair.append(Push(quorum, variables, 1, 0, 1.0))
     assert [p.result() for p in pair] == [(1, True)] * 2
     assert variables.applied == [0.5]
     slow = Quorum("q", Rules(3, 3, timeout_secs=60.0))
-    slow._members, slow._step, variables.at = {0, 1}, 1, 1
+    slow._members, slow._round.step, variables.at = {0, 1}, 1, 1
     pair = [Push(slow, variables, w, 1, float(w)) for w in (0, 1)]
     assert [p.result() for p in pair] == [(2, True)] * 2
     assert Push(slow, variables, 2, 0, 9.0).result() == (2, False)  # late, but back: waited for from now on
@@ -185,7 +186,7 @@ def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     _here(quorum, 1)
     quorum.gather((7, epoch), 0, NOTHING, Cancellation(), 0.0)
     cancellation.set("the caller hung up")
-    thread.join(10)
+    thread.join(60)
     assert len(outcome) == 1
     value[0] = 100.0  # the caller's memory is used again
     again = Push(quorum, variables, 0, 0, 50.0)  # its next life: the promised gradients stay
@@ -210,7 +211,7 @@ def test_an_earlier_chief_is_refused() -> None:
     thread = threading.Thread(target=gather)
     thread.start()
     quorum.claim(7, variables.step, 0, 2)
-    thread.join(10)
+    thread.join(60)
     assert len(waiting) == 1
     with pytest.raises(PermissionDeniedError):
         quorum.commit((6, old), 0, Decision(0, ()), 2)
@@ -284,7 +285,7 @@ def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, roun
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     assert variables.at >= rounds
     assert variables.applied == [1.0] * variables.at

@@ -1,4 +1,4 @@
-"""Synchronous training under a Supervisor: a lost ps costs time, not exactness."""
+"""Synchronous training under a Supervisor or a monitored session: a lost ps costs time, not exactness."""
 
 import json
 import pathlib
@@ -9,19 +9,22 @@ import pytest
 from tests.sync.kit import Process, alone, free_ports
 from tests.sync.task import STEPS, batches
 
-GOAL = 200
+GOAL = 300
 
 
 def _finished(lines: list[str]) -> bool:
     return any(line.startswith("{") for line in lines)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_ps_that_is_lost_comes_back_and_the_model_is_exact(tmp_path: pathlib.Path, lost: int) -> None:
+@pytest.mark.parametrize(("lost", "monitored"), [(0, False), (1, False), (0, True), (1, True)])
+def test_a_ps_that_is_lost_comes_back_and_the_model_is_exact(
+    tmp_path: pathlib.Path, lost: int, monitored: bool
+) -> None:
     """One of two ps is killed. Batches go by the step, so training again from a checkpoint ends at the same values."""
     ports = free_ports(4)
     cluster = {"ps": ports[:2], "worker": ports[2:]}
-    options = {"cluster": cluster, "needed": 2, "total": 2, "steps": GOAL, "logdir": str(tmp_path), "save_secs": 0.3}
+    options = {"cluster": cluster, "needed": 2, "total": 2, "steps": GOAL, "rule": "slow"}
+    options |= {"logdir": str(tmp_path), "save_secs": 0.3, "monitored": monitored}
     processes = [Process("ps", 0, options), Process("ps", 1, options)]
     workers = [Process("worker", i, options) for i in range(2)]
     try:
@@ -34,7 +37,7 @@ def test_a_ps_that_is_lost_comes_back_and_the_model_is_exact(tmp_path: pathlib.P
         last = json.loads(next(line for line in workers[0].lines if line.startswith("{")))
         x, y = batches(2)
         order = [k % STEPS for k in range(GOAL)]
-        for mine, wanted in zip(last["values"], alone("sgd", x[order], y[order]), strict=True):
+        for mine, wanted in zip(last["values"], alone("slow", x[order], y[order]), strict=True):
             np.testing.assert_allclose(np.array(mine), wanted, rtol=2e-5, atol=2e-6)
     finally:
         for process in [*workers, *processes]:

@@ -14,6 +14,7 @@ import runtime as rt
 from tests.sync.kit import ROOT, cluster, free_ports, reset, wait_until
 
 Spec = dict[str, list[str]]
+CAPACITY = 10
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ class Client:
     def __init__(self, server: rt.Server) -> None:
         self.graph = rt.Graph()
         with self.graph.as_default(), rt.device("/job:ps/task:0"):
-            self.queue = rt.FIFOQueue(10, np.int32, [[]], name="numbers")
+            self.queue = rt.FIFOQueue(CAPACITY, np.int32, [[]], name="numbers")
             self.value = rt.placeholder(np.int32, [])
             self.enqueue = self.queue.enqueue(self.value)
             self.dequeue = self.queue.dequeue()
@@ -57,6 +58,15 @@ def client(server: rt.Server) -> Iterator[Client]:
     found.session.close()
 
 
+@pytest.fixture
+def here() -> Iterator[tuple[rt.Server, rt.Server]]:
+    """A ps and a worker in this process, where a test sees what waits."""
+    ports = free_ports(2)
+    cluster = {"ps": ports[:1], "worker": ports[1:]}
+    with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as server:
+        yield ps, server
+
+
 def _in_thread(action: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     results: list[Any] = []
 
@@ -74,19 +84,21 @@ def _in_thread(action: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 def test_a_wait_holds_up_nobody_else(client: Client) -> None:
     thread, results = _in_thread(client.take)
     client.put(7)  # the same session, while its other step waits
-    thread.join(20)
+    thread.join(60)
     assert results == [7]
 
 
-def test_a_wait_ends_with_its_session(server: rt.Server, client: Client) -> None:
-    other = Client(server)
+def test_a_wait_ends_with_its_session(here: tuple[rt.Server, rt.Server]) -> None:
+    ps, server = here
+    client, other = Client(server), Client(server)
     thread, results = _in_thread(other.take)
-    thread.join(0.3)
+    wait_until(lambda: bool(ps.worker._waits))
     other.session.close()
-    thread.join(20)
+    thread.join(60)
     assert isinstance(results[0], rt.CancelledError)
     client.put(1)
     assert client.take() == 1  # the closed session has taken nothing
+    client.session.close()
 
 
 def test_a_wait_ends_at_its_time_limit_and_takes_nothing_later(client: Client) -> None:
@@ -106,7 +118,7 @@ def test_a_wait_survives_a_cut_that_heals(client: Client) -> None:
     thread.join(0.3)
     client.put(1)
     client.put(2)
-    thread.join(20)
+    thread.join(60)
     assert results == [1]
     assert int(client.session.run(client.size)) == 1
 
@@ -115,27 +127,33 @@ DEAD_CLIENT = """
 import sys, json, types
 import runtime as rt
 from tests.sync.test_waits import Client
-cluster, target = json.loads(sys.argv[1])
+cluster, target, puts = json.loads(sys.argv[1])
 server = types.SimpleNamespace(target=target) if target else rt.Server(cluster, "worker", 1)
 client = Client(server)
-client.take()
+client.put(99) if puts else client.take()
 """
 
 
+@pytest.mark.parametrize("puts", [False, True])
 @pytest.mark.parametrize("remote_master", [False, True])
-def test_a_client_that_was_killed_takes_nothing(remote_master: bool) -> None:
+def test_a_client_that_was_killed_takes_and_adds_nothing(remote_master: bool, puts: bool) -> None:
     """Its master is in its own process, or in that of the ps."""
     ports = free_ports(3)
     cluster = {"ps": ports[:1], "worker": ports[1:]}
     with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as server:
         client = Client(server)
-        arguments = json.dumps([cluster, ps.target if remote_master else ""])
+        for value in range(CAPACITY if puts else 0):
+            client.put(value)
+        arguments = json.dumps([cluster, ps.target if remote_master else "", puts])
         process = subprocess.Popen([sys.executable, "-c", DEAD_CLIENT, arguments], cwd=ROOT)
         try:
             wait_until(lambda: bool(ps.worker._waits))
             process.kill()
             process.wait(10)
             wait_until(lambda: not ps.worker._waits)
+            if puts:
+                assert [client.take(timeout_secs=20) for _ in range(CAPACITY)] == list(range(CAPACITY))
+                assert int(client.session.run(client.size)) == 0
             client.put(1)
             assert client.take(timeout_secs=20) == 1
         finally:
@@ -181,11 +199,32 @@ def test_an_accumulator_on_a_ps(server: rt.Server) -> None:
             thread, results = _in_thread(lambda: session.run(taken))
             assert session.run(applied[0], {gradient: [1, 2]})
             assert session.run(applied[1], {gradient: [3, 4]})
-            thread.join(20)
+            thread.join(60)
             np.testing.assert_array_equal(results[0], [2, 3])
             session.run(to_five)
             assert not session.run(applied[0], {gradient: [1, 2]})
             assert session.run([waiting, dropped]) == [0, 1]
+
+
+def test_a_container_is_cleared_with_its_resources_and_no_other(here: tuple[rt.Server, rt.Server]) -> None:
+    ps, server = here
+    with rt.Graph().as_default() as graph, rt.device("/job:ps/task:0"):
+        kept, gone = (rt.FIFOQueue(5, np.int32, [[]], name="q", container=c) for c in ("", "experiment"))
+        accumulator = rt.ConditionalAccumulator(np.float32, [], name="a", container="experiment")
+        put = rt.group(kept.enqueue(1), gone.enqueue(1))
+        sizes, taken, given = [kept.size(), gone.size()], gone.dequeue_many(2), accumulator.take_grad(1)
+        config = rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=20)
+        with rt.Session(server.target, graph, config) as session:
+            session.run(put)
+            assert [int(n) for n in session.run(sizes)] == [1, 1]
+            waiting = [_in_thread(lambda fetch=fetch: session.run(fetch)) for fetch in (taken, given)]  # type: ignore[misc]
+            wait_until(lambda: sum(map(len, list(ps.worker._waits.values()))) == 2)
+            for thread, results in waiting:
+                while thread.is_alive():  # again, should it have been on its way only
+                    reset(server, ["experiment"])
+                    thread.join(0.2)
+                assert isinstance(results[0], rt.CancelledError)
+            assert [int(n) for n in session.run(sizes)] == [1, 0]
 
 
 def test_resources_have_the_types_that_device_functions_see() -> None:

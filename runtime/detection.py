@@ -1,0 +1,26 @@
+"""Detection: how soon a task that has died, frozen or been cut off is noticed and reached again. Times in seconds.
+
+The defaults of the whole runtime, in one place; docs/guarantees.md lists them beside those of the harness.
+"""
+
+HEARTBEAT_SECS = 1.0
+"""Period of the pings to a task whose answers are awaited."""
+HEARTBEAT_TIMEOUT_SECS = 2.0
+"""A task without an answer for so long is silent: it is warned of, and its connections are made again."""
+RECONNECT_SECS = 10.0
+"""How long a call waits for a silent task before it gives up."""
+ATTEMPT_SECS = 2.0
+"""How long one attempt to connect may take. A lost first packet is sent again after one second by every system."""
+GRPC_IDLE_SECS = 10.0
+"""After so long without a byte gRPC pings the peer of a call that is under way."""
+GRPC_PING_SECS = 2.0
+"""Without an answer to that ping for so long the call fails; gRPC's own default lets it wait for a minute."""
+GRPC_BACKOFF_SECS = 0.1
+"""Pause between two attempts of gRPC to connect; it takes nothing less."""
+JOIN_PAUSE_SECS = 0.05
+"""Pause between two looks at tasks that have not joined yet."""
+FIRST_BACKOFF_SECS = 0.005
+LAST_BACKOFF_SECS = 0.5
+"""Pauses between two attempts of a tensor connection: from, doubling, to."""
+SAY_EVERY_SECS = 10.0
+"""How often a wait says on whom it waits."""

@@ -1,0 +1,83 @@
+"""Files of a checkpoint: their checksums, and that they survive a power cut."""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+READ_BLOCK = 256 << 10
+"""Bytes read at once for a checksum: they are still in the processor's cache when they are summed."""
+
+
+def checksum(path: str) -> tuple[int, int]:
+    """(size in bytes, CRC-32) of a file."""
+    size, crc = 0, 0
+    buffer = memoryview(bytearray(READ_BLOCK))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            size += count
+            crc = zlib.crc32(buffer[:count], crc)
+    return size, crc
+
+
+class Checksums:
+    """Checksums of the files of a directory, some of them taken while others are still being written.
+
+    Every file is written from its beginning to its end, once: a checksum counts when the file has not grown since.
+
+    Args:
+        directory: the directory; need not be there yet.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._sizes: dict[str, int] = {}
+        self._sums: dict[str, tuple[int, int]] = {}
+
+    def advance(self) -> None:
+        """Takes the checksums of files that have not grown since the last call: most likely they are finished."""
+        before, self._sizes = self._sizes, {name: self._size(name) for name in files_below(self._directory)}
+        for name, size in self._sizes.items():
+            if before.get(name) == size and self._sums.get(name, (-1, 0))[0] != size:
+                self._sums[name] = checksum(os.path.join(self._directory, name))
+
+    def finish(self) -> dict[str, tuple[int, int]]:
+        """By path relative to the directory, (size, CRC-32) of every file, once all are written."""
+        found = {}
+        for name in files_below(self._directory):
+            known = self._sums.get(name)
+            same = known is not None and known[0] == self._size(name)
+            found[name] = known if known is not None and same else checksum(os.path.join(self._directory, name))
+        return found
+
+    def _size(self, name: str) -> int:
+        try:
+            return os.stat(os.path.join(self._directory, name)).st_size
+        except FileNotFoundError:  # renamed meanwhile
+            return -1
+
+
+def files_below(directory: str) -> list[str]:
+    """Paths of all files below a directory, relative to it, sorted."""
+    found = [
+        os.path.relpath(os.path.join(where, f), directory) for where, _, files in os.walk(directory) for f in files
+    ]
+    return sorted(found)
+
+
+def sync_tree(directory: str, *, files: bool) -> None:
+    """Makes a directory tree survive a power cut: its directories, and its files too when ``files``."""
+    for where, _, names in os.walk(directory, topdown=False):
+        if files:
+            for name in names:
+                sync(os.path.join(where, name))
+        sync(where)
+
+
+def sync(path: str) -> None:
+    """``fsync`` of a file or a directory."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

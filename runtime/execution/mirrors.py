@@ -1,0 +1,179 @@
+"""Mirrors: what a task keeps of its neighbour, so that the neighbour can go on as itself after it died.
+
+A task is described by entries: names, each with a few words (JSON) and some arrays. Its *image* is all of them as of
+one instant. The task sends what has changed since the last image; the keeper completes a new image from that, or keeps
+the one before: an image is whole or absent. The keeper does not know what the entries mean.
+
+Lives. A task that starts draws a number for this life of it. Who introduces itself last, or takes an image up, is the
+one that lives; what an earlier life (a frozen process that was replaced) still sends is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PIECE_BYTES = 64 << 20
+"""Bytes of arrays after which a message ends and the next one begins."""
+
+Array = np.ndarray[Any, Any]
+Header = dict[str, Any]
+REFUSED_BASE, REFUSED_LIFE = "base", "life"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A part of a task.
+
+    Attributes:
+        meta: what JSON can say.
+        arrays: numpy arrays that nobody changes.
+    """
+
+    meta: Any
+    arrays: tuple[Array, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays; strings count as nothing."""
+        return sum(0 if a.dtype == object else a.nbytes for a in self.arrays)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A task as of one instant.
+
+    Attributes:
+        version: counts the task's updates.
+        about: what the keeper is to tell who asks for it.
+        void: why the task cannot go on from it; empty when it can.
+        entries: by name.
+    """
+
+    version: int
+    about: Mapping[str, Any]
+    void: str
+    entries: Mapping[str, Entry]
+
+
+def pieces(entries: Mapping[str, Entry], limit: int = PIECE_BYTES) -> list[dict[str, Entry]]:
+    """Cuts entries into messages, at least one, each of ``limit`` bytes at most unless one entry alone has more."""
+    cut: list[dict[str, Entry]] = [{}]
+    size = 0
+    for name, entry in entries.items():
+        if cut[-1] and size + entry.nbytes > limit:
+            cut.append({})
+            size = 0
+        cut[-1][name] = entry
+        size += entry.nbytes
+    return cut
+
+
+def packed(entries: Mapping[str, Entry]) -> tuple[list[Any], list[Array]]:
+    """Entries as a part of a header and a row of arrays; ``unpacked`` is the way back."""
+    table = [[name, entry.meta, len(entry.arrays)] for name, entry in entries.items()]
+    return table, [array for entry in entries.values() for array in entry.arrays]
+
+
+def unpacked(table: Sequence[Any], arrays: Sequence[Array], *, copy: bool = True) -> dict[str, Entry]:
+    """The entries that ``packed`` packed.
+
+    Args:
+        table: of the header.
+        arrays: all of them.
+        copy: the arrays lie in memory that will be used again.
+    """
+    rest = iter(arrays)
+    found = {}
+    for name, meta, count in table:
+        mine = itertools.islice(rest, count)
+        found[name] = Entry(meta, tuple(np.array(a) if copy else a for a in mine))
+    return found
+
+
+class Mirrors:
+    """The images that a task keeps of others, by their names. Thread safe.
+
+    Memory: one image of each, and while a new one comes in what has changed in it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._images: dict[str, Image] = {}
+        self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}  # life, version, entries so far
+        self._lives: dict[str, int] = {}
+
+    def answer(self, header: Header, arrays: Sequence[Array]) -> tuple[Header, list[Array]]:
+        """Answers one message: ``push`` (see ``Mirror``) or ``take``."""
+        if header["kind"] == "take":
+            return self._take(header)
+        return self._push(header, arrays), []
+
+    def image(self, task: str) -> Image | None:
+        """What is kept of a task."""
+        with self._lock:
+            return self._images.get(task)
+
+    def drop_all(self) -> None:
+        """Forgets all images: what they show is about to be replaced. New ones come whole."""
+        with self._lock:
+            self._images.clear()
+            self._coming.clear()
+
+    def _push(self, header: Header, arrays: Sequence[Array]) -> Header:
+        task, life, version, base = header["of"], header["life"], header["version"], header["base"]
+        came = unpacked(header["put"], arrays)
+        with self._lock:
+            if header["hello"]:
+                self._lives[task] = life
+            elif self._lives.setdefault(task, life) != life:
+                return {"refused": REFUSED_LIFE}
+            kept = self._images.get(task)
+            if base is not None and (kept is None or kept.version != base or kept.about.get("life") != life):
+                return {"refused": REFUSED_BASE}
+            if header["index"] == 0:
+                self._coming[task] = (life, version, came)
+            else:
+                coming = self._coming.get(task)
+                if coming is None or coming[:2] != (life, version):
+                    return {"refused": REFUSED_BASE}
+                coming[2].update(came)
+            if "keep" not in header:
+                return {}
+            entries = self._coming.pop(task)[2]
+            before = {} if base is None or kept is None else kept.entries
+            whole = {name: entries[name] if name in entries else before[name] for name in header["keep"]}
+            self._images[task] = Image(version, {**header["about"], "life": life}, header["void"], whole)
+            return {}
+
+    def _take(self, header: Header) -> tuple[Header, list[Array]]:
+        task, index = header["of"], header["index"]
+        with self._lock:
+            if index == 0:
+                self._lives[task] = header["life"]  # who had this name before has lost it
+            image = self._images.get(task)
+        if image is None or image.void:
+            return {"found": False, "why": image.void if image is not None else "it has none"}, []
+        cut = pieces(image.entries)
+        table, arrays = packed(cut[index])
+        about = dict(image.about)
+        return {"found": True, "about": about, "put": table, "version": image.version, "left": len(cut) - index - 1}, [
+            *arrays
+        ]
+
+
+def message(header: Header, arrays: Sequence[Array]) -> list[Array]:
+    """A header and arrays as one row of arrays; ``read_message`` is the way back."""
+    return [np.frombuffer(json.dumps(header).encode(), np.uint8), *arrays]
+
+
+def read_message(row: Sequence[Array]) -> tuple[Header, Sequence[Array]]:
+    """The header and the arrays of a ``message``."""
+    header: Header = json.loads(row[0].tobytes())
+    return header, row[1:]

@@ -1,0 +1,37 @@
+"""Arrays of strings as arrays of bytes, which is how they lie on disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import DataLossError
+
+Array = np.ndarray[Any, Any]
+
+
+def encode_strings(array: Array) -> Array:
+    """A string array as uint8[n]: the lengths as little-endian int64, then the bytes."""
+    items = [bytes(i) for i in array.reshape(-1)]
+    lengths = np.array([len(i) for i in items], "<i8").tobytes()
+    return np.frombuffer(lengths + b"".join(items), np.uint8)
+
+
+def decode_strings(data: Array, shape: tuple[int, ...]) -> Array:
+    """The string array that ``encode_strings`` encoded.
+
+    Raises:
+        DataLossError: the lengths do not fit the data.
+    """
+    count = int(np.prod(shape))
+    raw = np.ascontiguousarray(data).tobytes()
+    if len(raw) < 8 * count:
+        raise DataLossError(f"a string array of shape {shape} is cut off")
+    ends = np.cumsum(np.frombuffer(raw[: 8 * count], "<i8")) + 8 * count
+    if count and int(ends[-1]) != len(raw):
+        raise DataLossError(f"a string array of shape {shape} is damaged")
+    starts = [8 * count, *ends[:-1].tolist()]
+    out = np.empty((count,), object)
+    out[:] = [raw[a:b] for a, b in zip(starts, ends.tolist(), strict=False)] if count else []
+    return out.reshape(shape)

@@ -1,0 +1,54 @@
+"""A stage call as a task keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from runtime.execution.executor import PreparedStage
+from runtime.execution.kernels import STEADFAST
+from runtime.plan.plan import StageCall, VariableOutput
+from runtime.server.trace import TracedStage
+from runtime.server.unchanged import QUESTION, ReadVersion
+from runtime.transport.codec import Layout
+
+FetchFrom = Callable[[str, int, int, int], Any]
+"""``(task, session, step, slot) -> array``: fetches what another task holds."""
+
+
+class RegisteredCall:
+    """A stage call as a task keeps it: prepared, with its layouts."""
+
+    def __init__(
+        self,
+        call: StageCall,
+        prepared: PreparedStage,
+        writes: Mapping[str, int],
+        versions: ReadVersion | None = None,
+    ) -> None:
+        self.call = call
+        self.handle = 0
+        self.digest = b""
+        self.origin: tuple[bytes, int, str, bool] = (b"", 0, "", False)
+        """What it was registered with: hash of the program, generation, traced, versioned."""
+        self.versions = versions
+        """Of a read that is answered with values only when they are others than those that the session has."""
+        self.writes = dict(writes)
+        """By task, the writing stages of the whole step; empty when it has only this one."""
+        self.gated = bool(call.stage.writes) and not call.stage.host  # a guarded update passes the gate itself
+        self.prepared: PreparedStage | TracedStage = prepared
+        self.fetch: FetchFrom | None = None
+        """How its remote inputs are fetched when that is to be timed."""
+        stage = call.stage
+        # What has had an effect must not run again: only a lone kernel is ended when its lane breaks, and called again.
+        self.ends_with_lane = len(stage.host) == 1 and stage.host[0].kernel not in STEADFAST
+        self.inline = [i for i in range(len(call.inputs)) if i not in call.remote]
+        self.dynamic = stage.inputs is None or stage.output_specs is None
+        self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
+        if versions is not None:
+            self.input_layout = QUESTION
+        self.remember = stage.writes_state
+        self.reads = any(isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs)
+        """Gives somebody the values of variables: what comes back for them is of this age."""
+        self.pushes = bool(stage.writes) and bool(call.inputs)
+        """Changes variables by what somebody sent; counting a step is no push."""

@@ -1,0 +1,119 @@
+"""The MNIST trainer and its checkpoints: without a shared directory, and with a worker that comes back."""
+
+import contextlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+import harness
+from harness.checkpoints.manifest import read_manifest
+from tests.runtime import kit
+
+T = TypeVar("T")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def mnist() -> str:
+    directory = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
+    if not pathlib.Path(directory).is_dir():
+        pytest.skip("the MNIST files are not here: set MNIST_DIR")
+    return str(pathlib.Path(directory).resolve())
+
+
+class _Trainers:
+    """Trainer processes, each with a working directory and a log of its own."""
+
+    def __init__(self, directory: pathlib.Path, mnist: str, ps: int, workers: int, *flags: str) -> None:
+        addresses = kit.addresses(ps=ps, worker=workers)
+        self._flags = [f"--{job}_hosts={','.join(hosts)}" for job, hosts in addresses.items()]
+        self._flags += [f"--data_dir={mnist}", "--start_timeout_secs=100", *flags]
+        self._directory = directory
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def where(self, job: str, index: int) -> pathlib.Path:
+        return self._directory / f"{job}{index}"
+
+    def start(self, job: str, index: int) -> subprocess.Popen[bytes]:
+        where = self.where(job, index)
+        where.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "models.mnist.trainer", *self._flags]
+        command += [f"--job_name={job}", f"--task_index={index}"]
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+        with open(where / "log", "wb") as log:
+            process = subprocess.Popen(command, cwd=where, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        self.running.append(process)
+        return process
+
+    def log(self, job: str, index: int) -> str:
+        return (self.where(job, index) / "log").read_text()
+
+
+@contextlib.contextmanager
+def _trainers(*arguments: object) -> Iterator[_Trainers]:
+    made = _Trainers(*arguments)  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        for process in made.running:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.timeout(200)
+def test_two_ps_with_directories_of_their_own(tmp_path: pathlib.Path, mnist: str) -> None:
+    flags = ("--logdir=run", "--checkpoint_transfer=stream", "--train_steps=40", "--save_summaries_secs=0")
+    with _trainers(tmp_path, mnist, 2, 1, *flags) as trainers:
+        for index in (0, 1):
+            trainers.start("ps", index)
+        assert trainers.start("worker", 0).wait(150) == 0, trainers.log("worker", 0)
+    path = harness.latest_checkpoint(str(trainers.where("worker", 0) / "run"))
+    assert path is not None and int(harness.load_variable(path, "global_step")) >= 40
+    assert np.abs(harness.load_variable(path, "mlp/w1")).max() > 0
+    for index in (0, 1):
+        assert not list(trainers.where("ps", index).rglob("bellwether.json"))
+
+
+@pytest.mark.timeout(240)
+def test_a_restarted_worker_goes_on_with_its_own_data(tmp_path: pathlib.Path, mnist: str) -> None:
+    logdir = tmp_path / "run"
+    flags = (f"--logdir={logdir}", "--train_steps=1000000", "--save_model_secs=1", "--save_summaries_secs=0")
+    with _trainers(tmp_path, mnist, 1, 2, *flags) as trainers:
+        trainers.start("ps", 0)
+        trainers.start("worker", 0)
+        second = trainers.start("worker", 1)
+        seen = _until(lambda: _epoch_of(logdir, 1))
+        second.kill()
+        second.wait()
+        trainers.start("worker", 1)
+        found = _until(
+            lambda: re.search(r"going on with the data at epoch ([\d.]+)", trainers.log("worker", 1)),
+        )
+    assert float(found[1]) >= seen - 1e-3  # never back to the beginning
+
+
+def _epoch_of(logdir: pathlib.Path, worker: int) -> float | None:
+    """How far a worker's data had come in the newest checkpoint, in epochs; None when it is not in it."""
+    with contextlib.suppress(OSError):  # removed meanwhile
+        path = harness.latest_checkpoint(str(logdir))
+        manifest = read_manifest(path) if path else None
+        state = manifest.states.get(f"/job:worker/task:{worker}", {}).get("data") if manifest else None
+        if state and state["position"]:
+            return float(state["epoch"]) + float(state["position"]) / (state["num_examples"] / 2)
+    return None
+
+
+def _until(look: Callable[[], T | None], secs: float = 100.0) -> T:
+    deadline = time.monotonic() + secs
+    while (found := look()) is None:
+        assert time.monotonic() < deadline, f"nothing within {secs} s"
+        time.sleep(0.1)  # files of another process tell nobody when they change
+    return found

@@ -1,0 +1,87 @@
+"""The standard series of rare events: what happens for real is found in the event file."""
+
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import harness
+import runtime as rt
+from harness.purge import read_events
+from tests.harness import cluster_kit
+from tests.runtime.kit import TARGET, servers
+
+Series = dict[str, list[float]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> Iterator[None]:
+    cluster_kit.warm_up()
+    yield
+
+
+def series_in(logdir: pathlib.Path) -> Series:
+    """The values of every scalar, oldest first."""
+    found: Series = {}
+    for path in sorted(logdir.glob("events*")):
+        for event in read_events(str(path)):
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    found.setdefault(value.tag, []).append(value.simple_value)
+    return found
+
+
+def wait_for(logdir: pathlib.Path, true: Callable[[Series], bool]) -> Series:
+    """The series, once they are as wanted: another process writes them."""
+    deadline = time.monotonic() + 30
+    while not true(found := series_in(logdir)):
+        assert time.monotonic() < deadline, sorted(found)
+        time.sleep(0.05)  # there is no event to wait for in another process's file
+    return found
+
+
+def test_a_killed_ps_and_the_checkpoints_are_seen(tmp_path: pathlib.Path) -> None:
+    with cluster_kit.cluster(2, 1, logdir=str(tmp_path), summary_secs=0.1) as c:
+        c.ps(0)
+        second = c.ps(1)
+        chief = c.worker(0)
+        chief.ask("steps", 10)
+        wait_for(tmp_path, lambda found: "steps_per_sec/worker_0" in found)
+        chief.ask("save", answer="SAVED")
+        assert chief.ask("steps", 7) == 17
+        before = wait_for(tmp_path, lambda found: "checkpoint_seconds/worker_0" in found)
+        assert "recoveries/worker_0" not in before and "steps_lost/worker_0" not in before
+        second.kill()
+        chief.tell("train")
+        chief.expect("LOG", "recovering")
+        c.ps(1)
+        chief.expect("LOG", "recovered within")
+        chief.tell("pause")
+        chief.expect("TRAINED")
+        found = wait_for(tmp_path, lambda found: "steps_lost/worker_0" in found)
+        chief.tell("end")
+        assert chief.exit_code() == 0
+    assert found["recoveries/worker_0"][-1] == 1
+    assert found["recovery_seconds/worker_0"][0] > 0
+    assert found["steps_lost/worker_0"][-1] in (7, 8)  # the step that was cut off may have counted on the ps left
+    assert 0 < found["checkpoint_seconds/worker_0"][0] < 30
+    assert found["checkpoint_bytes/worker_0"][0] > 2 * 4 * 4  # two vectors of four floats, and their description
+
+
+def test_a_dropped_gradient_is_seen(tmp_path: pathlib.Path) -> None:
+    with servers(sockets=True, ps=1, worker=1) as made, harness.FileWriter(tmp_path) as writer:
+        series = harness.StandardSeries(made[TARGET].cluster, writer)
+        with rt.Graph().as_default() as graph:
+            with rt.device("/job:ps/task:0"):
+                accumulator = rt.ConditionalAccumulator(np.float32, [2], name="gradients")
+                advance = accumulator.set_global_step(5)
+                fresh, stale = (accumulator.apply_grad(np.ones(2, np.float32), local_step=step) for step in (5, 4))
+            with rt.Session(made[TARGET].target, graph) as session:
+                session.run(advance)
+                session.run(fresh)
+                assert "updates_dropped/ps_0" not in series.write(1)
+                session.run(stale)
+        series.write(2)
+    assert series_in(tmp_path)["updates_dropped/ps_0"] == [1.0]

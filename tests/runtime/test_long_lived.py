@@ -1,0 +1,137 @@
+"""A server outlives its sessions: what it keeps of them is bounded, by counting, and what they still need is there."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import runtime as rt
+from runtime.execution.compiler import Compiler
+from runtime.server import registry
+from runtime.server.registry import Registry
+from runtime.server.worker import Worker
+from tests.runtime.kit import TARGET, servers
+
+PS = "/job:ps/task:0"
+SESSIONS = 200
+KEPT = 8
+
+
+@contextlib.contextmanager
+def _cluster() -> Iterator[dict[str, rt.Server]]:
+    with servers(sockets=True, ps=1, worker=1) as made:
+        compiler = Compiler(KEPT)
+        for server in made.values():
+            server.worker.executor.compiler = compiler
+            server.worker.registry = Registry(server.worker.task, KEPT)
+        yield made
+
+
+def _wait_until_ended(worker: Worker, sessions: int = 0) -> None:
+    """A goodbye is not answered: it takes effect a moment later."""
+    deadline = time.monotonic() + 30
+    while worker.registry.sessions > sessions and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert worker.registry.sessions == sessions
+
+
+def _step(number: int) -> tuple[rt.Operation, rt.Variable]:
+    """An update that no other number has, on a variable that all have."""
+    with rt.device("/job:ps/task:0"):
+        w = rt.Variable(np.zeros(3, np.float32), name="w")
+        return w.assign_add(np.full(3, number, np.float32)).op, w
+
+
+def test_200_sessions_with_graphs_of_their_own_leave_a_bounded_number_of_entries() -> None:
+    with _cluster() as cluster:
+        for number in range(SESSIONS):
+            with rt.Graph().as_default(), rt.Session(cluster[TARGET].target) as session:
+                with rt.device("/job:ps/task:0"):
+                    own = rt.Variable(np.zeros(3, np.float32), name=f"own_{number}")
+                session.run(own.initializer)  # a stage of its own
+                if number % 20 == 0:  # and a program of its own, on the ps and on the worker
+                    step, w = _step(number)
+                    session.run(w.initializer)
+                    session.run(step)
+                    with rt.device(TARGET):
+                        session.run(rt.numpy.sin(float(number)))
+        assert cluster[PS].worker.executor.compiler.compilations > SESSIONS / 20
+        assert cluster[PS].worker.registry._last_handle > SESSIONS
+        for server in cluster.values():
+            worker = server.worker
+            _wait_until_ended(worker)
+            assert len(worker.registry) <= KEPT
+            assert worker.registry.programs <= KEPT
+            assert len(worker.executor.compiler) <= KEPT
+            assert worker.counters._seen == worker.counters._times == worker._waits == worker.tracer._spans == {}
+            assert len(worker.held) == 0
+            assert server.master._sessions == {}
+
+
+def test_what_a_live_session_has_registered_stays_however_many_come_and_go() -> None:
+    with _cluster() as cluster, rt.Graph().as_default():
+        with rt.Session(cluster[TARGET].target) as old:
+            step, w = _step(-1)
+            old.run(w.initializer)
+            assert old.run(w)[0] == 0
+            old.run(step)
+            calls = len(cluster[PS].worker.registry)
+            for number in range(KEPT + 4):
+                with rt.Graph().as_default(), rt.Session(cluster[TARGET].target) as session:
+                    session.run(_step(number)[0])
+            old.run(step)
+            assert old.run(w)[0] == -2 + sum(range(KEPT + 4))
+            _wait_until_ended(cluster[PS].worker, 1)
+        _wait_until_ended(cluster[PS].worker)
+        assert calls <= len(cluster[PS].worker.registry) <= KEPT
+
+
+def test_the_next_session_of_an_equal_graph_compiles_nothing() -> None:
+    with _cluster() as cluster:
+        compilations = []
+        for _ in range(3):
+            with rt.Graph().as_default(), rt.Session(cluster[TARGET].target) as session:
+                step, w = _step(0)
+                session.run(w.initializer)
+                session.run(step)
+                compilations.append(cluster[PS].worker.executor.compiler.compilations)
+        assert compilations == compilations[:1] * 3
+
+
+def test_a_session_that_comes_back_too_late_is_told_to_open_a_new_one() -> None:
+    with _cluster() as cluster, rt.Graph().as_default():
+        with rt.Session(cluster[TARGET].target) as session:
+            step, w = _step(0)
+            session.run(w.initializer)
+            session.run(step)
+            worker = cluster[PS].worker
+            for known in list(worker.registry._held):
+                worker.gone(known, goodbye=False)
+            session.run(step)  # nobody has asked for the room
+            worker.registry._limit = 0
+            worker.registry.release(0)
+            with pytest.raises(rt.AbortedError, match="open a new one"):
+                session.run(step)
+        with rt.Session(cluster[TARGET].target) as session:
+            session.run(step)
+
+
+def test_a_handle_that_was_never_given_is_not_found() -> None:
+    with pytest.raises(rt.NotFoundError, match="no stage is registered under handle 7"):
+        Worker("ps", 0, lambda *_: None).registered(7)
+
+
+def test_sessions_that_never_say_goodbye_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "SESSIONS", 5)
+    with _cluster() as cluster, rt.Graph().as_default():
+        with rt.Session(cluster[TARGET].target) as session:
+            step, _ = _step(0)
+            session.run(rt.global_variables_initializer())
+            session.run(step)
+            kept = cluster[PS].worker.registry
+            digest = next(iter(kept._by_digest))
+            for number in range(100, 120):  # as if so many others had registered the same and died
+                assert kept.find(digest, number) is not None
+            assert kept.sessions == 5

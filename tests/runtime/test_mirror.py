@@ -1,0 +1,268 @@
+"""Mirrors of tasks: what is kept is always a whole image, replies keep the bound, and an image makes the task again."""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import runtime as rt
+from runtime.errors import AbortedError, UnavailableError
+from runtime.execution.mirrors import Entry, Header, Mirrors, message, packed, pieces, read_message, unpacked
+from runtime.server import image
+from runtime.server.mirror import Capture, Mirror, Part
+from runtime.transport.listener import Reply
+from runtime.transport.memory import LaneTable
+from tests.runtime.kit import addresses
+
+TASK, HOLDER = "/job:ps/task:0", "/job:ps/task:1"
+NAMES = "abcd"
+
+
+class Holder:
+    """The other end, whose messages may get lost on their way there or back, and that may die."""
+
+    def __init__(self) -> None:
+        self.mirrors = Mirrors()
+        self.lose: dict[int, bool] = {}  # by number of the message, whether it had arrived
+        self.count = 0
+
+    def send(self, header: Header, arrays: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
+        self.count += 1
+        before = self.lose.get(self.count)
+        if before is False:
+            raise UnavailableError("lost on the way", task=HOLDER)
+        answer = self.mirrors.answer(*read_message(message(header, arrays)))
+        if before is True:
+            raise UnavailableError("lost on the way back", task=HOLDER)
+        return answer
+
+
+class Source:
+    """A task that is nothing but named numbers."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, int] = {}
+        self.void = ""
+
+    def capture(self, _: Any) -> Capture:
+        state = {} if self.void else dict(self.state)
+        return Capture(self.void, {n: Part(v, lambda v=v: number(v)) for n, v in state.items()}, lambda: None)
+
+
+def number(value: int) -> Entry:
+    return Entry({"value": value}, (np.full(8, value),))
+
+
+def made(source: Source, holder: Holder, lag: int = 0, life: int = 1, fenced: Any = lambda: None) -> Mirror:
+    return Mirror(TASK, HOLDER, lag, life, {"lag": lag}, source.capture, holder.send, fenced, piece_bytes=128)
+
+
+def kept(holder: Holder) -> dict[str, int] | None:
+    """What the holder could give back."""
+    found = image.read(lambda header: holder.mirrors.answer(header, ()), TASK, 7)
+    if isinstance(found, str):
+        return None
+    assert all((e.arrays[0] == e.meta["value"]).all() for e in found.entries.values())
+    return {name: entry.meta["value"] for name, entry in found.entries.items()}
+
+
+CHANGES = st.tuples(st.sampled_from(NAMES), st.none() | st.integers(0, 9))
+TURNS = st.tuples(
+    st.lists(CHANGES, max_size=4),
+    st.dictionaries(st.integers(1, 6), st.booleans(), max_size=2),
+    st.sampled_from(["", "", "", "dies", "drops", "void"]),
+)
+
+
+@given(st.lists(TURNS, max_size=12))
+def test_what_is_kept_is_a_whole_image_whatever_gets_lost(turns: list[Any]) -> None:
+    source, holder = Source(), Holder()
+    mirror = made(source, holder)
+    states: dict[int, dict[str, int]] = {}
+    for changes, lose, event in turns:
+        if event == "dies":
+            holder.mirrors = Mirrors()
+        elif event == "drops":
+            holder.mirrors.drop_all()
+        source.void = "for a reason" if event == "void" else ""
+        for name, value in changes:
+            source.state.pop(name, None)
+            if value is not None:
+                source.state[name] = value
+            mirror.count()
+        states[mirror._version] = dict(source.state)
+        holder.lose = {holder.count + n: arrived for n, arrived in lose.items()}
+        lost = False
+        try:
+            mirror._mirror()
+        except UnavailableError:
+            mirror._tokens = None  # as its thread does
+            lost = True
+        found = holder.mirrors.image(TASK)
+        if found is not None and not found.void:
+            assert {n: e.meta["value"] for n, e in found.entries.items()} == states[found.version]
+        if not lost and not source.void:
+            assert found is not None and found.version == mirror._version
+        if not lost and source.void:
+            assert found is None or found.void
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 40)), st.integers(1, 100))
+def test_pieces_are_all_of_it_and_small(sizes: dict[str, int], limit: int) -> None:
+    entries = {name: Entry(name, (np.zeros(size, np.uint8),)) for name, size in sizes.items()}
+    cut = pieces(entries, limit)
+    assert list(itertools.chain.from_iterable(cut)) == list(entries)
+    assert all(len(piece) == 1 or sum(e.nbytes for e in piece.values()) <= limit for piece in cut if piece)
+    again = [unpacked(*packed(piece)) for piece in cut]
+    assert {n: e.arrays[0].size for piece in again for n, e in piece.items()} == sizes
+
+
+@pytest.mark.parametrize("lag", [0, 1, 5])
+def test_no_reply_leaves_the_mirror_further_behind_than_the_bound(lag: int) -> None:
+    source, holder = Source(), Holder()
+    mirror = made(source, holder, lag)
+    mirror.start()
+
+    def update() -> Reply:
+        source.state["a"] = source.state.get("a", 0) + 1
+        mirror.count()
+        return Reply([], remember=True)
+
+    for done in range(1, 100):
+        mirror.carry_out(update, 1, gated=True)
+        assert done - max(mirror._mirrored, 0) <= lag
+    mirror.settle()
+    assert kept(holder) == {"a": 99}
+    assert mirror.values()["mirror_lag_steps"] == 0
+    assert mirror.values()["mirror_usable"] == 1
+    mirror.close()
+
+
+def test_a_lost_holder_holds_nobody_up() -> None:
+    source, holder = Source(), Holder()
+    mirror = made(source, holder)
+    holder.lose = dict.fromkeys(range(1, 10_000), False)
+    mirror.start()
+    source.state["a"] = 1
+    mirror.carry_out(lambda: Reply([]), 1, gated=False)
+    assert "lost on the way" in mirror.problem
+    holder.lose = {}
+    waiting = threading.Event()  # never set
+    while mirror.problem and not waiting.wait(0.01):
+        pass
+    assert kept(holder) == {"a": 1}
+    mirror.close()
+
+
+def test_who_was_replaced_answers_nobody_any_more() -> None:
+    source, holder, left = Source(), Holder(), threading.Event()
+    old = made(source, holder, life=1, fenced=left.set)
+    old.start()
+    old.settle()
+    assert kept(holder) == {}  # takes it up, as life 7
+    old.count()
+    with pytest.raises(AbortedError, match="taken the place"):
+        old.carry_out(lambda: Reply([]), 1, gated=True)
+    assert left.is_set()
+    new = made(source, holder, life=7)
+    new.start()
+    new.settle()
+    assert new.problem == ""
+    new.close()
+
+
+class Client:
+    gone = False
+
+
+def test_inherited_lanes_are_answered_and_others_welcomed() -> None:
+    table: LaneTable[str] = LaneTable()
+    table.inherit({(1, 2): (5, "five")}, 100.0)
+    owner = Client()
+    record, known, _ = table.attach(1, 2, 3, owner, 100.0)
+    assert known
+    assert record.begin(owner, 5) == "five"
+    assert record.begin(owner, 6) is None
+    other = Client()
+    fresh, known, _ = table.attach(9, 9, 4, other, 100.0)
+    assert known  # nothing of it is left: its call runs
+    assert fresh.begin(other, 17) is None
+    table.expire(50.0)
+    assert len(table) == 2
+
+
+@contextlib.contextmanager
+def mirrored(cluster: dict[str, list[str]], index: int) -> Iterator[rt.Server]:
+    with rt.Server(cluster, "ps", index, ps_backups=1, ps_backups_lag=3) as server:
+        yield server
+
+
+VALUES = {
+    "float": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "double": np.array(1e-300),
+    "long": np.array([2**62, -1], np.int64),
+    "half": np.asarray(jnp.asarray([1.5, -2.0], jnp.bfloat16)),
+    "flag": np.array([True, False]),
+    "empty": np.zeros((0, 4), np.float32),
+}
+
+
+def test_a_task_is_made_again_from_its_image() -> None:
+    cluster = addresses(ps=2, worker=1)
+    with rt.Graph().as_default(), rt.Server(cluster, "worker", 0) as worker, mirrored(cluster, 0):
+        with rt.device("/job:ps/task:1"):
+            made = {name: rt.Variable(value, dtype=value.dtype, name=name) for name, value in VALUES.items()}
+            made["words"] = rt.Variable(np.array(["one", "two"], object), name="words")
+            add = made["float"].assign_add(np.ones((2, 3), np.float32))
+        initialise = rt.global_variables_initializer()
+        with mirrored(cluster, 1) as before, rt.Session(worker.target) as session:
+            session.run(initialise)
+            for _ in range(10):
+                session.run(add.op)
+            incarnation = before.incarnation
+        with mirrored(cluster, 1) as again, rt.Session(worker.target) as session:
+            assert (again.incarnation, again.lives) == (incarnation, 1)
+            found = session.run(made)
+            session.run(add.op)
+            assert session.run(made["float"])[0, 0] == 11
+    for name, value in VALUES.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name], value + 10 if name == "float" else value)
+    assert found["words"].tolist() == [b"one", b"two"]
+
+
+def test_what_cannot_be_mirrored_is_told() -> None:
+    cluster = addresses(ps=2, worker=1)
+    with rt.Graph().as_default(), rt.Server(cluster, "worker", 0) as worker, mirrored(cluster, 0):
+        with mirrored(cluster, 1) as server, rt.Session(worker.target) as session:
+            with rt.device("/job:ps/task:1"):
+                queue = rt.FIFOQueue(3, [np.float32], shapes=[()], name="numbers")
+                put = queue.enqueue(rt.constant(1.0))
+            session.run(put)
+            assert server.worker.mirror is not None
+            server.worker.mirror.count()
+            server.worker.mirror.settle()
+            assert "it holds numbers" in server.worker.mirror.problem
+        with mirrored(cluster, 1) as again:
+            assert again.lives == 0
+            assert "it holds numbers" in again.worker.store.run.origin
+
+
+@pytest.mark.parametrize(
+    ("ps", "options", "says"),
+    [
+        (1, {"ps_backups": 1}, "needs two tasks"),
+        (2, {"ps_backups": 2}, "one mirror"),
+        (2, {"ps_backups": 1, "ps_backups_lag": -1}, "0 or more"),
+    ],
+)
+def test_wrong_numbers_are_refused(ps: int, options: dict[str, int], says: str) -> None:
+    with pytest.raises(rt.InvalidArgumentError, match=says):
+        rt.Server(addresses(ps=ps), "ps", 0, **options)

@@ -1,0 +1,29 @@
+"""The time limits that docs/guarantees.md lists are those of the code."""
+
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from runtime import SessionConfig, detection
+from runtime.transport.dial import ChannelOptions
+
+GUIDE = (pathlib.Path(__file__).resolve().parent.parent / "docs" / "guarantees.md").read_text()
+ROWS = re.findall(r"^\|[^|]*\| ([\d.]+) \| `([\w.]+)\.([A-Z_]+)`", GUIDE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("secs", "module", "name"), ROWS, ids=[name for _, _, name in ROWS])
+def test_a_documented_default_is_the_one_in_the_code(secs: str, module: str, name: str) -> None:
+    assert getattr(importlib.import_module(module), name) == float(secs)
+
+
+def test_every_default_of_detection_is_documented() -> None:
+    documented = {name for _, module, name in ROWS if module == "runtime.detection"}
+    assert documented == {name for name in vars(detection) if name.endswith("_SECS")}
+
+
+def test_the_options_have_these_defaults() -> None:
+    assert SessionConfig().reconnect_secs == ChannelOptions().reconnect_secs == detection.RECONNECT_SECS
+    assert ChannelOptions().heartbeat_secs == detection.HEARTBEAT_SECS
+    assert ChannelOptions().heartbeat_timeout_secs == detection.HEARTBEAT_TIMEOUT_SECS
