@@ -89,9 +89,12 @@ def problem(ps: int) -> str | None:
     return None
 
 
-def mirrors() -> dict[str, int]:
-    """What a server of a ps is told about mirrors."""
-    return {"ps_backups": FLAGS.ps_backups, "ps_backups_lag": 0 if FLAGS.ps_backups_sync else FLAGS.ps_backups_lag}
+def server(cluster: Any, job: str, index: int) -> rt.Server:
+    """The server of a task, mirrored if it is a ps and that is wanted."""
+    if job != "ps":
+        return rt.Server(cluster, job, index)
+    lag = 0 if FLAGS.ps_backups_sync else FLAGS.ps_backups_lag
+    return rt.Server(cluster, job, index, ps_backups=FLAGS.ps_backups, ps_backups_lag=lag)
 
 
 def together(optimizer: harness.Optimizer, workers: int) -> Any:

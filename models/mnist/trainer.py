@@ -115,8 +115,7 @@ def main(argv: list[str]) -> None:
     if FLAGS.job_name == "ps":
         jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
     try:
-        mirrors = modes.mirrors() if FLAGS.job_name == "ps" else {}
-        server = rt.Server(cluster(), FLAGS.job_name, FLAGS.task_index, **mirrors)
+        server = modes.server(cluster(), FLAGS.job_name, FLAGS.task_index)
     except rt.OpError as error:
         sys.exit(f"{FLAGS.job_name} {FLAGS.task_index}: {error}")
     with server, monitoring.watched(server):
