@@ -162,6 +162,7 @@ def _measure(
         "step_ms_p50_quiet": _ms(quiet),
         "step_ms_p50_saving": _ms(busy),
         "rate_while_saving": round(statistics.median(quiet) / statistics.median(busy), 3),
+        "mean_rate_while_saving": round(statistics.fmean(quiet) / statistics.fmean(busy), 3),
         "extra_mb": round(max(extra) / 2**20),
         "save_gb_s_training": round(size / statistics.median(save_secs) / 1e9, 2),
         "save_gb_s": round(size / min(alone) / 1e9, 2),

@@ -50,7 +50,9 @@ LAYOUT: Layout = {
         "checkpoint, bytes": ["checkpoint_bytes/.*"],
         "recovery, seconds": ["recovery_seconds/.*"],
         "steps lost": ["steps_lost/.*"],
+        "recoveries": ["recoveries/.*", "mirror_recoveries/.*"],
         "updates not in the mirror, by ps": ["mirror_lag_steps_max/.*"],
+        "1 while a ps could go on from its mirror": ["mirror_usable/.*"],
     },
     "Hosts": {
         "CPU, percent of one core": ["cpu_percent/.*"],
@@ -77,9 +79,12 @@ _SPANS = (
 _SERVING = ("queue_depth", "received_per_sec", "sent_per_sec")
 """Only of tasks that others call."""
 _GAUGES = ("memory_bytes", "host_memory_used_bytes", "host_load", "variable_bytes", "mirror_lag_steps_max")
+_SWITCHES = ("mirror_usable",)
+"""Gauges whose 0 is what one wants to see."""
 _SUMS = {
     "updates_dropped_total": "updates_dropped",
     "recoveries_total": "recoveries",
+    "mirror_recoveries_total": "mirror_recoveries",
     "steps_lost_total": "steps_lost",
     "errors_total": "errors",
 }
@@ -106,6 +111,7 @@ def scalars(task: str, before: rt.TaskReport | None, now: rt.TaskReport, seconds
     names = [*_SPANS, *(_SERVING if now.values.get("calls_total") else ())]
     found = {f"{name}/{label}": float(getattr(span, name)) for name in names if getattr(span, name) is not None}
     found |= {f"{name}/{label}": span.gauges[name] for name in _GAUGES if span.gauges.get(name)}
+    found |= {f"{name}/{label}": span.gauges[name] for name in _SWITCHES if name in span.gauges}
     found |= {f"{tag}/{label}": now.values[name] for name, tag in _SUMS.items() if now.values.get(name)}
     found |= _means(label, before, now)
     for name, value in span.gauges.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import threading
@@ -113,6 +114,8 @@ def as_rows(states: list[TaskState], spans: Mapping[str, Figures], now: float) -
             continue
         span, value = spans[state.task], report.values
         up = f"up {_duration(now - report.started_unix_secs)}"
+        if value.get("mirror_usable") == 0:
+            up += ", not mirrored"  # a ps that has lost its mirror trains on; absent where none is wanted
         split = [span.pull_ms, span.compute_ms, span.push_ms]
         error = report.last_error and f"{_duration(now - report.last_error_unix_secs)} ago: {report.last_error}"
         rows.append(
@@ -157,16 +160,15 @@ def variable_rows(states: list[TaskState]) -> list[list[str]]:
         for v in state.report.variables if state.report else ():
             name = f"{v.container}:{v.name}" if v.container else v.name
             text = v.dtype.hasobject
-            nbytes = "" if text else sizes(v.dtype.itemsize * _product(v.shape))
-            rows.append([name, state.task, "string" if text else v.dtype.name, str(list(v.shape)), nbytes])
+            nbytes = _bytes(v)
+            shown = "" if nbytes is None else sizes(nbytes)
+            rows.append([name, state.task, "string" if text else v.dtype.name, str(list(v.shape)), shown])
     return [rows[0], *sorted(rows[1:])]
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+def _bytes(v: Any) -> int | None:
+    """Bytes of a variable's elements; None for strings, which have no fixed size."""
+    return None if v.dtype.hasobject else v.dtype.itemsize * math.prod(v.shape)
 
 
 def as_json(states: list[TaskState], spans: Mapping[str, Figures]) -> dict[str, Any]:
@@ -190,6 +192,7 @@ def as_json(states: list[TaskState], spans: Mapping[str, Figures]) -> dict[str, 
                     "container": v.container,
                     "dtype": "string" if v.dtype.hasobject else v.dtype.name,
                     "shape": list(v.shape),
+                    "bytes": _bytes(v),
                 }
                 for v in state.report.variables
             ]

@@ -18,6 +18,9 @@ from harness.graph_def import graph_def
 from harness.plugins import Layout, custom_scalars_summary, hparams_summary
 from harness.purge import points_to_repeat
 
+_FLUSH_SECS = 2.0
+_FLUSH_STORE_SECS = 120.0
+
 
 class FileWriter:
     """Writes event files into a directory; a thread of its own does the writing. Any number of threads may use it.
@@ -29,7 +32,8 @@ class FileWriter:
         logdir: the directory, made if it is not there.
         graph: a graph to write at once.
         max_queue: how many events may wait to be written before adding one blocks.
-        flush_secs: how often events are flushed to disk, seconds; the first one is at once.
+        flush_secs: how often events are flushed to disk, seconds; the first one is at once. By default every 2 s,
+            and every 120 s in a cloud store, where a flush writes the whole file again.
         filename_suffix: end of the file names.
     """
 
@@ -38,10 +42,12 @@ class FileWriter:
         logdir: str | os.PathLike[str],
         graph: rt.Graph | None = None,
         max_queue: int = 10,
-        flush_secs: float = 120,
+        flush_secs: float | None = None,
         filename_suffix: str | None = None,
     ) -> None:
         self._logdir = os.fspath(logdir)
+        if flush_secs is None:
+            flush_secs = _FLUSH_STORE_SECS if "://" in self._logdir else _FLUSH_SECS
         self._options = (max_queue, flush_secs, filename_suffix or "")
         self._lock = threading.Lock()
         self._metadata_tags: set[str] = set()

@@ -107,6 +107,8 @@ def main(argv: list[str]) -> None:
     monitoring.configure_logging(f"{FLAGS.job_name}/{FLAGS.task_index}", FLAGS.log_json)
     if wrong := modes.problem(len(FLAGS.ps_hosts)):
         sys.exit(wrong)
+    if FLAGS.profile_steps and not FLAGS.logdir:
+        sys.exit("--profile_steps needs a --logdir to write to")
     if FLAGS.sync == modes.COLLECTIVE:
         collective()
         return
@@ -188,6 +190,9 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
         save_summaries_secs=FLAGS.save_summaries_secs,
         summary_op=None,  # its tensors need a batch: the loop runs it
     )
+    summarises = is_chief and supervisor.summary_writer is not None and FLAGS.save_summaries_secs > 0
+    if is_chief and not logdir:
+        logging.info("--logdir is empty: no summaries and no checkpoints are written")
     progress = harness.Progress(total, every=FLAGS.log_every_steps)
     next_summary = time.monotonic()
     test_steps = FLAGS.test_epochs * len(mnist.train) / batch or float("inf")
@@ -215,10 +220,10 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
             feeds = {graph.images: images, graph.labels: labels}
             _, loss, step = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
             progress.update(int(step), epoch=step * batch / len(mnist.train), cost=float(loss))
-            if is_chief and FLAGS.save_summaries_secs and time.monotonic() >= next_summary:
+            if summarises and time.monotonic() >= next_summary:
                 supervisor.summary_computed(session, session.run(graph.summaries, feeds), step)
                 next_summary = time.monotonic() + FLAGS.save_summaries_secs
-            if is_chief and FLAGS.save_summaries_secs and step >= next_test:
+            if summarises and step >= next_test:
                 write_test(session, graph, supervisor, mnist.test, int(step))
                 next_test = step + test_steps
         if is_chief:

@@ -54,6 +54,7 @@ class Gate:
         self._paused = False
         self._allowed: Collection[StepKey] = ()
         self._running = 0
+        self._entered = 0
         self._sessions: OrderedDict[int, OrderedDict[int, Writes]] = OrderedDict()
 
     def enter(self, key: StepKey) -> None:
@@ -67,6 +68,12 @@ class Gate:
                 else:
                     self._changed.wait(left)
             self._running += 1
+            self._entered += 1
+
+    @property
+    def entered(self) -> int:
+        """How many writing stages have come through so far: while it grows, somebody trains."""
+        return self._entered
 
     def leave(self, key: StepKey, expected: Mapping[str, int] | None) -> None:
         """After a writing stage ran.

@@ -25,7 +25,7 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.execution import zarr
-from runtime.execution.background import in_background
+from runtime.execution.background import Pace, in_background
 from runtime.execution.gate import Gate
 from runtime.execution.states import task_states
 from runtime.execution.store import Store
@@ -233,7 +233,8 @@ class Shards:
             directory = f"{order.directory}/ocdbt.process_{order.process_id}"
             arrays = [(_placed(s, a), a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
-            files = in_background(lambda: _written(job, directory, arrays), "checkpoint-writer")
+            pace = Pace(lambda: self._gate.entered, job.cancelled.wait)
+            files = in_background(lambda: _written(job, directory, arrays, pace), "checkpoint-writer")
             job.arrays = []  # the next updates may work in place again
             if job.cancelled.is_set():
                 raise AbortedError("another chief has taken over: the save was cancelled", task=self._task)
@@ -341,7 +342,7 @@ class Shards:
         return Reply(states=task_states(self._task))
 
 
-def _written(job: Job, directory: str, arrays: Sequence[tuple[zarr.Placed, Any]]) -> list[pb.FileDef]:
+def _written(job: Job, directory: str, arrays: Sequence[tuple[zarr.Placed, Any]], pace: Pace) -> list[pb.FileDef]:
     """Writes arrays and gives the files that they became, with their checksums where there is a file system."""
     local = zarr.is_local(directory)
     sums = zarr.Checksums(directory)
@@ -351,7 +352,7 @@ def _written(job: Job, directory: str, arrays: Sequence[tuple[zarr.Placed, Any]]
         if local:
             sums.advance()  # while the next arrays are on their way to the disk
 
-    zarr.write_arrays(directory, arrays, cancelled=job.cancelled.is_set, wrote=wrote)
+    zarr.write_arrays(directory, arrays, cancelled=job.cancelled.is_set, wrote=wrote, pace=pace)
     if not local:
         return []
     zarr.sync_tree(directory, files=False)  # tensorstore has synced the files

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
-from runtime.execution.background import step_aside
+from runtime.execution.background import Pace, step_aside
 from runtime.execution.files import Checksums, checksum, files_below, sync, sync_tree
 from runtime.execution.string_arrays import decode_strings, encode_strings
 
@@ -124,6 +125,7 @@ def write_arrays(
     cancelled: Callable[[], bool] = _never,
     wrote: Callable[[int], None] | None = None,
     group_bytes: int = GROUP_BYTES,
+    pace: Pace | None = None,
 ) -> None:
     """Writes arrays into the OCDBT store in ``directory``; nothing is copied on the way.
 
@@ -133,6 +135,7 @@ def write_arrays(
         cancelled: asked between groups; when true, writing ends.
         wrote: told the number of bytes of each group that is on disk.
         group_bytes: arrays are committed in groups of about so many bytes, two of them at the same time.
+        pace: when to rest between groups.
 
     Raises:
         ResourceExhaustedError: the disk is full.
@@ -142,6 +145,7 @@ def write_arrays(
     context = _context(ts, threads=max(1, min(READERS, (os.cpu_count() or 1) // CORES_PER_WRITER)))
     under_way: deque[tuple[Any, int]] = deque()
     begun: set[str] = set()
+    since = time.monotonic()
 
     def finish() -> None:
         commit, size = under_way.popleft()
@@ -151,8 +155,13 @@ def write_arrays(
 
     try:
         for group in _groups(arrays, group_bytes):
+            if begun and pace is not None and pace.others_work():
+                while under_way:
+                    finish()
+                pace.rest(time.monotonic() - since)
             if cancelled():
                 break
+            since = time.monotonic()
             step_aside(_TS_THREADS)
             while len(under_way) >= GROUPS_IN_FLIGHT:
                 finish()

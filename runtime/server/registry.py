@@ -58,7 +58,8 @@ class Registry:
     @property
     def sessions(self) -> int:
         """For how many sessions calls are kept."""
-        return len(self._held)
+        with self._lock:  # of one that is just ending, all has gone or nothing
+            return len(self._held)
 
     def get(self, handle: int) -> RegisteredCall:
         """The call behind a handle.

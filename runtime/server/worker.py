@@ -292,8 +292,8 @@ class Worker:
         self._forget(session)
 
     def _forget(self, session: int) -> None:
-        self.registry.release(session)
         self.counters.forget(session)
+        self.registry.release(session)  # last: who sees that nothing is registered for it any more sees all of it gone
 
     def cancel(self, session: int, reason: str) -> None:
         """Ends what waits for a session, and forgets what is held for it; the session may go on."""

@@ -281,7 +281,13 @@ class Lane:
                 )
             self._set_tick(min(remaining, wire.TICK_SECS))
         if waited % detection.SAY_EVERY_SECS < self._tick_secs and waited > detection.SAY_EVERY_SECS / 2:
-            logging.info("Waiting for %s to answer call %d, for %.0f s now", self.task, self._pending_handle, waited)
+            logging.info(
+                "Waiting for %s at %s to answer call %d, for %.0f s now",
+                self.task,
+                self._endpoint,
+                self._pending_handle,
+                waited,
+            )
 
     def _send_pending(self) -> None:
         pieces, total = self._pending, self._pending_bytes
@@ -449,8 +455,9 @@ class Lane:
         if self._deadline is not None and now >= self._deadline:
             raise DeadlineExceededError(f"no contact before the deadline ({reason})", task=self.task)
         if now >= limit:
+            at = f" at {self._endpoint}" if self._endpoint else ""
             raise UnavailableError(
-                f"no contact for {now - started:.1f} s (reconnect_secs={self._options.reconnect_secs:g}): {reason}",
+                f"no contact{at} for {now - started:.1f} s (reconnect_secs={self._options.reconnect_secs:g}): {reason}",
                 task=self.task,
             )
 

@@ -28,6 +28,10 @@ class Endpoint:
     host_id: str
     incarnation: int
 
+    def __str__(self) -> str:
+        """host:port, for messages."""
+        return f"{self.host}:{self.port}"
+
 
 @functools.cache
 def host_id() -> str:

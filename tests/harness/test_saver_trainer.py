@@ -100,6 +100,19 @@ def test_a_restarted_worker_goes_on_with_its_own_data(tmp_path: pathlib.Path, mn
     assert float(found[1]) >= seen - 1e-3  # never back to the beginning
 
 
+@pytest.mark.timeout(200)
+def test_without_a_logdir_it_trains_and_writes_nothing(tmp_path: pathlib.Path, mnist: str) -> None:
+    # Summaries are on, as they are by default, and a test is due in the middle of the run.
+    with _trainers(tmp_path, mnist, 1, 1, "--logdir=", "--train_steps=40", "--test_epochs=0.03") as trainers:
+        trainers.start("ps", 0)
+        assert trainers.start("worker", 0).wait(150) == 0, trainers.log("worker", 0)
+    log = trainers.log("worker", 0)
+    assert log.count("--logdir is empty: no summaries and no checkpoints are written") == 1
+    assert re.search(r"^Test-Accuracy: 0\.\d+$", log, re.M) and "Traceback" not in log
+    for job in ("ps", "worker"):
+        assert [path.name for path in trainers.where(job, 0).iterdir()] == ["log"]
+
+
 def _epoch_of(logdir: pathlib.Path, worker: int) -> float | None:
     """How far a worker's data had come in the newest checkpoint, in epochs; None when it is not in it."""
     with contextlib.suppress(OSError):  # removed meanwhile

@@ -1,7 +1,9 @@
 """The status command, the standard series and the Prometheus endpoint, on real tasks."""
 
+import contextlib
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import urllib.request
@@ -18,7 +20,7 @@ import runtime as rt
 from harness import status
 from harness.figures import figures, sizes, table
 from harness.plugins import custom_scalars_summary
-from harness.prometheus import Endpoint
+from harness.prometheus import _HELP, Endpoint
 from harness.purge import read_events
 from harness.series import LAYOUT, scalars
 from tests.runtime.kit import ROOT, TARGET, addresses, servers
@@ -133,6 +135,19 @@ def test_roles(task: str, role: str) -> None:
     assert status.role(task) == role
 
 
+def test_a_ps_without_its_mirror_is_told() -> None:
+    def state(values: dict[str, float]) -> str:
+        found = report(values)
+        task = status.TaskState(found.task, "a:1", found)
+        return status.as_rows([task], {found.task: figures(None, found, 1.0)}, 15.0)[1][2]
+
+    assert [state({}), state({"mirror_usable": 1.0}), state({"mirror_usable": 0.0})] == [
+        "up 15s",
+        "up 15s",
+        "up 15s, not mirrored",
+    ]
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +156,7 @@ def test_a_whole_cluster_from_one_target(run_status: Callable[..., Ran]) -> None
         train(made[TARGET], 5)
         shown = run_status(f"--target={made[TARGET].address}", "--variables")
         data = run_status(f"--target={made[TARGET].address}", "--json")
+        whole = run_status(f"--target={made[TARGET].address}", "--json", "--variables")
     assert shown.returncode == 0, shown.stderr
     assert all(name in shown.stdout for name in made)
     assert "chief" in shown.stdout and "up" in shown.stdout
@@ -149,6 +165,8 @@ def test_a_whole_cluster_from_one_target(run_status: Callable[..., Ran]) -> None
     ]
     found = json.loads(data.stdout)
     assert found["whole"] is True
+    listed = json.loads(whole.stdout)["tasks"][0]["variables"]
+    assert {(v["name"], v["bytes"]) for v in listed} == {("w", 1024), ("global_step", 8)}
     by_task = {task["task"]: task for task in found["tasks"]}
     assert by_task["/job:ps/task:0"]["values"]["global_step"] == 5
     assert by_task[TARGET]["values"]["steps_total"] == 5
@@ -248,8 +266,6 @@ def test_standard_series_of_a_run(tmp_path: pathlib.Path) -> None:
 
 
 def test_every_series_is_in_the_layout() -> None:
-    import re
-
     values = {
         "calls_total": 1.0,
         "device_memory_bytes/GPU:0": 5.0,
@@ -298,3 +314,30 @@ def test_prometheus_scrapes_the_same_figures() -> None:
     ] == [("0", 4.0)]
     with pytest.raises(OSError):
         scrape(endpoint.port)
+
+
+def test_the_documented_series_are_those_that_there_are() -> None:
+    values = dict.fromkeys(_HELP, 1.0) | {"device_memory_bytes/GPU:0": 1.0}
+    values |= {"device_peak_memory_bytes/GPU:0": 1.0, "device_limit_bytes/GPU:0": 1.0}
+    found = {tag.partition("/")[0] for tag in scalars("/job:ps/task:0", None, report(values, (1, 0, 0)), 1.0)}
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \| (.*?) \| (.*?) \|$", (ROOT / "docs" / "monitoring.md").read_text(), re.M)
+    named = {name.partition("/")[0] for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
+    assert named - {"global_step"} == found
+    assert all(cell.strip() for row in rows for cell in row)
+
+
+def test_the_figures_of_a_mirrored_ps_are_shown() -> None:
+    cluster = addresses(ps=2, worker=1)
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(rt.Server(cluster, "ps", index, ps_backups=1)) for index in (0, 1)]
+        worker = stack.enter_context(rt.Server(cluster, "worker", 0))
+        train(worker, 3)
+        now = rt.probe(made[0].address)
+        found = scrape(stack.enter_context(Endpoint(made[0], 0)).port)
+    mirror = {name for name in now.values if name.startswith("mirror_")}
+    assert mirror and now.values.keys() <= _HELP.keys()
+    assert {f"bellwether_{name.removesuffix('_total')}" for name in mirror} <= found.keys()
+    assert {"mirror_usable/ps_0"} <= scalars("/job:ps/task:0", None, now, 1.0).keys()
+    lost = report({"mirror_usable": 0.0, "mirror_recoveries_total": 2.0})
+    assert scalars("/job:ps/task:0", None, lost, 1.0)["mirror_usable/ps_0"] == 0.0
+    assert scalars("/job:ps/task:0", None, lost, 1.0)["mirror_recoveries/ps_0"] == 2.0

@@ -55,6 +55,17 @@ def test_flush_returns_when_everything_is_on_disk(tmp_path: pathlib.Path) -> Non
         assert [e.step for e in events(tmp_path)[1:]] == list(range(500))
 
 
+def test_by_default_what_was_written_is_soon_on_disk(tmp_path: pathlib.Path) -> None:
+    with FileWriter(tmp_path) as writer:
+        for step in range(2):  # the second comes after the flush at the start
+            writer.add_scalars({"a": step}, step)
+            for _ in range(3000):
+                if len(events(tmp_path)) == step + 2:
+                    break
+                threading.Event().wait(0.01)
+            assert [e.step for e in events(tmp_path)[1:]] == list(range(step + 1))
+
+
 def test_many_threads_lose_nothing(tmp_path: pathlib.Path) -> None:
     with FileWriter(tmp_path, max_queue=2) as writer:
         threads = [

@@ -64,6 +64,7 @@ def test_each_mode_has_its_optimizer(parsed: Any) -> None:
         (["--sync=collective", "--ps_hosts=a:1", "--worker_hosts=b:1"], "--ps_hosts"),
         (["--sync", "--max_staleness=1"], "--max_staleness"),
         (["--sync_timeout_secs=1"], "--sync_timeout_secs"),
+        (["--profile_steps=5:7", "--logdir="], "--profile_steps needs a --logdir"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(arguments: list[str], names: str) -> None:

@@ -145,6 +145,20 @@ def test_training_computes_the_same_with_and_without_it() -> None:
     assert values[0] != values[2]  # one step older
 
 
+def test_in_training_every_step_pulls_everything(cluster: dict[str, rt.Server]) -> None:
+    with rt.device(rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)):
+        w = rt.Variable(np.ones(WIDTH, np.float32), name="w")
+        loss = rt.numpy.sum(w**2)
+        train = w.assign_sub(0.1 * rt.gradients(loss, w))
+    with rt.Session(cluster[TARGET].target, config=SKIP) as session:
+        session.run(rt.global_variables_initializer())
+        session.run([train.op, loss])
+        for _ in range(5):
+            before = _bytes_out(cluster)
+            session.run([train.op, loss])
+            assert 4 * WIDTH <= _bytes_out(cluster) - before < 4 * WIDTH + 2 * OVERHEAD
+
+
 def test_a_fetched_value_cannot_be_changed_under_later_steps(cluster: dict[str, rt.Server]) -> None:
     w = _variable()
     with rt.Session(cluster[TARGET].target, config=SKIP) as session:

@@ -70,6 +70,21 @@ def test_cancelled_writing_stops(tmp_path: pathlib.Path) -> None:
     assert 0 < len(wrote) < 9
 
 
+def test_writing_rests_after_each_group_while_somebody_trains(tmp_path: pathlib.Path) -> None:
+    arrays = {f"x{i}": np.arange(i, i + 3, dtype=np.float32) for i in range(5)}
+    placed = [zarr.Placed(k, a.shape, a.dtype, a.shape, (0,), a.shape) for k, a in arrays.items()]
+    store = str(tmp_path / "store")
+    written: list[int] = []
+    rested_after: list[int] = []
+    steps = iter([0, 1, 2, 2, 3])  # when the save begins, and after each group but the last: none came in the third
+    pace = background.Pace(lambda: next(steps), lambda secs: rested_after.append(len(written)), cores=2)
+    zarr.write_arrays(store, zip(placed, arrays.values(), strict=True), wrote=written.append, group_bytes=1, pace=pace)
+    assert rested_after == [1, 2, 4]
+    assert [a.tolist() for a in zarr.read_arrays(store, placed, ocdbt=True, zarr3=False)] == [
+        a.tolist() for a in arrays.values()
+    ]
+
+
 def test_checksums_see_every_change(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"abc" * 1000)
@@ -112,3 +127,12 @@ def test_work_in_the_background_steps_aside_and_its_errors_come_back() -> None:
     assert niceness() == before
     with pytest.raises(ZeroDivisionError):
         background.in_background(lambda: 1 / 0, "test")
+
+
+def test_work_rests_only_where_cores_are_few_and_never_long() -> None:
+    rests: list[float] = []
+    few, many = (background.Pace(iter(range(9)).__next__, rests.append, cores=n) for n in (2, 8))
+    assert few.others_work() and not many.others_work()
+    few.rest(0.125)
+    few.rest(60.0)
+    assert rests == [0.375, background.REST_SECS]

@@ -1,0 +1,47 @@
+"""A worker that computes on a device of its own, here a second CPU device in place of an accelerator."""
+
+import os
+import subprocess
+import sys
+
+from tests.runtime.kit import ROOT
+
+TRAIN = """
+import numpy as np, jax
+import runtime as rt
+from tests.runtime.kit import TARGET, servers
+
+with servers(sockets=True, ps=1, worker=1) as cluster:
+    setter = rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET + "/cpu:1")
+    with rt.device(setter):
+        w = rt.Variable(np.linspace(-1, 1, 300_000, dtype=np.float32), name="w")
+        x = rt.placeholder(np.float32, [300_000], name="x")
+        loss = rt.call(lambda w, x: ((w - x) ** 2).sum(), w, x, name="loss")
+        train = w.assign_sub(0.25 * rt.gradients(loss, [w])[0])
+    metadata = rt.RunMetadata()
+    with rt.Session(cluster[TARGET].target) as session:
+        session.run(w.initializer)
+        expected = np.linspace(-1, 1, 300_000, dtype=np.float32)
+        for step in range(5):
+            batch = np.full(300_000, step, np.float32)
+            found = session.run([loss, train.op], {x: batch})[0]
+            np.testing.assert_allclose(found, np.sum((expected - batch) ** 2, dtype=np.float64), rtol=1e-4)
+            expected -= np.float32(0.25) * 2 * (expected - batch)
+        np.testing.assert_allclose(session.run(w), expected, rtol=1e-6)
+        session.run([loss, train.op], {x: batch}, rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE), metadata)
+ran = {d.device: [n.node_name for n in d.node_stats] for d in metadata.step_stats.dev_stats}
+assert "loss" in ran["/job:worker/replica:0/task:0/device:CPU:1"], ran
+"""
+
+
+def test_training_with_the_worker_on_its_second_device() -> None:
+    environment = {
+        "PATH": os.environ.get("PATH", ""),
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN], env=environment, cwd=ROOT, timeout=100, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
