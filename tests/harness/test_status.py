@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -219,12 +220,19 @@ def test_watch_goes_on_until_it_is_stopped() -> None:
             "--json",
             "--interval=0.05",
         ]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        # Where the tests run as a shell's background job they ignore Ctrl-C, and what they start would too.
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         try:
             assert process.stdout is not None
             lines = [json.loads(process.stdout.readline()) for _ in range(3)]
         finally:
-            process.send_signal(2)
+            process.send_signal(signal.SIGINT)
             process.wait(20)
             assert process.stdout is not None
             process.stdout.close()
