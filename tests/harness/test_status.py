@@ -221,13 +221,9 @@ def test_watch_goes_on_until_it_is_stopped() -> None:
             "--interval=0.05",
         ]
         # Where the tests run as a shell's background job they ignore Ctrl-C, and what they start would too.
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        signal.signal(signal.SIGINT, before)
         try:
             assert process.stdout is not None
             lines = [json.loads(process.stdout.readline()) for _ in range(3)]
