@@ -42,6 +42,8 @@ class Report:
         variables: how many variables the graph shares with the cluster.
         missing: names of those that have no value.
         phases: phase of the run record ("new", "loading", "ready", "finished") by task; empty without a cluster.
+        addresses: of these tasks, as far as they are known.
+        chief: the task that leads, with its address; empty when none does, or it is not known.
         origins: why tasks that should go on from a mirror started without values.
         not_ready: what a ready operation of the user's own still misses; empty when nothing.
         checkpoint: path of the newest whole checkpoint, None when there is none.
@@ -51,6 +53,8 @@ class Report:
     variables: int = 0
     missing: Sequence[str] = ()
     phases: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    chief: str = ""
     origins: Sequence[str] = ()
     not_ready: str = ""
     checkpoint: str | None = None
@@ -124,9 +128,9 @@ def _for_other(now: float, report: Report, options: Options) -> Decision:
         return Decision(Action.END, "the chief has finished training")
     loading = _tasks_in(report, "loading")
     if report.missing:
-        return _wait(now, options, f"the chief has not yet initialised {_some(report.missing)}")
+        return _wait(now, options, f"the chief has not yet initialised {_some(report.missing)}{_whom(report)}")
     if loading:
-        return _wait(now, options, f"the chief is still giving {', '.join(loading)} values")
+        return _wait(now, options, f"the chief is still giving {', '.join(loading)} values{_whom(report)}")
     if report.not_ready:
         return _wait(now, options, f"not ready: {report.not_ready}")
     return Decision(Action.JOIN, "the model is ready")
@@ -134,6 +138,14 @@ def _for_other(now: float, report: Report, options: Options) -> Decision:
 
 def _wait(now: float, options: Options, reason: str) -> Decision:
     return Decision(Action.WAIT if now < options.give_up_at else Action.GIVE_UP, reason)
+
+
+def _whom(report: Report) -> str:
+    """On whom a task waits that waits for the chief: the chief, or those whom the first chief to come will tell."""
+    if report.chief:
+        return f"; waiting for {report.chief}"
+    asked = [f"{task} at {report.addresses[task]}" if task in report.addresses else task for task in report.phases]
+    return f"; no chief has come to {', '.join(asked)} yet" if asked else ""
 
 
 def _tasks_in(report: Report, *phases: str) -> list[str]:

@@ -24,8 +24,10 @@ class Record:
     """The record of one task.
 
     Attributes:
+        address: of the task.
         phase: "new", "loading", "ready" or "finished".
         leader: the number of the chief that leads; 0 when nobody does.
+        chief: that chief and its address, in words; empty when nobody leads.
         generation: how often values were replaced under sessions that used them.
         joined: tasks that have taken part.
         addresses: of these, as far as they told them.
@@ -35,11 +37,13 @@ class Record:
 
     phase: str = "new"
     leader: int = 0
+    chief: str = ""
     generation: int = 0
     joined: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
     origin: str = ""
     addresses: Mapping[str, str] = field(default_factory=dict)
+    address: str = ""
 
 
 class RunRecords:
@@ -96,7 +100,7 @@ class RunRecords:
 
     def join(self) -> None:
         """Tells the tasks that this one takes part."""
-        self._ask("join", address=self._target.removeprefix("grpc://"))
+        self._ask("join")
 
     def done(self, leave: bool) -> None:
         """Tells the tasks that this one needs them no more.
@@ -115,7 +119,7 @@ class RunRecords:
         """Waits until all other tasks that take part are done; returns those that are not, with their addresses."""
         records = self._ask("wait_done", wait=timeout_secs)
         addresses = {name: address for record in records.values() for name, address in record.addresses.items()}
-        return [f"{n} at {addresses[n]}" if n in addresses else n for n in others(records, self.task)]
+        return [at(name, addresses.get(name, "")) for name in others(records, self.task)]
 
     @property
     def task(self) -> str:
@@ -139,6 +143,7 @@ class RunRecords:
                 "task": session.task,
                 "leader": self._number,
                 "name": session.task,
+                "address": self._target.removeprefix("grpc://"),
                 "timeout_secs": wait,
                 **arguments,
             }
@@ -151,6 +156,11 @@ class RunRecords:
                 answers[name] = op.outputs[0]
             found = session.run(answers, timeout_secs=wait + self.answer_secs)
         return {name: _record(json.loads(answer)) for name, answer in found.items()}
+
+
+def at(task: str, address: str) -> str:
+    """A task and where it is, in words; the address may be unknown."""
+    return f"{task} at {address}" if address else task
 
 
 def others(records: Mapping[str, Record], own: str) -> list[str]:
@@ -171,9 +181,11 @@ def _record(answer: Mapping[str, Any]) -> Record:
     return Record(
         answer["phase"],
         answer["leader"],
+        at(answer["leader_name"], answer["leader_address"]),
         answer["generation"],
         tuple(answer["joined"]),
         tuple(answer["done"]),
         answer["origin"],
         answer["addresses"],
+        answer["address"],
     )

@@ -277,6 +277,8 @@ class SessionManager:
             variables=self._variables,
             missing=_names(names),
             phases={task: record.phase for task, record in looked.items()},
+            addresses={task: record.address for task, record in looked.items() if record.address},
+            chief=next((record.chief for record in looked.values() if record.chief), ""),
             origins=[record.origin for record in looked.values() if record.origin],
             checkpoint=checkpoint,
         )

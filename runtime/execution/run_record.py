@@ -37,6 +37,7 @@ class RunRecord:
     Attributes:
         generation: how often the values were replaced under sessions that were using them.
         expected: the tasks that must be done before ``when_all_done`` is called; a server sets it from its cluster.
+        address: where this task is reached; a server sets it. For those who say on whom they wait.
         when_all_done: called once, without the lock, when every expected task is done and one of them asked the
             task to leave then.
         when_loading: called, under the lock, before the leader gives the variables new values.
@@ -47,6 +48,7 @@ class RunRecord:
     def __init__(self, changed: threading.Condition, has_values: Callable[[], bool]) -> None:
         self.generation = 0
         self.expected: frozenset[str] = frozenset()
+        self.address = ""
         self.when_all_done: Callable[[], None] | None = None
         self.when_loading: Callable[[], None] | None = None
         self.origin = ""
@@ -55,8 +57,9 @@ class RunRecord:
         self._has_values = has_values
         self._leader = 0
         self._leader_name = ""
+        self._leader_address = ""
         self._phase = NEW
-        self._joined: dict[str, str | None] = {}  # with the address
+        self._joined: dict[str, str] = {}  # with the address
         self._done: dict[str, None] = {}
         self._leave = False
 
@@ -69,8 +72,8 @@ class RunRecord:
             cancelled: set when the asking session ends; a request that waits ends then.
 
         Returns:
-            ``phase``, ``leader`` (0: nobody), ``leader_name``, ``generation``, ``joined`` and ``done`` (task names),
-            ``addresses`` (of those who joined), ``origin``.
+            ``address`` (of this task), ``phase``, ``leader`` (0: nobody), ``leader_name``, ``leader_address``,
+            ``generation``, ``joined`` and ``done`` (task names), ``addresses`` (of those who joined), ``origin``.
 
         Raises:
             InvalidArgumentError: no such action.
@@ -86,9 +89,11 @@ class RunRecord:
             self._changed.notify_all()
             left = self._everybody_done()
             answer = {
+                "address": self.address,
                 "phase": self._phase,
                 "leader": self._leader,
                 "leader_name": self._leader_name,
+                "leader_address": self._leader_address,
                 "generation": self.generation,
                 "joined": list(self._joined),
                 "addresses": {name: address for name, address in self._joined.items() if address},
@@ -110,8 +115,9 @@ class RunRecord:
             "generation": self.generation,
             "leader": self._leader,
             "leader_name": self._leader_name,
+            "leader_address": self._leader_address,
             "phase": self._phase,
-            "joined": list(self._joined),
+            "joined": dict(self._joined),
             "done": list(self._done),
             "leave": self._leave,
         }
@@ -121,8 +127,9 @@ class RunRecord:
         with self._changed:
             self.generation = int(state["generation"])
             self._leader, self._leader_name = int(state["leader"]), str(state["leader_name"])
+            self._leader_address = str(state["leader_address"])
             self._phase, self._leave = str(state["phase"]), bool(state["leave"])
-            self._joined, self._done = dict.fromkeys(state["joined"]), dict.fromkeys(state["done"])
+            self._joined, self._done = dict(state["joined"]), dict.fromkeys(state["done"])
 
     def _everybody_done(self) -> bool:
         everybody = self.expected | self._joined.keys()  # a worker that was added later is not in this task's cluster
@@ -154,6 +161,7 @@ class RunRecord:
         """``leader`` (a random number) leads from now on; the orders of the one before are refused."""
         self._leader = int(message["leader"])
         self._leader_name = str(message.get("name", ""))
+        self._leader_address = str(message.get("address", ""))
 
     def _on_load(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
         """The leader is about to give the variables values."""

@@ -101,6 +101,7 @@ class Server:
         with cores.limited(spec, self.task):
             self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
         run = self.worker.store.run
+        run.address = self.address
         run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, "evaluator"))
         run.when_all_done = self._over.set
         self._tensors = TensorServer(

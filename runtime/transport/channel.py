@@ -276,7 +276,8 @@ class Lane:
             remaining = self._deadline - now
             if remaining <= 0:
                 raise DeadlineExceededError(
-                    f"did not answer call {self._pending_handle} before its deadline (waited {waited:.1f} s)",
+                    f"at {self._endpoint}: did not answer call {self._pending_handle} before its deadline "
+                    f"(waited {waited:.1f} s)",
                     task=self.task,
                 )
             self._set_tick(min(remaining, wire.TICK_SECS))

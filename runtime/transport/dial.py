@@ -76,6 +76,11 @@ class Dialer:
         self._endpoint: Endpoint | None = None
         self._lock = threading.Lock()
 
+    @property
+    def name(self) -> str:
+        """The task, and where it was found last, for messages."""
+        return self.task if self._endpoint is None else f"{self.task} at {self._endpoint}"
+
     def endpoint(self, stale: Endpoint | None, timeout: float) -> Endpoint:
         """Where the task is.
 

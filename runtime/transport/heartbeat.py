@@ -83,7 +83,7 @@ class Heartbeat:
                 else:
                     answered = time.monotonic()
                     if self.silent_since is not None:
-                        logging.info("%s answers again after %.1f s", self._dialer.task, answered - self.silent_since)
+                        logging.info("%s answers again after %.1f s", self._dialer.name, answered - self.silent_since)
                         self.silent_since = None
                 self._closed.wait(max(0.0, began + self._options.heartbeat_secs - time.monotonic()))
             self._say_goodbye()
@@ -128,7 +128,7 @@ class Heartbeat:
             self.silent_since = answered
             logging.warning(
                 "No answer from %s for %.1f s (%s); its connections are cut and made again",
-                self._dialer.task,
+                self._dialer.name,
                 now - answered,
                 error,
             )

@@ -83,6 +83,27 @@ CHIEF = [
 ]
 OTHER = [
     ("not initialised", report(missing=["a"], phases={PS0: "new"}), SOON, Action.WAIT, "not yet initialised a"),
+    (
+        "not initialised, and nobody leads",
+        report(missing=["a"], phases={PS0: "new", PS1: "new"}, addresses={PS0: "h:1"}),
+        SOON,
+        Action.WAIT,
+        f"no chief has come to {PS0} at h:1, {PS1} yet",
+    ),
+    (
+        "not initialised by the one who leads",
+        report(missing=["a"], phases={PS0: "ready"}, chief="/job:worker/task:0 at h:2"),
+        SOON,
+        Action.WAIT,
+        "waiting for /job:worker/task:0 at h:2",
+    ),
+    (
+        "the chief is not through, and it is said who that is",
+        report(phases={PS0: "loading"}, chief="/job:worker/task:0 at h:2"),
+        SOON,
+        Action.WAIT,
+        "waiting for /job:worker/task:0 at h:2",
+    ),
     ("not initialised in time", report(missing=["a"]), LATE, Action.GIVE_UP, "not yet initialised a"),
     ("values, but the chief is not through", report(phases={PS0: "loading"}), SOON, Action.WAIT, "still giving"),
     ("one ps of two restored", report(phases={PS0: "ready", PS1: "loading"}), SOON, Action.WAIT, PS1),

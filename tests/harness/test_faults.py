@@ -45,8 +45,8 @@ def test_cuts_lose_and_double_no_addition(reset: bool) -> None:
 def test_a_cut_that_lasts_is_noticed_and_nothing_is_lost() -> None:
     with started(f"--additions={ADDITIONS}", links=True, workers=1) as cluster:
         cluster.run(FaultPlan(seed=2).cut("worker:0", "ps:1", at_step=100, secs=4))
-        cluster.expect("worker:0", "No answer from /job:ps/task:1")
-        cluster.expect("worker:0", "/job:ps/task:1 answers again")
+        cluster.expect("worker:0", r"No answer from /job:ps/task:1 at \S+:\d+ for")
+        cluster.expect("worker:0", r"/job:ps/task:1 at \S+:\d+ answers again")
         assert sums(cluster) == [ADDITIONS] * 5
         assert cluster.wait("worker:0") == 0
 

@@ -210,7 +210,9 @@ def test_a_ps_dies_and_the_chief_too(tmp_path: Path) -> None:
         other.tell("steps", 10)
         other.expect("LOG", "recovering")
         c.ps(1)
-        other.expect("LOG", "wait: the chief has not yet initialised")  # it does not restore on its own
+        other.expect(
+            "LOG", r"wait: the chief has not yet initialised .*; waiting for /job:worker/task:0 at \S+:\d+"
+        )  # it does not restore on its own
         again = c.worker(0)
         assert other.expect("STEPS")[1] == 20
         assert consistent(again.ask("values")) == 20
