@@ -18,7 +18,8 @@ from typing import Any
 
 from absl import app, flags
 
-from benchmarks.common import ROOT, free_ports
+from benchmarks.common import ROOT
+from harness.launcher.ports import free_ports
 
 FLAGS = flags.FLAGS
 SLOTS = {"sgd": 0, "momentum": 1, "adam": 2}

@@ -20,7 +20,8 @@ import numpy as np
 
 import harness
 import runtime as rt
-from benchmarks.common import ROOT, free_ports
+from benchmarks.common import ROOT
+from harness.launcher.ports import free_ports
 from runtime.server import tasks
 from runtime.server.counters import COMPUTE, PULL, PUSH, TaskCounters
 

@@ -13,7 +13,8 @@ import sys
 
 from absl import app, flags
 
-from benchmarks.common import PEERS_PYTHON, ROOT, free_ports
+from benchmarks.common import PEERS_PYTHON, ROOT
+from harness.launcher.ports import free_ports
 
 FLAGS = flags.FLAGS
 

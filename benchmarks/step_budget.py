@@ -24,9 +24,10 @@ import numpy as np
 from absl import app, flags
 
 import runtime as rt
-from benchmarks.common import ROOT, free_ports
+from benchmarks.common import ROOT
 from benchmarks.systems.ours import Training, build
 from benchmarks.systems.protocol import batches, initial
+from harness.launcher.ports import free_ports
 from runtime.transport.codec import aligned_buffer
 
 _HIDDEN = flags.DEFINE_integer("hidden", 100, "Width of the hidden layer, in units.", lower_bound=1)

@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass
 import psutil
 from absl import app, flags
 
-from benchmarks.common import PEERS_PYTHON, ROOT, free_ports
+from benchmarks.common import PEERS_PYTHON, ROOT
+from harness.launcher.ports import free_ports
 
 FLAGS = flags.FLAGS
 

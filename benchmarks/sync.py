@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from benchmarks.common import PEERS_PYTHON, ROOT, free_ports
+from benchmarks.common import PEERS_PYTHON, ROOT
+from harness.launcher.ports import free_ports
 
 SYSTEMS = ("ours", "tcp", "collective", "tf")
 

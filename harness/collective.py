@@ -27,6 +27,7 @@ from absl import logging
 
 import runtime as rt
 from harness.optimizer import GradientAndVariable, Optimizer
+from harness.wrapped_optimizer import WrappedOptimizer
 
 EXIT_GROUP_LOST = 75
 """Exit code of a process whose group is lost (EX_TEMPFAIL: try again)."""
@@ -116,7 +117,7 @@ def join_group(
     return Group(index, len(hosts))
 
 
-class CollectiveReplicas:
+class CollectiveReplicas(WrappedOptimizer):
     """Makes an optimizer apply the mean of all processes' gradients, the same in every process.
 
     Args:
@@ -125,24 +126,7 @@ class CollectiveReplicas:
     """
 
     def __init__(self, optimizer: Optimizer, *, name: str = "collective_replicas") -> None:
-        self.name = name
-        self.optimizer = optimizer
-
-    def minimize(
-        self,
-        loss: rt.Tensor,
-        global_step: rt.Variable | None = None,
-        var_list: Sequence[rt.Variable] | None = None,
-        name: str | None = None,
-    ) -> rt.Operation:
-        """One operation that computes the gradients, averages them over the group, and applies the mean."""
-        return self.apply_gradients(self.compute_gradients(loss, var_list), global_step, name)
-
-    def compute_gradients(
-        self, loss: rt.Tensor, var_list: Sequence[rt.Variable] | None = None
-    ) -> list[GradientAndVariable]:
-        """Pairs of (gradient, variable) of this process; the wrapped optimizer's."""
-        return self.optimizer.compute_gradients(loss, var_list)
+        super().__init__(optimizer, name)
 
     def apply_gradients(
         self,
@@ -175,15 +159,3 @@ class CollectiveReplicas:
         told = rt.group_broadcast([v.read_value() for v in variables], name=f"{self.name}/broadcast")
         assigned = [v.assign(value).op for v, value in zip(variables, told, strict=True)]
         return rt.group(*assigned, rt.local_variables_initializer(), name=f"{self.name}/agree")
-
-    def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
-        """The wrapped optimizer's slot."""
-        return self.optimizer.get_slot(variable, name)
-
-    def get_slot_names(self) -> list[str]:
-        """The wrapped optimizer's slot names."""
-        return self.optimizer.get_slot_names()
-
-    def variables(self) -> list[rt.Variable]:
-        """The wrapped optimizer's variables."""
-        return self.optimizer.variables()

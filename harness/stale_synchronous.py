@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import runtime as rt
 from harness.optimizer import GradientAndVariable, Optimizer
 from harness.sync_replicas import worker_of
+from harness.wrapped_optimizer import WrappedOptimizer
 
 
-class StaleSynchronous:
+class StaleSynchronous(WrappedOptimizer):
     """Makes an optimizer semi-synchronous: updates are applied at once, but no worker runs far ahead of the slowest.
 
     After its update, a worker that is more than ``max_staleness`` steps ahead of the slowest one that is connected
@@ -27,26 +28,9 @@ class StaleSynchronous:
     ) -> None:
         if max_staleness < 0:
             raise rt.InvalidArgumentError(f"{name}: max_staleness={max_staleness} is below 0")
-        self.name = name
-        self.optimizer = optimizer
+        super().__init__(optimizer, name)
         self._max_staleness = max_staleness
         self._worker = worker
-
-    def minimize(
-        self,
-        loss: rt.Tensor,
-        global_step: rt.Variable | None = None,
-        var_list: Sequence[rt.Variable] | None = None,
-        name: str | None = None,
-    ) -> rt.Operation:
-        """One operation that computes the gradients, applies them, and waits for slower workers."""
-        return self.apply_gradients(self.compute_gradients(loss, var_list), global_step, name)
-
-    def compute_gradients(
-        self, loss: rt.Tensor, var_list: Sequence[rt.Variable] | None = None
-    ) -> list[GradientAndVariable]:
-        """Pairs of (gradient, variable); the wrapped optimizer's."""
-        return self.optimizer.compute_gradients(loss, var_list)
 
     def apply_gradients(
         self,
@@ -68,15 +52,3 @@ class StaleSynchronous:
         with global_step.graph.as_default(), rt.name_scope(None), rt.control_dependencies(None):
             meet = rt.bounded_update(global_step, beside, self._max_staleness, worker, name=self.name)
             return rt.group(meet, *others, name=f"{self.name}/train")
-
-    def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
-        """The wrapped optimizer's slot."""
-        return self.optimizer.get_slot(variable, name)
-
-    def get_slot_names(self) -> list[str]:
-        """The wrapped optimizer's slot names."""
-        return self.optimizer.get_slot_names()
-
-    def variables(self) -> list[rt.Variable]:
-        """The wrapped optimizer's variables."""
-        return self.optimizer.variables()

@@ -12,12 +12,13 @@ from harness.coordinator import Coordinator
 from harness.hooks.base import SessionRunHook
 from harness.optimizer import GradientAndVariable, Optimizer
 from harness.sync_chief import SyncRunner, orders
+from harness.wrapped_optimizer import WrappedOptimizer
 
 _T = TypeVar("_T")
 _TASK = re.compile(r"/task:(\d+)")
 
 
-class SyncReplicas:
+class SyncReplicas(WrappedOptimizer):
     """Makes an optimizer synchronous: ``replicas_to_aggregate`` gradients are averaged and applied as one step.
 
     A worker pushes all its gradients for one ps in one message, with the step at which it read the variables, and is
@@ -64,8 +65,7 @@ class SyncReplicas:
             )
         if worker is not None and not 0 <= worker < total:
             raise rt.InvalidArgumentError(f"{name}: worker {worker} is not among the {total} workers")
-        self.name = name
-        self.optimizer = optimizer
+        super().__init__(optimizer, name)
         self._needed = replicas_to_aggregate
         self._total = total
         self._worker = worker
@@ -80,22 +80,6 @@ class SyncReplicas:
         self._ready: rt.Tensor | None = None
 
     # -- building ----------------------------------------------------------------------------------------------
-
-    def minimize(
-        self,
-        loss: rt.Tensor,
-        global_step: rt.Variable | None = None,
-        var_list: Sequence[rt.Variable] | None = None,
-        name: str | None = None,
-    ) -> rt.Operation:
-        """One operation that computes this worker's gradients and applies them as ``apply_gradients`` does."""
-        return self.apply_gradients(self.compute_gradients(loss, var_list), global_step, name)
-
-    def compute_gradients(
-        self, loss: rt.Tensor, var_list: Sequence[rt.Variable] | None = None
-    ) -> list[GradientAndVariable]:
-        """Pairs of (gradient, variable) of this worker; the wrapped optimizer's."""
-        return self.optimizer.compute_gradients(loss, var_list)
 
     def apply_gradients(
         self,
@@ -198,18 +182,6 @@ class SyncReplicas:
     def waiting_for(self) -> rt.Tensor:
         """A string: whom the present step waits for; empty when it waits for nobody."""
         return _made(self._status, self.name, "waiting_for")
-
-    def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
-        """The wrapped optimizer's slot."""
-        return self.optimizer.get_slot(variable, name)
-
-    def get_slot_names(self) -> list[str]:
-        """The wrapped optimizer's slot names."""
-        return self.optimizer.get_slot_names()
-
-    def variables(self) -> list[rt.Variable]:
-        """The wrapped optimizer's variables."""
-        return self.optimizer.variables()
 
     # -- the classic optimizer's names -------------------------------------------------------------------------
 

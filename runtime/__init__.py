@@ -46,16 +46,7 @@ from runtime.graph.graph import (
 )
 from runtime.graph.guarded import Quorum, bounded_update
 from runtime.graph.host import host_call
-from runtime.graph.lifted import lax, nn, numpy, random, stop_gradient
-from runtime.graph.messages import Print, check
-from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
-from runtime.graph.random import random_key, set_random_seed
-from runtime.graph.resources import ConditionalAccumulator, FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
-from runtime.graph.variable import (
-    Variable,
-    assign,
-    assign_add,
-    assign_sub,
+from runtime.graph.initialization import (
     global_variables,
     global_variables_initializer,
     is_variable_initialized,
@@ -63,11 +54,15 @@ from runtime.graph.variable import (
     local_variables_initializer,
     report_uninitialized_variables,
     trainable_variables,
-    update,
-    variables,
     variables_initializer,
     wait_until_initialized,
 )
+from runtime.graph.lifted import lax, nn, numpy, random, stop_gradient
+from runtime.graph.messages import Print, check
+from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
+from runtime.graph.random import random_key, set_random_seed
+from runtime.graph.resources import ConditionalAccumulator, FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
+from runtime.graph.variable import Variable, assign, assign_add, assign_sub, update, variables
 from runtime.kubernetes import KubernetesClusterResolver
 from runtime.process_metrics import metrics
 from runtime.resolvers import (
@@ -81,7 +76,8 @@ from runtime.server.cut import Cut, ShardFile, VariableSlice
 from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
 from runtime.server.shards import Shards
-from runtime.session import InteractiveSession, Session, SessionConfig, get_default_session
+from runtime.session import InteractiveSession, Session, get_default_session
+from runtime.session_config import SessionConfig
 from runtime.slurm import SlurmClusterResolver
 
 __all__ = [

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from absl import logging
 
-from runtime.detection import RECONNECT_SECS
 from runtime.errors import InvalidArgumentError, NotFoundError
+from runtime.feeds import feed_value
 from runtime.graph.graph import (
     Graph,
     Operation,
@@ -23,7 +23,6 @@ from runtime.graph.graph import (
     pop_default_session,
     push_default_session,
 )
-from runtime.graph.ops import as_array
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan, tensor_specs
@@ -31,10 +30,10 @@ from runtime.plan.prune import prune
 from runtime.run_options import RunMetadata, RunOptions, describe_outputs
 from runtime.server.client import Engine, LocalEngine, RemoteEngine
 from runtime.server.client import reset as reset_master
-from runtime.server.master import MasterOptions
 from runtime.server.private import PrivateServer
 from runtime.server.shards import Shards
 from runtime.server.tasks import find_local
+from runtime.session_config import SessionConfig
 from runtime.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -44,45 +43,6 @@ MAX_PLANS = 256
 """Plans kept by a session; the least recently used one goes first."""
 WARN_SHAPES = 32
 """After so many shapes of one placeholder a session warns that each one is compiled anew."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionConfig:
-    """Options of a session.
-
-    Attributes:
-        device_filters: such as ``("/job:ps", "/job:worker/task:0")``: the session waits for and touches only tasks
-            that match one, and its target's own.
-        start_timeout_secs: how long creating the session waits for tasks to join; None without limit.
-        operation_timeout_secs: time limit of one step; None without limit.
-        reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
-        prefetch: 1 lets the push of one training step and the pull of the next travel while the worker computes:
-            faster, one step more of staleness, and the global step is fetched one step late. 0 is strict.
-        skip_unchanged: what is read from the variables of other tasks crosses the wire only when it has changed since
-            this session read it last: for sessions that read more often than anybody writes. Never stale.
-        allow_soft_placement: run on the CPU what asks for a device that its task does not have.
-        log_device_placement: log the device of every operation when a step is planned.
-    """
-
-    device_filters: Sequence[str] = ()
-    start_timeout_secs: float | None = None
-    operation_timeout_secs: float | None = None
-    reconnect_secs: float = RECONNECT_SECS
-    prefetch: int = 0
-    skip_unchanged: bool = False
-    allow_soft_placement: bool = False
-    log_device_placement: bool = False
-
-    def master_options(self) -> MasterOptions:
-        """What the master needs to know of this."""
-        return MasterOptions(
-            tuple(self.device_filters),
-            self.start_timeout_secs,
-            self.operation_timeout_secs,
-            self.reconnect_secs,
-            self.prefetch,
-            self.skip_unchanged,
-        )
 
 
 @dataclass(frozen=True)
@@ -127,7 +87,7 @@ class Session:
             self._engine.home,
             self.config.allow_soft_placement,
         )
-        self._shards = Shards(self._engine.shard)
+        self._shards = Shards(self._engine)
         self._lock = threading.Lock()
         self._plans: OrderedDict[Any, _Prepared] = OrderedDict()
         self._taken: dict[Any, Plan] = {}
@@ -268,7 +228,7 @@ class Session:
             if tensor in tensors:
                 raise InvalidArgumentError(f"{tensor.name!r} is fed twice, under two of its names")
             tensors.append(tensor)
-            values.append(_feed_value(tensor, value))
+            values.append(feed_value(tensor, value))
         return tuple(tensors), values
 
     def _feed_key(self, key: Any) -> Tensor:
@@ -444,54 +404,6 @@ def _fetch_key(fetches: Any) -> Any:
         return fetches
     leaves, tree = _structure(fetches)
     return tree, tuple(leaves)
-
-
-def _feed_value(tensor: Tensor, value: Any) -> Any:
-    """``value`` as an array that fits ``tensor``.
-
-    Raises:
-        TypeError: a tensor, or a type or range that does not fit the dtype.
-        InvalidArgumentError: the shape does not fit.
-    """
-    if type(value) is np.ndarray and value.dtype == tensor.dtype and not value.dtype.hasobject:
-        array = value
-    elif isinstance(value, Tensor) or hasattr(value, "_as_tensor"):
-        raise TypeError(f"the value fed for {tensor.name!r} cannot be a tensor: feed an array, number or string")
-    elif isinstance(value, jax.Array) and value.dtype == tensor.dtype:
-        array = np.asarray(value)
-    else:
-        array = _converted(tensor, value)
-    if tensor.shape is not None and not _fits(array.shape, tensor.shape):
-        want = "(" + ", ".join("?" if d is None else str(d) for d in tensor.shape) + ")"
-        raise InvalidArgumentError(
-            f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape {want}"
-        )
-    return array
-
-
-def _converted(tensor: Tensor, value: Any) -> np.ndarray[Any, Any]:
-    what = f"the value fed for {tensor.name!r}"
-    if tensor.dtype.hasobject:
-        array = as_array(value, None, what)
-        if not array.dtype.hasobject:
-            raise TypeError(f"{what} is {array.dtype.name}, but the placeholder takes strings")
-        return array
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidArgumentError(f"{what} cannot be made an array: {error}") from None
-    if array.dtype.kind in "SUO":
-        raise TypeError(f"{what} is not numeric, but the placeholder takes {tensor.dtype.name}")
-    if array.size == 0 and isinstance(value, list | tuple):
-        array = array.astype(tensor.dtype)  # an empty list has no dtype of its own
-    try:
-        return as_array(array, tensor.dtype, what)
-    except InvalidArgumentError as error:
-        raise TypeError(error.message) from None
-
-
-def _fits(shape: tuple[int, ...], static: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(static) and all(s is None or s == d for d, s in zip(shape, static, strict=True))
 
 
 def _to_user(value: Any) -> Any:

@@ -20,7 +20,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("execution",),
     ("transport",),
     ("server",),
-    ("run_options", "session"),
+    ("run_options", "session_config", "feeds", "session"),
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 OURS = {"harness", "runtime", "models", "benchmarks", "tests", "protos"}

@@ -1,4 +1,4 @@
-"""Free TCP ports for a local cluster, held until the tasks that will listen on them start."""
+"""Free TCP ports for a local cluster: held until the tasks that will listen on them start, or only found."""
 
 import contextlib
 import pathlib
@@ -27,6 +27,16 @@ def hold_ports(count: int) -> list[socket.socket]:
             held.append(on_error.enter_context(_hold_one(lowest, highest)))
         on_error.pop_all()
     return held
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` different TCP ports that nobody listens on, as ``hold_ports`` finds them, held no longer.
+
+    Raises:
+        OSError: if the system has no port to give.
+    """
+    with contextlib.ExitStack() as held:
+        return [held.enter_context(holder).getsockname()[1] for holder in hold_ports(count)]
 
 
 def _hold_one(lowest: int, highest: int) -> socket.socket:

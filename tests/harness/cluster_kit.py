@@ -8,12 +8,12 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from harness.launcher.ports import free_ports
 from tests.harness import cluster_program
 
 PATIENCE_SECS = 30.0
@@ -147,17 +147,6 @@ class Cluster:
         """Ends all tasks."""
         for task in self._tasks:
             task.close()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        found = []
-        for _ in range(count):
-            sock = stack.enter_context(socket.socket())
-            sock.bind(("127.0.0.1", 0))
-            found.append(sock.getsockname()[1])
-        return found
 
 
 @contextlib.contextmanager

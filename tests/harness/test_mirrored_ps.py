@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.launcher.ports import free_ports
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import Cluster, Task, consistent
 
@@ -194,7 +195,7 @@ def test_a_frozen_ps_that_was_replaced_cannot_answer_any_more() -> None:
         second.freeze()
         # As a scheduler does that lost sight of a machine: the address leads to another process now.
         moved = [*c.spec["ps"]]
-        moved[1] = f"127.0.0.1:{cluster_kit.free_ports(1)[0]}"
+        moved[1] = f"127.0.0.1:{free_ports(1)[0]}"
         again = c.start("ps", 1, cluster={**c.spec, "ps": moved})
         again.expect("SERVING")
         assert again.logged("goes on from its mirror")

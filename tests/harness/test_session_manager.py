@@ -9,6 +9,7 @@ import pytest
 import harness
 import runtime as rt
 from harness import ready
+from harness.launcher.ports import free_ports
 from harness.run_records import RunRecords
 from runtime.plan.planner import make_plan
 
@@ -169,8 +170,6 @@ def test_an_unknown_action_is_refused_by_name(target: str) -> None:
 
 
 def test_a_ps_leaves_when_every_worker_is_done() -> None:
-    from tests.harness.cluster_kit import free_ports
-
     ports = free_ports(3)
     spec = {"ps": [f"127.0.0.1:{ports[0]}"], "worker": [f"127.0.0.1:{p}" for p in ports[1:]]}
     ps, *workers = rt.Server(spec, "ps", 0), rt.Server(spec, "worker", 0), rt.Server(spec, "worker", 1)

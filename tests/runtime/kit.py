@@ -4,7 +4,6 @@ import contextlib
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import runtime as rt
+from harness.launcher.ports import free_ports
 from runtime.server import tasks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -20,15 +20,6 @@ TARGET = "/job:worker/task:0"
 SERVE = (
     "import json, sys, runtime as rt; c = json.loads(sys.argv[1]); rt.Server(c, sys.argv[2], int(sys.argv[3])).join()"
 )
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, each another one."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
 
 
 def addresses(**jobs: int) -> dict[str, list[str]]:

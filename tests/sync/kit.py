@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import numpy as np
 import optax
 
 import runtime as rt
+from harness.launcher.ports import free_ports
 from runtime.server.master import MasterOptions
 from tests.sync.task import RULES, initial, loss_fn
 
@@ -84,13 +84,9 @@ class Process:
             reader.join(30)
 
 
-def free_ports(count: int) -> list[str]:
+def free_addresses(count: int) -> list[str]:
     """Addresses of this machine that nobody listens on."""
-    holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [h.getsockname()[1] for h in holders]
-    for holder in holders:
-        holder.close()
-    return [f"127.0.0.1:{port}" for port in ports]
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 @contextmanager
@@ -103,7 +99,7 @@ def cluster(ps: int, workers: int) -> Iterator[dict[str, list[str]]]:
 @contextmanager
 def serving(ps: int, workers: int) -> Iterator[tuple[dict[str, list[str]], list[Process]]]:
     """The addresses of all tasks, and the ps processes that serve."""
-    ports = free_ports(ps + workers)
+    ports = free_addresses(ps + workers)
     spec = {"ps": ports[:ps], "worker": ports[ps:]}
     processes = [Process("ps", i, {"cluster": spec}) for i in range(ps)]
     try:

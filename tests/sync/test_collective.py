@@ -12,7 +12,7 @@ import pytest
 import harness
 import runtime as rt
 from harness.collective import EXIT_GROUP_LOST
-from tests.sync.kit import ROOT, alone, free_ports, in_threads
+from tests.sync.kit import ROOT, alone, free_addresses, in_threads
 from tests.sync.task import batches
 
 GOAL = 1500
@@ -27,7 +27,7 @@ def _messages(text: str) -> list[dict]:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_model_is_that_of_one_process_on_all_batches(size: int) -> None:
-    hosts, rules = ",".join(free_ports(size)), ["sgd", "adam"]
+    hosts, rules = ",".join(free_addresses(size)), ["sgd", "adam"]
     command = [sys.executable, TASK, f"--worker_hosts={hosts}", f"--rules={','.join(rules)}"]
     processes = [
         subprocess.Popen([*command, f"--task_index={i}"], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
@@ -71,7 +71,7 @@ def test_a_lost_group_starts_again_from_the_newest_checkpoint(tmp_path: pathlib.
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_cluster_manager_may_start_each_process_again_by_itself(tmp_path: pathlib.Path, dies: int) -> None:
     """As Kubernetes or systemd do: at once, each on its own, knowing nothing of the group; the hosts stay the same."""
-    hosts = ",".join(free_ports(2))
+    hosts = ",".join(free_addresses(2))
     command = [sys.executable, TASK, f"--worker_hosts={hosts}", f"--logdir={tmp_path}", f"--steps={GOAL}"]
     command += ["--save_secs=0.2", "--die_at=200", f"--dies={dies}"]
     codes: list[list[int]] = [[], []]

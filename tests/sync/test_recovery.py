@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.sync.kit import Process, alone, free_ports
+from tests.sync.kit import Process, alone, free_addresses
 from tests.sync.task import STEPS, batches
 
 GOAL = 300
@@ -21,7 +21,7 @@ def test_a_ps_that_is_lost_comes_back_and_the_model_is_exact(
     tmp_path: pathlib.Path, lost: int, monitored: bool
 ) -> None:
     """One of two ps is killed. Batches go by the step, so training again from a checkpoint ends at the same values."""
-    ports = free_ports(4)
+    ports = free_addresses(4)
     cluster = {"ps": ports[:2], "worker": ports[2:]}
     options = {"cluster": cluster, "needed": 2, "total": 2, "steps": GOAL, "rule": "slow"}
     options |= {"logdir": str(tmp_path), "save_secs": 0.3, "monitored": monitored}

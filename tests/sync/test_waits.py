@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from tests.sync.kit import ROOT, cluster, free_ports, reset, wait_until
+from tests.sync.kit import ROOT, cluster, free_addresses, reset, wait_until
 
 Spec = dict[str, list[str]]
 CAPACITY = 10
@@ -61,7 +61,7 @@ def client(server: rt.Server) -> Iterator[Client]:
 @pytest.fixture
 def here() -> Iterator[tuple[rt.Server, rt.Server]]:
     """A ps and a worker in this process, where a test sees what waits."""
-    ports = free_ports(2)
+    ports = free_addresses(2)
     cluster = {"ps": ports[:1], "worker": ports[1:]}
     with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as server:
         yield ps, server
@@ -138,7 +138,7 @@ client.put(99) if puts else client.take()
 @pytest.mark.parametrize("remote_master", [False, True])
 def test_a_client_that_was_killed_takes_and_adds_nothing(remote_master: bool, puts: bool) -> None:
     """Its master is in its own process, or in that of the ps."""
-    ports = free_ports(3)
+    ports = free_addresses(3)
     cluster = {"ps": ports[:1], "worker": ports[1:]}
     with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as server:
         client = Client(server)
