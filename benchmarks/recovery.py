@@ -1,6 +1,6 @@
 """How fast what dies is noticed and made good: one row for each fault that docs/guarantees.md speaks of.
 
-    python -m benchmarks.recovery [--json] [--rounds=3] [--skip_tensorflow] [--save]
+    python -m benchmarks.recovery [--json] [--rounds=3] [--system=NAME] [--only=FAULT] [--skip_tensorflow] [--save]
 
 Two ps and two workers train MNIST with a checkpoint every second or two. Each round starts a cluster of its own and
 does one thing to it. Columns, seconds, medians over the rounds:
@@ -11,7 +11,8 @@ does one thing to it. Columns, seconds, medians over the rounds:
     lost     global steps that were done before the fault and not kept
 
 The rows of TensorFlow are its MonitoredTrainingSession with the same number of tasks and the same checkpoints, where
-.venv-bench has it. --save writes benchmarks/results/recovery.json.
+.venv-bench has it. --save puts the measured rows into benchmarks/results/recovery.json, in the place of the same rows
+measured before, so that the table can be measured in parts.
 """
 
 import datetime
@@ -116,15 +117,16 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each fault (3)")
     parser.add_argument("--only", default="", help="only faults whose name contains this")
+    parser.add_argument("--system", default="", help="only systems whose name contains this")
     parser.add_argument("--skip_tensorflow", action="store_true", help="measure ours alone")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/recovery.json")
+    parser.add_argument("--save", action="store_true", help="put the rows into benchmarks/results/recovery.json")
     options = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     systems = [OURS, MIRRORED, MIRRORED_SYNC]
     if not options.skip_tensorflow and _has_tensorflow():
         systems.append(TENSORFLOW)
     rows = []
-    for system in systems:
+    for system in (s for s in systems if options.system in s.name):
         for name, (what, tasks) in FAULTS.items():
             if options.only not in name or system.faults not in name or (what == "cut" and not system.links):
                 continue
@@ -138,7 +140,7 @@ def main() -> int:
             rows.append(_row(system.name, name, found, problems))
             print(f"{rows[-1]}", file=sys.stderr, flush=True)
             if options.save:
-                _save(rows)
+                _save(rows[-1])
     if options.json:
         print(json.dumps(rows))
         return 0
@@ -148,13 +150,20 @@ def main() -> int:
     return 0
 
 
-def _save(rows: Sequence[object]) -> None:
-    """Writes what there is so far: a measurement takes minutes, and what was found is not lost when it is cut off."""
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+def _save(row: dict[str, object]) -> None:
+    """Puts one row into the results, at once: a measurement takes minutes, and what was found survives its end."""
+    path = RESULTS / "recovery.json"
     RESULTS.mkdir(exist_ok=True)
-    document = {"measured": today, "machine": machine, "rows": rows}
-    (RESULTS / "recovery.json").write_text(json.dumps(document, indent=1) + "\n")
+    kept = {_key(old): old for old in json.loads(path.read_text())["rows"]} if path.exists() else {}
+    kept[_key(row)] = row
+    order = [(s.name, fault) for s in (OURS, MIRRORED, MIRRORED_SYNC, TENSORFLOW) for fault in FAULTS]
+    rows = [kept[key] for key in order if key in kept]
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+def _key(row: dict[str, object]) -> tuple[object, object]:
+    return row["system"], row["fault"]
 
 
 def _measure(system: System, what: str, tasks: Sequence[str]) -> Result:
@@ -258,6 +267,7 @@ def _row(system: str, fault: str, found: Sequence[Result], problems: Sequence[st
     return {
         "system": system,
         "fault": fault,
+        "measured": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "detect_secs": middle("detect"),
         "listen_secs": middle("listen"),
         "resume_secs": middle("resume"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         get_checkpoint_state,
         latest_checkpoint,
     )
+    from harness.checkpoints.partitions import partitioned
     from harness.checkpoints.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
     from harness.checkpoints.states import checkpointable, forget_checkpointable, restore_states
     from harness.collective import CollectiveReplicas, join_group
@@ -138,6 +139,7 @@ _HOMES = {
     "load_variable": "harness.checkpoints.reader",
     "monitoring": "harness.monitoring",
     "on_wire": "harness.narrow",
+    "partitioned": "harness.checkpoints.partitions",
     "preemptible": "harness.preemption",
     "restore_states": "harness.checkpoints.states",
     "start_queue_runners": "harness.queue_runner",
@@ -208,6 +210,7 @@ __all__ = [
     "load_variable",
     "monitoring",
     "on_wire",
+    "partitioned",
     "preemptible",
     "restore_states",
     "start_queue_runners",

@@ -7,6 +7,7 @@ write what is final, and tells everybody that training is over.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ from harness.coordinator import Coordinator
 from harness.ending import save_the_end
 from harness.launcher.tasks import ATTEMPT_VARIABLE
 from harness.managed_session import ManagedSession
-from harness.opening import LOST_CONTACT, PROBE_SECS
+from harness.opening import LOST_CONTACT, PROBE_SECS, TrainingOver
 from harness.patience import Patience, failed
 from harness.run_records import RunRecords, others
 
@@ -61,13 +62,14 @@ class Lifecycle:
         global_step: Any,
         on_recovery: Callable[[rt.Session], object] | None = None,
         probe: Any = None,
+        give_up_secs: float = math.inf,
     ) -> ManagedSession:
         """Opens the session.
 
         A task that comes after the end of the run gets a session too, with a stop requested already.
 
         Args:
-            ready: opens a session that is ready for training; told whether it recovers one. OutOfRangeError means
+            ready: opens a session that is ready for training; told whether it recovers one. TrainingOver means
                 that the run has finished.
             bare: opens a session that need not be ready.
             graph: the graph.
@@ -76,6 +78,7 @@ class Lifecycle:
             global_step: the global step, or None.
             on_recovery: called with each new session after a recovery.
             probe: fetched now and then by the chief, so that it finds out who is lost while it does something else.
+            give_up_secs: how long ``ready`` waits at most, for the log.
         """
         self.patience.renew()
         self._records, self._global_step, self.late = records, global_step, False
@@ -88,12 +91,14 @@ class Lifecycle:
             while True:
                 try:
                     session = ready(recovering)
-                except rt.OutOfRangeError as error:
+                except TrainingOver as error:
                     if recovering:
                         raise
                     logging.info("nothing left to do: %s", error)
                     self.late = True
                     return bare()
+                except rt.OutOfRangeError as error:  # of a function of the user's own: no end of a training to come
+                    raise RuntimeError(f"The model could not be made ready: {error}") from error
                 try:
                     if records is not None:
                         records.join()
@@ -105,7 +110,13 @@ class Lifecycle:
                     logging.info("lost contact again: %s", error)
 
         self.session = ManagedSession(
-            opener, graph, self.patience, recover=recover, global_step=global_step, on_recovery=on_recovery
+            opener,
+            graph,
+            self.patience,
+            recover=recover,
+            global_step=global_step,
+            on_recovery=on_recovery,
+            give_up_secs=give_up_secs,
         )
         if self.late:
             self.coord.request_stop()
@@ -152,9 +163,10 @@ class Lifecycle:
         records, session = self._records, self.session
         self._ending.set()
         self._note_reached()
+        if records is not None:
+            records.answer_secs = self._answer_secs  # from here on a dead task is not waited for any longer
         if records is None or session is None or session.closed or not self.is_chief or self.late:
             return
-        records.answer_secs = self._answer_secs  # from here on a dead task is not waited for any longer
         moved_at, wait = time.monotonic(), 0.0
         self.patience.deadline = moved_at + self.grace_secs
         last = self._step(session)

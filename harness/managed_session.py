@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ class ManagedSession(rt.Session):
         recover: False lets the errors out, as the classic session does.
         global_step: for telling what was lost.
         on_recovery: called with each new session after a recovery, before any step is run in it.
+        give_up_secs: how long ``open_session`` may take, for the log.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class ManagedSession(rt.Session):
         recover: bool = True,
         global_step: Any = None,
         on_recovery: Callable[[rt.Session], object] | None = None,
+        give_up_secs: float = math.inf,
     ) -> None:
         self.graph = graph
         self._open_session = open_session
@@ -49,6 +52,7 @@ class ManagedSession(rt.Session):
         self._recovers = recover
         self._global_step = global_step
         self._on_recovery = on_recovery
+        self._limit = f" (gives up after {give_up_secs:g} s)" if give_up_secs < math.inf else ""
         self._recovery = threading.RLock()
         self._failed: BaseException | None = None
         self._last: tuple[Any, Any] = (None, None)
@@ -82,13 +86,20 @@ class ManagedSession(rt.Session):
             except LOST_CONTACT as error:
                 self.recover(raw, error)
             except (rt.CancelledError, RuntimeError):
-                # Another thread may be recovering: it has closed the session that this step was waiting in.
-                with self._recovery:
-                    if raw is self.raw:
-                        raise
+                if not self.replaced(raw):
+                    raise
             else:
                 self.note(fetches, result)
                 return result
+
+    def replaced(self, raw: rt.Session) -> bool:
+        """Whether another thread has put a new session in the place of one, and closed that, while a step waited in it.
+
+        Args:
+            raw: the session of the step; a recovery that is under way is waited for.
+        """
+        with self._recovery:
+            return raw is not self.raw
 
     def note(self, fetches: Any, result: Any) -> None:
         """Remembers what a step gave, for telling what was lost."""
@@ -118,7 +129,7 @@ class ManagedSession(rt.Session):
             if self._closed or self._patience.exhausted():
                 raise error
             started = time.monotonic()
-            logging.warning("recovering: %s", error)
+            logging.warning("recovering: %s%s", error, self._limit)
             if isinstance(error, rt.OpError):
                 self.last_loss = error
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -10,13 +11,14 @@ import runtime as rt
 from harness.coordinator import Coordinator
 from harness.global_step import get_global_step
 from harness.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from harness.hooks.checkpoint import CheckpointSaverHook
 from harness.lifecycle import Lifecycle
 from harness.managed_session import ManagedSession
-from harness.opening import LOST_CONTACT
+from harness.opening import LOST_CONTACT, TrainingOver
 from harness.patience import STOP_GRACE_SECS, failed
 from harness.session_creator import ChiefSessionCreator, TrainingSessionCreator, is_chief
 
-_CLEAN_END = (rt.OutOfRangeError, StopIteration)
+_CLEAN_END = (rt.OutOfRangeError, TrainingOver, StopIteration)
 
 
 class StepContext:
@@ -98,6 +100,7 @@ class MonitoredSession:
             global_step=get_global_step(self._graph),
             on_recovery=self._greet,
             probe=probe if own is not None else None,
+            give_up_secs=own.give_up_secs if own is not None else math.inf,
         )
         for hook in self._hooks:
             if hasattr(hook, "leads"):
@@ -149,6 +152,7 @@ class MonitoredSession:
 
         Raises:
             RuntimeError: a stop was requested before, the session is closed, or one tensor is fed twice.
+            BaseException: what a thread, such as one that fills a queue, has reported.
         """
         return self._retried(lambda raw: self._run_hooked(raw, fetches, feed_dict, options, run_metadata))
 
@@ -184,12 +188,18 @@ class MonitoredSession:
             raise RuntimeError("Session is already closed.")
         while True:
             if self._coord.should_stop():
+                self._coord.raise_requested_exception()  # a thread has failed: not only in the log
                 raise RuntimeError("Run called even after should_stop requested.")
             raw = session.raw
             try:
                 return once(raw)
             except LOST_CONTACT as error:
                 session.recover(raw, error)
+            except Exception as error:
+                if type(error) in (rt.CancelledError, RuntimeError) and session.replaced(raw):
+                    continue  # the step waited in a session that the thread that looks after the tasks has replaced
+                self._coord.raise_requested_exception()  # this is what a thread's failure has led to: a closed queue
+                raise
 
     def _run_hooked(
         self,
@@ -264,6 +274,10 @@ class MonitoredSession:
             if clean and not failed(self._coord):
                 self._life.wait_for_others()
                 self._life.finish(self._end_hooks, over=True, checkpoint_dir=self._checkpoint_dir)
+            elif interrupted and not failed(self._coord):  # training is not over: it will be taken up again
+                self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
+            else:
+                self._settle_hooks()
             self._coord.request_stop()
             self._coord.join(stop_grace_period_secs=self._grace_secs, ignore_live_threads=True)
         except BaseException:
@@ -275,6 +289,16 @@ class MonitoredSession:
             self._session = None
             if not self._graph_was_final:
                 self._graph.unsafe_unfinalize()
+
+    def _leave_hooks(self, session: rt.Session) -> None:
+        for hook in self._hooks:
+            if isinstance(hook, CheckpointSaverHook):
+                hook.leave(getattr(session, "raw", session))
+
+    def _settle_hooks(self) -> None:
+        for hook in self._hooks:
+            if isinstance(hook, CheckpointSaverHook):
+                hook.settle(self._grace_secs)
 
     def _end_hooks(self, session: rt.Session) -> None:
         for hook in self._hooks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -20,10 +21,29 @@ GIVE_UP_SECS = 7200.0
 LOST_CONTACT = (rt.UnavailableError, rt.AbortedError)
 """What a new session can cure: a task is gone, or has restarted, or its variables were restored."""
 
+
+class TrainingOver(rt.OutOfRangeError):
+    """The chief has finished training: a clean end for everybody else.
+
+    It has a type of its own, as functions of the user's that make the model ready may raise any other OutOfRangeError.
+    """
+
+
 Reopen = Callable[[], rt.Session]
 Attempt = Callable[[rt.Session, Reopen], rt.Session | None]
 """``(session, reopen) -> session``: makes a session ready and gives it, or the one that ``reopen`` gave; None means
 that it is worth another try."""
+
+
+def limit_secs(config: rt.SessionConfig | None, max_wait_secs: float | None) -> float:
+    """How long a session is waited for, seconds.
+
+    Args:
+        config: its ``start_timeout_secs`` counts where it is less.
+        max_wait_secs: what was asked for; None is without a limit.
+    """
+    start = None if config is None else config.start_timeout_secs
+    return min(math.inf if secs is None else secs for secs in (start, max_wait_secs))
 
 
 def until_accepted(

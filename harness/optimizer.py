@@ -11,6 +11,7 @@ import optax
 
 import runtime as rt
 from harness import narrow
+from harness.checkpoints.partitions import slot_of
 
 GradientAndVariable = tuple[rt.Tensor | None, rt.Variable]
 
@@ -195,6 +196,7 @@ class Optimizer:
                     slots[name] = rt.Variable(
                         self._initial(variable, index), name=f"{variable.spec.name}/{name}", trainable=False
                     )
+                slot_of(variable, slots[name], name)
         self._slots[variable] = slots
         return slots
 

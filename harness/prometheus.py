@@ -23,6 +23,8 @@ _HELP = {
     "calls_total": "calls over the tensor channel",
     "checkpoint_bytes_total": "bytes of the checkpoints that this task coordinated",
     "checkpoint_seconds_total": "time from taking the values to the last file of those checkpoints",
+    "checkpoints_failed_total": "checkpoints that could not be saved",
+    "checkpoints_skipped_total": "checkpoints that were due while one was being saved",
     "checkpoints_total": "checkpoints that this task coordinated",
     "compute_seconds_total": "of the time for training steps, computing",
     "connections": "connections to the tensor channel",

@@ -149,7 +149,7 @@ class Saver:
             FailedPreconditionError: a variable is not initialised; names it.
             ResourceExhaustedError: the disk is full; earlier checkpoints are not touched.
             AbortedError: another chief has taken over, or a task restarted.
-            ValueError: the path cannot be a directory.
+            ValueError: the path cannot be a directory, or ``metrics`` lacks ``best_metric``.
         """
         started = time.monotonic()
         saved = self._variables()
@@ -157,17 +157,30 @@ class Saver:
             return None
         series = os.fspath(save_path).rstrip("/")
         check_path(series)
+        if metrics is not None:
+            self._check_metrics(metrics)
         with self._lock:
             running = self._running
             if running is not None and not running.done() and not wait:
                 self.skipped += 1
+                process_metrics.add("checkpoints_skipped_total")
                 logging.info("the save of step %d still runs: this one is skipped", running.step)
                 return None
         if running is not None:
             running.wait()
-        handle = self._begin(sess, series, saved, global_step, metrics)
+        handle = self._begin(sess, series, names.written(saved), global_step, metrics)
         handle.blocked_secs = time.monotonic() - started
         return handle.result() if wait else handle
+
+    def _check_metrics(self, metrics: Mapping[str, float]) -> None:
+        best = self._retention_options["metric"]
+        if best and best not in metrics:
+            raise ValueError(f"metrics has no {best!r}, which is best_metric: it has {', '.join(metrics) or 'nothing'}")
+        for name, value in metrics.items():
+            try:
+                float(value)
+            except (TypeError, ValueError):
+                raise ValueError(f"the metric {name!r} must be a number, not {value!r}") from None
 
     def _begin(
         self,
@@ -214,6 +227,7 @@ class Saver:
         except BaseException as reason:
             error = reason
             self.failed += 1
+            process_metrics.add("checkpoints_failed_total")
             logging.error("saving step %d to %s failed: %s", handle.step, series, reason)
         finally:
             try:
@@ -255,7 +269,9 @@ class Saver:
             )
             leaves = {n: orbax.RemoteArray(v.shape, v.dtype) for n, v in variables.items()}
             ids = list(sess.shards.process_ids(cut, stream=self._stream).values())
-            directory.save(orbax.Save(step, manifest, leaves, ids, write, metrics))
+            numbers = None if metrics is None else {name: float(value) for name, value in metrics.items()}
+            confirm = functools.partial(sess.shards.progress, cut)  # a task that obeys another chief refuses
+            directory.save(orbax.Save(step, manifest, leaves, ids, write, confirm, numbers))
         return self._path(series, step)
 
     def _path(self, series: str, step: int) -> str:
@@ -303,9 +319,8 @@ class Saver:
         if path is None:
             raise ValueError(f"The passed save_path is not a valid checkpoint: {save_path}")
         self._restore(sess, path, saved, partial=partial, verify=verify)
-        series = os.path.dirname(path)
         if os.path.basename(path).isdigit():
-            self._series = self._series or series
+            self._series = self._series or layout.series_of(path)
 
     def _restore(self, sess: Session, path: str, saved: Sequence[names.Saved], *, partial: bool, verify: bool) -> None:
         reader = CheckpointReader(path)
@@ -372,7 +387,8 @@ class Saver:
         """Tells of checkpoints of an earlier run; the directory tells as much once something is saved or restored."""
         self._recovered = [p for p in checkpoint_paths if checkpoint_exists(p)]
         if self._recovered and self._series is None:
-            self._series = os.path.dirname(find_checkpoint(self._recovered[-1]) or "") or None
+            found = find_checkpoint(self._recovered[-1])
+            self._series = layout.series_of(found) if found else None
 
 
 def _local_problems(path: str, files: Sequence[ShardFile]) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
@@ -14,6 +14,9 @@ import runtime as rt
 from harness.coordinator import Coordinator
 from harness.looper import LooperThread
 from harness.opening import LOST_CONTACT
+
+if TYPE_CHECKING:
+    from harness.checkpoints.saving import SaveHandle
 
 _LOGGED_RATES = 10
 """How many step rates are logged; the events go on."""
@@ -39,38 +42,112 @@ class Checkpoints:
         self._writer = writer
         self._leads = leads
         self._lock = threading.Lock()
+        self._asked: int | None = None
         self._saved_step: int | None = None
+        self._running: SaveHandle | None = None
 
     def save(self, session: rt.Session) -> str | None:
         """Saves now; returns the checkpoint's path, or None when this step was the last one saved.
 
         Raises:
             PermissionDeniedError: another chief has taken the lead.
+            ResourceExhaustedError: the disk is full.
         """
         with self._lock:
-            step = None if self._global_step is None else int(session.run(self._global_step))
-            if step is not None and step == (self._saved_step if self._saved_step is not None else self._on_disk()):
+            self._look(session, wait=True)
+            if not self._is_due(session):
                 return None
-            if not self._leads():
-                raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
-            raw = getattr(session, "raw", session)
-            # The step in the name is the one in the checkpoint: others go on training while this one asks.
-            saved = self._saved(raw)
-            last = os.path.basename(saved)
-            self._saved_step = int(last) if step is not None and last.isdigit() else step
-            if self._writer is not None:
-                self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
-            return saved
+            path = str(self._saved(session, wait=True))
+            self._note(path)
+            return path
 
-    def _saved(self, raw: rt.Session) -> str:
+    def begin(self, session: rt.Session) -> None:
+        """Begins to save; training goes on. It is skipped, and counted in the saver, while one is still running.
+
+        Raises:
+            PermissionDeniedError: another chief has taken the lead.
+        """
+        with self._lock:
+            self._look(session)
+            if not self._is_due(session):
+                return
+            if hasattr(self._saver, "skipped"):
+                self._running = self._saved(session, wait=False) or self._running  # None: it was skipped
+            else:  # a saver of another make, which knows no background
+                self._note(str(self._saved(session, wait=True)))
+
+    def look(self, session: rt.Session) -> None:
+        """Looks whether what was begun has ended.
+
+        A full disk or a lost task cost this checkpoint, not the training: the one that is told of and counted, the
+        other the session notices by itself.
+
+        Raises:
+            OpError: why it failed, if for another reason.
+        """
+        if self._running is not None:
+            with self._lock:
+                self._look(session)
+
+    def settle(self, secs: float) -> None:
+        """Waits for the end of what was begun, well or not, at most so many seconds: training ends with an error."""
+        if self._running is not None:
+            self._running.wait(secs)
+
+    def skip(self, count: int) -> None:
+        """Counts saves that were due while one was running."""
+        logging.info("%d saves were due while the last one was running: skipped", count)
+        if hasattr(self._saver, "skipped"):
+            self._saver.skipped += count
+        rt.metrics.add("checkpoints_skipped_total", count)
+
+    def _look(self, session: rt.Session, *, wait: bool = False) -> None:
+        handle = self._running
+        if handle is None or not (wait or handle.done()):
+            return
+        self._running = None
+        try:
+            path = handle.result()
+        except rt.ResourceExhaustedError as error:
+            tell_full(error)
+        except LOST_CONTACT as error:
+            logging.warning("this checkpoint was not saved: %s", error)
+        except rt.CancelledError as error:
+            if not _mirrored(error):
+                raise
+            logging.info("begins this checkpoint again: %s", error)
+            self._running = self._saved(session, wait=False)  # nobody else saves meanwhile: it is not skipped
+            self._look(session, wait=wait)
+        else:
+            self._note(path)
+
+    def _is_due(self, session: rt.Session) -> bool:
+        if self._global_step is not None:
+            self._asked = int(session.run(self._global_step))
+            if self._asked == (self._saved_step if self._saved_step is not None else self._on_disk()):
+                return False
+        if not self._leads():
+            raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
+        return True
+
+    def _saved(self, session: rt.Session, *, wait: bool) -> Any:
         """Saves; again when a ps died meanwhile that goes on from its mirror: the session does not notice."""
+        raw = getattr(session, "raw", session)
+        options = {} if wait else {"wait": False}
         while True:
             try:
-                return str(self._saver.save(raw, self._path, global_step=self._global_step))
+                return self._saver.save(raw, self._path, global_step=self._global_step, **options)
             except rt.CancelledError as error:
-                if "goes on from its mirror" not in error.message:
+                if not _mirrored(error):
                     raise
                 logging.info("begins this checkpoint again: %s", error)
+
+    def _note(self, path: str) -> None:
+        # The step in the name is the one in the checkpoint: others go on training while this one asks.
+        last = os.path.basename(path)
+        self._saved_step = int(last) if self._asked is not None and last.isdigit() else self._asked
+        if self._writer is not None:
+            self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
 
     def _on_disk(self) -> int | None:
         """The step of the newest checkpoint of this path: a run that has just been restored is saved already."""
@@ -79,23 +156,45 @@ class Checkpoints:
         return int(name) if name.isdigit() else None
 
 
+def tell_full(error: rt.ResourceExhaustedError) -> None:
+    """Tells that a checkpoint is missing because the disk is full."""
+    logging.error("%s; training goes on, without this checkpoint: make room", error)
+
+
+def _mirrored(error: rt.CancelledError) -> bool:
+    return "goes on from its mirror" in error.message
+
+
 class CheckpointThread(LooperThread):
     """Saves a checkpoint at the start and then every so many seconds."""
 
     def __init__(self, coord: Coordinator, secs: float, session: Any, checkpoints: Checkpoints) -> None:
         super().__init__(coord, secs)
         self.name = "save-checkpoints"
+        self._secs = secs
         self._session = session
         self._checkpoints = checkpoints
+        self._late = False
 
     def run_loop(self) -> None:
-        """Saves; a lost task costs this one checkpoint, not the training."""
+        """Saves; a lost task or a full disk costs this one checkpoint, not the training."""
+        if self._late:  # this is the run that was due while the one before was still at work
+            self._late = False
+            return
         raw = self._session.raw
+        began = time.monotonic()
         try:
             self._checkpoints.save(self._session)
+        except rt.ResourceExhaustedError as error:
+            tell_full(error)
         except LOST_CONTACT as error:
             logging.warning("this checkpoint was not saved: %s", error)
             self._session.recover(raw, error)
+            return
+        missed = int((time.monotonic() - began) // self._secs)
+        if missed:
+            self._late = True
+            self._checkpoints.skip(missed)
 
 
 class Summaries:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import runtime as rt
-from harness import ready
+from harness import opening, ready
 from harness.decisions import Role
 from harness.patience import Patience
 from harness.run_records import RunRecords
@@ -76,6 +76,11 @@ class TrainingSessionCreator(SessionCreator):
     def records(self) -> RunRecords | None:
         """The run records behind the target; None without a cluster."""
         return self.manager().records(self._master, self._options(), self.role)
+
+    @property
+    def give_up_secs(self) -> float:
+        """How long a session is waited for at most."""
+        return opening.limit_secs(self._config, self._max_wait_secs)
 
     def bare_session(self) -> rt.Session:
         """Opens a session that need not be ready."""

@@ -61,6 +61,7 @@ class SessionManager:
         self._recovery_wait_secs = recovery_wait_secs
         self._local_init_feed_dict = local_init_feed_dict
         self._patience = patience or Patience(Coordinator())
+        self._patient_by_itself = patience is None
         self._records: dict[tuple[str, bool], RunRecords] = {}
         self._told = ""
         self._missing, self._awaited, self._await_secs = ready.operations(self._graph)
@@ -70,6 +71,15 @@ class SessionManager:
     def probe(self) -> rt.Tensor:
         """A tensor that touches every task that holds variables: fetching it finds out who is lost."""
         return self._missing
+
+    def stop_with(self, patience: Patience) -> None:
+        """Lets a Supervisor's patience end waits, unless one was given to the constructor.
+
+        Args:
+            patience: ends waits when training is to stop.
+        """
+        if self._patient_by_itself:
+            self._patience = patience
 
     # -- the three ways ----------------------------------------------------------------------------------------
 
@@ -81,7 +91,7 @@ class SessionManager:
         checkpoint_dir: str | None = None,
         checkpoint_filename_with_path: str | None = None,
         wait_for_checkpoint: bool = False,
-        max_wait_secs: float = GIVE_UP_SECS,
+        max_wait_secs: float | None = GIVE_UP_SECS,
         config: rt.SessionConfig | None = None,
         init_feed_dict: Mapping[Any, Any] | None = None,
         init_fn: Callable[[rt.Session], object] | None = None,
@@ -114,7 +124,7 @@ class SessionManager:
         if checkpoint_dir and checkpoint_filename_with_path:
             raise ValueError("Can not provide both checkpoint_dir and checkpoint_filename_with_path.")
         options = decisions.Options(
-            time.monotonic() + _limit(config, max_wait_secs),
+            time.monotonic() + opening.limit_secs(config, max_wait_secs),
             init_op is not None or init_fn is not None or self._local_init_op is not None,
             wait_for_checkpoint,
             recovering,
@@ -157,7 +167,7 @@ class SessionManager:
         checkpoint_dir: str | None = None,
         checkpoint_filename_with_path: str | None = None,
         wait_for_checkpoint: bool = False,
-        max_wait_secs: float = GIVE_UP_SECS,
+        max_wait_secs: float | None = GIVE_UP_SECS,
         config: rt.SessionConfig | None = None,
     ) -> tuple[rt.Session, bool]:
         """Opens a session and restores it if there is something to restore; never initialises global variables.
@@ -181,25 +191,27 @@ class SessionManager:
             )
         except RuntimeError as error:
             logging.info("could not recover a session: %s", error)
-        session = rt.Session(master, self._graph, ready.filtered(config, self._graph, _limit(config, max_wait_secs)))
+        session = rt.Session(
+            master, self._graph, ready.filtered(config, self._graph, opening.limit_secs(config, max_wait_secs))
+        )
         self._try_local_init(session)
         return session, False
 
     def wait_for_session(
-        self, master: str, config: rt.SessionConfig | None = None, max_wait_secs: float = math.inf
+        self, master: str, config: rt.SessionConfig | None = None, max_wait_secs: float | None = math.inf
     ) -> rt.Session:
         """Opens a session as one of the others: waits until the chief has made the model ready.
 
         Args:
             master: session target.
             config: session options; without device filters, ``ready.default_filters`` are used.
-            max_wait_secs: how long to wait.
+            max_wait_secs: how long to wait; None is without a limit.
 
         Raises:
-            OutOfRangeError: the chief has finished training.
+            TrainingOver: the chief has finished training.
             DeadlineExceededError: the model was not ready in time; says what was missing.
         """
-        max_wait_secs = _limit(config, max_wait_secs)
+        max_wait_secs = opening.limit_secs(config, max_wait_secs)
         options = decisions.Options(time.monotonic() + max_wait_secs)
 
         records = self.records(master, config, Role.OTHER)
@@ -215,7 +227,7 @@ class SessionManager:
                 if decision.action is Action.JOIN:
                     return session
                 if decision.action is Action.END:
-                    raise rt.OutOfRangeError(decision.reason)
+                    raise opening.TrainingOver(decision.reason)
                 if decision.action is Action.GIVE_UP or self._patience.exhausted():
                     raise rt.DeadlineExceededError(
                         f"Session was not ready after waiting {max_wait_secs:.0f} secs: {decision.reason}"
@@ -364,11 +376,6 @@ def _newest(saver: Any, directory: str | None, path: str | None) -> str | None:
 
     found: str | None = latest_checkpoint(str(directory))
     return found
-
-
-def _limit(config: rt.SessionConfig | None, max_wait_secs: float) -> float:
-    start = None if config is None else config.start_timeout_secs
-    return max_wait_secs if start is None else min(start, max_wait_secs)
 
 
 def _names(array: Any) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from absl import logging
 
 import runtime as rt
-from harness import defaults, ready, services
+from harness import defaults, opening, ready, services
 from harness.decisions import Role
 from harness.looper import LooperThread
 from harness.managed_session import ManagedSession
@@ -169,6 +169,7 @@ class Supervisor(SupervisorParts):
             recover=recover,
             global_step=self._global_step,
             probe=manager.probe if own else None,
+            give_up_secs=opening.limit_secs(config, max_wait_secs),
         )
         if writer is not None and not self._graph_written:
             writer.add_graph(self._graph)

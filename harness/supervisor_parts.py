@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import runtime as rt
-from harness import defaults
+from harness import defaults, supervisor_checks
 from harness.coordinator import Coordinator
 from harness.global_step import get_global_step
 from harness.lifecycle import Lifecycle
@@ -43,13 +43,19 @@ class SupervisorParts:
         summary_writer: Any = USE_DEFAULT,
         init_fn: Callable[[rt.Session], object] | None = None,
     ) -> None:
-        _check_seconds(
-            save_summaries_secs=save_summaries_secs,
-            save_model_secs=save_model_secs,
-            recovery_wait_secs=recovery_wait_secs,
-            stop_grace_secs=stop_grace_secs,
+        check = supervisor_checks
+        check.seconds(off=True, save_summaries_secs=save_summaries_secs, save_model_secs=save_model_secs)
+        check.seconds(recovery_wait_secs=recovery_wait_secs, stop_grace_secs=stop_grace_secs)
+        check.values(
+            graph=graph,
+            is_chief=is_chief,
+            logdir=logdir,
+            checkpoint_basename=checkpoint_basename,
+            init_feed_dict=init_feed_dict,
+            init_fn=init_fn,
         )
-        self._graph = graph or rt.get_default_graph()
+        check.parts(self.USE_DEFAULT, saver=saver, session_manager=session_manager, summary_writer=summary_writer)
+        self._graph = graph if graph is not None else rt.get_default_graph()
         self._is_chief = is_chief
         self._coord = Coordinator()
         self._life = Lifecycle(self._coord, is_chief, stop_grace_secs)
@@ -72,14 +78,30 @@ class SupervisorParts:
             self._saver = defaults.saver(self._graph) if saver is self.USE_DEFAULT and is_chief else saver
             if self._saver is self.USE_DEFAULT:
                 self._saver = None  # the others neither save nor restore
+            check.operations(
+                self._graph,
+                ready_op=self._ready_op,
+                ready_for_local_init_op=self._ready_for_local_init_op,
+                init_op=self._init_op,
+                local_init_op=self._local_init_op,
+                summary_op=self._summary_op,
+                global_step=self._global_step,
+            )
+            asked = ready_for_local_init_op is not self.USE_DEFAULT and ready_for_local_init_op is not None
+            if asked and self._local_init_op is None and local_init_op is self.USE_DEFAULT:
+                self._local_init_op = rt.no_op()  # there are no local variables; what was asked for is looked at still
             self._session_manager = session_manager or SessionManager(
                 local_init_op=self._local_init_op,
                 ready_op=self._ready_op,
-                ready_for_local_init_op=self._ready_for_local_init_op if self._local_init_op is not None else None,
+                ready_for_local_init_op=self._ready_for_local_init_op
+                if asked or self._local_init_op is not None
+                else None,
                 graph=self._graph,
                 recovery_wait_secs=recovery_wait_secs,
                 patience=self._life.patience,
             )
+            if isinstance(session_manager, SessionManager):
+                session_manager.stop_with(self._life.patience)
         self._init_feed_dict = init_feed_dict
         self._init_fn = init_fn
         self._save_path = os.path.join(self._logdir, checkpoint_basename) if writes and self._logdir else None
@@ -165,9 +187,3 @@ class SupervisorParts:
     def save_path(self) -> str | None:
         """First part of the checkpoints' paths; None where none are written."""
         return self._save_path
-
-
-def _check_seconds(**given: float) -> None:
-    for name, secs in given.items():
-        if secs is not None and secs < 0:
-            raise ValueError(f"{name} is a number of seconds and cannot be {secs:g}; 0 turns a service off")

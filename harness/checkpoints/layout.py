@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from absl import logging
 from etils import epath
 
-from harness.checkpoints.manifest import Manifest, quick_problems, read_manifest
-from runtime import DataLossError
+from harness.checkpoints.manifest import FILE_NAME, Manifest, quick_problems, read_manifest
+from runtime import DataLossError, zarr
 
 ORBAX_STEP_FILE = "_CHECKPOINT_METADATA"
 ORBAX_TREE_FILE = "_METADATA"
 TEMPORARY = ".orbax-checkpoint-tmp"
 DEFAULT_ITEM = "default"
+REPLACED = "replaced"
+"""Sub-directory of a series in which a step waits while the same step is saved again."""
 LOOK_SECS = 1.0
 """How often a directory is looked at for a new checkpoint."""
 SAY_EVERY_SECS = 10.0
@@ -34,7 +36,7 @@ class Step:
     Attributes:
         directory: of the CheckpointManager.
         number: the step.
-        path: its own directory.
+        path: its own directory; below ``replaced`` when a chief died while it saved the same step again.
     """
 
     directory: str
@@ -56,34 +58,39 @@ class CheckpointState:
 
 
 def steps_in(directory: str) -> list[Step]:
-    """The finished checkpoints of one CheckpointManager directory, by number."""
+    """The finished checkpoints of one CheckpointManager directory, whole or damaged, by number."""
+    found: dict[int, Step] = {}
+    for parent in (directory, str(epath.Path(directory) / REPLACED)):
+        for child in _children(parent):
+            if child.name.isdigit() and int(child.name) not in found and is_checkpoint(child):
+                found[int(child.name)] = Step(str(epath.Path(directory)), int(child.name), str(child))
+        if not zarr.is_local(directory):
+            break  # nothing is moved there
+    return [found[number] for number in sorted(found)]
+
+
+def _children(directory: str) -> list[epath.Path]:
     root = epath.Path(directory)
     try:
-        children = list(root.iterdir()) if root.is_dir() else []
+        return list(root.iterdir()) if root.is_dir() else []
     except OSError:
         return []
-    found = []
-    for child in children:
-        if child.name.isdigit() and is_checkpoint(child):
-            found.append(Step(str(root), int(child.name), str(child)))
-    return sorted(found, key=lambda s: s.number)
 
 
 def is_checkpoint(path: epath.Path) -> bool:
-    """Whether a directory is a finished Orbax checkpoint."""
+    """Whether a directory is a finished Orbax checkpoint, or what is left of one."""
     if TEMPORARY in path.name:
         return False
-    return bool((path / ORBAX_STEP_FILE).exists() or (path / ORBAX_TREE_FILE).exists())
+    marks = [ORBAX_STEP_FILE, ORBAX_TREE_FILE]
+    if zarr.is_local(str(path)):  # it got its name when it was whole, so it is one whatever it has lost since
+        marks += [FILE_NAME, DEFAULT_ITEM] if path.name.isdigit() else [FILE_NAME]
+    return any((path / mark).exists() for mark in marks)
 
 
 def managers_below(logdir: str) -> list[str]:
     """The directories with checkpoints at or right below ``logdir``."""
-    root = epath.Path(logdir)
-    try:
-        children = sorted(str(c) for c in root.iterdir() if c.is_dir()) if root.is_dir() else []
-    except OSError:
-        children = []
-    return [d for d in [str(root), *children] if steps_in(d)]
+    below = sorted(str(c) for c in _children(logdir) if c.name != REPLACED and c.is_dir())
+    return [d for d in [str(epath.Path(logdir)), *below] if steps_in(d)]
 
 
 def in_order(steps: list[Step]) -> list[tuple[Step, Manifest | None]]:
@@ -115,16 +122,28 @@ def problems_of(step: Step) -> list[str]:
     except DataLossError as error:
         return [str(error)]
     if manifest is None:
-        return ["its manifest is missing"] if is_ours(step.path) else []
+        if is_ours(step.path):
+            return ["its manifest is missing"]
+        try:
+            find_item(step.path)
+        except DataLossError as error:
+            return [error.message]
+        except ValueError:  # several items: whoever reads it names one
+            return []
+        return []
     return quick_problems(step.path, manifest)
 
 
 def is_ours(path: str) -> bool:
     """Whether a Saver wrote a checkpoint, and so it must have a manifest."""
-    try:
-        return '"bellwether"' in (epath.Path(path) / ORBAX_STEP_FILE).read_text()
-    except (OSError, UnicodeDecodeError):
-        return False
+    here = epath.Path(path)
+    for file in (here / ORBAX_STEP_FILE, here / DEFAULT_ITEM / ORBAX_TREE_FILE):
+        try:
+            if '"bellwether"' in file.read_text():
+                return True
+        except (OSError, UnicodeDecodeError):
+            continue
+    return False
 
 
 def newest_first(logdir: str) -> list[Step]:
@@ -139,21 +158,30 @@ def _saved_at(step: Step, manifest: Manifest | None) -> float:
 
 
 def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -> str | None:
-    """The path of the newest whole checkpoint in a directory; None when there is none.
+    """The path of the newest whole checkpoint in a directory; None when there are no checkpoints at all.
 
     A damaged one (a file missing or of a wrong size) is passed over, and an error that names it is logged; contents
-    are compared with their checksums when a checkpoint is restored.
+    are compared with their checksums when a checkpoint is restored. When all are damaged it is the newest of them:
+    restoring it raises DataLossError, so that nobody who asks for a checkpoint begins anew without noticing.
 
     Args:
         checkpoint_dir: the directory (or that of one series, ``logdir/model.ckpt``).
         latest_filename: not used; the directory itself says what is in it.
     """
-    for step in newest_first(str(checkpoint_dir)):
+    whole, damaged = _newest(str(checkpoint_dir))
+    return whole or damaged
+
+
+def _newest(checkpoint_dir: str) -> tuple[str | None, str | None]:
+    """The newest whole checkpoint, and the newest damaged one that is newer than it; those are told of."""
+    damaged: str | None = None
+    for step in newest_first(checkpoint_dir):
         problems = problems_of(step)
         if not problems:
-            return step.path
+            return step.path, damaged
         logging.error("checkpoint %s is damaged and passed over: %s", step.path, "; ".join(problems[:3]))
-    return None
+        damaged = damaged or step.path
+    return None, damaged
 
 
 def get_checkpoint_state(checkpoint_dir: str, latest_filename: str | None = None) -> CheckpointState | None:
@@ -161,8 +189,14 @@ def get_checkpoint_state(checkpoint_dir: str, latest_filename: str | None = None
     newest = latest_checkpoint(checkpoint_dir, latest_filename)
     if newest is None:
         return None
-    series = str(epath.Path(newest).parent)
+    series = series_of(newest)
     return CheckpointState(newest, [step.path for step, _ in in_order(steps_in(series))])
+
+
+def series_of(path: str) -> str:
+    """The CheckpointManager directory of a checkpoint."""
+    parent = epath.Path(path).parent
+    return str(parent.parent if parent.name == REPLACED else parent)
 
 
 def checkpoints_iterator(
@@ -198,7 +232,7 @@ def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> 
     started = time.monotonic()
     said = started
     while True:
-        found = latest_checkpoint(directory)
+        found, _ = _newest(directory)
         if found is not None and found != last:
             return found
         now = time.monotonic()
@@ -221,7 +255,7 @@ def find_checkpoint(path: str) -> str | None:
     here = epath.Path(path)
     if is_checkpoint(here):
         return str(here)
-    match = re.fullmatch(r"(.+)-(\d+)", path)
+    match = re.fullmatch(r"(.+)[-/](\d+)", path)
     if match:
         for step in steps_in(match[1]):
             if step.number == int(match[2]):

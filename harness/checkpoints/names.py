@@ -60,7 +60,7 @@ def saved_variables(var_list: Any) -> list[Saved]:
     for given, variable in items:
         if not isinstance(variable, Variable):
             raise TypeError(f"var_list holds {variable!r}: only variables can be saved")
-        info = getattr(variable, "save_slice_info", None)  # of a partitioned variable: where this part belongs
+        info = variable.save_slice_info
         name = given or (info.full_name if info is not None else variable.op.name)
         if variable in names:
             raise ValueError(f"The same variable would be restored with two names: {names[variable]!r} and {name!r}")
@@ -78,10 +78,23 @@ def _check_unique(saved: Sequence[Saved]) -> None:
     for s in saved:
         parts.setdefault(s.name, []).append(s)
     for name, same in parts.items():
-        size = sum(math.prod(s.variable.shape) for s in same)
+        size = sum(math.prod(s.variable.shape) for s in written(same))
         whole = math.prod(same[0].full_shape)
         if len({s.full_shape for s in same}) > 1 or (len(same) > 1 and size != whole):
             raise ValueError(f"At least two variables have the same name: {name}")
+
+
+def written(saved: Sequence[Saved]) -> list[Saved]:
+    """What is written: of slots that all parts of a variable have alike, such as a count, the first one."""
+    chosen: list[Saved] = []
+    shared: set[str] = set()
+    for s in saved:
+        if s.variable.save_slice_info is not None and s.variable.shape == s.full_shape:
+            if s.name in shared:
+                continue
+            shared.add(s.name)
+        chosen.append(s)
+    return chosen
 
 
 def slices_of(session: Session, saved: Sequence[Saved], *, stream: bool = False) -> list[VariableSlice]:
@@ -113,12 +126,15 @@ def _chunk(parts: Sequence[Saved], limit: int) -> tuple[int, ...]:
         for d in range(len(full))
     ]
     itemsize = max(parts[0].variable.dtype.itemsize, 1)
-    row = math.prod(chunk[1:]) * itemsize
-    rows = max(1, limit // max(row, 1))
-    if chunk[0] > rows:
-        if len(parts) > 1:  # must go on dividing the boundaries
-            rows = next(n for n in range(rows, 0, -1) if chunk[0] % n == 0)
-        chunk[0] = rows
+    for d in range(len(full)):
+        row = math.prod(chunk[d + 1 :]) * itemsize
+        rows = max(1, limit // max(row, 1))
+        if chunk[d] > rows:
+            if len(parts) > 1:  # must go on dividing the boundaries
+                rows = next(n for n in range(rows, 0, -1) if chunk[d] % n == 0)
+            chunk[d] = rows
+        if row <= limit:
+            break
     return tuple(max(c, 1) for c in chunk)
 
 

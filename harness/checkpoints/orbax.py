@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 import shutil
 import threading
@@ -21,13 +22,12 @@ from absl import logging
 from etils import epath
 
 from harness.checkpoints import layout
+from harness.checkpoints.layout import REPLACED
 from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
 from runtime import AbortedError, DataLossError, InternalError, OpError, ResourceExhaustedError, ShardFile, zarr
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
-REPLACED = "replaced"
-"""Sub-directory in which a step waits while the same step is saved again."""
 _FULL = (28, 122, 27)  # ENOSPC, EDQUOT, EFBIG
 
 
@@ -50,6 +50,7 @@ class Save:
         leaves: stand-ins by name.
         process_ids: ids of the stores that will be written, and no others.
         write: has the tasks write into a directory; gives the files, relative to it.
+        confirm: raises AbortedError when another chief has claimed the tasks meanwhile.
         metrics: for keeping the best.
     """
 
@@ -58,6 +59,7 @@ class Save:
     leaves: Mapping[str, RemoteArray]
     process_ids: Sequence[str]
     write: Callable[[str], Sequence[ShardFile]]
+    confirm: Callable[[], object]
     metrics: Mapping[str, float] | None = None
     item: str = ""
     files: list[ShardFile] = field(default_factory=list)
@@ -84,8 +86,10 @@ class Retention:
     digits: int | None = None
 
     def metric_of(self, metrics: Mapping[str, float]) -> float:
-        """The value that checkpoints are compared by."""
-        return float(metrics[self.metric])
+        """The value that checkpoints are compared by: without one, or with NaN, a checkpoint is the worst."""
+        value = float(metrics.get(self.metric, math.nan))
+        worst = math.inf if self.best_mode == "min" else -math.inf
+        return worst if math.isnan(value) else value
 
 
 class _Keep:
@@ -95,7 +99,7 @@ class _Keep:
         pp = ocp.checkpoint_managers
         kept: list[Any] = [pp.LatestN(retention.max_to_keep or None)]
         if retention.every_n_hours is not None:
-            kept.append(pp.EveryNSeconds(int(retention.every_n_hours * 3600)))
+            kept.append(pp.EveryNSeconds(retention.every_n_hours * 3600))
         if retention.best:
             kept.append(
                 pp.BestN(
@@ -194,9 +198,15 @@ class Directory:
         self._purge()
 
     def _purge(self) -> None:
-        if zarr.is_local(self.path):
-            for name in (REMOVED, REPLACED):
-                shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
+        if not zarr.is_local(self.path):
+            return
+        leaving = [d for name in (REMOVED, REPLACED) if os.path.isdir(d := os.path.join(self.path, name))]
+        for directory in leaving:
+            zarr.sync(directory)
+        if leaving:
+            zarr.sync(self.path)  # else a power cut may leave a step under its name with half its files
+        for directory in leaving:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
         """Waits for the save under way and lets the manager go."""
@@ -224,6 +234,7 @@ class Directory:
             self._save = save
             displaced = self._displace(save.step)
             done = False
+            reason: Exception | None = None
             try:
                 self._manager.save(
                     save.step,
@@ -237,12 +248,13 @@ class Directory:
                 path = self._path_of(save.step)
                 done = True
             except Exception as error:
-                raise _named(error, self.path) from None
+                reason = _named(error, self.path)
+                raise reason from None
             finally:
                 self._save = None
                 if not done:
                     self._sequence = before
-                    self._abandon(save.step, displaced)
+                    self._abandon(displaced, fenced=isinstance(reason, AbortedError))
             self._purge()
             return path
 
@@ -257,6 +269,8 @@ class Directory:
         assert self._manager is not None
         for found in layout.steps_in(self.path):
             if found.number == step:
+                if os.path.basename(os.path.dirname(found.path)) == REPLACED:
+                    return found.path
                 aside = os.path.join(self.path, REPLACED, os.path.basename(found.path))
                 os.makedirs(os.path.dirname(aside), exist_ok=True)
                 shutil.rmtree(aside, ignore_errors=True)
@@ -265,14 +279,21 @@ class Directory:
                 return aside
         return None
 
-    def _abandon(self, step: int, displaced: str | None) -> None:
-        """After a failed save: no leftovers, and no manager, which still believes what it hoped for."""
+    def _abandon(self, displaced: str | None, *, fenced: bool) -> None:
+        """After a failed save: no leftovers, and no manager, which still believes what it hoped for.
+
+        Who was fenced off touches nothing: what is there may be another chief's. If none has come after all (a task had
+        restarted), the next save cleans up.
+        """
         manager, self._manager = self._manager, None
         if manager is not None:
             try:
                 manager.close()
             except Exception as error:
                 logging.info("closing a checkpoint manager after a failed save: %s", error)
+        if fenced:
+            self._cleaned = False
+            return
         if displaced is not None and os.path.isdir(displaced):
             os.rename(displaced, os.path.join(self.path, os.path.basename(displaced)))
         if zarr.is_local(self.path):
@@ -311,6 +332,11 @@ class Directory:
             raise AbortedError(
                 f"{directory} was written by {sorted(found)} instead of {sorted(wanted)}: two chiefs are at work"
             )
+
+    def confirm(self) -> None:
+        """Makes sure that no other chief has come while this one wrote, or was frozen."""
+        assert self._save is not None
+        self._save.confirm()
 
     def _complete_remote(self) -> None:
         assert self._save is not None  # where there is no rename, Orbax writes into the final directory
@@ -373,6 +399,7 @@ def _temporary_path_class(directory: Directory) -> Any:
             finally:
                 self._final_path = final
             zarr.sync_tree(str(synced), files=True)
+            directory.confirm()
             os.rename(synced, final)
             zarr.sync(str(final.parent))
 

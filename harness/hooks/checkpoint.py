@@ -14,7 +14,7 @@ from harness.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook
 from harness.hooks.control import required_global_step
 from harness.hooks.observe import writer_of
 from harness.hooks.timer import SecondOrStepTimer
-from harness.services import Checkpoints
+from harness.services import Checkpoints, tell_full
 
 
 class CheckpointSaverListener:
@@ -36,6 +36,10 @@ class CheckpointSaverListener:
 
 class CheckpointSaverHook(SessionRunHook):
     """Saves a checkpoint with every new session, then every so many global steps or seconds, and at the end.
+
+    Saves run while training goes on; one that is due while the last one still runs is skipped and counted in the
+    saver. Only a hook with listeners waits for each, because it tells them of what is on disk. A full disk costs that
+    checkpoint, and is an error at the end; other failures are raised in the training loop.
 
     Args:
         checkpoint_dir: directory of the checkpoints.
@@ -106,6 +110,8 @@ class CheckpointSaverHook(SessionRunHook):
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Saves when it is time."""
         step = int(run_values.results)
+        if self._checkpoints is not None:
+            self._checkpoints.look(run_context.session)
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
             if self._save(run_context.session, step):
@@ -114,13 +120,36 @@ class CheckpointSaverHook(SessionRunHook):
     def end(self, session: rt.Session) -> None:
         """Saves the last steps."""
         step = int(session.run(self._step))
-        if step != self._timer.last_triggered_step():
-            self._save(session, step)
+        assert self._checkpoints is not None
+        if self._listeners and step != self._timer.last_triggered_step():
+            self._tell_and_save(session, step)
+        self._checkpoints.save(session)  # also where the last one was skipped or had no room
         for listener in self._listeners:
             listener.end(session, step)
 
+    def leave(self, session: rt.Session) -> None:
+        """Saves the present step; called instead of ``end`` when training is interrupted (SIGTERM, Ctrl-C)."""
+        if self._checkpoints is not None:
+            self._checkpoints.save(session)
+
+    def settle(self, secs: float) -> None:
+        """Waits for a save that is under way, at most so many seconds; called when training ends with an error."""
+        if self._checkpoints is not None:
+            self._checkpoints.settle(secs)
+
     def _save(self, session: rt.Session, step: int) -> bool:
         """Saves; returns whether a listener wants training to stop."""
+        assert self._checkpoints is not None
+        if not self._listeners:
+            self._checkpoints.begin(session)
+            return False
+        try:
+            return self._tell_and_save(session, step)
+        except rt.ResourceExhaustedError as error:
+            tell_full(error)
+            return False
+
+    def _tell_and_save(self, session: rt.Session, step: int) -> bool:
         assert self._checkpoints is not None
         logging.info("saving a checkpoint at step %d into %s", step, self._path)
         for listener in self._listeners:

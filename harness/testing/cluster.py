@@ -30,6 +30,8 @@ PRELOAD = (
 """What training programs import; in a zygote that has it, a task starts in a tenth of the time."""
 _LOOK_SECS = 0.02
 _PROBE_SECS = 1.0
+_NEED_A_PROCESS = (Kind.KILL, Kind.STOP, Kind.FREEZE)
+"""Faults that wait for a task that is about to be started again."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +298,7 @@ class LocalCluster:
                 self._pause(max(0.0, min(next_due - now, 0.2)))
             else:
                 break
-            while fault.kind is not Kind.RESTART and not self.running(fault.task) and _comes_back(fault.task, undo):
+            while fault.kind in _NEED_A_PROCESS and not self.running(fault.task) and _comes_back(fault.task, undo):
                 self._pause(_LOOK_SECS)
                 self._undo(undo, time.monotonic())
             last = time.monotonic()
@@ -323,6 +325,10 @@ class LocalCluster:
             self.start(fault.task)
         elif fault.kind is Kind.CUT:
             self.cut(fault.task, fault.peer, reset=fault.reset)
+        elif fault.kind is Kind.HEAL:
+            self.heal(fault.task, fault.peer)
+        elif fault.kind is Kind.THAW:
+            self.thaw(fault.task)
         elif not runs:
             return "it does not run"
         elif fault.kind is Kind.KILL:

@@ -18,8 +18,12 @@ class Kind(enum.Enum):
     """SIGTERM, as a scheduler that takes a machine back."""
     FREEZE = "freeze"
     """SIGSTOP: alive, connected and silent."""
+    THAW = "thaw"
+    """SIGCONT: the end of a freeze without an end of its own."""
     CUT = "cut"
     """The network between two tasks."""
+    HEAL = "heal"
+    """The end of a cut without an end of its own."""
     RESTART = "restart"
     """A dead task is started again."""
 
@@ -75,6 +79,7 @@ class FaultPlan:
     """Faults in the order in which they come. Every method gives a new plan with one more.
 
         FaultPlan(seed=7).kill("worker", 1, at_step=200).restart("worker", 1, after_secs=1).freeze("ps", 0, secs=5)
+        FaultPlan().cut("worker:0", "ps:1").kill("ps", 0, after_secs=2).restart("ps", 0).heal("worker:0", "ps:1")
 
     A fault without ``at_step``, ``at_secs`` or ``after_secs`` comes right after the one before it has begun.
 
@@ -121,27 +126,51 @@ class FaultPlan:
         job: str,
         index: int,
         *,
-        secs: float,
+        secs: float | None = None,
         at_step: int | None = None,
         at_secs: float | None = None,
         after_secs: float = 0.0,
     ) -> FaultPlan:
-        """SIGSTOP to a task for ``secs`` seconds."""
+        """SIGSTOP to a task, for ``secs`` seconds, or until ``thaw``."""
         return self.add(Fault(Kind.FREEZE, f"{job}:{index}", "", at_step, at_secs, after_secs, secs))
+
+    def thaw(
+        self,
+        job: str,
+        index: int,
+        *,
+        at_step: int | None = None,
+        at_secs: float | None = None,
+        after_secs: float = 0.0,
+    ) -> FaultPlan:
+        """Lets a frozen task go on."""
+        return self.add(Fault(Kind.THAW, f"{job}:{index}", "", at_step, at_secs, after_secs))
 
     def cut(
         self,
         one: str,
         other: str,
         *,
-        secs: float,
+        secs: float | None = None,
         at_step: int | None = None,
         at_secs: float | None = None,
         after_secs: float = 0.0,
         reset: bool = False,
     ) -> FaultPlan:
-        """Cuts the network between two tasks, such as "worker:0" and "ps:1", for ``secs`` seconds."""
+        """Cuts the network between two tasks, such as "worker:0" and "ps:1", for ``secs`` seconds or until ``heal``."""
         return self.add(Fault(Kind.CUT, one, other, at_step, at_secs, after_secs, secs, reset))
+
+    def heal(
+        self,
+        one: str,
+        other: str,
+        *,
+        at_step: int | None = None,
+        at_secs: float | None = None,
+        after_secs: float = 0.0,
+    ) -> FaultPlan:
+        """Ends a cut."""
+        return self.add(Fault(Kind.HEAL, one, other, at_step, at_secs, after_secs))
 
     def restart(
         self,

@@ -128,6 +128,12 @@ class PreparedStage:
             inputs = [self._here(value) for value in inputs]
         results: Sequence[Any] = ()
         store, executable, task = self._store, self._executable, self._task
+        if executable is not None and not self._slots:
+            # The program may run on this thread: who needs the store must not wait for a step's computation.
+            if store.run.generation != self._generation:
+                raise self._fenced()
+            results = self._executed(executable, inputs)
+            return list(results[: len(self.stage.outputs)]), results[0] if results else None
         with store.lock:
             if store.run.generation != self._generation:
                 raise self._fenced()
@@ -139,12 +145,7 @@ class PreparedStage:
                     arguments.append(value.copy() if written and slot.readers else value)
                 if not self._one_device:
                     arguments = [self._here(value) for value in arguments]
-                try:
-                    results = executable(*arguments, *inputs)
-                except OpError:
-                    raise
-                except Exception as error:
-                    raise self._failed(error) from error
+                results = self._executed(executable, (*arguments, *inputs))
                 fresh = False
                 for (slot, spec), new in zip(self._writes, results, strict=False):
                     fresh = fresh or slot.value is None
@@ -163,6 +164,14 @@ class PreparedStage:
         values = iter(handed)
         outputs = [next(values) if isinstance(o, VariableOutput) else computed[o.index] for o in self.stage.outputs]
         return outputs, done
+
+    def _executed(self, executable: Executable, arguments: Sequence[Any]) -> Sequence[Any]:
+        try:
+            return executable(*arguments)
+        except OpError:
+            raise
+        except Exception as error:
+            raise self._failed(error) from error
 
     def _pinned(self, values: list[Any]) -> list[Any]:
         """Makes handed-out variables safe from later updates, then lets updates donate again.

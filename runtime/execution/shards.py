@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 
 from runtime.errors import (
     AbortedError,
@@ -27,6 +29,7 @@ from runtime.errors import (
 from runtime.execution import zarr
 from runtime.execution.background import Pace, in_background
 from runtime.execution.gate import Gate
+from runtime.execution.pieces import Array, Incoming, Piece, part_of
 from runtime.execution.states import task_states
 from runtime.execution.store import Store
 from runtime.proto import services_pb2 as pb
@@ -37,8 +40,12 @@ JOIN_SECS = 60.0
 """How long a claim waits for the jobs of earlier coordinators."""
 QUIET_SECS = 2.0
 """How long a cut waits for stages that are under way, and for the rest of half-done steps."""
+UNUSED_SECS = 600.0
+"""How long what was taken for a save is kept when nobody asks for it."""
 CUT_OFF = "the task goes on from its mirror"
 """How errors begin of orders that were under way when a mirrored task died; begun again, they work."""
+
+_NOTHING = np.empty((0,), np.uint8)
 
 Order = pb.ShardOrder
 Reply = pb.ShardReply
@@ -53,8 +60,15 @@ class Job:
         slices: what it is about.
         arrays: what was taken, or read, for each slice.
         total: bytes to write.
-        done: bytes written.
-        cancelled: set when a newer coordinator wants it gone.
+        done: bytes written, or sent to who writes them.
+        sizes: bytes of each slice.
+        incoming: for each slice, what has come of it so far, when it comes in pieces.
+        first: what was taken for the slices before this one is sent and forgotten ...
+        before: ... and was so many bytes.
+        client: who asks for pieces over the tensor channel, or gives them; 0 when nobody does.
+        used_at: when somebody asked for it last (``time.monotonic``).
+        given_up: why it has ended before its time; empty while it has not.
+        cancelled: set when it is over, or a newer coordinator wants it gone.
         lock: held while an order works on it.
     """
 
@@ -63,6 +77,13 @@ class Job:
     arrays: list[Any]
     total: int = 0
     done: int = 0
+    sizes: Sequence[int] = ()
+    incoming: list[Incoming] = field(default_factory=list)
+    first: int = 0
+    before: int = 0
+    client: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    given_up: str = ""
     cancelled: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -87,6 +108,8 @@ class Shards:
         self._owner = 0
         self._jobs: dict[int, Job] = {}
         self._reborn = False
+        self.cores: int | None = None
+        """Of this machine, for this task: by them its writing is paced; None asks the operating system."""
         self._kinds: dict[int, Callable[[Order], Reply]] = {
             Order.TELL: self._tell,
             Order.CLAIM: self._claim,
@@ -98,7 +121,7 @@ class Shards:
             Order.READ: self._read,
             Order.COMMIT: self._commit,
             Order.DROP: self._drop,
-            Order.CHUNK: self._chunk,
+            Order.RECEIVE: self._receive,
             Order.STATES: self._states,
         }
 
@@ -201,9 +224,11 @@ class Shards:
             if s.key == order.report:
                 number = int(value)
             arrays.append(zarr.encode_strings(value) if spec.is_string else value)
-        job = Job(order.epoch, list(order.slices), arrays, sum(a.nbytes for a in arrays))
+        sizes = [a.nbytes for a in arrays]
+        job = Job(order.epoch, list(order.slices), arrays, sum(sizes), sizes=sizes)
         self._add(order, job)
-        return Reply(total_bytes=job.total, number=number, sizes=[a.nbytes for a in arrays])
+        threading.Thread(target=self._watch, args=(job,), name="checkpoint-watch", daemon=True).start()
+        return Reply(total_bytes=job.total, number=number, sizes=sizes, cores=os.cpu_count() or 1)
 
     def _add(self, order: Order, job: Job) -> None:
         self.check_epoch(order.epoch, order.owner)
@@ -217,6 +242,7 @@ class Shards:
             raise CancelledError(f"{CUT_OFF}: the checkpoint job that was under way is lost", task=self._task)
         if job is None:
             raise NotFoundError(f"no such checkpoint job: {number:x}", task=self._task)
+        self._check_alive(job)
         return job
 
     # -- saving ------------------------------------------------------------------------------------------------
@@ -233,8 +259,15 @@ class Shards:
             directory = f"{order.directory}/ocdbt.process_{order.process_id}"
             arrays = [(_placed(s, a), a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
-            pace = Pace(lambda: self._gate.entered, job.cancelled.wait)
-            files = in_background(lambda: _written(job, directory, arrays, pace), "checkpoint-writer")
+            pace = Pace(lambda: self._gate.entered, job.cancelled.wait, self.cores)
+
+            def wrote(size: int) -> None:
+                job.done += size
+
+            def write() -> list[tuple[str, int, int]]:
+                return zarr.write_store(directory, arrays, cancelled=job.cancelled.is_set, wrote=wrote, pace=pace)
+
+            files = [pb.FileDef(path=f, size=n, crc32=c) for f, n, c in in_background(write, "checkpoint-writer")]
             job.arrays = []  # the next updates may work in place again
             if job.cancelled.is_set():
                 raise AbortedError("another chief has taken over: the save was cancelled", task=self._task)
@@ -242,6 +275,7 @@ class Shards:
 
     def _progress(self, order: Order) -> Reply:
         job = self._job(order.job)
+        job.used_at = time.monotonic()
         return Reply(done_bytes=job.done, total_bytes=job.total)
 
     # -- restoring ---------------------------------------------------------------------------------------------
@@ -296,7 +330,8 @@ class Shards:
     def _commit(self, order: Order) -> Reply:
         job = self._job(order.job)
         with job.lock:
-            if len(job.arrays) != len(job.slices):
+            self._check_alive(job)
+            if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
                 raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
             values = {}
             for s, array in zip(job.slices, job.arrays, strict=True):
@@ -316,48 +351,99 @@ class Shards:
 
     # -- without a shared directory --------------------------------------------------------------------------
 
-    def _chunk(self, order: Order) -> Reply:
-        if order.slices:  # the beginning of a restore: room for what will come
-            job = Job(order.epoch, list(order.slices), [np.empty((_wire_size(s),), np.uint8) for s in order.slices])
-            self._add(order, job)
-            return Reply()
-        job = self._job(order.job)
+    def pull(self, piece: Piece, client: int) -> tuple[Array, int]:
+        """Gives a piece of what a job has taken; the coordinator asks for slices one after the other.
+
+        Args:
+            piece: which.
+            client: by whom it is asked for: the job ends when it is ``gone``.
+
+        Returns:
+            The bytes, uint8 [size], not copied, and how many writing stages have come so far.
+
+        Raises:
+            AbortedError: another coordinator has claimed the task since, or the job was given up.
+            NotFoundError: there is no such job.
+        """
+        with self._job_of(piece, client) as job:
+            raw = part_of(job.arrays[piece.part], piece)
+            for index in range(job.first, piece.part):  # they were sent: the next updates may work in place again
+                job.arrays[index] = _NOTHING
+                job.before += job.sizes[index]
+            job.first = max(job.first, piece.part)
+            job.done = max(job.done, job.before + piece.offset + piece.size)
+        return raw, self._gate.entered
+
+    def push(self, piece: Piece, data: Array, client: int) -> None:
+        """Takes a piece of what a job will commit; the pieces of a slice come from its first byte to its last.
+
+        Args:
+            piece: which.
+            data: uint8 [size], copied.
+            client: as in ``pull``.
+
+        Raises:
+            DataLossError: the piece before it did not come.
+            AbortedError, NotFoundError: as ``pull``.
+        """
+        with self._job_of(piece, client) as job:
+            whole = job.incoming[piece.part].put(piece.offset, data)
+            if whole is not None:
+                job.arrays[piece.part] = self._from_bytes(job.slices[piece.part], whole)
+                job.done += whole.size
+
+    def gone(self, client: int, why: str) -> None:
+        """Ends what a client has under way that is not expected back: what it took and gave is free."""
+        with self._lock:
+            jobs = [job for job in self._jobs.values() if job.client == client]
+        for job in jobs:
+            self._give_up(job, why)
+
+    @contextmanager
+    def _job_of(self, piece: Piece, client: int) -> Iterator[Job]:
+        """The job of a piece, locked."""
+        self.check_epoch(piece.epoch, piece.owner)
+        job = self._job(piece.job)
+        if piece.part >= len(job.slices):
+            raise InvalidArgumentError(f"no slice {piece.part} in a checkpoint job of {len(job.slices)}")
+        job.client, job.used_at = client, time.monotonic()
         with job.lock:
-            if order.data:
-                piece = np.frombuffer(order.data, np.uint8)
-                job.arrays[order.index][order.offset : order.offset + piece.size] = piece
-                return Reply()
-            if order.size:
-                raw = _bytes_of(job.arrays[order.index])
-                job.done += order.size
-                return Reply(data=raw[order.offset : order.offset + order.size].tobytes())
-            for i, s in enumerate(job.slices):  # the end of a restore: from bytes to values
-                spec = _spec(s.spec)
-                raw = job.arrays[i]
-                array = raw if spec.is_string else raw.view(spec.dtype).reshape(spec.shape)
-                job.arrays[i] = self._placed_on_device(s, array)
+            self._check_alive(job)
+            yield job
+
+    def _check_alive(self, job: Job) -> None:
+        if job.given_up:
+            raise AbortedError(f"this checkpoint job has ended: {job.given_up}", task=self._task)
+
+    def _give_up(self, job: Job, why: str) -> None:
+        with job.lock:
+            logging.warning("%s: a checkpoint job ends: %s", self._task, why)
+            job.given_up = why
+            job.cancelled.set()
+            job.arrays, job.incoming = [], []
+
+    def _watch(self, job: Job) -> None:
+        """Gives a job up that nobody uses: its coordinator died before it wrote anything."""
+        while not job.cancelled.wait(UNUSED_SECS):
+            if not job.lock.locked() and time.monotonic() - job.used_at >= UNUSED_SECS:
+                self._give_up(job, f"nobody has asked for it in {UNUSED_SECS:.0f} s")
+
+    def _receive(self, order: Order) -> Reply:
+        sizes = [_wire_size(s) for s in order.slices]
+        job = Job(order.epoch, list(order.slices), [None] * len(sizes), sum(sizes), sizes=sizes)
+        job.incoming = [Incoming(size) for size in sizes]
+        for index, (s, size) in enumerate(zip(order.slices, sizes, strict=True)):
+            if not size:
+                job.arrays[index] = self._from_bytes(s, zarr.aligned((0,), np.dtype(np.uint8)))
+        self._add(order, job)
         return Reply()
+
+    def _from_bytes(self, s: pb.SliceDef, raw: Array) -> Any:
+        spec = _spec(s.spec)
+        return self._placed_on_device(s, raw if spec.is_string else raw.view(spec.dtype).reshape(spec.shape))
 
     def _states(self, order: Order) -> Reply:
         return Reply(states=task_states(self._task))
-
-
-def _written(job: Job, directory: str, arrays: Sequence[tuple[zarr.Placed, Any]], pace: Pace) -> list[pb.FileDef]:
-    """Writes arrays and gives the files that they became, with their checksums where there is a file system."""
-    local = zarr.is_local(directory)
-    sums = zarr.Checksums(directory)
-
-    def wrote(size: int) -> None:
-        job.done += size
-        if local:
-            sums.advance()  # while the next arrays are on their way to the disk
-
-    zarr.write_arrays(directory, arrays, cancelled=job.cancelled.is_set, wrote=wrote, pace=pace)
-    if not local:
-        return []
-    zarr.sync_tree(directory, files=False)  # tensorstore has synced the files
-    name = os.path.basename(directory)
-    return [pb.FileDef(path=f"{name}/{f}", size=size, crc32=crc) for f, (size, crc) in sums.finish().items()]
 
 
 def _spec(message: stage_pb2.TensorSpecDef) -> TensorSpec:
@@ -368,10 +454,6 @@ def _spec(message: stage_pb2.TensorSpecDef) -> TensorSpec:
 def _wire_size(s: pb.SliceDef) -> int:
     spec = _spec(s.spec)
     return int(s.full_shape[0]) if spec.is_string else spec.nbytes
-
-
-def _bytes_of(array: Any) -> np.ndarray[Any, Any]:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _placed(s: pb.SliceDef, array: np.ndarray[Any, Any]) -> zarr.Placed:

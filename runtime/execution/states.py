@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from absl import logging
+
 _lock = threading.Lock()
 _states: dict[tuple[str, str], Callable[[], bytes]] = {}
 
@@ -25,7 +27,15 @@ def register_state(name: str, get: Callable[[], bytes] | None, *, task: str = ""
 
 
 def task_states(task: str) -> dict[str, bytes]:
-    """The states of a task of this process as they are now."""
+    """The states of a task of this process as they are now; one that cannot be had is told of, the others come."""
     with _lock:
         chosen = {name: get for (of, name), get in _states.items() if of in ("", task)}
-    return {name: get() for name, get in chosen.items()}
+    found = {}
+    for name, get in chosen.items():
+        try:
+            found[name] = get()
+        except Exception as error:
+            logging.error(
+                "the state %r of %s is not in this checkpoint: %s: %s", name, task, type(error).__name__, error
+            )
+    return found

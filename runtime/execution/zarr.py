@@ -10,12 +10,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, ResourceExhaustedError
 from runtime.execution.background import Pace, step_aside
 from runtime.execution.files import Checksums, checksum, files_below, sync, sync_tree
 from runtime.execution.string_arrays import decode_strings, encode_strings
@@ -125,6 +125,7 @@ def write_arrays(
     cancelled: Callable[[], bool] = _never,
     wrote: Callable[[int], None] | None = None,
     group_bytes: int = GROUP_BYTES,
+    in_flight: int = GROUPS_IN_FLIGHT,
     pace: Pace | None = None,
 ) -> None:
     """Writes arrays into the OCDBT store in ``directory``; nothing is copied on the way.
@@ -134,7 +135,8 @@ def write_arrays(
         arrays: the arrays, none of which may change until this returns.
         cancelled: asked between groups; when true, writing ends.
         wrote: told the number of bytes of each group that is on disk.
-        group_bytes: arrays are committed in groups of about so many bytes, two of them at the same time.
+        group_bytes: arrays are committed in groups of about so many bytes ...
+        in_flight: ... of which so many are under way while the next one is made.
         pace: when to rest between groups.
 
     Raises:
@@ -163,7 +165,7 @@ def write_arrays(
                 break
             since = time.monotonic()
             step_aside(_TS_THREADS)
-            while len(under_way) >= GROUPS_IN_FLIGHT:
+            while len(under_way) >= in_flight:
                 finish()
             transaction = ts.Transaction()
             opened = []
@@ -193,8 +195,13 @@ def write_arrays(
             under_way.append((transaction.commit_async(), sum(a.nbytes for _, a in group)))
         while under_way:
             finish()
+    except OpError:
+        raise  # of who gives the arrays, which may come from another task
     except (ValueError, OSError) as error:
         raise _write_error(directory, error) from error
+    finally:
+        for commit, _ in under_way:  # whoever cleans up after an error must meet no writer any more
+            commit.exception()
 
 
 def _write_spec(directory: str, placed: Placed) -> dict[str, Any]:
@@ -209,17 +216,74 @@ def _write_spec(directory: str, placed: Placed) -> dict[str, Any]:
     }
 
 
+def write_store(
+    directory: str,
+    arrays: Iterable[tuple[Placed, Array]],
+    *,
+    cancelled: Callable[[], bool] = _never,
+    wrote: Callable[[int], None] | None = None,
+    group_bytes: int = GROUP_BYTES,
+    in_flight: int = GROUPS_IN_FLIGHT,
+    pace: Pace | None = None,
+) -> list[tuple[str, int, int]]:
+    """Writes arrays as ``write_arrays`` does, so that they survive a power cut.
+
+    Returns:
+        (path below the directory's parent, size in bytes, CRC-32) of every file; nothing where there is no file system.
+    """
+    local = is_local(directory)
+    sums = Checksums(directory)
+
+    def group_written(size: int) -> None:
+        if wrote is not None:
+            wrote(size)
+        if local:
+            sums.advance()  # while the next arrays are on their way to the disk
+
+    write_arrays(
+        directory,
+        arrays,
+        cancelled=cancelled,
+        wrote=group_written,
+        group_bytes=group_bytes,
+        in_flight=in_flight,
+        pace=pace,
+    )
+    if not local:
+        return []
+    sync_tree(directory, files=False)  # tensorstore has synced the files
+    name = os.path.basename(directory)
+    return [(f"{name}/{path}", size, crc) for path, (size, crc) in sums.finish().items()]
+
+
 def _groups(arrays: Iterable[tuple[Placed, Array]], limit: int) -> Iterator[list[tuple[Placed, Array]]]:
     group: list[tuple[Placed, Array]] = []
     size = 0
-    for item in arrays:
+    for item in (block for placed, array in arrays for block in _blocks(placed, array, limit)):
         if group and size + item[1].nbytes > limit:
             yield group
             group, size = [], 0
         group.append(item)
         size += item[1].nbytes
+        if size >= limit:  # now, and not only when the next item is there
+            yield group
+            group, size = [], 0
     if group:
         yield group
+
+
+def _blocks(placed: Placed, array: Array, limit: int) -> Iterator[tuple[Placed, Array]]:
+    """An array, in blocks of whole chunks when it is larger than a group: else it could not rest in the middle."""
+    if array.nbytes <= limit or not placed.shape or placed.chunk[0] >= placed.shape[0]:
+        yield placed, array
+        return
+    array = np.asarray(array)  # a view: slices of a jax array are copies
+    chunks = max(1, limit // max(1, array[: placed.chunk[0]].nbytes))
+    rows = chunks * placed.chunk[0]
+    for first in range(0, placed.shape[0], rows):
+        block = array[first : first + rows]
+        offset = (placed.offset[0] + first, *placed.offset[1:])
+        yield replace(placed, shape=block.shape, offset=offset), block
 
 
 def _write_error(directory: str, error: Exception) -> Exception:
@@ -258,14 +322,23 @@ def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[tup
     return tuple(store.shape), str(store.dtype.name)
 
 
+def chunk_of(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[int, ...]:
+    """Shape of the parts in which an array is read from disk; arguments and errors as in ``read_arrays``."""
+    import tensorstore as ts
+
+    store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
+    return tuple(store.chunk_layout.read_chunk.shape or store.shape)
+
+
 def read_each(
     directory: str,
-    wanted: Sequence[Placed],
+    wanted: Iterable[Placed],
     *,
     ocdbt: bool,
     zarr3: bool,
     mapped: bool = False,
     cancelled: Callable[[], bool] = _never,
+    at_once: int = READS_IN_FLIGHT,
 ) -> Iterator[Array]:
     """Reads blocks of arrays, each no more of the file than it needs, and gives one after the other.
 
@@ -279,6 +352,7 @@ def read_each(
         mapped: map files into memory instead of copying them twice. A file that the disk cannot give kills the process
             then, so it is for files that have just been read as a whole.
         cancelled: asked before each array; when true, reading ends.
+        at_once: how many are being read at a time.
 
     Raises:
         DataLossError: an array is damaged or a part of it is missing; names it.
@@ -309,16 +383,16 @@ def read_each(
         if store.dtype.name != _dtype_name(placed.dtype):
             raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
         region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
-        array = _aligned(placed.shape, placed.dtype)
+        array = aligned(placed.shape, placed.dtype)
         target = ts.array(array, context=context, copy=False, write=True)
         reads.append((placed, array, target.write(store[region] if region else store)))
-        if len(reads) >= READS_IN_FLIGHT:
+        if len(reads) >= at_once:
             yield finish()
     while reads:
         yield finish()
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Memory for an array that XLA takes without a copy."""
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty((size + ALIGNMENT,), np.uint8)
@@ -334,8 +408,10 @@ def read_arrays(directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3:
 __all__ = [
     "Checksums",
     "Placed",
+    "aligned",
     "check_dtype",
     "checksum",
+    "chunk_of",
     "decode_strings",
     "describe",
     "encode_strings",
@@ -346,4 +422,5 @@ __all__ = [
     "sync",
     "sync_tree",
     "write_arrays",
+    "write_store",
 ]

@@ -44,6 +44,9 @@ class Variable(Operators):
         InvalidArgumentError: the initial value has no fully known shape.
     """
 
+    save_slice_info: Any = None
+    """Of which array in checkpoints it is a part, and where (``harness.partitioned``); None: one of its own."""
+
     def __init__(
         self,
         initial_value: Any,

@@ -549,8 +549,8 @@ class ShardOrder(_message.Message):
         """replace the variables by what the job has read, all at once"""
         DROP: ShardOrder._Kind.ValueType  # 9
         """forget the job"""
-        CHUNK: ShardOrder._Kind.ValueType  # 10
-        """give a piece of what the job took, or take one for what it will commit (no shared directory)"""
+        RECEIVE: ShardOrder._Kind.ValueType  # 10
+        """make room for `slices`, which come in pieces over the tensor channel; change nothing yet"""
         STATES: ShardOrder._Kind.ValueType  # 11
         """the small named states of the trainer in this process"""
 
@@ -575,8 +575,8 @@ class ShardOrder(_message.Message):
     """replace the variables by what the job has read, all at once"""
     DROP: ShardOrder.Kind.ValueType  # 9
     """forget the job"""
-    CHUNK: ShardOrder.Kind.ValueType  # 10
-    """give a piece of what the job took, or take one for what it will commit (no shared directory)"""
+    RECEIVE: ShardOrder.Kind.ValueType  # 10
+    """make room for `slices`, which come in pieces over the tensor channel; change nothing yet"""
     STATES: ShardOrder.Kind.ValueType  # 11
     """the small named states of the trainer in this process"""
 
@@ -594,10 +594,6 @@ class ShardOrder(_message.Message):
     FILES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
-    INDEX_FIELD_NUMBER: _builtins.int
-    OFFSET_FIELD_NUMBER: _builtins.int
-    SIZE_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
     MAPPED_FIELD_NUMBER: _builtins.int
     kind: Global___ShardOrder.Kind.ValueType
     incarnation: _builtins.int
@@ -613,14 +609,6 @@ class ShardOrder(_message.Message):
     """how long a pause may last"""
     report: _builtins.str
     """TAKE: give this slice's value as a number"""
-    index: _builtins.int
-    """CHUNK: which slice"""
-    offset: _builtins.int
-    """CHUNK: first byte"""
-    size: _builtins.int
-    """CHUNK: how many bytes"""
-    data: _builtins.bytes
-    """CHUNK: what to take"""
     mapped: _builtins.bool
     """READ: the files have just been read as a whole, so map them into memory"""
     @_builtins.property
@@ -646,15 +634,11 @@ class ShardOrder(_message.Message):
         files: _abc.Iterable[Global___FileDef] | None = ...,
         seconds: _builtins.float = ...,
         report: _builtins.str = ...,
-        index: _builtins.int = ...,
-        offset: _builtins.int = ...,
-        size: _builtins.int = ...,
-        data: _builtins.bytes = ...,
         mapped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "directory", b"directory", "epoch", b"epoch", "files", b"files", "incarnation", b"incarnation", "index", b"index", "job", b"job", "kind", b"kind", "mapped", b"mapped", "ocdbt", b"ocdbt", "offset", b"offset", "owner", b"owner", "process_id", b"process_id", "report", b"report", "seconds", b"seconds", "size", b"size", "slices", b"slices", "steps", b"steps", "zarr3", b"zarr3"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "epoch", b"epoch", "files", b"files", "incarnation", b"incarnation", "job", b"job", "kind", b"kind", "mapped", b"mapped", "ocdbt", b"ocdbt", "owner", b"owner", "process_id", b"process_id", "report", b"report", "seconds", b"seconds", "slices", b"slices", "steps", b"steps", "zarr3", b"zarr3"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -692,15 +676,16 @@ class ShardReply(_message.Message):
     DONE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     SIZES_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     owner: _builtins.int
     done_bytes: _builtins.int
     total_bytes: _builtins.int
     number: _builtins.int
-    data: _builtins.bytes
+    cores: _builtins.int
+    """TAKE: of the task's machine"""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepWrites]: ...
     @_builtins.property
@@ -724,13 +709,13 @@ class ShardReply(_message.Message):
         done_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
         number: _builtins.int = ...,
-        data: _builtins.bytes = ...,
         states: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
         sizes: _abc.Iterable[_builtins.int] | None = ...,
+        cores: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "done_bytes", b"done_bytes", "epoch", b"epoch", "files", b"files", "number", b"number", "owner", b"owner", "problems", b"problems", "sizes", b"sizes", "states", b"states", "steps", b"steps", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "done_bytes", b"done_bytes", "epoch", b"epoch", "files", b"files", "number", b"number", "owner", b"owner", "problems", b"problems", "sizes", b"sizes", "states", b"states", "steps", b"steps", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1026,3 +1011,60 @@ class ForwardShardRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForwardShardRequest: _TypeAlias = ForwardShardRequest  # noqa: Y015
+
+@_typing.final
+class ForwardPieceRequest(_message.Message):
+    """A piece of a checkpoint, between a client that has no tensor channel and the master that has one to the task."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    task: _builtins.str
+    data: _builtins.bytes
+    """what the task shall take; empty: it gives"""
+    @_builtins.property
+    def piece(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as over the tensor channel"""
+
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        task: _builtins.str = ...,
+        piece: _abc.Iterable[_builtins.int] | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "piece", b"piece", "session", b"session", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardPieceRequest: _TypeAlias = ForwardPieceRequest  # noqa: Y015
+
+@_typing.final
+class ForwardPieceReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    updates: _builtins.int
+    """how many updates have come to the task"""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        updates: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "updates", b"updates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardPieceReply: _TypeAlias = ForwardPieceReply  # noqa: Y015

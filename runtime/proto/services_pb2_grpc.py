@@ -351,6 +351,11 @@ class MasterServiceStub:
                 request_serializer=runtime_dot_proto_dot_services__pb2.ForwardShardRequest.SerializeToString,
                 response_deserializer=runtime_dot_proto_dot_services__pb2.ShardReply.FromString,
                 _registered_method=True)
+        self.ForwardPiece = channel.unary_unary(
+                '/bellwether.MasterService/ForwardPiece',
+                request_serializer=runtime_dot_proto_dot_services__pb2.ForwardPieceRequest.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.ForwardPieceReply.FromString,
+                _registered_method=True)
 
 
 class MasterServiceServicer:
@@ -392,6 +397,12 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForwardPiece(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MasterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -424,6 +435,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.ForwardShard,
                     request_deserializer=runtime_dot_proto_dot_services__pb2.ForwardShardRequest.FromString,
                     response_serializer=runtime_dot_proto_dot_services__pb2.ShardReply.SerializeToString,
+            ),
+            'ForwardPiece': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForwardPiece,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.ForwardPieceRequest.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.ForwardPieceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -588,6 +604,33 @@ class MasterService:
             '/bellwether.MasterService/ForwardShard',
             runtime_dot_proto_dot_services__pb2.ForwardShardRequest.SerializeToString,
             runtime_dot_proto_dot_services__pb2.ShardReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForwardPiece(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bellwether.MasterService/ForwardPiece',
+            runtime_dot_proto_dot_services__pb2.ForwardPieceRequest.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.ForwardPieceReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -104,6 +104,7 @@ class MasterServiceStub:
     RunStep: _grpc.UnaryUnaryMultiCallable[_services_pb2.RunStepRequest, _services_pb2.RunStepResponse]
     Reset: _grpc.UnaryUnaryMultiCallable[_services_pb2.ResetRequest, _services_pb2.ResetResponse]
     ForwardShard: _grpc.UnaryUnaryMultiCallable[_services_pb2.ForwardShardRequest, _services_pb2.ShardReply]
+    ForwardPiece: _grpc.UnaryUnaryMultiCallable[_services_pb2.ForwardPieceRequest, _services_pb2.ForwardPieceReply]
 
 @_typing.type_check_only
 class MasterServiceAsyncStub(MasterServiceStub):
@@ -114,6 +115,7 @@ class MasterServiceAsyncStub(MasterServiceStub):
     RunStep: _aio.UnaryUnaryMultiCallable[_services_pb2.RunStepRequest, _services_pb2.RunStepResponse]  # type: ignore[assignment]
     Reset: _aio.UnaryUnaryMultiCallable[_services_pb2.ResetRequest, _services_pb2.ResetResponse]  # type: ignore[assignment]
     ForwardShard: _aio.UnaryUnaryMultiCallable[_services_pb2.ForwardShardRequest, _services_pb2.ShardReply]  # type: ignore[assignment]
+    ForwardPiece: _aio.UnaryUnaryMultiCallable[_services_pb2.ForwardPieceRequest, _services_pb2.ForwardPieceReply]  # type: ignore[assignment]
 
 class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -157,5 +159,12 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _services_pb2.ForwardShardRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_services_pb2.ShardReply, _abc.Awaitable[_services_pb2.ShardReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ForwardPiece(
+        self,
+        request: _services_pb2.ForwardPieceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_services_pb2.ForwardPieceReply, _abc.Awaitable[_services_pb2.ForwardPieceReply]]: ...
 
 def add_MasterServiceServicer_to_server(servicer: MasterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+import numpy as np
 
 from runtime.cluster import split_address
 from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
+from runtime.execution import zarr
+from runtime.execution.pieces import Array, Piece
 from runtime.plan.place import Device
 from runtime.plan.plan import Plan
 from runtime.proto import services_pb2 as pb
@@ -14,8 +18,11 @@ from runtime.proto import services_pb2_grpc, step_stats_pb2
 from runtime.server import rpc
 from runtime.server.master import Master, MasterOptions, MasterSession, PreparedPlan
 from runtime.server.services import options_to_proto
+from runtime.server.streaming import PIECE_BYTES, Stream
 from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
 
+PIECE_SECS = 120.0
+"""Time limit of one piece of a checkpoint."""
 CLOSE_SECS = 5.0
 """How long closing a session waits for a master that does not answer."""
 
@@ -41,6 +48,9 @@ class Engine(Protocol):
     def shard(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
         """Has a task carry out an order of a coordinator of checkpoints."""
 
+    def stream(self, task: str) -> Stream:
+        """Opens a way to a task for pieces of variables."""
+
     def close(self) -> None:
         """Ends the session."""
 
@@ -58,10 +68,39 @@ class LocalEngine:
         self.run_traced = self._session.run_traced
         self.prepare = self._session.prepare
         self.shard = self._session.shard
+        self.stream = self._session.stream
 
     def close(self) -> None:
         """Ends the session."""
         self._master.close_session(self._session)
+
+
+class RelayedStream:
+    """A stream to a task by way of a master in another process, in gRPC messages of a few MiB.
+
+    Args:
+        ask: sends one.
+    """
+
+    def __init__(self, ask: Callable[[Piece, bytes], pb.ForwardPieceReply]) -> None:
+        self._ask = ask
+
+    def pull(self, piece: Piece) -> tuple[Array, int]:
+        """Gives the bytes of a piece and the number of the task's updates."""
+        whole, updates = zarr.aligned((piece.size,), np.dtype(np.uint8)), 0
+        for at in range(0, piece.size, PIECE_BYTES):
+            size = min(PIECE_BYTES, piece.size - at)
+            answer = self._ask(piece._replace(offset=piece.offset + at, size=size), b"")
+            whole[at : at + size] = np.frombuffer(answer.data, np.uint8)
+            updates = answer.updates
+        return whole, updates
+
+    def push(self, piece: Piece, data: Array) -> None:
+        """Sends the bytes of a piece."""
+        self._ask(piece, data.tobytes())
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 class RemoteEngine:
@@ -154,6 +193,15 @@ class RemoteEngine:
         request = pb.ForwardShardRequest(session=self._id, task=task, order=order, timeout_secs=timeout or 0.0)
         limit = None if timeout is None else timeout + 1.0
         return rpc.call(self._stub.ForwardShard, request, timeout=limit, task=self._target)
+
+    def stream(self, task: str) -> Stream:
+        """Opens a way to a task for pieces of variables: to the master they go in gRPC messages."""
+
+        def ask(piece: Piece, data: bytes) -> pb.ForwardPieceReply:
+            request = pb.ForwardPieceRequest(session=self._id, task=task, piece=piece, data=data)
+            return rpc.call(self._stub.ForwardPiece, request, timeout=PIECE_SECS, task=self._target)
+
+        return RelayedStream(ask)
 
     def close(self) -> None:
         """Ends the session; a master that is gone is not waited for."""

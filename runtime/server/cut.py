@@ -63,6 +63,7 @@ class Cut:
         sizes: by task, bytes of each slice on disk.
         number: value of the slice that was asked for as a number (the global step), or None.
         paused_secs: how long writing stages were held back.
+        cores: of the smallest machine among the tasks'.
     """
 
     job: int
@@ -70,6 +71,7 @@ class Cut:
     sizes: Mapping[str, tuple[int, ...]]
     number: int | None
     paused_secs: float
+    cores: int = 1
 
     @property
     def nbytes(self) -> int:

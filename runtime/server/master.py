@@ -25,6 +25,7 @@ from runtime.proto import services_pb2, step_stats_pb2
 from runtime.server.counters import COMPUTE, StepTimes, awaited_slots, is_training, parts_of, wire_bytes
 from runtime.server.pipeline import Pipeline, can_pipeline
 from runtime.server.registered import RegisteredCall
+from runtime.server.streaming import Stream
 from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
 from runtime.server.trace import merge as merge_stats
 from runtime.server.trace import step_stats, traced_remote_call
@@ -347,6 +348,14 @@ class MasterSession:
         if order.kind == order.PAUSE and not order.steps:
             self._flush()  # a checkpoint holds what earlier steps of this session wrote
         return task.shard(order, timeout)
+
+    def stream(self, name: str) -> Stream:
+        """Opens a way to a task for pieces of variables; arguments as in ``shard``."""
+        self._check_open()
+        task = self.tasks.get(name)
+        if task is None:
+            raise NotFoundError(f"{name} is not among this session's tasks")
+        return task.stream(self.id)
 
     def _states(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
         """The states of all tasks; one that does not answer has none."""

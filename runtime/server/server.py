@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import secrets
 import signal
 import socket
@@ -100,6 +101,7 @@ class Server:
         self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
         with cores.limited(spec, self.task):
             self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
+        self.worker.shards.cores = cores.writers_share(spec, self.task, os.cpu_count() or 1)
         run = self.worker.store.run
         run.address = self.address
         run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, "evaluator"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -9,8 +10,10 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import grpc
+import numpy as np
 
 from runtime.errors import AbortedError
+from runtime.execution.pieces import Piece
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
 from runtime.server.master import Master, MasterOptions, MasterSession, PreparedPlan
@@ -185,6 +188,18 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         """Passes an order of a coordinator of checkpoints on to a task."""
         session, _ = self._session(request.session)
         return session.shard(request.task, request.order, request.timeout_secs or None)
+
+    @servicer_method
+    def ForwardPiece(self, request: pb.ForwardPieceRequest) -> pb.ForwardPieceReply:
+        """Carries a piece of a checkpoint between a client that has no tensor channel and a task."""
+        session, _ = self._session(request.session)
+        piece = Piece.from_array(np.array(request.piece, np.uint64))
+        with contextlib.closing(session.stream(request.task)) as stream:
+            if request.data:
+                stream.push(piece, np.frombuffer(request.data, np.uint8))
+                return pb.ForwardPieceReply()
+            data, updates = stream.pull(piece)
+            return pb.ForwardPieceReply(data=data.tobytes(), updates=updates)
 
     @servicer_method
     def Reset(self, request: pb.ResetRequest) -> pb.ResetResponse:

@@ -6,6 +6,7 @@ they refuse the orders of earlier coordinators.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import secrets
@@ -13,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from absl import logging
 
 from runtime.errors import AbortedError, DataLossError, OpError, UnavailableError
-from runtime.execution import zarr
+from runtime.execution.background import Pace, in_background
+from runtime.execution.pieces import Piece
+from runtime.execution.zarr import write_store
 from runtime.proto import services_pb2 as pb
 from runtime.server import streaming
 from runtime.server.cut import Cut, ShardFile, VariableSlice, half_done_steps
@@ -29,25 +32,32 @@ PAUSE_SECS = 10.0
 """How long tasks stay paused at most when their coordinator dies in the middle of a cut."""
 STATES_SECS = 2.0
 CLAIM_TRIES = 10
-CHUNK_BYTES = 4 << 20
-
-SendOrder = Callable[[str, pb.ShardOrder, float | None], pb.ShardReply]
-"""``(task, order, timeout in seconds) -> reply``."""
 
 _owner = secrets.randbits(63) | 1
 """This process among the coordinators."""
 _T = TypeVar("_T")
 
 
+class Carrier(Protocol):
+    """What reaches the tasks: an open session."""
+
+    def shard(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+        """Has a task carry out an order; ``timeout`` is in seconds."""
+
+    def stream(self, task: str) -> streaming.Stream:
+        """Opens a way for pieces of variables."""
+
+
 class Shards:
     """Saves and restores variables where they live. Get it from ``Session.shards``.
 
     Args:
-        send: sends an order to a task.
+        carrier: takes orders and pieces to the tasks.
     """
 
-    def __init__(self, send: SendOrder) -> None:
-        self._send = send
+    def __init__(self, carrier: Carrier) -> None:
+        self._send = carrier.shard
+        self._stream = carrier.stream
         self._lock = threading.Lock()
         self._epoch = 0
         self._claimed: set[str] = set()
@@ -133,6 +143,7 @@ class Shards:
             {t: tuple(r.sizes) for t, r in zip(tasks, replies, strict=True)},
             number,
             paused,
+            min(max(r.cores, 1) for r in replies) if replies else 1,
         )
 
     def _pause(self, tasks: Sequence[str]) -> None:
@@ -158,7 +169,8 @@ class Shards:
         Args:
             cut: what to write.
             directory: where.
-            stream: the tasks do not share the directory: they send what this process writes into it.
+            stream: the tasks do not share the directory: they send what this process writes into it, a few blocks at
+                a time over the tensor channel.
 
         Returns:
             The files that were written; checksums of those on file systems only.
@@ -182,17 +194,18 @@ class Shards:
         return [ShardFile(f.path, f.size, f.crc32) for r in replies for f in r.files]
 
     def _write_stream(self, cut: Cut, directory: str) -> list[ShardFile]:
-        blocks = streaming.blocks(cut.slices, cut.sizes, self._ask_piece, self._order(pb.ShardOrder.CHUNK, cut.job))
-        zarr.write_arrays(directory, blocks, group_bytes=streaming.BLOCK_BYTES)
-        if not zarr.is_local(directory):
-            return []
-        zarr.sync_tree(directory, files=False)
-        name = os.path.basename(directory)
-        found = [(f, zarr.checksum(os.path.join(directory, f))) for f in zarr.files_below(directory)]
-        return [ShardFile(f"{name}/{f}", size, crc) for f, (size, crc) in found]
+        def write() -> list[tuple[str, int, int]]:
+            with streaming.Streams(self._stream) as streams:
+                # The tasks send when they are asked: when this process rests, so do they.
+                cores = min(cut.cores, os.cpu_count() or 1)
+                pace = Pace(lambda: streams.updates, threading.Event().wait, cores)
+                blocks = streaming.blocks(cut, streams, self._piece(cut.job))
+                return write_store(directory, blocks, group_bytes=streaming.BLOCK_BYTES, in_flight=1, pace=pace)
 
-    def _ask_piece(self, task: str, order: pb.ShardOrder) -> pb.ShardReply:
-        return self._send(task, order, ORDER_SECS)
+        return [ShardFile(*file) for file in in_background(write, "checkpoint-writer")]
+
+    def _piece(self, job: int) -> Piece:
+        return Piece(self._epoch, _owner, job)
 
     def process_ids(self, cut: Cut, *, stream: bool = False) -> dict[str, str]:
         """By task, the id of the store it writes: tells the epochs apart, so that a late writer is recognised."""
@@ -268,12 +281,23 @@ class Shards:
             pb.ShardOrder.READ, job, directory=directory, ocdbt=ocdbt, zarr3=zarr3, mapped=check is not None
         )
 
+        served = threading.Semaphore(streaming.TASKS_AT_ONCE)
+
         def read(task: str) -> int:
             if not stream:
                 return self._ask(task, _with_slices(order, by_task[task]), None).total_bytes
             mine = [s for s in slices if s.task == task]
-            piece = self._order(pb.ShardOrder.CHUNK, job)
-            return streaming.send(mine, directory, ocdbt=ocdbt, zarr3=zarr3, ask=self._ask_piece, order=piece)
+            with served, contextlib.closing(self._stream(task)) as way:
+                self._ask(task, _with_slices(self._order(pb.ShardOrder.RECEIVE, job), by_task[task]), ORDER_SECS)
+                return streaming.send(
+                    mine,
+                    directory,
+                    ocdbt=ocdbt,
+                    zarr3=zarr3,
+                    mapped=check is not None,
+                    stream=way,
+                    common=self._piece(job),
+                )
 
         try:
             problems = check() if check is not None else ()
@@ -282,7 +306,7 @@ class Shards:
             sizes = self._each(tasks, read)
             commit = self._order(pb.ShardOrder.COMMIT, job)
             self._each(tasks, lambda t: self._ask(t, commit, ORDER_SECS))
-        except OpError:
+        except BaseException:
             self.drop(job, tasks)
             raise
         return sum(sizes)

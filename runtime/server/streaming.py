@@ -1,90 +1,172 @@
 """Checkpoints without a shared directory: the coordinator writes what the tasks send, and sends what it reads.
 
-Arrays travel in pieces of a few MiB, so that the coordinator never holds more than a few chunks of the model.
+What it holds of the model at any time is a few blocks. They are received into the memory that the disk is written from,
+and sent from the memory that the disk was read into.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from runtime.execution import zarr
-from runtime.proto import services_pb2 as pb
+from runtime.execution.pieces import COUNT_SPEC, PULL, PUSH, Array, Piece, blocks_of
+from runtime.server.cut import Cut, VariableSlice
+from runtime.tensor_spec import TensorSpec
+from runtime.transport.channel import Lane
+from runtime.transport.codec import Layout
 
 if TYPE_CHECKING:
-    from runtime.server.cut import VariableSlice
+    from runtime.server.worker import Worker
 
-PIECE_BYTES = 4 << 20
-"""Bytes that one message carries."""
 BLOCK_BYTES = 16 << 20
-"""Bytes after which what has come is written."""
-
-Ask = Callable[[str, pb.ShardOrder], pb.ShardReply]
-"""``(task, order) -> reply``."""
-_STRING_BYTES = np.dtype(np.uint8)
-
-
-def _is_string(s: VariableSlice) -> bool:
-    return s.variable.dtype == object
-
-
-def _rows(s: VariableSlice, shape: tuple[int, ...], itemsize: int, align: int) -> int:
-    """How many rows of an array make a block: whole chunks."""
-    row = math.prod(shape[1:]) * itemsize
-    wanted = max(1, BLOCK_BYTES // max(row, 1))
-    return max(align, wanted // align * align)
+"""Bytes that are asked for at once, and after which what has come is written."""
+READ_BYTES = 8 << 20
+"""Bytes that are read at once in a restore; two such blocks of each task that is being served."""
+PIECE_BYTES = 4 << 20
+"""Bytes that are sent at once: the receiver copies them to their place, where a processor's cache still has them."""
+TASKS_AT_ONCE = 4
+"""How many tasks are sent to at a time."""
+_BYTE = np.dtype(np.uint8)
 
 
-def blocks(
-    slices: Mapping[str, Sequence[VariableSlice]], sizes: Mapping[str, Sequence[int]], ask: Ask, order: pb.ShardOrder
-) -> Iterator[tuple[zarr.Placed, np.ndarray[Any, Any]]]:
+class Stream(Protocol):
+    """Carries pieces of checkpoints between this process and one task; for one thread at a time."""
+
+    def pull(self, piece: Piece) -> tuple[Array, int]:
+        """Gives the bytes of a piece, uint8 [size], and how many updates have come to the task so far."""
+
+    def push(self, piece: Piece, data: Array) -> None:
+        """Sends the bytes of a piece."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class LocalStream:
+    """A stream to a task in this process.
+
+    Args:
+        worker: of the task.
+        client: whose checkpoint it is.
+    """
+
+    def __init__(self, worker: Worker, client: int) -> None:
+        self._shards = worker.shards
+        self._client = client
+
+    def pull(self, piece: Piece) -> tuple[Array, int]:
+        """Gives the bytes of a piece where they lie, and the number of updates."""
+        return self._shards.pull(piece, self._client)
+
+    def push(self, piece: Piece, data: Array) -> None:
+        """Takes the bytes of a piece."""
+        self._shards.push(piece, data, self._client)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class ChannelStream:
+    """A stream over a connection of the tensor channel.
+
+    After a cut a piece may be sent twice, which does no harm: it says where it belongs.
+
+    Args:
+        lane: the connection, for this stream alone: the task serves it in a thread of low priority.
+        release: gives the lane back.
+    """
+
+    def __init__(self, lane: Lane, release: Callable[[Lane], None]) -> None:
+        self._lane = lane
+        self._release = release
+
+    def pull(self, piece: Piece) -> tuple[Array, int]:
+        """Receives the bytes of a piece into memory of their own."""
+        layout = Layout([TensorSpec((piece.size,), _BYTE), COUNT_SPEC])
+        data, updates = self._lane.call(PULL, 0, [piece.to_array()], layout)
+        return data, int(updates[0])
+
+    def push(self, piece: Piece, data: Array) -> None:
+        """Sends the bytes of a piece from their own memory."""
+        self._lane.call(PUSH, 0, [piece.to_array(), data], Layout([]), dynamic=True)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._lane.close(goodbye=True)
+        self._release(self._lane)
+
+
+class Streams:
+    """The streams of one save: each is opened when it is needed, all are closed at the end."""
+
+    def __init__(self, opened: Callable[[str], Stream]) -> None:
+        self._open = opened
+        self._stack = contextlib.ExitStack()
+        self._streams: dict[str, Stream] = {}
+        self._updates: dict[str, tuple[int, int]] = {}
+
+    @property
+    def updates(self) -> int:
+        """How many updates the tasks have told of since they were asked first: while it grows, somebody trains."""
+        return sum(last - first for first, last in self._updates.values())
+
+    def pull(self, task: str, piece: Piece) -> Array:
+        """Gives the bytes of a piece that a task holds."""
+        stream = self._streams.get(task)
+        if stream is None:
+            stream = self._streams[task] = self._stack.enter_context(contextlib.closing(self._open(task)))
+        data, updates = stream.pull(piece)
+        self._updates[task] = (self._updates.get(task, (updates, updates))[0], updates)
+        return data
+
+    def __enter__(self) -> Streams:
+        """Gives itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the streams."""
+        self._stack.__exit__(kind, error, trace)
+
+
+def blocks(cut: Cut, streams: Streams, common: Piece) -> Iterator[tuple[zarr.Placed, Array]]:
     """The arrays of a cut, block by block, as their tasks send them.
 
     Args:
-        slices: by task.
-        sizes: by task, bytes of each slice.
-        ask: sends an order.
-        order: what all pieces' orders have in common.
+        cut: what to write.
+        streams: to its tasks.
+        common: what all pieces have in common.
     """
-    for task, held in slices.items():
-        for index, (s, size) in enumerate(zip(held, sizes[task], strict=True)):
+    for task, held in cut.slices.items():
+        for index, (s, size) in enumerate(zip(held, cut.sizes[task], strict=True)):
+            whole, dtype, full, at, chunk = s.variable.shape, s.variable.dtype, s.full_shape, s.offset, s.chunk
             if _is_string(s):
-                data = np.frombuffer(_pull(ask, order, task, index, 0, size), np.uint8)
-                yield zarr.Placed(s.key, (size,), _STRING_BYTES, (size,), (0,), (max(size, 1),)), data
-                continue
-            shape, dtype = s.variable.shape, s.variable.dtype
-            if not shape or not size:
-                data = np.frombuffer(_pull(ask, order, task, index, 0, size), dtype).reshape(shape)
-                yield zarr.Placed(s.key, shape, dtype, s.full_shape, s.offset, s.chunk), data
-                continue
-            step = _rows(s, shape, dtype.itemsize, s.chunk[0])
-            row = math.prod(shape[1:]) * dtype.itemsize
-            for first in range(0, shape[0], step):
-                count = min(step, shape[0] - first)
-                block = (count, *shape[1:])
-                raw = _pull(ask, order, task, index, first * row, count * row)
-                offset = (s.offset[0] + first, *s.offset[1:])
-                yield (
-                    zarr.Placed(s.key, block, dtype, s.full_shape, offset, s.chunk),
-                    np.frombuffer(raw, dtype).reshape(block),
-                )
-
-
-def _pull(ask: Ask, common: pb.ShardOrder, task: str, index: int, offset: int, size: int) -> bytearray:
-    data = bytearray(size)
-    for at in range(0, size, PIECE_BYTES):
-        order = pb.ShardOrder()
-        order.CopyFrom(common)
-        order.index, order.offset, order.size = index, offset + at, min(PIECE_BYTES, size - at)
-        data[at : at + order.size] = ask(task, order).data
-    return data
+                whole, dtype, full, at, chunk = (size,), _BYTE, (size,), (0,), (max(size, 1),)
+            sent = 0
+            for first, shape in blocks_of(whole, dtype.itemsize, chunk, at, BLOCK_BYTES):
+                piece = common._replace(part=index, offset=sent, size=math.prod(shape) * dtype.itemsize)
+                raw = streams.pull(task, piece) if piece.size else np.empty((0,), _BYTE)
+                sent += piece.size
+                place = tuple(a + f for a, f in zip(at, first, strict=True))
+                yield zarr.Placed(s.key, shape, dtype, full, place, chunk), raw.view(dtype).reshape(shape)
 
 
 def send(
-    slices: Sequence[VariableSlice], directory: str, *, ocdbt: bool, zarr3: bool, ask: Ask, order: pb.ShardOrder
+    slices: Sequence[VariableSlice],
+    directory: str,
+    *,
+    ocdbt: bool,
+    zarr3: bool,
+    mapped: bool,
+    stream: Stream,
+    common: Piece,
 ) -> int:
     """Reads what one task needs and sends it; the task turns it into values.
 
@@ -93,35 +175,38 @@ def send(
         directory: of the arrays.
         ocdbt: whether they lie in an OCDBT store.
         zarr3: whether they are of zarr's third version.
-        ask: sends an order.
-        order: what all pieces' orders have in common.
+        mapped: as in ``zarr.read_each``.
+        stream: to the task.
+        common: what all pieces have in common.
 
     Returns:
         Bytes sent.
     """
-    task = slices[0].task
-    begin = pb.ShardOrder()
-    begin.CopyFrom(order)
-    begin.slices.extend(s.to_proto() for s in slices)
-    ask(task, begin)
-    sent = 0
+    total = 0
     for index, s in enumerate(slices):
-        shape = s.full_shape if _is_string(s) else s.variable.shape
-        dtype = _STRING_BYTES if _is_string(s) else s.variable.dtype
-        row = math.prod(shape[1:]) * dtype.itemsize
-        step = max(1, BLOCK_BYTES // max(row, 1)) if shape else 1
-        for first in range(0, shape[0] if shape else 1, step):
-            block = (min(step, shape[0] - first), *shape[1:]) if shape else ()
-            offset = (s.offset[0] + first, *s.offset[1:]) if shape else ()
-            placed = zarr.Placed(s.key, block, dtype, s.full_shape, offset, ())
-            array = zarr.read_arrays(directory, [placed], ocdbt=ocdbt, zarr3=zarr3)[0]
-            raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            for at in range(0, len(raw), PIECE_BYTES):
-                piece = pb.ShardOrder()
-                piece.CopyFrom(order)
-                piece.index, piece.offset = index, first * row + at
-                piece.data = raw[at : at + PIECE_BYTES].tobytes()
-                ask(task, piece)
-            sent += len(raw)
-    ask(task, order)
-    return sent
+        whole, dtype = (s.full_shape, _BYTE) if _is_string(s) else (s.variable.shape, s.variable.dtype)
+        chunk = zarr.chunk_of(directory, s.key, ocdbt=ocdbt, zarr3=zarr3)
+
+        def wanted(
+            s: VariableSlice = s,
+            whole: tuple[int, ...] = whole,
+            dtype: np.dtype[Any] = dtype,
+            chunk: tuple[int, ...] = chunk,
+        ) -> Iterator[zarr.Placed]:
+            for first, shape in blocks_of(whole, dtype.itemsize, chunk, s.offset, READ_BYTES):
+                place = tuple(o + f for o, f in zip(s.offset, first, strict=True))
+                yield zarr.Placed(s.key, shape, dtype, s.full_shape, place, ())
+
+        sent = 0
+        for array in zarr.read_each(directory, wanted(), ocdbt=ocdbt, zarr3=zarr3, mapped=mapped, at_once=2):
+            raw = array.reshape(-1).view(np.uint8)
+            for at in range(0, raw.size, PIECE_BYTES):
+                part = raw[at : at + PIECE_BYTES]
+                stream.push(common._replace(part=index, offset=sent, size=part.size), part)
+                sent += part.size
+        total += sent
+    return total
+
+
+def _is_string(s: VariableSlice) -> bool:
+    return s.variable.dtype == object

@@ -20,6 +20,7 @@ from runtime.plan.plan import StageCall
 from runtime.proto import services_pb2, services_pb2_grpc, step_stats_pb2
 from runtime.server import rpc
 from runtime.server.registered import RegisteredCall
+from runtime.server.streaming import ChannelStream, LocalStream, Stream
 from runtime.server.trace import shifted, step_stats
 from runtime.server.unchanged import Reads
 from runtime.server.worker import FETCH, Worker
@@ -130,6 +131,10 @@ class LocalTask:
         """Has the task carry out an order of a coordinator of checkpoints."""
         return self.server.worker.shards.obey(order)
 
+    def stream(self, client: int) -> Stream:
+        """Opens a way for pieces of a client's checkpoint."""
+        return LocalStream(self.server.worker, client)
+
     def clear(self, containers: Sequence[str] | None) -> None:
         """Forgets the task's variables and resources."""
         self.server.worker.store.clear(containers)
@@ -219,6 +224,10 @@ class RemoteTask:
         """Has the task carry out an order of a coordinator of checkpoints."""
         order.incarnation = self.incarnation
         return self._patiently(lambda: rpc.call(self._stub.Shard, order, timeout=timeout, task=self.name))
+
+    def stream(self, client: int) -> Stream:
+        """Opens a way for pieces of a checkpoint of the client that this object stands for."""
+        return ChannelStream(self.peer.acquire(), self.peer.release)
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
         """Makes a call that may be made twice; again and again while a mirrored task is away."""

@@ -18,14 +18,17 @@ from runtime.errors import (
     AbortedError,
     CancelledError,
     FailedPreconditionError,
+    InvalidArgumentError,
     NotFoundError,
     OpError,
     UnavailableError,
 )
+from runtime.execution.background import step_aside
 from runtime.execution.cancel import Cancellation
 from runtime.execution.executor import Executor, slots_of
 from runtime.execution.gate import Gate
 from runtime.execution.mirrors import Header, Mirrors, message, read_message
+from runtime.execution.pieces import PIECE_SPEC, PULL, PUSH, Piece
 from runtime.execution.shards import Shards
 from runtime.execution.store import Store
 from runtime.plan.place import Device
@@ -44,6 +47,10 @@ from runtime.transport.messages import call_to_proto
 
 FETCH = 0
 """The handle by which one task fetches a tensor that another holds for it, or sends it a message about a mirror."""
+
+_FIXED: Mapping[int, Layout | None] = {FETCH: None, PULL: Layout([PIECE_SPEC]), PUSH: None}
+"""The input layouts of the handles that nobody registers."""
+_thread = threading.local()
 
 _ENDED_SESSIONS = 4096
 _NO_LANE = -1
@@ -314,7 +321,9 @@ class Worker:
 
     def input_layout(self, handle: int) -> Layout | None:
         """The layout of a call's payload; None when it describes itself."""
-        return None if handle == FETCH else self.registered(handle).input_layout
+        if handle in _FIXED:
+            return _FIXED[handle]
+        return self.registered(handle).input_layout
 
     def call(self, handle: int, client: int, step: int, inputs: list[Any]) -> Reply:
         """Answers one call of the tensor channel."""
@@ -323,6 +332,8 @@ class Worker:
                 return Reply(message(*self.about_mirrors(*read_message(inputs))), dynamic=True)
             session, of_step, slot = (int(n) for n in inputs[0])
             return Reply([np.asarray(self.held.take((session, of_step, slot)))], remember=True, dynamic=True)
+        if handle in (PULL, PUSH):
+            return self._piece(handle, client, inputs)
         registered = self.registered(handle)
         began = self.counters.begin()
         failed = True
@@ -337,6 +348,21 @@ class Worker:
             return reply
         finally:
             self.counters.end(began, registered.gated, failed)
+
+    def _piece(self, handle: int, client: int, inputs: list[Any]) -> Reply:
+        """Gives or takes a piece of a checkpoint. It may be asked for twice: nothing need be remembered."""
+        if self._gone is not None:
+            raise type(self._gone)(self._gone.message, task=self.task)
+        if not getattr(_thread, "steps_aside", False):  # who carries a checkpoint closes the connection after it
+            step_aside()
+            _thread.steps_aside = True
+        if handle == PULL:
+            data, updates = self.shards.pull(Piece.from_array(inputs[0]), client)
+            return Reply([data, np.array([updates], np.uint64)])
+        if len(inputs) != 2 or inputs[1].dtype != np.uint8 or inputs[1].ndim != 1:
+            raise InvalidArgumentError("a piece of a checkpoint is one array of bytes", task=self.task)
+        self.shards.push(Piece.from_array(inputs[0]), inputs[1], client)
+        return Reply([])
 
     def _answer(self, registered: RegisteredCall, client: int, step: int, inputs: list[Any]) -> Reply:
         if registered.versions is not None:
@@ -377,6 +403,7 @@ class Worker:
 
     def gone(self, client: int, goodbye: bool) -> None:
         """A client said goodbye, or has had no connection for so long that it must be dead."""
+        self.shards.gone(client, "its session was closed" if goodbye else "its chief was gone for too long")
         if goodbye:
             self.end_session(client)
             if self.mirror is not None:

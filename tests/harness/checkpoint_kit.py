@@ -85,3 +85,8 @@ def initialize(sess: rt.Session, variables: Sequence[rt.Variable]) -> None:
     """Gives variables their initial values."""
     with sess.graph.as_default():
         sess.run(rt.variables_initializer(list(variables)))
+
+
+def filled(value: int, size: int) -> np.ndarray:
+    """So many bytes of one value."""
+    return np.full(size, value, np.uint8)

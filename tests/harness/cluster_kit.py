@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from harness.launcher.ports import free_ports
@@ -165,6 +166,14 @@ def warm_up() -> None:
     process.start()
     process.join()
     process.close()
+
+
+def wait_saved(logdir: Path, step: int) -> None:
+    """Waits until a checkpoint that is written in the background is there."""
+    deadline = time.monotonic() + PATIENCE_SECS
+    while not (logdir / "model.ckpt" / str(step)).is_dir():  # it gets this name when it is whole
+        assert time.monotonic() < deadline, f"no checkpoint of step {step} in {logdir}"
+        time.sleep(0.01)
 
 
 def consistent(values: list[Any]) -> int:

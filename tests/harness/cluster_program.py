@@ -82,10 +82,14 @@ def _work(
     saver: Any = harness.Supervisor.USE_DEFAULT if logdir else None
     if options.get("announce_saves"):
         saver = _AnnouncingSaver(say, pipe)
+    manager = None
+    if options.get("own_manager"):
+        manager = harness.SessionManager(ready_op=rt.report_uninitialized_variables())
     supervisor = harness.Supervisor(
         is_chief=index == 0,
         logdir=logdir,
         saver=saver,
+        session_manager=manager,
         save_model_secs=options.get("save_secs", 0),
         save_summaries_secs=options.get("summary_secs", 0),
         stop_grace_secs=options.get("grace_secs", 10),

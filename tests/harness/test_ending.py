@@ -96,7 +96,9 @@ def test_a_ps_killed_while_the_chief_waits_for_the_others(monitored: bool, train
         second = c.ps(1)
         chief, other = c.worker(0), c.worker(1)
         assert chief.ask("steps", 10) == 10
-        if not monitored:
+        if monitored:
+            cluster_kit.wait_saved(tmp_path, 10)
+        else:
             chief.ask("save", answer="SAVED")
         assert chief.ask("steps", 5) == 15
         chief.tell("end")

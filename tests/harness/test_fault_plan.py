@@ -34,6 +34,15 @@ def test_a_plan_is_a_value_that_tells_what_it_does() -> None:
     )
 
 
+def test_a_fault_without_an_end_lasts_until_told() -> None:
+    plan = FaultPlan(1).kill("worker", 1, at_step=200).freeze("ps", 0, secs=5).cut("worker:0", "ps:1")
+    plan = plan.restart("worker", 1).heal("worker:0", "ps:1", after_secs=2).freeze("ps", 1).thaw("ps", 1, at_step=9)
+    assert str(plan) == (
+        "seed 1: kill worker:1 at step 200; freeze ps:0 for 5 s; cut worker:0 from ps:1; restart worker:1; "
+        "heal worker:0 from ps:1 2 s later; freeze ps:1; thaw ps:1 at step 9"
+    )
+
+
 def test_a_plan_without_a_seed_draws_one() -> None:
     assert FaultPlan().seed != FaultPlan().seed
     assert FaultPlan().kill("ps", 0).seed is not None

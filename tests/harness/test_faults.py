@@ -51,6 +51,21 @@ def test_a_cut_that_lasts_is_noticed_and_nothing_is_lost() -> None:
         assert cluster.wait("worker:0") == 0
 
 
+def test_a_plan_of_everything_that_ends_only_when_told() -> None:
+    with started("--additions=1500", links=True) as cluster:
+        plan = FaultPlan(seed=8).freeze("ps", 0, at_step=100).thaw("ps", 0, after_secs=0.5).cut("worker:0", "ps:1")
+        plan = plan.heal("worker:0", "ps:1", after_secs=0.5).cut("worker:1", "ps:1", after_secs=0.1)
+        told: list[str] = []
+        injected = cluster.run(plan, say=told.append)
+        assert told[0] == "fault plan: seed 8" and told[-1].endswith("s: cut worker:1 from ps:1 0.1 s later")
+        assert not any(fault.skipped for fault in injected)
+        before = cluster.step()
+        cluster.heal("worker:1", "ps:1")
+        assert sums(cluster) == [3000] * 5
+        assert before is not None and before < 3000
+        assert [cluster.wait("worker:0"), cluster.wait("worker:1")] == [0, 0]
+
+
 def test_frozen_tasks_lose_and_double_no_addition() -> None:
     with started(f"--additions={ADDITIONS}") as cluster:
         plan = FaultPlan(seed=3).freeze("ps", 1, at_step=100, secs=1).freeze("worker", 1, at_step=300, secs=1)

@@ -1,6 +1,7 @@
 """Monitored sessions: the order of hooks, what they add to a step, how training ends, what a lost task does."""
 
 import pathlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,6 +123,30 @@ def test_closing() -> None:
     rt.constant(1)  # the graph is open again
 
 
+def test_a_thread_that_fails_shows_in_the_next_run() -> None:
+    _, more = counting()
+
+    class Broken(harness.QueueRunner):
+        def create_threads(self, sess: Any, coord: Any = None, **options: Any) -> list[threading.Thread]:
+            return [harness.LooperThread.loop(coord, None, self.read)]
+
+        def read(self) -> None:
+            raise OSError("disk full")
+
+    harness.add_queue_runner(Broken.__new__(Broken))
+    inside = None
+    with pytest.raises(OSError, match="disk full") as caught:
+        with harness.MonitoredSession() as sess:
+            try:
+                while True:  # a loop that never asks should_stop()
+                    sess.run(more)
+            except OSError as error:
+                inside = error
+                raise
+    assert inside is caught.value
+    assert caught.traceback[-1].name == "read"
+
+
 def test_run_step_fn() -> None:
     step, more = counting()
     story: list[str] = []
@@ -159,6 +184,29 @@ def test_a_lost_task_makes_a_new_session_and_the_step_again(error: type[rt.OpErr
     server.stop()
     again = ["a created", "a before"]
     assert story == ["a begin", *again, *again, *again, "a after", "a end"]
+
+
+def test_a_step_in_a_session_that_another_thread_replaces_is_run_again() -> None:
+    _, more = counting()
+    story: list[str] = []
+
+    class Replaces(SessionRunHook):
+        done = False
+
+        def before_run(self, run_context: SessionRunContext) -> None:
+            if not self.done:  # as the thread does that looks after the tasks, while this one is in its step
+                self.done = True
+                lost = rt.UnavailableError("gone", task="/job:ps/task:0")
+                other = threading.Thread(target=sess._session.recover, args=(run_context.session, lost))
+                other.start()
+                other.join(30)
+
+    server = rt.Server.create_local_server()
+    with harness.MonitoredTrainingSession(server.target, hooks=[Recorder(story, "a"), Replaces()]) as sess:
+        assert sess.run(more) == 1
+    server.stop()
+    again = ["a created", "a before"]
+    assert story == ["a begin", *again, *again, "a after", "a end"]
 
 
 def test_a_singular_session_lets_it_out() -> None:

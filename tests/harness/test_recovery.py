@@ -96,7 +96,7 @@ def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
         second.kill()
         chief.tell("train")
         other.tell("train")
-        chief.expect("LOG", "recovering: .*/job:ps/task:1")
+        chief.expect("LOG", r"recovering: .*/job:ps/task:1.* \(gives up after 60 s\)")
         other.expect("LOG", "recovering: .*/job:ps/task:1")
         c.ps(1)
         listening = time.monotonic()
@@ -166,15 +166,16 @@ def test_power_cut(tmp_path: Path) -> None:
         assert consistent(chief.ask("values")) == 20
 
 
-def test_a_restart_with_more_ps_from_the_same_checkpoint(tmp_path: Path) -> None:
-    with cluster_kit.cluster(1, 1, logdir=str(tmp_path)) as c:
-        ps = c.ps(0)
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
+def test_a_restart_with_more_or_fewer_ps_from_the_same_checkpoint(before: int, after: int, tmp_path: Path) -> None:
+    with cluster_kit.cluster(before, 1, logdir=str(tmp_path)) as c:
+        tasks = [c.ps(index) for index in range(before)]
         chief = c.worker(0)
         chief.ask("steps", 10)
         chief.tell("end")
-        assert [chief.exit_code(), ps.exit_code()] == [0, 0]
-    with cluster_kit.cluster(3, 1, logdir=str(tmp_path)) as c:
-        for index in range(3):
+        assert [t.exit_code() for t in (chief, *tasks)] == [0] * (before + 1)
+    with cluster_kit.cluster(after, 1, logdir=str(tmp_path)) as c:
+        for index in range(after):
             c.ps(index)
         chief = c.worker(0)
         assert chief.ask("steps", 5) == 15
@@ -379,9 +380,10 @@ def test_a_worker_that_died_for_good_does_not_keep_the_chief() -> None:
         assert [chief.exit_code(), ps.exit_code()] == [0, 0]
 
 
+@pytest.mark.parametrize("own_manager", [False, True], ids=["", "own-session-manager"])
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_a_dead_ps_does_not_keep_the_end(how: str) -> None:
-    with cluster_kit.cluster(1, 1, grace_secs=1) as c:
+def test_a_dead_ps_does_not_keep_the_end(how: str, own_manager: bool) -> None:
+    with cluster_kit.cluster(1, 1, grace_secs=1, own_manager=own_manager) as c:
         ps = c.ps(0)
         chief = c.worker(0)
         chief.ask("steps", 1)
@@ -390,6 +392,23 @@ def test_a_dead_ps_does_not_keep_the_end(how: str) -> None:
         chief.tell("end")
         chief.exit_code()
         assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("monitored", [False, True], ids=["supervisor", "monitored"])
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_a_dead_ps_keeps_no_worker_from_its_end(how: str, monitored: bool) -> None:
+    with cluster_kit.cluster(2, 2, grace_secs=1, monitored=monitored) as c:
+        c.ps(0)
+        second = c.ps(1)
+        chief, other = c.worker(0), c.worker(1)
+        other.ask("steps", 1)
+        getattr(second, how)()
+        began = time.monotonic()
+        other.tell("end")
+        other.exit_code()
+        chief.tell("end")
+        chief.exit_code()
+        assert time.monotonic() - began < 25
 
 
 def test_an_error_ends_its_worker_and_no_other() -> None:
@@ -413,7 +432,8 @@ def test_a_monitored_session_recovers_by_the_same_way(tmp_path: Path) -> None:
         c.ps(0)
         second = c.ps(1)
         chief, other = c.worker(0), c.worker(1)
-        assert chief.ask("steps", 10) == 10  # saved by the hook
+        assert chief.ask("steps", 10) == 10
+        cluster_kit.wait_saved(tmp_path, 10)  # by the hook
         assert other.ask("steps", 3) == 13
         second.kill()
         chief.tell("steps", 5)

@@ -1,19 +1,25 @@
 """The Saver against a session of its own: what is saved comes back, and what does not fit is told by name."""
 
+import itertools
 import json
 import os
 import pathlib
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 from hypothesis.extra import numpy as hnp
 
 import harness
@@ -165,6 +171,7 @@ def test_a_moved_directory_restores(sess: rt.Session, tmp_path: pathlib.Path) ->
     _initialize(sess)
     saver = harness.Saver()
     saver.save(sess, tmp_path / "here" / "m", 1)
+    assert not [p for p in (tmp_path / "here").rglob("*.json") if str(tmp_path) in p.read_text()]
     shutil.move(tmp_path / "here", tmp_path / "there")
     sess.run(variable.assign(0.0))
     saver.restore(sess, harness.latest_checkpoint(str(tmp_path / "there")))
@@ -182,6 +189,70 @@ def test_a_checkpoint_of_another_program_is_restored_with_a_map(sess: rt.Session
     _assert_equal(sess.run(kernel), tree["params"]["dense"]["kernel"])
     _assert_equal(sess.run(bias), tree["params"]["dense"]["bias"])
     assert ("params/dense/bias", (3,)) in harness.list_variables(str(tmp_path / "theirs"))
+
+
+def test_a_checkpoint_of_an_optax_training_loop_is_restored_with_a_map(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
+    dense = {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3, jnp.bfloat16)}
+    params = {"dense": dense, "scale": [3.0, 4.0]}
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+    gradients = jax.tree.map(jnp.ones_like, params)
+    state = optimizer.update(gradients, optimizer.init(params))[1]
+    with ocp.CheckpointManager(tmp_path / "theirs") as manager:
+        for step in (6, 7):
+            tree = {"step": step, "params": params, "opt_state": state}
+            manager.save(step, args=ocp.args.StandardSave(tree))
+        manager.wait_until_finished()
+    newest = harness.latest_checkpoint(str(tmp_path))
+    assert newest == f"{tmp_path}/theirs/7"
+    shapes = dict(harness.list_variables(newest))
+    assert shapes["params/scale/1"] == () and shapes["opt_state/1/0/mu/dense/kernel"] == (2, 3)
+    kernel = rt.Variable(np.zeros((2, 3), np.float32), name="w")
+    bias = rt.Variable(np.zeros(3, ml_dtypes.bfloat16), dtype=ml_dtypes.bfloat16, name="b")
+    mu = rt.Variable(np.zeros((2, 3), np.float32), name="w/adam/mu")
+    count = rt.Variable(0, dtype=np.int32, name="w/adam/count", trainable=False)
+    names = {
+        "params/dense/kernel": kernel,
+        "params/dense/bias": bias,
+        "opt_state/1/0/mu/dense/kernel": mu,
+        "opt_state/1/0/count": count,
+    }
+    harness.Saver(names).restore(sess, newest)
+    _assert_equal(sess.run(kernel), dense["kernel"])
+    _assert_equal(sess.run(bias), dense["bias"])
+    _assert_equal(sess.run(mu), state[1][0].mu["dense"]["kernel"])
+    assert sess.run(count) == 1
+    with rt.Graph().as_default() as other, rt.Session("", other) as fresh:
+        mine = rt.Variable(np.zeros((2, 3), np.float32), name="mlp/kernel")
+        rt.Variable(np.zeros(3, ml_dtypes.bfloat16), dtype=ml_dtypes.bfloat16, name="mlp/bias")
+        harness.init_from_checkpoint(str(tmp_path / "theirs"), {"params/dense/": "mlp/"})
+        _initialize(fresh)
+        _assert_equal(fresh.run(mine), dense["kernel"])
+
+
+def test_where_variables_lived_travels_as_orbax_metadata(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    table = np.arange(8, dtype=np.float32).reshape(4, 2)
+    parts = [rt.Variable(table[i : i + 2], name=f"table/part_{i}", trainable=False) for i in (0, 2)]
+    harness.partitioned("table", parts)
+    _initialize(sess)
+    path = harness.Saver().save(sess, tmp_path / "m", 7)
+    with ocp.CheckpointManager(tmp_path / "m") as manager:
+        assert manager.metadata(7).custom_metadata["bellwether"]["sequence"] == 1
+    metadata = ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / "default")
+    assert metadata.custom_metadata == {
+        "bellwether": {"table": {"dtype": "float32", "shape": [4, 2], "tasks": [sess.task, sess.task]}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("shapes", "match"),
+    [([], "needs parts"), ([()], "needs parts"), ([(2, 3), (2, 4)], r"first dimension only: .*float32\[2, 4\]")],
+)
+def test_parts_that_do_not_fit_together(graph: rt.Graph, shapes: list[tuple[int, ...]], match: str) -> None:
+    parts = [rt.Variable(np.zeros(shape, np.float32), name=f"part_{i}") for i, shape in enumerate(shapes)]
+    with pytest.raises(rt.InvalidArgumentError, match=match):
+        harness.partitioned("table", parts)
 
 
 # -- names, steps, retention -----------------------------------------------------------------------------------------
@@ -244,6 +315,48 @@ def test_the_best_are_kept_besides_the_last(sess: rt.Session, tmp_path: pathlib.
     for step, loss in enumerate([5.0, 1.0, 4.0, 2.0, 9.0, 8.0]):
         saver.save(sess, tmp_path / "m", step, metrics={"loss": loss})
     assert [os.path.basename(p) for p in saver.last_checkpoints] == ["1", "3", "5"]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_survive_restarts_saves_without_metrics_and_nan(
+    sess: rt.Session, tmp_path: pathlib.Path, mode: str
+) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    harness.Saver(max_to_keep=None).save(sess, tmp_path / "m", 0, metrics={"other": 1.0})
+    sign = 1 if mode == "max" else -1
+    for step, value in enumerate([0.1, 0.9, 0.5, None, 0.7, np.nan, 0.2], 1):
+        saver = harness.Saver(max_to_keep=1, max_to_keep_best=2, best_metric="score", best_mode=mode)
+        saver.save(sess, tmp_path / "m", step, metrics=None if value is None else {"score": np.float32(sign * value)})
+    assert [os.path.basename(p) for p in saver.last_checkpoints] == ["2", "5", "7"]
+
+
+def test_metrics_that_do_not_tell_which_is_best_are_refused(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    saver = harness.Saver(max_to_keep_best=1, best_metric="loss")
+    with pytest.raises(ValueError, match="metrics has no 'loss', which is best_metric: it has accuracy"):
+        saver.save(sess, tmp_path / "m", 1, metrics={"accuracy": 0.5})
+    with pytest.raises(ValueError, match="the metric 'loss' must be a number"):
+        saver.save(sess, tmp_path / "m", 1, metrics={"loss": "small"})  # type: ignore[dict-item]
+
+
+def test_one_for_every_so_many_hours_is_kept_besides_the_last(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    hours = 0.5 / 3600
+    began = {}
+    for step in range(6):
+        began[step] = time.monotonic()
+        harness.Saver(max_to_keep=1, keep_checkpoint_every_n_hours=hours).save(sess, tmp_path / "m", step)
+        time.sleep(0.3)  # what counts is how old they are
+    kept = sorted(int(name) for name in os.listdir(tmp_path / "m"))
+    assert kept[0] == 0 and kept[-1] == 5  # the last one is kept as the last
+    for one, after in itertools.pairwise(kept):
+        if after < 5:
+            assert began[after + 1] - began[one] >= 0.5  # not sooner than asked for
+        if after - one > 1:
+            assert began[after - 1] - began[one + 1] < 0.5  # nor later
 
 
 def test_the_same_step_again_replaces_the_old_one(sess: rt.Session, tmp_path: pathlib.Path) -> None:

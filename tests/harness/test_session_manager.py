@@ -1,5 +1,6 @@
 """The session manager by itself: the order of initialising, what is not ready, and the run records under it."""
 
+import pathlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -38,6 +39,33 @@ def test_a_local_ready_op_needs_a_local_init_op() -> None:
 def test_two_checkpoint_locations() -> None:
     with pytest.raises(ValueError, match="Can not provide both"):
         harness.SessionManager().prepare_session("", checkpoint_dir="a", checkpoint_filename_with_path="b")
+
+
+def test_a_chief_may_wait_for_a_checkpoint_for_so_long(target: str, tmp_path: pathlib.Path) -> None:
+    v = rt.Variable(1.0, name="v")
+    init, saver = rt.global_variables_initializer(), harness.Saver()
+    change = v.assign(7.0)
+    manager = harness.SessionManager(recovery_wait_secs=0.05)
+
+    def prepare(master: str, secs: float) -> float:
+        with manager.prepare_session(
+            master, init, saver, str(tmp_path), wait_for_checkpoint=True, max_wait_secs=secs
+        ) as session:
+            return float(session.run(v))
+
+    assert prepare(target, 0.3) == 1.0  # none came: it initialises, as TF1 does
+
+    def write() -> None:
+        with rt.Session(target, v.graph) as other:
+            other.run(change)
+            saver.save(other, str(tmp_path / "model.ckpt"), global_step=3)
+
+    empty = rt.Server.create_local_server()
+    later = threading.Timer(0.3, write)
+    later.start()
+    assert prepare(empty.target, 60) == 7.0
+    later.join()
+    empty.stop()
 
 
 def test_local_init_waits_for_what_it_needs(target: str) -> None:

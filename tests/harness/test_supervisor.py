@@ -1,5 +1,6 @@
 """The Supervisor in one process: what it makes of a graph, its services, its ways to stop."""
 
+import inspect
 import pathlib
 import threading
 import time
@@ -101,6 +102,60 @@ def test_negative_seconds_are_refused_by_name(name: str) -> None:
         harness.Supervisor(**{name: -1})  # type: ignore[arg-type]
 
 
+def test_the_parameters_stand_in_tf1s_order() -> None:
+    given = "ready_op ready_for_local_init_op is_chief init_op init_feed_dict local_init_op logdir summary_op saver"
+    then = "global_step save_summaries_secs save_model_secs recovery_wait_secs stop_grace_secs checkpoint_basename"
+    names = ["graph", *given.split(), *then.split(), "session_manager", "summary_writer", "init_fn"]
+    found = inspect.signature(harness.Supervisor).parameters
+    assert list(found) == names
+    default = harness.Supervisor.USE_DEFAULT
+    usual = [name for name in names if found[name].default is default]
+    assert usual == [n for n in names if n.endswith("_op")] + ["saver", "global_step", "summary_writer"]
+    secs = {name: found[name].default for name in names if name.endswith("_secs")}
+    assert secs == {
+        "save_summaries_secs": 120,
+        "save_model_secs": 600,
+        "recovery_wait_secs": 30,
+        "stop_grace_secs": 120,
+    }
+
+
+def of_another_graph() -> rt.Operation:
+    with rt.Graph().as_default():
+        return rt.Variable(1.0, name="elsewhere").initializer
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "words"),
+    [
+        ("graph", "g", TypeError, "graph is a runtime.Graph or None, not 'g'"),
+        ("is_chief", "False", TypeError, "is_chief is True or False, not 'False'"),
+        ("logdir", 5, TypeError, "logdir is the path of a directory or None, not 5"),
+        ("checkpoint_basename", "", ValueError, "checkpoint_basename is the first part of the checkpoints' names"),
+        ("init_feed_dict", [1], TypeError, r"init_feed_dict is a dict of tensors to values, not \[1\]"),
+        ("init_fn", 5, TypeError, "init_fn is a function of the session, not 5"),
+        ("save_model_secs", "600", TypeError, "save_model_secs is a number of seconds, not '600'"),
+        ("stop_grace_secs", None, TypeError, "stop_grace_secs is a number of seconds, not None"),
+        ("recovery_wait_secs", float("nan"), ValueError, "recovery_wait_secs is a number of seconds and cannot be nan"),
+        ("saver", "s", TypeError, r"saver has no save\(\): 's'"),
+        ("session_manager", "m", TypeError, r"session_manager has no prepare_session\(\) and no wait_for_session\(\)"),
+        ("summary_writer", "w", TypeError, r"summary_writer has no add_summary\(\)"),
+        ("init_op", "nope", ValueError, "init_op: the graph has no operation 'nope'"),
+        ("init_op", of_another_graph(), ValueError, "init_op: 'elsewhere/Assign' is not an element of this graph"),
+        ("local_init_op", 5, TypeError, "local_init_op: 5 has invalid type int"),
+        ("ready_op", [], TypeError, "ready_op: .* has invalid type list"),
+        ("ready_for_local_init_op", {}, TypeError, "ready_for_local_init_op: .* has invalid type dict"),
+        ("global_step", "half:0", ValueError, "global_step is an integer variable, not .*half:0"),
+        ("summary_op", "half:0", ValueError, "summary_op is a string tensor of a serialized summary, not .*half:0"),
+    ],
+)
+def test_mistakes_are_refused_at_once_and_by_name(name: str, value: Any, error: type[Exception], words: str) -> None:
+    counting()
+    rt.constant(np.float32(0.5), name="half")
+    with pytest.raises(error, match=words):
+        harness.Supervisor(**{name: value})
+
+
 def test_default_device_filters_hold_what_the_graph_needs(graph: rt.Graph) -> None:
     from harness.ready import default_filters
 
@@ -141,6 +196,33 @@ def test_leftovers_of_an_init_op_are_named(target: str) -> None:
     with pytest.raises(RuntimeError, match=f"Variables not initialized: {w.op.name}"):
         with sv.managed_session(target):
             pytest.fail("not ready")
+
+
+def test_an_init_fn_that_meets_the_end_of_its_data_is_no_end_of_training(target: str) -> None:
+    counting()
+
+    def starved(session: rt.Session) -> None:
+        raise rt.OutOfRangeError("no data to begin with")
+
+    sv = harness.Supervisor(init_fn=starved)
+    with pytest.raises(RuntimeError, match="The model could not be made ready: no data to begin with"):
+        with sv.managed_session(target):
+            pytest.fail("not ready")
+
+
+def test_what_local_initialisation_needs_is_looked_at_without_local_variables_too(target: str) -> None:
+    v = rt.Variable(1.0, name="v")
+    w = rt.Variable(1.0, name="w")
+    sv = harness.Supervisor(
+        init_op=v.initializer, ready_op=None, ready_for_local_init_op=rt.report_uninitialized_variables([w])
+    )
+    with pytest.raises(RuntimeError, match="did not make model ready for local_init.*w"):
+        with sv.managed_session(target):
+            pytest.fail("not ready")
+    with rt.Graph().as_default():
+        w = rt.Variable(1.0, name="w")
+        with pytest.raises(ValueError, match="you must also pass a local_init_op"):
+            harness.Supervisor(local_init_op=None, ready_for_local_init_op=rt.report_uninitialized_variables([w]))
 
 
 def test_nothing_to_initialise_with(target: str) -> None:
@@ -338,11 +420,18 @@ def test_a_failing_service_shows_in_the_training_loop() -> None:
     def broken() -> None:
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    inside = None
+    with pytest.raises(OSError, match="disk full") as caught:
         with sv.managed_session() as sess:
             sv.loop(None, broken)
-            while True:  # a loop that never asks should_stop()
-                sess.run(more)
+            try:
+                while True:  # a loop that never asks should_stop()
+                    sess.run(more)
+            except OSError as error:
+                inside = error
+                raise
+    assert inside is caught.value  # from the step already, not only from the end of the block
+    assert caught.traceback[-1].name == "broken"
 
 
 # -- the end -----------------------------------------------------------------------------------------------------

@@ -2,15 +2,17 @@
 
 import os
 import pathlib
+import shutil
 import sys
 import threading
+from collections.abc import Iterator
 
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError
+from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError
 from runtime.execution import background, zarr
 
 
@@ -46,6 +48,20 @@ def test_blocks_of_one_array_are_written_one_after_the_other_and_read_alone(tmp_
     assert np.array_equal(found, whole[3:8, 1:3])
 
 
+def test_a_large_array_is_written_in_groups_too(tmp_path: pathlib.Path) -> None:
+    """So that writing it can rest, be cancelled and say how far it is."""
+    whole = np.arange(2100, dtype=np.int32).reshape(21, 100)
+    parts = [(0, 8), (8, 21)]
+    arrays = [
+        (zarr.Placed("x", (b - a, 100), whole.dtype, whole.shape, (a, 0), (2, 100)), whole[a:b]) for a, b in parts
+    ]
+    wrote: list[int] = []
+    zarr.write_arrays(str(tmp_path / "store"), arrays, wrote=wrote.append, group_bytes=1700)
+    assert wrote == [1600, 1600, 1600, 1600, 1600, 400]
+    wanted = zarr.Placed("x", whole.shape, whole.dtype, whole.shape, (0, 0), ())
+    assert np.array_equal(zarr.read_arrays(str(tmp_path / "store"), [wanted], ocdbt=True, zarr3=False)[0], whole)
+
+
 def test_what_is_not_there_or_not_as_told(tmp_path: pathlib.Path) -> None:
     store = str(tmp_path / "store")
     array = np.zeros(3, np.float32)
@@ -68,6 +84,23 @@ def test_cancelled_writing_stops(tmp_path: pathlib.Path) -> None:
         str(tmp_path / "store"), items, cancelled=lambda: len(wrote) > 0, wrote=wrote.append, group_bytes=1
     )
     assert 0 < len(wrote) < 9
+
+
+def test_nothing_is_written_any_more_after_an_error(tmp_path: pathlib.Path) -> None:
+    """A task that was to give arrays dies: whoever cleans up after that meets no writer any more."""
+    rows = np.zeros((1, 1 << 20), np.float32)
+
+    def arrays() -> Iterator[tuple[zarr.Placed, np.ndarray]]:
+        for i in range(4):
+            yield zarr.Placed("x", rows.shape, rows.dtype, (8, rows.shape[1]), (i, 0), rows.shape), rows
+        raise UnavailableError("gone", task="/job:ps/task:1")
+
+    for attempt in range(4):
+        store = tmp_path / str(attempt)
+        with pytest.raises(UnavailableError, match="gone"):
+            zarr.write_arrays(str(store), arrays(), group_bytes=rows.nbytes, in_flight=3)
+        shutil.rmtree(store)  # raises when a file comes meanwhile
+    assert os.listdir(tmp_path) == []
 
 
 def test_writing_rests_after_each_group_while_somebody_trains(tmp_path: pathlib.Path) -> None:

@@ -1,0 +1,91 @@
+"""Variables in pieces: blocks that share no chunk, and arrays that are whole whatever is sent twice."""
+
+import itertools
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from harness.checkpoints import names
+from runtime.errors import DataLossError, InvalidArgumentError
+from runtime.execution.pieces import Incoming, Piece, blocks_of, part_of
+from runtime.graph.bodies import VariableSpec
+
+
+@st.composite
+def _slices(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """(shape, chunk, offset) of a slice of a stored array."""
+    shape = tuple(draw(st.lists(st.integers(0, 7), max_size=4)))
+    chunk = tuple(draw(st.integers(1, 5)) for _ in shape)
+    offset = tuple(draw(st.integers(0, 6)) for _ in shape)
+    return shape, chunk, offset
+
+
+@hypothesis.given(_slices(), st.integers(1, 200), st.booleans())
+def test_blocks_follow_each_other_and_share_no_chunk_along_their_axis(
+    given: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], limit: int, aligned: bool
+) -> None:
+    shape, chunk, offset = given
+    if aligned:  # as when it is written: a slice begins where a chunk does
+        offset = tuple(o * c for o, c in zip(offset, chunk, strict=True))
+    whole = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+    blocks = list(blocks_of(shape, 4, chunk, offset, limit))
+    parts = [whole[tuple(slice(f, f + n) for f, n in zip(first, block, strict=True))] for first, block in blocks]
+    assert [p.shape for p in parts] == [block for _, block in blocks]
+    assert b"".join(p.tobytes() for p in parts) == whole.tobytes()
+    seen: set[tuple[int, ...]] = set()
+    for first, block in blocks:
+        touched = [
+            range((o + f) // c, -(-(o + f + n) // c)) for o, f, n, c in zip(offset, first, block, chunk, strict=True)
+        ]
+        chunks = set(itertools.product(*touched))
+        assert not chunks & seen or not aligned
+        seen |= chunks
+
+
+@hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 300))
+def test_chunks_of_any_shape_keep_the_limit(shape: list[int], limit: int) -> None:
+    class One:
+        offset, full_shape = (0,) * len(shape), tuple(shape)
+        variable = VariableSpec("x", tuple(shape), np.dtype(np.uint8))
+
+    chunk = names._chunk([One()], limit)
+    assert math.prod(chunk) <= limit
+    assert all(n <= limit for n in map(math.prod, (b for _, b in blocks_of(shape, 1, chunk, One.offset, limit))))
+
+
+@hypothesis.given(st.binary(min_size=1, max_size=60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 59))))
+def test_pieces_sent_twice_are_neither_lost_nor_doubled(data: bytes, cuts: list[tuple[int, int]]) -> None:
+    array = np.frombuffer(data, np.uint8)
+    incoming = Incoming(array.size)
+    ends = sorted({min(c, array.size) for c, _ in cuts if c} | {array.size})
+    got = None
+    for i, end in enumerate(ends):
+        start = ends[i - 1] if i else 0
+        for _ in range(2):
+            whole = incoming.put(start, array[start:end])
+            got = whole if whole is not None else got
+    assert got is not None and got.tobytes() == data
+
+
+def test_pieces_that_do_not_belong_are_refused() -> None:
+    incoming = Incoming(10)
+    with pytest.raises(DataLossError, match="bytes 0 to 4 .* did not come"):
+        incoming.put(4, np.zeros(2, np.uint8))
+    with pytest.raises(InvalidArgumentError, match="11 bytes at 0 of an array of 10"):
+        incoming.put(0, np.zeros(11, np.uint8))
+    with pytest.raises(InvalidArgumentError, match="4 bytes at 8 of an array of 10"):
+        part_of(np.zeros(10, np.uint8), Piece(1, 2, 3, 0, 8, 4))
+    with pytest.raises(InvalidArgumentError, match=r"int32\[3\]"):
+        Piece.from_array(np.zeros(3, np.int32))
+
+
+def test_a_part_is_a_view_and_survives_the_wire_form() -> None:
+    array = np.arange(20, dtype=np.float32).reshape(4, 5)
+    piece = Piece(2**40, 2**63 + 1, 2**62, 3, 8, 16)
+    assert Piece.from_array(piece.to_array()) == piece
+    part = part_of(array, piece)
+    assert part.base is not None and np.shares_memory(part, array)
+    assert part.tobytes() == array.tobytes()[8:24]
