@@ -9,7 +9,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.checkpoints import layout
+from harness.checkpoints import layout, orbax
 
 SIZE = 5000
 
@@ -128,8 +128,10 @@ def test_a_step_that_was_being_replaced_is_found(tmp_path: pathlib.Path, kind: s
     state = harness.get_checkpoint_state(str(tmp_path))
     assert state is not None and state.model_checkpoint_path == str(aside)
     assert harness.checkpoint_exists(str(newest))
+    orbax._directories.clear()  # as in another process: the next chief's
     assert _train_to(tmp_path, kind, 5) == 3
-    assert sorted(p.name for p in newest.parent.iterdir()) == ["3", "5"]
+    left = {p.name for p in newest.parent.iterdir()}
+    assert {"3", "5"} <= left <= {"3", "4", "5"}  # a Supervisor saves at its start, too, and may be at 4 by then
 
 
 def test_an_evaluator_is_given_whole_checkpoints_only(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -17,6 +17,7 @@ import time
 import numpy as np
 import runtime as rt
 from runtime.execution.executor import PreparedStage
+from runtime.transport.codec import aligned_buffer
 
 own, all_threads = [], []
 run = PreparedStage.run
@@ -40,7 +41,8 @@ with rt.Server({"worker": ["localhost:0"]}, "worker", 0) as server:
     push = w.assign_add(y)
     with rt.Session(server.target) as session:
         session.run(rt.global_variables_initializer())
-        value = np.ones(1 << 20, np.float32)
+        value = aligned_buffer(4 << 20).view(np.float32)  # XLA copies another one first, on a thread of its own
+        value[...] = 1
         session.run(push.op, {x: value})
         session.run(y, {x: value})
         own.clear()
