@@ -134,6 +134,7 @@ class Worker:
             if replaced
             else UnavailableError("its server has stopped", task=self.task)
         )
+        self.shards.close()
 
     # -- registration ------------------------------------------------------------------------------------------
 

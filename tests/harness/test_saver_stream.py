@@ -359,7 +359,36 @@ def test_what_nobody_asks_for_is_given_up(tmp_path: pathlib.Path, monkeypatch: p
             assert not made["/job:ps/task:0"].worker.shards._jobs
 
 
+def _watching() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "checkpoint-watch"}
+
+
+def test_a_ps_that_stops_in_the_middle_watches_over_nothing_any_more(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
+) -> None:
+    before = _watching()
+    graph, v = ckit.make_graph({"a": ckit.filled(1, 5 * MIB)})
+    with kit.servers(sockets=True, ps=1, worker=1) as made, graph.as_default():
+        with ckit.session(made[kit.TARGET], graph) as sess:
+            ckit.initialize(sess, list(v.values()))
+            watched: list[set[threading.Thread]] = []
+
+            def stop(_: Any) -> None:
+                watched.append(_watching() - before)
+                made["/job:ps/task:0"].stop()
+
+            _after(monkeypatch, "pull", 2, stop)
+            with pytest.raises(rt.OpError, match="/job:ps/task:0"):
+                harness.Saver(transfer="stream").save(sess, tmp_path / "m", 1)
+    (started,) = watched
+    assert started
+    for thread in started:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
 def test_threads_and_connections_of_a_stream_end_with_it(tmp_path: pathlib.Path, small_blocks: None) -> None:
+    before = _watching()
     graph, v = ckit.make_graph({"a": ckit.filled(1, 3 * MIB)})
     with kit.servers(sockets=True, ps=1, worker=1) as made, graph.as_default():
         ps = made["/job:ps/task:0"]
@@ -372,4 +401,6 @@ def test_threads_and_connections_of_a_stream_end_with_it(tmp_path: pathlib.Path,
             while ps.transport_counters.connections > 2 and time.monotonic() < deadline:
                 threading.Event().wait(0.02)  # the listener closes what has said goodbye when it gets to it
             assert ps.transport_counters.connections <= 2  # the session's own, and its heartbeat
-            assert not [t for t in threading.enumerate() if t.name == "checkpoint-watch"]
+            for thread in _watching() - before:
+                thread.join(30)
+                assert not thread.is_alive()
