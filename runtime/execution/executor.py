@@ -13,7 +13,7 @@ from runtime.execution.cancel import Cancellation
 from runtime.execution.compiler import Compiler, Executable
 from runtime.execution.gate import Gate
 from runtime.execution.kernels import RAW, Context, find_kernel
-from runtime.execution.store import Slot, Store
+from runtime.execution.store import Claim, Slot, Store
 from runtime.graph.tracing import is_64_bit
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.tensor_spec import TensorSpec
@@ -76,6 +76,7 @@ class PreparedStage:
         self._gate = executor.gate
         self._generation = generation
         self._slots = [self._store.slot(v.container, v.name) for v in stage.variables]
+        self._claim = Claim(self._slots)
         self._specs = [TensorSpec(v.shape, v.dtype) for v in stage.variables]
         self._reads = [(self._slots[i], self._specs[i], i in stage.writes) for i in stage.reads]
         self._writes = [(self._slots[i], self._specs[i]) for i in stage.writes]
@@ -127,14 +128,11 @@ class PreparedStage:
         if not self._one_device:
             inputs = [self._here(value) for value in inputs]
         results: Sequence[Any] = ()
+        handed: list[Any] = []
         store, executable, task = self._store, self._executable, self._task
-        if executable is not None and not self._slots:
-            # The program may run on this thread: who needs the store must not wait for a step's computation.
-            if store.run.generation != self._generation:
-                raise self._fenced()
-            results = self._executed(executable, inputs)
-            return list(results[: len(self.stage.outputs)]), results[0] if results else None
-        with store.lock:
+        # The program may run on this thread, so only who needs the same variables waits for it.
+        with self._claim:
+            # A fence that comes now does no harm: whoever gives the variables new values must claim them first.
             if store.run.generation != self._generation:
                 raise self._fenced()
             if executable is not None:
@@ -146,24 +144,31 @@ class PreparedStage:
                 if not self._one_device:
                     arguments = [self._here(value) for value in arguments]
                 results = self._executed(executable, (*arguments, *inputs))
-                fresh = False
-                for (slot, spec), new in zip(self._writes, results, strict=False):
-                    fresh = fresh or slot.value is None
-                    slot.value, slot.spec = new, spec
-                if fresh:
-                    store.changed.notify_all()
-            handed = [slot.checked(spec, task) for _, slot, spec in self._handed_out]
-            for _, slot, _ in self._handed_out:
-                slot.readers += 1
+            if self._slots:
+                handed = self._exchanged(results)
+        computed = results[len(self._writes) :]
         if handed:
             handed = self._pinned(handed)
-        computed = results[len(self._writes) :]
         done = computed[0] if computed else None
         if not handed:
             return list(computed[: len(self.stage.outputs)]), done
         values = iter(handed)
         outputs = [next(values) if isinstance(o, VariableOutput) else computed[o.index] for o in self.stage.outputs]
         return outputs, done
+
+    def _exchanged(self, results: Sequence[Any]) -> list[Any]:
+        """Within the claim: gives written variables their new values, and references to those that are handed out."""
+        store, fresh = self._store, False
+        with store.lock:
+            for (slot, spec), new in zip(self._writes, results, strict=False):
+                fresh = fresh or slot.value is None
+                slot.value, slot.spec = new, spec
+            if fresh:
+                store.changed.notify_all()
+            handed = [slot.checked(spec, self._task) for _, slot, spec in self._handed_out]
+            for _, slot, _ in self._handed_out:
+                slot.readers += 1
+            return handed
 
     def _executed(self, executable: Executable, arguments: Sequence[Any]) -> Sequence[Any]:
         try:
@@ -267,7 +272,7 @@ class GuardedUpdate:
             FailedPreconditionError: it is not initialised.
         """
         prepared = self._prepared
-        with prepared._store.lock:
+        with prepared._claim:
             if prepared._store.run.generation != prepared._generation:
                 raise prepared._fenced()
             value = prepared._slots[0].checked(prepared._specs[0], prepared._task)

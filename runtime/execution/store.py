@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -22,16 +23,18 @@ class Slot:
 
     Attributes:
         key: (container, name).
+        lock: held while a stage computes with the value; see ``Claim``.
         value: a ``jax.Array`` (an object array for strings), or None while it is not initialised.
         spec: shape and dtype of the value.
         readers: how many references to the value are handed out and not yet pinned; while there are any, an update
             must not donate the array.
     """
 
-    __slots__ = ("key", "value", "spec", "readers")
+    __slots__ = ("key", "lock", "value", "spec", "readers")
 
     def __init__(self, key: Key) -> None:
         self.key = key
+        self.lock = threading.Lock()
         self.value: Any = None
         self.spec: TensorSpec | None = None
         self.readers = 0
@@ -56,8 +59,46 @@ class Slot:
         return value
 
 
+class Claim:
+    """Some variables at one instant, for as long as the ``with`` lasts: nobody else reads or changes their values.
+
+    Who needs others does not wait. All claims are made in the order of the keys, so that two never wait for each other.
+    The store's lock may be taken within a claim, not the other way round.
+
+    Args:
+        slots: of the variables; one may come twice.
+    """
+
+    __slots__ = ("_locks",)
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self._locks = [slot.lock for slot in sorted(set(slots), key=lambda slot: slot.key)]
+
+    def __enter__(self) -> None:
+        taken = 0
+        try:
+            for lock in self._locks:
+                lock.acquire()
+                taken += 1
+        except BaseException:  # Ctrl-C in the main thread
+            self._release(self._locks[:taken])
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._release(self._locks)
+
+    @staticmethod
+    def _release(locks: list[threading.Lock]) -> None:
+        for lock in reversed(locks):  # the first one last: who waits there finds the others free
+            lock.release()
+
+
 class Store:
-    """All state of one task. ``lock`` makes a stage atomic: held while one is dispatched, never during I/O."""
+    """All state of one task.
+
+    ``lock`` guards the fields of the slots and the rest of the store: held for moments, never during computation or
+    I/O. A stage is atomic because it claims its variables.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -103,18 +144,13 @@ class Store:
             FailedPreconditionError: one of ``keys`` is not initialised.
         """
         with self.lock:
-            slots = (
-                [s for s in self._slots.values() if s.value is not None]
-                if keys is None
-                else [self._initialized(k) for k in keys]
-            )
-            taken = [(slot, slot.value) for slot in slots]
-            for slot in slots:
-                slot.readers += 1
+            chosen = [self._initialized(k) for k in keys] if keys is not None else list(self._slots.values())
+        with Claim(chosen), self.lock:
+            taken = self._referenced([self._initialized(k) for k in keys] if keys is not None else chosen)
         try:
             return {slot.key: np.asarray(value) for slot, value in taken}
         finally:
-            self.release(slots)
+            self.release(slot for slot, _ in taken)
 
     def _initialized(self, key: Key) -> Slot:
         slot = self._slots.get(key)
@@ -122,16 +158,25 @@ class Store:
             raise FailedPreconditionError(f"Attempting to use uninitialized value {key[1]}")
         return slot
 
+    @staticmethod
+    def _referenced(slots: Iterable[Slot]) -> list[tuple[Slot, Any]]:
+        taken = [(slot, slot.value) for slot in slots if slot.value is not None]
+        for slot, _ in taken:
+            slot.readers += 1
+        return taken
+
     def hold(self) -> tuple[list[tuple[Slot, Any]], dict[str, Any], list[Key]]:
         """All of the store as of one instant: references to the values, the run record, names of the resources.
 
         The references count in ``Slot.readers``: pin what is needed, then ``release`` the slots.
         """
-        with self.lock:
-            held = [(slot, slot.value) for slot in self._slots.values() if slot.value is not None]
-            for slot, _ in held:
-                slot.readers += 1
-            return held, self.run.state(), list(self._resources)
+        while True:
+            with self.lock:
+                slots = list(self._slots.values())
+            with Claim(slots), self.lock:
+                if len(slots) < len(self._slots):
+                    continue  # a variable was made in between
+                return self._referenced(slots), self.run.state(), list(self._resources)
 
     def release(self, slots: Iterable[Slot]) -> None:
         """Gives back references counted in ``Slot.readers``."""
@@ -141,10 +186,10 @@ class Store:
 
     def replace(self, values: dict[Key, tuple[Any, TensorSpec]]) -> None:
         """Gives several variables new values in one step (a restore)."""
-        with self.lock:
-            for key, (value, spec) in values.items():
-                slot = self._slots.setdefault(key, Slot(key))
-                slot.value, slot.spec = value, spec
+        slots = [self.slot(*key) for key in values]
+        with Claim(slots), self.lock:
+            for slot in slots:
+                slot.value, slot.spec = values[slot.key]
             self.changed.notify_all()
 
     def variables(self) -> list[tuple[Key, TensorSpec]]:
@@ -169,9 +214,10 @@ class Store:
         """Forgets the values of all variables and all resources, of ``containers`` only when given."""
         chosen = None if containers is None else set(containers)
         with self.lock:
-            for key, slot in self._slots.items():
-                if chosen is None or key[0] in chosen:
-                    slot.value = slot.spec = None
+            slots = [slot for key, slot in self._slots.items() if chosen is None or key[0] in chosen]
+        with Claim(slots), self.lock:
+            for slot in slots:
+                slot.value = slot.spec = None
             dropped = [(k, r) for k, r in self._resources.items() if chosen is None or k[0] in chosen]
             for key, _ in dropped:
                 del self._resources[key]

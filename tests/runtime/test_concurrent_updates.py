@@ -19,8 +19,11 @@ def _long(value: Any, turns: Any) -> Any:
     return jax.lax.fori_loop(0, turns, lambda _, v: v * 1.0000001 + 1e-9, value)
 
 
-def test_gradients_are_received_and_applied_while_another_update_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PJRT_NPROC", "2")  # a ps whose XLA has one thread computes one update at a time
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_gradients_are_received_and_applied_while_another_update_computes(
+    monkeypatch: pytest.MonkeyPatch, threads: str
+) -> None:
+    monkeypatch.setenv("PJRT_NPROC", threads)  # with one, each update computes on the thread that received it
     cluster = addresses(ps=1, worker=2)
     with processes(cluster, ("ps", 0)), rt.Server(cluster, "worker", 0) as w0, rt.Server(cluster, "worker", 1) as w1:
         with rt.device("/job:ps/task:0"):
@@ -42,7 +45,8 @@ def test_gradients_are_received_and_applied_while_another_update_computes(monkey
                 thread.start()
                 for _ in range(UPDATES):
                     other.run(push.op, {gradient: ones})
-                pushed += UPDATES
+                    pushed += 1
+                    assert other.run(quick)[0] == pushed
                 overtaken = thread.is_alive()
                 thread.join(120)
                 if overtaken:
