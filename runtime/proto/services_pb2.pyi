@@ -138,6 +138,7 @@ class RegisterRequest(_message.Message):
     TRACED_FIELD_NUMBER: _builtins.int
     VERSIONED_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    IN_TURN_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """the one the sender means; another one answers ABORTED"""
     generation: _builtins.int
@@ -148,6 +149,8 @@ class RegisterRequest(_message.Message):
     """a read: calls say what the session has, replies that would carry the same are empty"""
     session: _builtins.int
     """the handle is good for as long as it lives"""
+    in_turn: _builtins.bool
+    """a training step of this host begins with it, which may wait for its turn"""
     @_builtins.property
     def call(self) -> _stage_pb2.StageCallDef: ...
     @_builtins.property
@@ -164,10 +167,11 @@ class RegisterRequest(_message.Message):
         traced: _builtins.bool = ...,
         versioned: _builtins.bool = ...,
         session: _builtins.int = ...,
+        in_turn: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "incarnation", b"incarnation", "session", b"session", "traced", b"traced", "versioned", b"versioned", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "in_turn", b"in_turn", "incarnation", b"incarnation", "session", b"session", "traced", b"traced", "versioned", b"versioned", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

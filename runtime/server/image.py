@@ -157,12 +157,13 @@ def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> Any:
 
 
 def _stage(call: RegisteredCall) -> Entry:
-    sha256, generation, traced, versioned = call.origin
+    sha256, generation, traced, versioned, in_turn = call.origin
     meta = {
         "sha256": sha256.hex(),
         "generation": generation,
         "traced": traced,
         "versioned": versioned,
+        "in_turn": in_turn,
         "writes": call.writes,
     }
     return Entry(meta, (np.frombuffer(call_to_proto(call.call).SerializeToString(), np.uint8),))
@@ -189,6 +190,7 @@ def _reviver(worker: Worker, first_number: int) -> Callable[[int, Entry], Regist
             meta["traced"],
             meta["writes"],
             versioned=meta["versioned"],
+            in_turn=meta["in_turn"],
             handle=handle,
         )
         assert made is not None  # its program has come along

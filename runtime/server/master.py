@@ -29,12 +29,14 @@ from runtime.server.streaming import Stream
 from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
 from runtime.server.trace import merge as merge_stats
 from runtime.server.trace import step_stats, traced_remote_call
+from runtime.server.turns import begins_in_turn
 from runtime.server.unchanged import can_skip, skipping_call
 from runtime.server.waiting import run_waiting_wave
 from runtime.server.worker import Worker
 from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
 from runtime.transport.dial import ChannelOptions
+from runtime.transport.endpoint import host_id
 
 _step_numbers = itertools.count(1)
 _clock = time.perf_counter_ns
@@ -167,7 +169,10 @@ class MasterSession:
             wave = waves.setdefault(call.wave, Wave())
             if isinstance(task, RemoteTask):
                 skips = self.options.skip_unchanged and not traced and can_skip(call)
-                remote = task.register(call, fetched, self.options.operation_timeout_secs, writes, traced, skips)
+                in_turn = not traced and task.host_id == host_id() and begins_in_turn(plan, call)
+                remote = task.register(
+                    call, fetched, self.options.operation_timeout_secs, writes, traced, skips, in_turn
+                )
                 if skips:
                     remote = skipping_call(remote, task.reads, times)
                 if traced:

@@ -29,8 +29,10 @@ class RegisteredCall:
         self.call = call
         self.handle = 0
         self.digest = b""
-        self.origin: tuple[bytes, int, str, bool] = (b"", 0, "", False)
-        """What it was registered with: hash of the program, generation, traced, versioned."""
+        self.origin: tuple[bytes, int, str, bool, bool] = (b"", 0, "", False, False)
+        """What it was registered with: hash of the program, generation, traced, versioned, in turn."""
+        self.in_turn = False
+        """Whether the session's turn is waited for before it runs."""
         self.versions = versions
         """Of a read that is answered with values only when they are others than those that the session has."""
         self.writes = dict(writes)

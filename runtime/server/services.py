@@ -71,6 +71,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             dict(request.writes),
             request.session,
             request.versioned,
+            request.in_turn,
         )
         if found is None:
             return pb.RegisterResponse(need_program=True)

@@ -247,6 +247,7 @@ class RemoteTask:
         writes: Mapping[str, int] | None = None,
         traced: bool = False,
         versioned: bool = False,
+        in_turn: bool = False,
     ) -> RemoteCall:
         """Registers a stage call on the task.
 
@@ -257,6 +258,7 @@ class RemoteTask:
             writes: by task, the writing stages of the whole plan, when it has several.
             traced: time its runs.
             versioned: a read, to be made a ``skipping_call``.
+            in_turn: a read that may wait for the session's turn (``runtime.server.turns``).
         """
         request = services_pb2.RegisterRequest(
             call=call_to_proto(call, with_blob=False),
@@ -265,6 +267,7 @@ class RemoteTask:
             writes=writes,
             traced=traced,
             versioned=versioned,
+            in_turn=in_turn,
             session=self._client,
         )
 

@@ -39,6 +39,7 @@ from runtime.server.mirror import Mirror
 from runtime.server.registered import FetchFrom, RegisteredCall
 from runtime.server.registry import NOBODY, Registry
 from runtime.server.trace import TracedStage, Tracer, traced_fetch
+from runtime.server.turns import Turns
 from runtime.server.unchanged import ReadVersion, answer
 from runtime.transport.codec import Layout
 from runtime.transport.connection import caller_is_gone, current_lane
@@ -103,6 +104,7 @@ class Worker:
         self._waits: dict[int, set[tuple[int, Cancellation]]] = {}  # by session: (lane, what ends the call's waits)
         self._ended: OrderedDict[int, None] = OrderedDict()
         self.tracer = Tracer()
+        self.turns = Turns()
         self.counters = TaskCounters()
         self._gone: OpError | None = None
         self.mirrors: Mirrors | None = None
@@ -147,6 +149,7 @@ class Worker:
         writes: Mapping[str, int] | None = None,
         session: int = NOBODY,
         versioned: bool = False,
+        in_turn: bool = False,
         handle: int = 0,
     ) -> RegisteredCall | None:
         """Compiles a stage call and gives it a handle; equal calls of any session share one.
@@ -159,6 +162,7 @@ class Worker:
             writes: by task, the writing stages of the whole plan, when it has several.
             session: the handle is good for as long as it lives; NOBODY for a caller who holds on to the call itself.
             versioned: a read (``can_skip``) that comes with the number of what the session has already.
+            in_turn: a read (``begins_in_turn``) that waits for the session's turn.
             handle: that it had in an earlier life of this task; 0 makes a new one.
 
         Returns:
@@ -181,7 +185,7 @@ class Worker:
                 return None
             call = replace(call, stage=replace(call.stage, program=program))
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
-        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), versioned)
+        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), versioned, in_turn)
         digest = hashlib.sha256(repr(identity).encode()).digest()
         if session in self._ended:
             session = NOBODY
@@ -191,7 +195,8 @@ class Worker:
         prepared = self.executor.prepare(call.stage, generation)
         versions = ReadVersion(self.store, slots_of(prepared), generation) if versioned else None
         registered = RegisteredCall(call, prepared, writes or {}, versions)
-        registered.origin = (sha256, generation, traced, versioned)
+        registered.origin = (sha256, generation, traced, versioned, in_turn)
+        registered.in_turn = in_turn and self.turns.enabled
         if traced:
             registered.prepared = TracedStage(registered.prepared, call, self.tracer, traced == "over the wire")
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
@@ -301,6 +306,7 @@ class Worker:
 
     def _forget(self, session: int) -> None:
         self.counters.forget(session)
+        self.turns.forget(session)
         self.registry.release(session)  # last: who sees that nothing is registered for it any more sees all of it gone
 
     def cancel(self, session: int, reason: str) -> None:
@@ -336,6 +342,8 @@ class Worker:
         if handle in (PULL, PUSH):
             return self._piece(handle, client, inputs)
         registered = self.registered(handle)
+        if registered.in_turn:
+            self.turns.begin(client)
         began = self.counters.begin()
         failed = True
         try:
@@ -349,6 +357,7 @@ class Worker:
             return reply
         finally:
             self.counters.end(began, registered.gated, failed)
+            self.turns.heard_of(client)
 
     def _piece(self, handle: int, client: int, inputs: list[Any]) -> Reply:
         """Gives or takes a piece of a checkpoint. It may be asked for twice: nothing need be remembered."""
