@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "scaling.json"
 PICTURE = ROOT / "docs" / "images" / "scaling.png"
 SHAPES = {1: (1, 2, 4, 8, 16), 2: (1, 2, 4, 8), 4: (1, 2, 4, 8), 8: (1, 2, 4, 8)}
 """By number of ps, how many workers are measured."""
+VARIABLES = 5
+"""Of the measured model: two weights, two biases and the count of steps, dealt out to the ps."""
 SIZES = (100, 1024, 4096)
 """Widths of the models whose calls and bytes are priced."""
 
@@ -132,7 +134,9 @@ class Cluster(step_rate.Running):
         """For each number of workers, the medians of its turns."""
         found = []
         for turns in ([asdict(turn) for turn in of_workers] for of_workers in self._turns.values()):
-            found.append(Point(**{name: statistics.median(turn[name] for turn in turns) for name in turns[0]}))
+            middle = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+            shape = {name: turns[0][name] for name in ("ps", "workers", "hidden")}  # the median of two 4 is 4.0
+            found.append(Point(**middle | shape))
         return found
 
     def _cpu_by_job(self) -> tuple[float, float]:
@@ -221,12 +225,20 @@ def _relative_fit(features: NDArray[Any], wanted: NDArray[Any]) -> list[float]:
 
 def fitted(points: Sequence[Point]) -> SharedHost:
     """The model of this machine, from processor times alone: it has not seen the rates that it has to say."""
-    features = np.array([[1.0, p.ps - 1, p.workers - 1] for p in points])
+    blank = SharedHost(0.0, 0.0, 0.0, 1.0, 1.0, VARIABLES)
+    features = np.array([[1.0, blank.further_ps(p.ps), p.workers - 1] for p in points])
     step, more_ps, more_workers = _relative_fit(features, np.array([p.cpu_us * 1e-6 for p in points]))
     lone = statistics.median(p.busy_cores for p in points if p.workers == 1)
     fullest = max(p.workers for p in points)
     most = statistics.median(p.busy_cores for p in points if 2 * p.workers >= fullest)
-    return SharedHost(step, more_ps, more_workers, lone, max(lone, most))
+    return replace(
+        blank,
+        step_cpu_secs=step,
+        more_ps_cpu_secs=more_ps,
+        more_worker_cpu_secs=more_workers,
+        lone_cores=lone,
+        most_cores=max(lone, most),
+    )
 
 
 def plan(job: Job, costs: Costs, efficiency: float) -> str:
@@ -299,7 +311,8 @@ def main(argv: list[str]) -> None:
     document["costs"] = asdict(priced(document["prices"]))
     print(
         f"one step takes {host.step_cpu_secs * 1e6:.0f} us of processor time, {host.more_ps_cpu_secs * 1e6:.0f} more"
-        f" for each further ps, {host.more_worker_cpu_secs * 1e6:.0f} more for each further worker; a lone worker keeps"
+        f" for each further ps with a variable, {host.more_worker_cpu_secs * 1e6:.0f} more for each further"
+        f" worker; a lone worker keeps"
         f" {host.lone_cores:.2f} cores busy, many {host.most_cores:.2f}"
     )
     print("| ps | workers | measured steps/s | model | error | processor us a step | model | KB for a ps in a step |")

@@ -163,11 +163,12 @@ class SharedHost:
 
     Attributes:
         step_cpu_secs: processor time of a step with one ps and one worker, all processes together.
-        more_ps_cpu_secs: further processor time of a step for each further ps: two more calls.
+        more_ps_cpu_secs: further processor time of a step for each further ps that holds a variable: two more calls.
         more_worker_cpu_secs: further processor time of a step for each further worker: with more processes than cores,
-            a process finds the caches cold when its turn comes.
+            a process finds the caches cold when it comes to run.
         lone_cores: cores that one worker's step keeps busy on average: above 1 where processes work at the same time.
         most_cores: cores that many workers' steps keep busy, no less than ``lone_cores``.
+        variables: of the model; a ps without one takes no part in a step.
     """
 
     step_cpu_secs: float
@@ -175,10 +176,16 @@ class SharedHost:
     more_worker_cpu_secs: float
     lone_cores: float
     most_cores: float
+    variables: int
+
+    def further_ps(self, ps: int) -> int:
+        """Further ps that hold a variable, after the first."""
+        return min(ps, self.variables) - 1
 
     def cpu_secs(self, ps: int, workers: int) -> float:
         """Processor time of a step with so many ps and workers."""
-        return self.step_cpu_secs + self.more_ps_cpu_secs * (ps - 1) + self.more_worker_cpu_secs * (workers - 1)
+        more_ps = self.more_ps_cpu_secs * self.further_ps(ps)
+        return self.step_cpu_secs + more_ps + self.more_worker_cpu_secs * (workers - 1)
 
     def steps_per_s(self, ps: int, workers: int) -> float:
         """Of all workers together: a lone worker is as fast as its own step, many are as fast as the cores."""

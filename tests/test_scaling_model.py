@@ -92,7 +92,7 @@ def test_more_ps_do_not_help_where_the_calls_are_the_limit() -> None:
 
 
 def test_processor_time_bounds_a_shared_host() -> None:
-    host = SharedHost(1e-3, 0.2e-3, 0.0, lone_cores=1.25, most_cores=2.0)
+    host = SharedHost(1e-3, 0.2e-3, 0.0, lone_cores=1.25, most_cores=2.0, variables=5)
     assert host.steps_per_s(1, 1) == pytest.approx(1.25 / 1e-3)
     assert host.steps_per_s(1, 64) == pytest.approx(2 / 1e-3, rel=0.02)
     assert host.steps_per_s(3, 64) == pytest.approx(2 / 1.4e-3, rel=0.02)
