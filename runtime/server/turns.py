@@ -1,9 +1,9 @@
 """Turns: workers that crowd the cores of a host with their ps train a few at a time.
 
 Where many workers share few cores, each finds its core's caches and address translations full of the others' whenever
-it comes to run: eight workers on two cores take a third more processor time for a step than four. So a ps lets a few
-of its host's workers at a time begin steps, each for a tenth of a second; the others wait in their read, which gives
-them the values of the moment when their turn comes. Fewer steps overlap, so gradients are fresher, too.
+it comes to run: eight workers on two cores take 20 to 40 % more processor time for a step than four. So a ps lets a
+few of its host's workers at a time begin steps, each for a tenth of a second; the others wait in their read, which
+gives them the values of the moment when their turn comes. Fewer steps overlap, so gradients are fresher, too.
 
 Nobody is held up for nothing: a turn ends early when its holder has not called for a while (it reads data, it computes
 for long, it is dead), nobody waits longer than half a second, and while the cores have time to spare nobody waits at

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runtime as rt
-from runtime.server import turns
+from runtime.server import tasks, turns
 from runtime.server.turns import Crowd, Limits, Line, Place, Turns
-from tests.runtime.kit import TARGET, servers
+from tests.runtime.kit import TARGET, addresses, run_python, servers
 
 PS = "/job:ps/task:0"
 SECS = 60.0
@@ -170,7 +170,7 @@ def cluster() -> Iterator[dict[str, rt.Server]]:
         yield made
 
 
-def _training(ps: int = 1) -> tuple[rt.Tensor, rt.Tensor]:
+def _training(ps: int = 1, worker: str = TARGET) -> tuple[rt.Tensor, rt.Tensor]:
     """What a worker computes in a training step, and the step: it gives how many there were."""
     variables = []
     for task in range(ps):
@@ -178,7 +178,7 @@ def _training(ps: int = 1) -> tuple[rt.Tensor, rt.Tensor]:
             variables.append(rt.Variable(np.ones(8, np.float32), name=f"v{task}"))
     with rt.device(PS):
         steps = rt.Variable(np.int64(0), name="steps")
-    with rt.device(TARGET):
+    with rt.device(worker):
         gradient = rt.numpy.sin(sum(v.value() for v in variables))
     with rt.control_dependencies([v.assign_sub(gradient).op for v in variables]):
         return gradient, steps.assign_add(np.int64(1))
@@ -254,6 +254,37 @@ def test_a_worker_that_falls_silent_holds_nobody_up(cluster: dict[str, rt.Server
         silent.run(rt.global_variables_initializer())
         assert int(silent.run(counted)) == 1
         assert [int(other.run(counted)) for _ in range(3)] == [2, 3, 4]
+
+
+def train_for_ever(cluster: dict[str, list[str]]) -> None:
+    """The body of worker 0's process in the test below: a line for each step."""
+    with rt.Server(cluster, "worker", 0) as server:
+        _, counted = _training()
+        with rt.Session(server.target) as session:
+            while True:
+                print(int(session.run(counted)), flush=True)
+
+
+def test_a_killed_worker_holds_nobody_up() -> None:
+    cluster = addresses(ps=1, worker=2)
+    with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 1) as server, rt.Graph().as_default():
+        tasks.withdraw(ps.address, ps)
+        ps.worker.turns = Turns(1, lambda now: True, Limits(turn=1000.0, quiet=0.5, longest=1000.0))
+        _, counted = _training(worker="/job:worker/task:1")
+        config = rt.SessionConfig(device_filters=("/job:ps", "/job:worker/task:1"))
+        with rt.Session(server.target, config=config) as session:
+            session.run(rt.global_variables_initializer())
+            code = f"from tests.runtime.test_turns import train_for_ever; train_for_ever({cluster})"
+            other = run_python(code, PIPED="1")
+            try:
+                assert other.stdout is not None
+                done = [int(other.stdout.readline()) for _ in range(5)]
+            finally:
+                other.kill()
+                rest = other.communicate()[0].split()
+            assert done == [1, 2, 3, 4, 5]
+            kept = int(session.run(counted)) - 1
+            assert 5 <= 5 + len(rest) <= kept <= 5 + len(rest) + 1  # the last step was counted, or told of, or neither
 
 
 def test_nobody_waits_while_the_cores_have_time_to_spare(cluster: dict[str, rt.Server]) -> None:
