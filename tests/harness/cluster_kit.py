@@ -107,7 +107,8 @@ class Task:
     def close(self) -> None:
         """Leaves nothing behind."""
         if self.process.is_alive():
-            self.thaw()
+            with contextlib.suppress(ProcessLookupError):  # a ps that leaves by itself is gone before this process hears
+                self.thaw()
             self.kill()
         self._reader.join(PATIENCE_SECS)
         self._pipe.close()
