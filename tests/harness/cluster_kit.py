@@ -107,7 +107,7 @@ class Task:
     def close(self) -> None:
         """Leaves nothing behind."""
         if self.process.is_alive():
-            with contextlib.suppress(ProcessLookupError):  # a ps that leaves by itself is gone before this process hears
+            with contextlib.suppress(ProcessLookupError):  # a ps may leave by itself just now
                 self.thaw()
             self.kill()
         self._reader.join(PATIENCE_SECS)
