@@ -176,7 +176,8 @@ class CuttingProxy:
 
     def close(self) -> None:
         self._shut(self._listener)
-        for sock in list(self._sockets):
+        self._threads[0].join(10)  # from now on nobody accepts: a client that connects again at once is not left open
+        for sock in self._sockets:
             self._shut(sock)
         for thread in self._threads:
             thread.join(10)
