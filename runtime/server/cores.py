@@ -26,8 +26,8 @@ def share(cluster: ClusterSpec, own: TaskId, cores: int) -> int:
     """Cores for one task's XLA.
 
     Workers divide the cores among them: a ps mostly waits for them. A ps takes what it would get if all tasks of the
-    host took the same: an update is a short program, which more threads make slower. With one thread, XLA computes one
-    large update after the other, whoever they come from; set PJRT_NPROC to let them overlap.
+    host took the same: an update is a short program, which more threads make slower. With one thread, each
+    connection's thread computes its updates; those of disjoint variables overlap.
 
     Args:
         cluster: all tasks with their addresses.
