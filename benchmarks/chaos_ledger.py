@@ -102,7 +102,7 @@ OPENED = "opened a session"
 _BACK = re.compile(r"restored .*: back from step (\d+) to step (\d+),")
 _ON = re.compile(r"restored .*: training goes on from step (\d+)")
 _INITIALISED = re.compile(r"^chief: initialise:")
-_LOST_HERE = re.compile(r"at step \d+: \d+ steps are lost \(step (\d+) was the last seen here\)")
+_LOST_HERE = re.compile(r"at step \d+: .*steps are lost \(step (\d+) was the last seen here\)")
 _RECOVERED = re.compile(r"^recovered within")
 _RECOVERING = re.compile(r"^recovering:")
 

@@ -144,11 +144,11 @@ class ManagedSession(rt.Session):
                     self._on_recovery(fresh)
                 except LOST_CONTACT as again:  # the next run finds out, and recovers again
                     logging.warning("lost contact again: %s", again)
-            self._tell(fresh, time.monotonic() - started)
+            self._tell(broken, fresh, time.monotonic() - started)
             self.raw = fresh
             broken.close()
 
-    def _tell(self, fresh: rt.Session, took_secs: float) -> None:
+    def _tell(self, broken: rt.Session, fresh: rt.Session, took_secs: float) -> None:
         known, now = self.last_step(), None
         if self._global_step is not None:
             try:
@@ -166,13 +166,23 @@ class ManagedSession(rt.Session):
         text = f"recovered within {took_secs:.2f} s"
         if now is None:
             logging.warning("%s", text)
-        elif known is None or known <= now:
+        elif known is None or (known <= now and self._life(broken) == self._life(fresh)):
             logging.warning("%s at step %d: no step that this task has seen is lost", text, now)
+        elif known <= now:  # gone back, and the others have trained on since
+            logging.warning(
+                "%s at step %d: the chief has replaced the values meanwhile, and its log says how many steps are lost "
+                "(step %d was the last seen here)",
+                *(text, now, known),
+            )
         else:
             rt.metrics.add("steps_lost_total", known - now)
             logging.warning(
                 "%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known
             )
+
+    def _life(self, session: rt.Session) -> str:
+        """Which life of the global step's task a session uses; replacing values replaces those of every task."""
+        return session.lives[session.placement([self._global_step])[self._global_step].task_name]
 
     def last_step(self) -> int | None:
         """The latest global step that a run has fetched, None when none has; after a recovery the one gone back to."""

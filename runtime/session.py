@@ -280,6 +280,14 @@ class Session:
         return list(self._engine.devices)
 
     @property
+    def lives(self) -> dict[str, str]:
+        """By task, a name for the life of its values that this session uses.
+
+        One that is opened after the task lost its values, or was given others by a chief, has another name there.
+        """
+        return dict(self._engine.lives)
+
+    @property
     def task(self) -> str:
         """The task of the session's target, such as ``/job:worker/task:0``."""
         job, index = self._engine.target

@@ -6,6 +6,10 @@ from hypothesis import strategies as st
 from benchmarks.chaos_ledger import OPENED, Entry, Restore, add_up, restores
 
 BACK = "restored /x/4: back from step 8 to step 4, 4 steps are lost"
+LATE = (
+    "recovered within 1.00 s at step 9: the chief has replaced the values meanwhile, and its log says how many steps "
+    "are lost (step 8 was the last seen here)"
+)
 RECOVERED = "recovered within 1.00 s at step 4: 4 steps are lost (step 8 was the last seen here)"
 
 
@@ -43,6 +47,9 @@ def test_a_restore_after_the_loss_of_the_global_step() -> None:
     lost = [OPEN, *steps(*range(1, 9)), ("log", on), ("log", RECOVERED), *steps(5, 6)]
     books = add_up([ledger(*lost)], 6)
     assert (books.lost, books.untold, books.wrong) == (4, 0, [])
+    late = [(what, LATE if text == RECOVERED else text) for what, text in lost[:-4]]
+    books = add_up([ledger(*late, *steps(*range(5, 10)))], 9)
+    assert (books.untold, books.wrong) == (0, [])
     silent = [entry for entry in lost if entry[1] != RECOVERED]
     silent.insert(silent.index(("log", on)) + 1, OPEN)  # a new life of the worker: nobody knows what was lost
     books = add_up([ledger(*silent)], 6)

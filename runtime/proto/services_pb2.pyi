@@ -786,12 +786,33 @@ Global___CreateSessionRequest: _TypeAlias = CreateSessionRequest  # noqa: Y015
 class CreateSessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LivesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SESSION_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     TARGET_JOB_FIELD_NUMBER: _builtins.int
     TARGET_TASK_FIELD_NUMBER: _builtins.int
     HOME_JOB_FIELD_NUMBER: _builtins.int
     HOME_TASK_FIELD_NUMBER: _builtins.int
+    LIVES_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     target_job: _builtins.str
     target_task: _builtins.int
@@ -799,6 +820,10 @@ class CreateSessionResponse(_message.Message):
     home_task: _builtins.int
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_stage_pb2.DeviceDef]: ...
+    @_builtins.property
+    def lives(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """by task, which life of its values"""
+
     def __init__(
         self,
         *,
@@ -808,10 +833,11 @@ class CreateSessionResponse(_message.Message):
         target_task: _builtins.int = ...,
         home_job: _builtins.str = ...,
         home_task: _builtins.int = ...,
+        lives: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "home_job", b"home_job", "home_task", b"home_task", "session", b"session", "target_job", b"target_job", "target_task", b"target_task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "home_job", b"home_job", "home_task", b"home_task", "lives", b"lives", "session", b"session", "target_job", b"target_job", "target_task", b"target_task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

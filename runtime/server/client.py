@@ -33,6 +33,7 @@ class Engine(Protocol):
     devices: tuple[Device, ...]
     target: tuple[str, int]
     home: tuple[str, int]
+    lives: dict[str, str]
 
     def prepare(self, plan: Plan) -> Any:
         """Registers a plan."""
@@ -64,6 +65,7 @@ class LocalEngine:
         self.devices = self._session.devices
         self.target = self._session.target
         self.home = self._session.home
+        self.lives = self._session.lives
         self.run = self._session.run
         self.run_traced = self._session.run_traced
         self.prepare = self._session.prepare
@@ -130,6 +132,7 @@ class RemoteEngine:
         self.devices = tuple(device_from_proto(d) for d in answer.devices)
         self.target = (answer.target_job, answer.target_task)
         self.home = (answer.home_job, answer.home_task)
+        self.lives = dict(answer.lives)
 
     def _create(self, options: MasterOptions) -> pb.CreateSessionResponse:
         import time

@@ -139,6 +139,7 @@ class MasterSession:
             timeout=options.start_timeout_secs,
         )
         self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in task.devices)
+        self.lives = {name: f"{task.incarnation:x}.{task.generation}" for name, task in self.tasks.items()}
         self._worker = worker
         self._own_device = next(d for d in worker.devices if d.type == "CPU").name
         self._traced_steps = threading.Lock()

@@ -144,6 +144,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
             target_task=session.target[1],
             home_job=session.home[0],
             home_task=session.home[1],
+            lives=session.lives,
         )
 
     @servicer_method

@@ -26,6 +26,7 @@ class Heartbeat:
 
     Attributes:
         silent_since: `time.monotonic()` of the last answer if the peer is given up, else None.
+        said_goodbye: whether it said goodbye for the whole client at its end.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Heartbeat:
             closed: set when it is time to end.
         """
         self.silent_since: float | None = None
+        self.said_goodbye = False
         self._dialer = dialer
         self._number = number
         self._options = options
@@ -60,11 +62,6 @@ class Heartbeat:
         self._sock: socket.socket | None = None
         self._connected = False
         self._busy = False
-
-    @property
-    def connected(self) -> bool:
-        """Whether it has a connection to say goodbye on."""
-        return self._connected
 
     def run(self) -> None:
         """Beats until closed, then says goodbye for the whole client."""
@@ -140,7 +137,7 @@ class Heartbeat:
     def _say_goodbye(self) -> None:
         if self._connected and self._sock is not None:
             try:
-                self._sock.send(_GOODBYE)
+                self.said_goodbye = self._sock.send(_GOODBYE) == len(_GOODBYE)
             except OSError as error:
                 logging.debug("%s missed our goodbye and will forget us later: %s", self._dialer.task, error)
 

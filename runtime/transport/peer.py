@@ -134,15 +134,18 @@ class Peer:
                 return
             self._closed.set()
             heartbeat = self._heart_thread
+        idle = []
         while self._idle:
-            lane = self._idle.pop()
-            # The heartbeat says goodbye for all, unless it never got to connect: in a session of a few milliseconds.
-            self._discard(lane, goodbye=True, whole_client=not self._idle and not self._heart.connected)
+            idle.append(self._idle.pop())
         for lane in self._all_lanes():
-            lane.cancel()
+            if lane not in idle:
+                lane.cancel()
         if heartbeat is not None:
             self._heart.wake()
             heartbeat.join(_JOIN_SECS)
+        for lane in idle:
+            # The heartbeat says goodbye for all, unless it was waiting for an answer or never got to connect.
+            self._discard(lane, goodbye=True, whole_client=lane is idle[-1] and not self._heart.said_goodbye)
 
     def _open(self, deadline: float | None) -> Lane:
         lane = Lane(self._dialer, next(_lane_numbers), self.options)

@@ -3,9 +3,10 @@
 import threading
 from typing import Any
 
-from runtime.transport import TensorServer
+from runtime.transport import Peer, TensorServer
+from runtime.transport.dial import ChannelOptions
 from runtime.transport.memory import LaneTable
-from tests.transport.kit import CLIENT, NUMBER, SUM, Desk, make_peer, make_server
+from tests.transport.kit import CLIENT, NUMBER, SECRET, SUM, TASK, Desk, make_peer, make_server
 
 
 class GoneDesk(Desk):
@@ -43,6 +44,19 @@ def test_goodbye_is_told_at_once() -> None:
     peer.close()
     assert desk.told.wait(10)
     assert desk.left == [(CLIENT, True)]
+    server.stop()
+
+
+def test_goodbye_is_told_also_while_a_heartbeat_is_under_way() -> None:
+    server, desk, resolve = _served(gone_secs=60.0)
+    beating = ChannelOptions(heartbeat_secs=1e-6)  # one is nearly always under way
+    for client in range(1, 51):
+        peer = Peer(TASK, resolve, client, SECRET, options=beating)
+        _use(peer)
+        peer.close()
+        while (client, True) not in desk.left:
+            assert desk.told.wait(10), f"client {client} closed unnoticed"
+            desk.told.clear()
     server.stop()
 
 
