@@ -27,7 +27,7 @@ flags.DEFINE_list("rules", ["sgd"], "Update rules, one training run each.")
 flags.DEFINE_integer("steps", STEPS, "Where to end.")
 flags.DEFINE_float("save_secs", 0.0, "Seconds between checkpoints.")
 flags.DEFINE_integer(
-    "die_at", -1, "A process kills itself from this step on, in its first life, once there is a checkpoint."
+    "die_at", -1, "A process kills itself from this step on, in its first life, once there is a checkpoint of a step."
 )
 flags.DEFINE_integer("dies", 1, "Which one.")
 
@@ -61,7 +61,8 @@ def train(group: Group, rule: str) -> None:
         print(json.dumps({"start": step}), flush=True)
         while step < FLAGS.steps:
             if index == FLAGS.dies and 0 <= FLAGS.die_at <= step and os.environ.get("BELLWETHER_ATTEMPT") == "0":
-                if latest_checkpoint(FLAGS.logdir):
+                newest = latest_checkpoint(FLAGS.logdir)
+                if newest and int(os.path.basename(newest)) > 0:
                     os.kill(os.getpid(), 9)
             k = step % STEPS
             _, after = session.run([train_op, step_variable], {x: inputs[k, index], y: targets[k, index]})

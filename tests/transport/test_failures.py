@@ -83,10 +83,10 @@ def test_frozen_peer_is_noticed_and_the_call_completes_once(other, prefer_unix):
     frozen = time.monotonic()
     lane.send(kit.ADD, 2, addend(1))
     caller = Caller(lane)
-    wait_until(lambda: peer.silent_since is not None, 4.5)
+    wait_until(lambda: peer.silent_since is not None, 10)
     assert time.monotonic() - frozen > 1
     since = peer.silent_since
-    assert since is not None and since <= frozen + 0.5
+    assert since is not None and since <= frozen + 1.5
     other.signal(signal.SIGCONT)
     caller.join(5)
     assert caller.error is None and caller.result == [2]
@@ -138,22 +138,22 @@ def test_cancel_while_reconnecting(other):
     caller = Caller(lane)
     wait_until(lambda: peer.silent_since is not None, 5)
     lane.cancel()
-    caller.join(2)
+    caller.join(20)
     assert type(caller.error) is CancelledError
     peer.release(lane)
     peer.close()
 
 
 def test_close_does_not_wait_for_a_frozen_peer(other):
-    peer = make_peer(other.resolve)
+    peer = make_peer(other.resolve, options=ChannelOptions(heartbeat_timeout_secs=60, reconnect_secs=120))
     lane = peer.acquire()
     other.freeze()
     lane.send(kit.ADD, 1, addend(1))
     caller = Caller(lane)
     start = time.monotonic()
     peer.close()
-    caller.join(2)
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 4.5  # it would give up waiting for its heartbeat after 5 s
+    caller.join(20)
     assert type(caller.error) is CancelledError
     peer.release(lane)
 
@@ -161,12 +161,12 @@ def test_close_does_not_wait_for_a_frozen_peer(other):
 @WAYS
 def test_long_calls_to_a_living_peer_are_left_alone(prefer_unix):
     server, desk = make_server()
-    options = ChannelOptions(heartbeat_secs=0.05, heartbeat_timeout_secs=0.2, prefer_unix=prefer_unix)
+    options = ChannelOptions(heartbeat_secs=0.05, heartbeat_timeout_secs=1.0, prefer_unix=prefer_unix)
     peer = make_peer(lambda timeout: server.endpoint("127.0.0.1"), options=options)
     lane = peer.acquire()
     lane.send(kit.BLOCK, 1, [])
     caller = Caller(lane)
-    caller.join(0.6)
+    caller.join(2.0)
     assert caller.is_alive() and peer.silent_since is None
     desk.release.set()
     caller.join(5)
