@@ -16,7 +16,8 @@ from runtime.plan.plan import Plan
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, step_stats_pb2
 from runtime.server import rpc
-from runtime.server.master import Master, MasterOptions, MasterSession, PreparedPlan
+from runtime.server.master import Master, MasterOptions, MasterSession
+from runtime.server.prepared import PreparedPlan
 from runtime.server.services import options_to_proto
 from runtime.server.streaming import PIECE_BYTES, Stream
 from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack

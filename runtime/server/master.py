@@ -7,10 +7,9 @@ import itertools
 import secrets
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,25 +17,22 @@ from absl import logging
 
 from runtime.cluster import ClusterSpec
 from runtime.detection import RECONNECT_SECS
-from runtime.errors import FailedPreconditionError, NotFoundError, OpError, UnavailableError
+from runtime.errors import CancelledError, NotFoundError, OpError, UnavailableError
 from runtime.plan.place import Device
 from runtime.plan.plan import Plan
 from runtime.proto import services_pb2, step_stats_pb2
-from runtime.server.counters import COMPUTE, StepTimes, awaited_slots, is_training, parts_of, wire_bytes
+from runtime.server.counters import COMPUTE, is_training
 from runtime.server.pipeline import Pipeline, can_pipeline
-from runtime.server.registered import RegisteredCall
+from runtime.server.prepared import LocalCall, PreparedPlan, Wave, register
 from runtime.server.streaming import Stream
 from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
 from runtime.server.trace import merge as merge_stats
-from runtime.server.trace import step_stats, traced_remote_call
-from runtime.server.turns import begins_in_turn
-from runtime.server.unchanged import can_skip, skipping_call
+from runtime.server.trace import step_stats
 from runtime.server.waiting import run_waiting_wave
 from runtime.server.worker import Worker
 from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
 from runtime.transport.dial import ChannelOptions
-from runtime.transport.endpoint import host_id
 
 _step_numbers = itertools.count(1)
 _clock = time.perf_counter_ns
@@ -62,41 +58,6 @@ class MasterOptions:
     reconnect_secs: float = RECONNECT_SECS
     prefetch: int = 0
     skip_unchanged: bool = False
-
-
-@dataclass
-class LocalCall:
-    """One stage call on a task of this process."""
-
-    worker: Worker
-    registered: RegisteredCall
-    inline: tuple[int, ...]
-    outputs: tuple[int, ...]
-    replies: tuple[int, ...]
-
-
-@dataclass
-class Wave:
-    """Stage calls that do not wait for each other."""
-
-    remote: list[RemoteCall] = field(default_factory=list)
-    local: list[LocalCall] = field(default_factory=list)
-    waits: bool = False
-    """Whether there are several calls, of which some may wait for other workers."""
-
-
-@dataclass
-class PreparedPlan:
-    """A plan whose stages are registered on their tasks."""
-
-    plan: Plan
-    waves: list[Wave]
-    uses_step_id: bool
-    schedule: list[tuple[Wave, int, int]]  # with what a wave does, and the value to wait for before its sending
-    times: StepTimes
-    wire_bytes: int
-    traced: PreparedPlan | None = None
-    pipeline: Pipeline | None = None
 
 
 class MasterSession:
@@ -141,7 +102,6 @@ class MasterSession:
         self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in task.devices)
         self.lives = {name: f"{task.incarnation:x}.{task.generation}" for name, task in self.tasks.items()}
         self._worker = worker
-        self._own_device = next(d for d in worker.devices if d.type == "CPU").name
         self._traced_steps = threading.Lock()
         self._times = worker.counters.begin_session(self.id)
         self._trace_is_clean = True
@@ -158,48 +118,8 @@ class MasterSession:
             UnavailableError: a task is gone.
         """
         self._check_open()
-        fetched = frozenset(plan.fetches)
-        waves: dict[int, Wave] = {}
-        writing = Counter(
-            call.stage.device.task_name for call in plan.stages if call.stage.writes and not call.stage.host
-        )
-        writes = dict(writing) if writing.total() > 1 else None  # one writing stage alone is atomic anyway
         times = self._times[0 if is_training(plan) else 1]
-        for call in plan.stages:
-            task = self.tasks[call.stage.device.task_name]
-            wave = waves.setdefault(call.wave, Wave())
-            if isinstance(task, RemoteTask):
-                skips = self.options.skip_unchanged and not traced and can_skip(call)
-                in_turn = not traced and task.host_id == host_id() and begins_in_turn(plan, call)
-                remote = task.register(
-                    call, fetched, self.options.operation_timeout_secs, writes, traced, skips, in_turn
-                )
-                if skips:
-                    remote = skipping_call(remote, task.reads, times)
-                if traced:
-                    remote = traced_remote_call(remote, call.wave, self.id, self._own_device, self._worker.tracer)
-                wave.remote.append(remote)
-            else:
-                registered = task.register(call, writes, traced)
-                wave.local.append(
-                    LocalCall(
-                        task.server.worker,
-                        registered,
-                        tuple(call.inputs[i] for i in registered.inline),
-                        call.outputs,
-                        call.replies,
-                    )
-                )
-        for number, wave in waves.items():
-            hosts = any(call.stage.host for call in plan.stages if call.wave == number)
-            wave.waits = hosts and len(wave.remote) + len(wave.local) > 1
-        uses_step_id = (
-            any(plan.step_id_slot in call.inputs for call in plan.stages) or plan.step_id_slot in plan.fetches
-        )
-        own = self._worker.task
-        ordered = [waves[w] for w in sorted(waves)]
-        schedule = list(zip(ordered, parts_of(plan), awaited_slots(plan, own), strict=True))
-        prepared = PreparedPlan(plan, ordered, uses_step_id, schedule, times, wire_bytes(plan, own))
+        prepared = register(plan, self.tasks, self.options, self._worker, self.id, times, traced=traced)
         if self.options.prefetch and not traced and can_pipeline(prepared):
             prepared.pipeline = Pipeline(self, prepared)
         return prepared
@@ -402,7 +322,7 @@ class MasterSession:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise FailedPreconditionError("Attempted to use a closed Session.")
+            raise CancelledError("the session was closed")
 
     def close(self) -> None:
         """Ends the session: what still runs for it is cancelled. Never waits for a dead task."""

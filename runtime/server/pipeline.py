@@ -19,7 +19,8 @@ from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
 
 if TYPE_CHECKING:
-    from runtime.server.master import MasterSession, PreparedPlan
+    from runtime.server.master import MasterSession
+    from runtime.server.prepared import PreparedPlan
     from runtime.server.tasks import RemoteCall
 
 _Pulled = dict[int, Any]

@@ -16,7 +16,8 @@ from runtime.errors import AbortedError
 from runtime.execution.pieces import Piece
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
-from runtime.server.master import Master, MasterOptions, MasterSession, PreparedPlan
+from runtime.server.master import Master, MasterOptions, MasterSession
+from runtime.server.prepared import PreparedPlan
 from runtime.server.report import report
 from runtime.server.rpc import servicer_method, when_abandoned
 from runtime.server.trace import step_stats

@@ -19,7 +19,7 @@ from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
 
 if TYPE_CHECKING:
-    from runtime.server.master import LocalCall, Wave
+    from runtime.server.prepared import LocalCall, Wave
     from runtime.server.tasks import RemoteCall
 
 _TICK_SECS = 1.0
