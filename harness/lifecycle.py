@@ -26,6 +26,8 @@ from harness.patience import Patience, failed
 from harness.run_records import RunRecords, others
 
 _WAIT_SECS = 10.0
+FAILURE_GRACE_SECS = 10.0
+"""How long a step may go on after a service has failed: what it waits for may never come then."""
 
 
 class Lifecycle:
@@ -127,10 +129,11 @@ class Lifecycle:
         return self.session
 
     def _watch(self, session: ManagedSession, ending: threading.Event) -> None:
-        """A step that waits for a dead task must not outlive a stop by more than the grace period."""
+        """A step that waits for a dead task, or for a service that has failed, must not wait for ever."""
         self.coord.wait_for_stop()
-        if not ending.wait(self.grace_secs):
-            logging.warning("a step still runs %g s after the stop: it is cancelled", self.grace_secs)
+        secs = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
+        if not ending.wait(secs):
+            logging.warning("a step still runs %g s after the stop: it is cancelled", secs)
             session.close()
 
     def _probe(self, session: ManagedSession, probe: Any) -> None:
@@ -150,6 +153,10 @@ class Lifecycle:
                     return
             except rt.OpError as error:
                 logging.info("probing the tasks: %s", error)
+
+    def leave_loop(self) -> None:
+        """Notes that training's loop is over: from here on the session is needed for what is left to do."""
+        self._ending.set()
 
     def leads(self) -> bool:
         """Whether this chief may write checkpoints: no other one has taken its place."""

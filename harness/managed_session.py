@@ -87,6 +87,7 @@ class ManagedSession(rt.Session):
                 self.recover(raw, error)
             except (rt.CancelledError, RuntimeError):
                 if not self.replaced(raw):
+                    self._coord.raise_requested_exception()  # the step was cancelled because of that
                     raise
             else:
                 self.note(fetches, result)

@@ -270,6 +270,7 @@ class MonitoredSession:
     def _close(self, *, clean: bool, interrupted: bool) -> None:
         if self._session is None:
             return
+        self._life.leave_loop()
         try:
             if clean and not failed(self._coord):
                 self._life.wait_for_others()

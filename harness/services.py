@@ -45,6 +45,7 @@ class Checkpoints:
         self._asked: int | None = None
         self._saved_step: int | None = None
         self._running: SaveHandle | None = None
+        self._within: rt.Session | None = None  # the session of what is running
 
     def save(self, session: rt.Session) -> str | None:
         """Saves now; returns the checkpoint's path, or None when this step was the last one saved.
@@ -72,7 +73,7 @@ class Checkpoints:
             if not self._is_due(session):
                 return
             if hasattr(self._saver, "skipped"):
-                self._running = self._saved(session, wait=False) or self._running  # None: it was skipped
+                self._start(session)
             else:  # a saver of another make, which knows no background
                 self._note(str(self._saved(session, wait=True)))
 
@@ -112,12 +113,15 @@ class Checkpoints:
             tell_full(error)
         except LOST_CONTACT as error:
             logging.warning("this checkpoint was not saved: %s", error)
-        except rt.CancelledError as error:
-            if not _mirrored(error):
+        except (rt.CancelledError, RuntimeError) as error:
+            if _mirrored(error):
+                logging.info("begins this checkpoint again: %s", error)
+                self._start(session)
+                self._look(session, wait=wait)
+            elif self._within is not _raw(session):
+                logging.warning("this checkpoint was not saved: its session was replaced meanwhile: %s", error)
+            else:
                 raise
-            logging.info("begins this checkpoint again: %s", error)
-            self._running = self._saved(session, wait=False)  # nobody else saves meanwhile: it is not skipped
-            self._look(session, wait=wait)
         else:
             self._note(path)
 
@@ -130,17 +134,26 @@ class Checkpoints:
             raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
         return True
 
+    def _start(self, session: rt.Session) -> None:
+        raw = _raw(session)
+        handle = self._saved(session, wait=False)
+        if handle is not None:  # None: it was skipped
+            self._running, self._within = handle, raw
+
     def _saved(self, session: rt.Session, *, wait: bool) -> Any:
         """Saves; again when a ps died meanwhile that goes on from its mirror: the session does not notice."""
-        raw = getattr(session, "raw", session)
+        raw = _raw(session)
         options = {} if wait else {"wait": False}
         while True:
             try:
                 return self._saver.save(raw, self._path, global_step=self._global_step, **options)
-            except rt.CancelledError as error:
-                if not _mirrored(error):
+            except (rt.CancelledError, RuntimeError) as error:
+                if _mirrored(error):
+                    logging.info("begins this checkpoint again: %s", error)
+                elif raw is not _raw(session):
+                    raise rt.AbortedError(f"its session was replaced meanwhile: {error}") from error
+                else:
                     raise
-                logging.info("begins this checkpoint again: %s", error)
 
     def _note(self, path: str) -> None:
         # The step in the name is the one in the checkpoint: others go on training while this one asks.
@@ -161,8 +174,14 @@ def tell_full(error: rt.ResourceExhaustedError) -> None:
     logging.error("%s; training goes on, without this checkpoint: make room", error)
 
 
-def _mirrored(error: rt.CancelledError) -> bool:
-    return "goes on from its mirror" in error.message
+def _mirrored(error: Exception) -> bool:
+    return "goes on from its mirror" in str(error)
+
+
+def _raw(session: Any) -> rt.Session:
+    """The session underneath one that recovers; a recovery puts another there and closes this one."""
+    found: rt.Session = getattr(session, "raw", session)
+    return found
 
 
 class CheckpointThread(LooperThread):

@@ -306,6 +306,7 @@ class Supervisor(SupervisorParts):
         threads: Sequence[Thread] | None = None,
         ignore_live_threads: bool = False,
     ) -> None:
+        self._life.leave_loop()
         try:
             if over and not failed(self._coord):
                 self._life.wait_for_others()  # with the services still at work

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import grpc
 
 from runtime import detection
-from runtime.errors import OpError, error_from_code
+from runtime.errors import CancelledError, OpError, error_from_code
 from runtime.transport import tunnel
 
 _TASK = "bellwether-task"
@@ -56,11 +56,16 @@ def call(
 
     Raises:
         OpError: of the class that the code says, naming ``task`` unless the other side named another.
+        CancelledError: this side has closed the channel.
     """
     try:
         return method(request, timeout=timeout, wait_for_ready=wait_for_ready)
     except grpc.RpcError as error:
         raise _from_grpc(error, task) from None
+    except ValueError as error:  # what grpc raises when another thread has closed the channel; only its text tells
+        if "closed" not in str(error):
+            raise
+        raise CancelledError(f"the connection was closed: {error}", task=task) from None
 
 
 def _from_grpc(error: grpc.RpcError, task: str) -> OpError:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from runtime.errors import AbortedError, FailedPreconditionError
+from runtime.errors import AbortedError, CancelledError
 from runtime.transport.channel import Lane
 from runtime.transport.dial import ChannelOptions, Dialer
 from runtime.transport.endpoint import Endpoint
@@ -93,7 +93,7 @@ class Peer:
             AbortedError: it has restarted since the first contact.
             UnauthenticatedError: it refused the credential.
             DeadlineExceededError: the deadline has passed.
-            FailedPreconditionError: this peer is closed.
+            CancelledError: this peer is closed.
         """
         while not self._lost and not self._closed.is_set():
             try:
@@ -104,7 +104,7 @@ class Peer:
                 return lane
             self._discard(lane)
         if self._closed.is_set():
-            raise FailedPreconditionError("the connection pool is closed", task=self.task)
+            raise CancelledError("the connections were closed", task=self.task)
         raise self._lost_error()
 
     def release(self, lane: Lane) -> None:
@@ -151,7 +151,7 @@ class Peer:
         lane = Lane(self._dialer, next(_lane_numbers), self.options)
         with self._lock:
             if self._closed.is_set():
-                raise FailedPreconditionError("the connection pool is closed", task=self.task)
+                raise CancelledError("the connections were closed", task=self.task)
             self._lanes.add(lane)
         try:
             lane.open(deadline)

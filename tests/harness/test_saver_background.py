@@ -48,7 +48,34 @@ class _HeldSaver(harness.Saver):
 
 
 def _steps(logdir: pathlib.Path) -> list[int]:
-    return sorted(int(p.name) for p in (logdir / "model.ckpt").iterdir() if p.name.isdigit())
+    return sorted(int(p.name) for p in (logdir / "model.ckpt").glob("[0-9]*") if p.name.isdigit())
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+def test_a_recovery_during_a_save_costs_that_checkpoint_alone(tmp_path: pathlib.Path, monitored: bool) -> None:
+    server = rt.Server.create_local_server()
+    _, train = _model()
+    saver = _HeldSaver()
+    if monitored:
+        hook = harness.CheckpointSaverHook(str(tmp_path), save_secs=0.05, saver=saver)
+        creator = harness.ChiefSessionCreator(master=server.target)
+        opened: Any = harness.MonitoredSession(creator, [hook])
+    else:
+        sv = harness.Supervisor(logdir=str(tmp_path), saver=saver, save_model_secs=0.05, summary_op=None)
+        opened = sv.managed_session(server.target)
+    with opened as sess:
+        assert saver.begun.wait(60)  # step 0
+        managed = sess._session if monitored else sess
+        managed.recover(managed.raw, rt.AbortedError("a task was lost"))  # closes the session that is saved in
+        saver.go.set()
+        done = 0
+        while not any(_steps(tmp_path)):  # of a step after 0
+            sess.run(train)
+            done += 1
+            assert done < 100_000
+    assert saver.failed == 1
+    assert _steps(tmp_path)[-1] == done
+    server.stop()
 
 
 def test_a_hook_saves_while_training_goes_on_and_skips_what_is_due_meanwhile(tmp_path: pathlib.Path) -> None:

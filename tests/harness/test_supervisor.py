@@ -13,6 +13,7 @@ from tensorboardX.proto import event_pb2
 
 import harness
 import runtime as rt
+from harness import lifecycle
 from harness.saver import latest_checkpoint
 
 
@@ -261,6 +262,27 @@ def test_a_checkpoint_wins_over_init_op_and_init_fn(tmp_path: pathlib.Path) -> N
     with sv.managed_session() as sess:
         assert sess.run(sv.global_step) == 5
     assert called == [1]
+
+
+def test_the_failure_of_a_service_comes_out_of_a_step_that_waits(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "FAILURE_GRACE_SECS", 0.1)
+    counting()
+    never = rt.FIFOQueue(1, np.int64, ()).dequeue()
+    sv = harness.Supervisor(saver=None)
+
+    def fail() -> None:
+        threading.Event().wait(0.3)  # meanwhile the step has begun; the test holds if it has not
+        raise ValueError("the service broke")
+
+    raised = None
+    with pytest.raises(ValueError, match="the service broke"), sv.managed_session(target) as sess:
+        sv.loop(None, fail)
+        try:
+            sess.run(never)
+        except Exception as error:
+            raised = error
+            raise
+    assert isinstance(raised, ValueError)
 
 
 def test_others_wait_until_the_chief_is_through(target: str) -> None:

@@ -6,9 +6,18 @@ import time
 import grpc
 import pytest
 
+from runtime.errors import CancelledError
 from runtime.server import rpc
 
 ATTEMPTS = 12
+
+
+def test_a_call_over_a_channel_that_was_closed_is_cancelled() -> None:
+    channel = rpc.open_channel("127.0.0.1:1")
+    method = channel.unary_unary("/any/method")
+    channel.close()
+    with pytest.raises(CancelledError, match="closed"):
+        rpc.call(method, b"", timeout=1, task="/job:ps/task:0")
 
 
 def test_attempts_to_connect_again_come_fast_and_do_not_slow_down() -> None:
