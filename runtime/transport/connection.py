@@ -292,7 +292,7 @@ class Connection:
     def _serve(self) -> None:
         sock = self._sock
         pong = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
-        while not self.gone:
+        while True:  # to the end of what was sent, also by a client that has hung up: its last word may be a goodbye
             count = sock.recv_into(self._window)
             if count < frames.HEADER_BYTES:
                 if count == 0:
@@ -311,7 +311,8 @@ class Connection:
                         self._consider_shrinking(fields[6])
                     if self._context.stopping.is_set():
                         self._context.progress.set()
-                        self.gone = True
+                if self._context.stopping.is_set():
+                    return
                 continue
             frames.check_header(fields, 0)
             if count != frames.HEADER_BYTES:

@@ -369,7 +369,7 @@ def test_goodbye_drops_the_memory(pair):
     assert pair.server.counters.lanes >= 3
     pair.peer.close()
     assert eventually(lambda: pair.server.counters.lanes == 0)
-    with pytest.raises(FailedPreconditionError, match="closed"):
+    with pytest.raises(CancelledError, match="closed"):
         pair.peer.acquire()
 
 

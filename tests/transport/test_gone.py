@@ -1,9 +1,13 @@
 """A client that is not expected back: it said goodbye, or all its connections have been gone for a while."""
 
 import threading
+import time
 from typing import Any
 
-from runtime.transport import Peer, TensorServer
+import pytest
+
+from runtime.transport import Peer, TensorServer, connection
+from runtime.transport.connection import Connection
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.memory import LaneTable
 from tests.transport.kit import CLIENT, NUMBER, SECRET, SUM, TASK, Desk, make_peer, make_server
@@ -57,6 +61,25 @@ def test_goodbye_is_told_also_while_a_heartbeat_is_under_way() -> None:
         while (client, True) not in desk.left:
             assert desk.told.wait(10), f"client {client} closed unnoticed"
             desk.told.clear()
+    server.stop()
+
+
+def test_a_goodbye_is_read_also_when_the_hang_up_is_seen_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dawdle(self: Connection, used: int) -> None:  # after the reply, until the listener has seen the hang-up
+        deadline = time.monotonic() + 20
+        while not self.gone and time.monotonic() < deadline:
+            threading.Event().wait(0.001)
+
+    monkeypatch.setattr(connection, "_LARGE_BUFFER_BYTES", 0)
+    monkeypatch.setattr(Connection, "_consider_shrinking", dawdle)
+    server, desk, resolve = _served(gone_secs=60.0)
+    peer = make_peer(resolve)
+    lane = peer.acquire()
+    lane.call(SUM, 1, [], NUMBER)
+    lane.close(goodbye=True, whole_client=True)
+    assert desk.told.wait(30)
+    assert desk.left == [(CLIENT, True)]
+    peer.close()
     server.stop()
 
 
