@@ -34,6 +34,7 @@ def test_every_hook_works_over_the_death_of_a_ps(tmp_path: Path) -> None:
             assert LAST <= int(final[1]) <= LAST + 2  # StopAtStepHook; each may have one step under way
         assert [cluster.wait("worker:0"), cluster.wait("worker:1")] == [0, 0]
         told = [line.text.partition("LISTENER ")[2] for line in cluster.lines("worker:0", "LISTENER")]
+        again = len(cluster.lines("worker:0", r"restored \S+/0: "))  # nothing newer was whole yet
         for worker in ("worker:0", "worker:1"):
             assert len(cluster.lines(worker, r"loss = 8\.0")) >= 1  # LoggingTensorHook; what FeedFnHook feeds
             assert len(cluster.lines(worker, "FIRST")) == 1
@@ -41,7 +42,7 @@ def test_every_hook_works_over_the_death_of_a_ps(tmp_path: Path) -> None:
     assert told.count("begin") == 1 and len([t for t in told if t.startswith("end")]) == 1
     saves = told[1:-1]  # the death of the ps may have cut one off: a "before" without its "after"
     assert all(saves[n - 1] == t.replace("after", "before") for n, t in enumerate(saves) if t.startswith("after"))
-    assert saves.count("before 0") == 1 and saves[-1].startswith("after")
+    assert 1 <= saves.count("before 0") <= 1 + again and saves[-1].startswith("after")
     end = int(told[-1].split()[1])
     for path in (tmp_path, tmp_path / "own"):  # CheckpointSaverHook, the session's and one of the user's own
         newest = harness.latest_checkpoint(str(path))
