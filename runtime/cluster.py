@@ -8,7 +8,9 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
+
+from google.protobuf.message import Message
 
 from runtime.errors import InvalidArgumentError
 from runtime.proto import cluster_pb2
@@ -37,7 +39,6 @@ class _JobDefLike(Protocol):
     def tasks(self) -> Mapping[int, str]: ...
 
 
-@runtime_checkable
 class ClusterDefLike(Protocol):
     """A `ClusterDef` message: of `cluster_pb2`, or of anybody else's proto with the same fields."""
 
@@ -72,7 +73,8 @@ class ClusterSpec:
             self._jobs = {job: dict(tasks) for job, tasks in cluster._jobs.items()}
         elif isinstance(cluster, Mapping):
             self._jobs = {_job_name(job): _job_tasks(job, tasks) for job, tasks in cluster.items()}
-        elif isinstance(cluster, ClusterDefLike):
+        # A message's fields are no attributes of its class, so a runtime-checkable Protocol does not know them.
+        elif isinstance(cluster, Message) and "job" in cluster.DESCRIPTOR.fields_by_name:
             for job_def in cluster.job:
                 if job_def.name in self._jobs:
                     raise InvalidArgumentError(f"job {job_def.name!r} is given twice")
