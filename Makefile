@@ -1,29 +1,32 @@
 # Everything starts from `make help`. PYTHON is only used to make the environment; after that .venv does the work.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOCK ?= requirements.lock
 PEERS := .venv-bench
 PEERS_STAMP := $(PEERS)/.installed
 LOGDIR ?= runs
+UNIT_TESTS := tests/runtime tests/transport tests/mnist tests/tf1
 # Each run has a directory of its own; make mnist RUN=NAME goes on with one that is there.
 RUN ?= mnist-$(shell date +%Y%m%d-%H%M%S)
 
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist test chaos bench bench-quick bench-setup lint format proto tensorboard clean
+.PHONY: help setup mnist test test-unit test-lowest chaos bench bench-quick bench-setup lint format proto tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## Make .venv from requirements.lock (only when that or pyproject.toml changed).
 
-$(STAMP): requirements.lock pyproject.toml
+# Another interpreter has an environment of its own: make test-unit PYTHON=python3.13 VENV=.venv-3.13
+$(STAMP): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "make: $(PYTHON) is older than Python 3.11: pass a newer one, as in make PYTHON=python3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(LOCK)
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -34,6 +37,12 @@ mnist: $(STAMP) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends wi
 
 test: $(STAMP) ## Run the tests; one file: make test TESTS=tests/harness/test_launch.py
 	$(BIN)/python -m pytest $(TESTS)
+
+test-unit: $(STAMP) ## Run the tests that need no cluster of processes, in a minute or two.
+	$(BIN)/python -m pytest $(UNIT_TESTS)
+
+test-lowest: ## The same with the lowest versions of all dependencies that pyproject.toml allows.
+	$(MAKE) --no-print-directory test-unit VENV=.venv-lowest LOCK=requirements-lowest.lock
 
 chaos: $(STAMP) ## Train MNIST under random kills, freezes and cuts, and add up; CHAOS_SECS=60 for a short one.
 	$(BIN)/python -m benchmarks.chaos
@@ -68,4 +77,4 @@ tensorboard: $(STAMP) ## Show the training runs under LOGDIR (runs).
 
 clean: ## Remove caches and build outputs; .venv and runs stay.
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
