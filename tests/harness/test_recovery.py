@@ -435,6 +435,7 @@ def test_a_monitored_session_recovers_by_the_same_way(tmp_path: Path) -> None:
         c.ps(0)
         second = c.ps(1)
         chief, other = c.worker(0), c.worker(1)
+        cluster_kit.wait_saved(tmp_path, 0)  # one that is still under way at step 10 would be saved instead of it
         assert chief.ask("steps", 10) == 10
         cluster_kit.wait_saved(tmp_path, 10)  # by the hook
         assert other.ask("steps", 3) == 13
