@@ -26,7 +26,6 @@ from runtime.errors import (
     FailedPreconditionError,
     InternalError,
     OpError,
-    ResourceExhaustedError,
     UnavailableError,
 )
 from runtime.transport import frames, wire
@@ -146,7 +145,7 @@ class Lane:
         Raises:
             FailedPreconditionError: the lane is broken, or its last call was not received.
             InvalidArgumentError: a string array without `dynamic`, or a dtype that tensors cannot have.
-            ResourceExhaustedError: the payload is over `max_payload_bytes`.
+            ResourceExhaustedError: the payload describes itself and is over `max_payload_bytes`.
         """
         if self._pending is not None:
             raise FailedPreconditionError("a call is under way on this lane; receive its reply first", task=self.task)
@@ -156,13 +155,11 @@ class Lane:
             pieces: Pieces = [b"", *encode_dynamic(buffers)]
             length = payload_nbytes(pieces)
             flags = frames.DYNAMIC
+            if length > self._max_payload:
+                raise frames.over_limit(length, self._max_payload, self.task)
         else:
             pieces, length = fixed_payload(buffers)
             flags = 0
-        if length > self._max_payload:
-            raise ResourceExhaustedError(
-                f"a call with {length} bytes of tensors is over max_payload_bytes={self._max_payload}", task=self.task
-            )
         self._seq = seq = self._seq + 1
         pieces[0] = frames.pack_header(frames.MAGIC, frames.CALL, flags, handle, seq, step, length)
         self._pending = pieces
@@ -357,7 +354,7 @@ class Lane:
         # Everything but a reply of fixed layout. `start` is what has been read of the payload.
         _, kind, flags, _, seq, _, length = fields
         try:
-            frames.check_header(fields, self._max_payload if kind == frames.REPLY else frames.MAX_CONTROL_BYTES)
+            frames.check_header(fields, length if kind == frames.REPLY else frames.MAX_CONTROL_BYTES)
         except OpError as error:
             error.task = self.task
             raise
@@ -370,6 +367,8 @@ class Lane:
                 f"replied to call {self._pending_handle} with {length} bytes ({form}), expected {expected}",
                 task=self.task,
             )
+        if kind == frames.REPLY and length > self._max_payload:
+            raise frames.over_limit(length, self._max_payload, self.task)
         data = aligned_buffer(length)
         window = data.data
         window[: len(start)] = start

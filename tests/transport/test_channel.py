@@ -201,22 +201,34 @@ def test_reply_of_another_layout(pair):
     pair.peer.release(fresh)
 
 
-def test_payload_limits(pair):
+def test_the_limit_of_payloads_is_for_those_that_describe_themselves(pair):
+    """What a registered layout says is no surprise; what a frame announces of itself may be anything."""
+    large = [np.zeros(5000, np.uint8)]
     small = pair.connect(channel={"max_payload_bytes": 1000})
     lane = small.acquire()
-    with pytest.raises(ResourceExhaustedError, match="max_payload_bytes=1000"):
-        lane.call(kit.ADD, 1, addend(1), kit.NUMBER)
+    with pytest.raises(ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit of 1000"):
+        lane.call(kit.ECHO, 1, large, None, dynamic=True)
     assert lane.usable
+    assert lane.call(kit.ADD, 1, addend(1), kit.NUMBER) == [1]
     small.release(lane)
     server, _ = pair.serve(max_payload_bytes=1000)
     peer = pair.connect(server)
     lane = peer.acquire()
-    with pytest.raises(ResourceExhaustedError, match="max_payload_bytes=1000"):
-        lane.call(kit.ADD, 1, addend(1), kit.NUMBER)
-    assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
+    with pytest.raises(ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit of 1000"):
+        lane.call(kit.ECHO, 1, large, None, dynamic=True)
+    assert lane.call(kit.ADD, 1, addend(1), kit.NUMBER) == [1]
     peer.release(lane)
     peer.close()
     server.stop()
+
+
+def test_a_reply_over_the_limit_is_refused_by_name(pair):
+    pair.desk.reply = lambda: Reply([np.zeros(5000, np.uint8)], dynamic=True)
+    small = pair.connect(channel={"max_payload_bytes": 1000})
+    lane = small.acquire()
+    with pytest.raises(ResourceExhaustedError, match=r"/job:ps/task:0.*5\d\d\d bytes.*limit of 1000"):
+        lane.call(kit.SUM, 1, [], None)
+    small.release(lane)
 
 
 def test_send_to_several_before_receiving(pair):
