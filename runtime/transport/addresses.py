@@ -1,7 +1,7 @@
 """Connecting to a host that may have several addresses: all of them have a chance, whichever swallows packets.
 
 A name may stand for an IPv6 address whose route leads nowhere and an IPv4 address that works, or for the hosts of
-yesterday and of today. So the next address is tried while the first still keeps us waiting (RFC 8305, "Happy Eyeballs").
+yesterday and of today. So the next address is tried beside one that keeps us waiting (RFC 8305, "Happy Eyeballs").
 """
 
 import errno

@@ -26,6 +26,7 @@ from runtime.errors import (
     FailedPreconditionError,
     InternalError,
     OpError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 from runtime.transport import frames, wire
@@ -367,9 +368,10 @@ class Lane:
                 f"replied to call {self._pending_handle} with {length} bytes ({form}), expected {expected}",
                 task=self.task,
             )
-        if kind == frames.REPLY and length > self._max_payload:
-            raise frames.over_limit(length, self._max_payload, self.task)
-        data = aligned_buffer(length)
+        try:
+            data = aligned_buffer(length)
+        except (MemoryError, ValueError) as error:  # it was asked for, so it has no limit but this
+            raise ResourceExhaustedError(f"no memory for a reply of {length} bytes: {error}", task=self.task) from None
         window = data.data
         window[: len(start)] = start
         wire.receive_rest(sock, window[len(start) :], self)

@@ -22,8 +22,8 @@ class ChannelOptions:
         reconnect_secs: how long a call tries to reach a silent peer again before UnavailableError.
         heartbeat_secs: period of the pings.
         heartbeat_timeout_secs: without an answer for this long the peer is silent and its connections are cut.
-        max_payload_bytes: longest payload that is sent or received and describes itself (``frames``); one of a layout
-            that both sides know is as long as that says.
+        max_payload_bytes: longest payload of a call that describes itself; one of a layout that both sides know is as
+            long as that says.
         prefer_unix: use the Unix socket of a peer on this host.
     """
 

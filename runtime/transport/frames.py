@@ -46,8 +46,8 @@ unpack_header: Final = HEADER.unpack_from
 MAX_CONTROL_BYTES: Final = 64 << 10
 """Longest payload of HELLO and ERROR."""
 MAX_PAYLOAD_BYTES: Final = 4 << 30
-"""Default limit of a payload that describes itself (flag DYNAMIC). One of a layout that both sides know needs none:
-its length is known before it comes, and another one is refused."""
+"""Default limit of a call's payload that describes itself (flag DYNAMIC). One of a layout that both sides know needs
+none, as another length is refused, and neither does a reply, which was asked for."""
 
 _HELLO: Final = struct.Struct("<QQII")
 _ERROR: Final = struct.Struct("<II")
@@ -117,10 +117,10 @@ def decode_error(payload: bytes, task: str) -> OpError:
 
 
 def over_limit(length: int, limit: int, task: str = "") -> ResourceExhaustedError:
-    """The error of a payload that describes itself and is too long."""
+    """The error of a call that carries a payload that describes itself and is too long."""
     return ResourceExhaustedError(
-        f"{length} bytes of tensors that describe themselves (strings, elements of a queue, what one task holds for "
-        f"another) are over the limit of {limit} bytes for one call: send them in several steps",
+        f"{length} bytes of tensors that describe themselves (strings, elements of a queue) are over the limit of "
+        f"{limit} bytes for one call: send them in several steps",
         task=task,
     )
 

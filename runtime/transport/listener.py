@@ -235,7 +235,11 @@ class TensorServer:
 
     def _listen_unix(self) -> list[socket.socket]:
         leftovers.sweep()
-        directory = leftovers.make_directory()
+        try:
+            directory = leftovers.make_directory()
+        except OSError as error:
+            logging.info("No Unix socket for tensors: %s", error)
+            return []
         path = os.path.join(directory, leftovers.SOCKET_NAME)
         if len(path) > _LONGEST_UNIX_PATH:
             os.rmdir(directory)
