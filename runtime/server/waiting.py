@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.execution.cancel import Cancellation
+from runtime.server.ending import StepEnding
 from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
 
@@ -33,11 +34,20 @@ def run_waiting_wave(
     deadline: float | None,
     borrowed: list[tuple[RemoteCall, TensorBuffer]],
     running: list[tuple[LocalCall, Any]],
+    ending: StepEnding | None,
 ) -> None:
     """Runs one wave; the arguments are those of ``MasterSession._run_wave``."""
     sent: list[tuple[RemoteCall, Lane]] = []
+
+    def end() -> None:
+        cancel_lanes(sent)
+        for thread in locals_:
+            thread.cancelled.set("nobody waits for the step any more")
+
     woken = os.eventfd(0, os.EFD_CLOEXEC)
     locals_: list[_LocalThread] = []
+    if ending is not None:
+        ending.add(end)
     try:
         for call in wave.remote:
             lane = call.task.peer.acquire(deadline=deadline)
@@ -47,6 +57,8 @@ def run_waiting_wave(
         for local in wave.local:
             inline = [values[slot] for slot in local.inline]
             locals_.append(_LocalThread(local, session, step, inline, deadline, woken))
+        if ending is not None:
+            ending.check("the step")
         for thread in locals_:
             thread.start()
         waiting_lanes, waiting_threads = list(sent), list(locals_)
@@ -67,6 +79,8 @@ def run_waiting_wave(
                     values[slot] = value
                 running.append((thread.call, done))
     finally:
+        if ending is not None:
+            ending.remove(end)
         for thread in locals_:
             thread.cancelled.set("another part of the step failed")
         for thread in locals_:
@@ -75,6 +89,12 @@ def run_waiting_wave(
         os.close(woken)
         for call, lane in sent:
             call.task.peer.release(lane)  # a lane whose reply was not received is dropped
+
+
+def cancel_lanes(sent: Sequence[tuple[RemoteCall, Lane]]) -> None:
+    """Ends the calls of one wave on other tasks, from any thread."""
+    for _, lane in sent:
+        lane.cancel()
 
 
 def _ready(waiting: Sequence[tuple[RemoteCall, Lane]], woken: int) -> list[tuple[RemoteCall, Lane]]:
