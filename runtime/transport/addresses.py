@@ -54,7 +54,11 @@ def look_up(host: str, port: int, deadline: float) -> list[Address]:
         if answer is None:
             answer = Future()
             # A thread of its own, as nothing gives getaddrinfo a time limit.
-            threading.Thread(target=_look_up, args=(key, answer), name=f"look up {host}", daemon=True).start()
+            thread = threading.Thread(target=_look_up, args=(key, answer), name=f"look up {host}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise OSError(errno.EAGAIN, f"no thread to look {host} up: {error}") from error
             _asked[key] = answer
     try:
         return answer.result(max(0.0, deadline - time.monotonic()))
