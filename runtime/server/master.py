@@ -271,7 +271,7 @@ class MasterSession:
         try:
             for call in wave.remote:  # a task that is lost is found out before any other is told to do something
                 sent.append((call, call.task.peer.acquire(deadline=deadline)))
-            if ending is not None:
+            if ending is not None and ending.is_set():
                 ending.check("the step")
             for call, lane in sent:  # to all first, so that the tasks work at the same time
                 arrays = [np.asarray(values[slot]) for slot in call.inline]

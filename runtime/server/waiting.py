@@ -57,7 +57,7 @@ def run_waiting_wave(
         for local in wave.local:
             inline = [values[slot] for slot in local.inline]
             locals_.append(_LocalThread(local, session, step, inline, deadline, woken))
-        if ending is not None:
+        if ending is not None and ending.is_set():
             ending.check("the step")
         for thread in locals_:
             thread.start()
