@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 import itertools
 import secrets
 import threading
@@ -31,7 +30,7 @@ from runtime.server.streaming import Stream
 from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
 from runtime.server.trace import merge as merge_stats
 from runtime.server.trace import step_stats
-from runtime.server.waiting import cancel_lanes, run_waiting_wave
+from runtime.server.waiting import run_waiting_wave
 from runtime.server.worker import Worker
 from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
@@ -264,15 +263,11 @@ class MasterSession:
         ending: StepEnding | None,
     ) -> None:
         sent: list[tuple[RemoteCall, Lane]] = []
-        end = None
-        if ending is not None:
-            end = functools.partial(cancel_lanes, sent)
-            ending.add(end)
         try:
             for call in wave.remote:  # a task that is lost is found out before any other is told to do something
                 sent.append((call, call.task.peer.acquire(deadline=deadline)))
-            if ending is not None and ending.is_set():
-                ending.check("the step")
+            if ending is not None:
+                ending.cover(lane for _, lane in sent)
             for call, lane in sent:  # to all first, so that the tasks work at the same time
                 arrays = [np.asarray(values[slot]) for slot in call.inline]
                 lane.send(call.handle, step, arrays, dynamic=call.dynamic, deadline=deadline)
@@ -290,8 +285,8 @@ class MasterSession:
                 for slot, value in zip(call.reply_slots, lane.receive(call.reply_layout, buffer), strict=True):
                     values[slot] = value
         finally:
-            if ending is not None and end is not None:
-                ending.remove(end)
+            if ending is not None:
+                ending.uncover(lane for _, lane in sent)
             for call, lane in sent:
                 call.task.peer.release(lane)  # a lane whose reply was not received is dropped
 

@@ -38,16 +38,8 @@ def run_waiting_wave(
 ) -> None:
     """Runs one wave; the arguments are those of ``MasterSession._run_wave``."""
     sent: list[tuple[RemoteCall, Lane]] = []
-
-    def end() -> None:
-        cancel_lanes(sent)
-        for thread in locals_:
-            thread.cancelled.set("nobody waits for the step any more")
-
     woken = os.eventfd(0, os.EFD_CLOEXEC)
     locals_: list[_LocalThread] = []
-    if ending is not None:
-        ending.add(end)
     try:
         for call in wave.remote:
             lane = call.task.peer.acquire(deadline=deadline)
@@ -57,9 +49,11 @@ def run_waiting_wave(
         for local in wave.local:
             inline = [values[slot] for slot in local.inline]
             locals_.append(_LocalThread(local, session, step, inline, deadline, woken))
-        if ending is not None and ending.is_set():
-            ending.check("the step")
+        if ending is not None:
+            ending.cover(lane for _, lane in sent)
         for thread in locals_:
+            if ending is not None:
+                ending.include(thread.cancelled)
             thread.start()
         waiting_lanes, waiting_threads = list(sent), list(locals_)
         while waiting_lanes or waiting_threads:
@@ -80,7 +74,7 @@ def run_waiting_wave(
                 running.append((thread.call, done))
     finally:
         if ending is not None:
-            ending.remove(end)
+            ending.uncover(lane for _, lane in sent)
         for thread in locals_:
             thread.cancelled.set("another part of the step failed")
         for thread in locals_:
@@ -89,12 +83,6 @@ def run_waiting_wave(
         os.close(woken)
         for call, lane in sent:
             call.task.peer.release(lane)  # a lane whose reply was not received is dropped
-
-
-def cancel_lanes(sent: Sequence[tuple[RemoteCall, Lane]]) -> None:
-    """Ends the calls of one wave on other tasks, from any thread."""
-    for _, lane in sent:
-        lane.cancel()
 
 
 def _ready(waiting: Sequence[tuple[RemoteCall, Lane]], woken: int) -> list[tuple[RemoteCall, Lane]]:
