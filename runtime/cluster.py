@@ -259,6 +259,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """What ``split_address`` splits: "host:port", with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _count(tasks: int) -> str:
     return f"{tasks} task" if tasks == 1 else f"{tasks} tasks"
 

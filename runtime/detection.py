@@ -15,8 +15,14 @@ GRPC_IDLE_SECS = 10.0
 """After so long without a byte gRPC pings the peer of a call that is under way."""
 GRPC_PING_SECS = 2.0
 """Without an answer to that ping for so long the call fails; gRPC's own default lets it wait for a minute."""
+GRPC_DNS_SECS = 1.0
+"""gRPC asks the name servers again after so long at the soonest; its own default is 30."""
 GRPC_BACKOFF_SECS = 0.1
 """Pause between two attempts of gRPC to connect; it takes nothing less."""
+RENEW_SECS = 5.0
+"""Period in which a client of a master elsewhere says that it still has its session."""
+LEASE_SECS = 30.0
+"""A client that its master has not heard of for so long is dead: its session is closed."""
 JOIN_PAUSE_SECS = 0.05
 """Pause between two looks at tasks that have not joined yet."""
 FIRST_BACKOFF_SECS = 0.005

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from runtime.cluster import ClusterSpec
+from runtime.cluster import ClusterSpec, join_address
 from runtime.resolvers import ClusterResolver
 
 
@@ -85,7 +85,7 @@ class KubernetesClusterResolver(ClusterResolver):
                     "wait until all pods of the cluster run, then resolve again"
                 )
             host = pod.status.host_ip if self._use_host_ip else pod.status.pod_ip
-            addresses.append(f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}")
+            addresses.append(join_address(host, self._port))
         return addresses
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from runtime.plan.prune import prune
 from runtime.run_options import RunMetadata, RunOptions, describe_outputs
 from runtime.server.client import Engine, LocalEngine, RemoteEngine
 from runtime.server.client import reset as reset_master
+from runtime.server.dropped import when_dropped
 from runtime.server.private import PrivateServer
 from runtime.server.shards import Shards
 from runtime.server.tasks import find_local
@@ -58,6 +60,8 @@ class _Prepared:
 class Session:
     """Runs steps of a graph on a cluster. Any number of threads may use one session.
 
+    ``close``, or the end of its ``with`` block, ends it. One that nobody refers to any more is closed some time after.
+
     Args:
         target: ``""`` for an engine of its own in this process that shares nothing; ``server.target`` of a server in
             this process; or ``grpc://host:port`` of any server, whose master then runs the steps.
@@ -80,6 +84,7 @@ class Session:
             raise TypeError(f"config must be a SessionConfig, not {type(config).__name__}")
         self.graph = graph or get_default_graph()
         self._engine, self.config = _open(target, config)
+        self._when_dropped = when_dropped(self, functools.partial(_close_dropped, self._engine, target))
         self.target = target
         self._devices = Devices(
             self._engine.devices,
@@ -314,6 +319,7 @@ class Session:
         """Ends the session: blocked operations end with CancelledError. Never waits for a dead task."""
         if not self._closed:
             self._closed = True
+            self._when_dropped.detach()
             self._engine.close()
 
     def as_default(self) -> _Default:
@@ -388,6 +394,11 @@ def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionCon
         return LocalEngine(local.master, chosen.master_options()), chosen
     chosen = config or SessionConfig()
     return RemoteEngine(target, chosen.master_options()), chosen
+
+
+def _close_dropped(engine: Engine, target: str) -> None:
+    logging.info("a session of %s was dropped without close(): it is closed now", target or "this process")
+    engine.close()
 
 
 def _is_leaf(item: Any) -> bool:

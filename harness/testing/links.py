@@ -135,7 +135,7 @@ class Links:
         try:
             await link.healed.wait()
             try:
-                back, there = await asyncio.open_connection(host, int(port), limit=_PIECE_BYTES)
+                back, there = await asyncio.open_connection(host.strip("[]"), int(port), limit=_PIECE_BYTES)
             except OSError:
                 writer.write(b"HTTP/1.1 502 Nobody listens there\r\n\r\n")
                 return

@@ -44,6 +44,11 @@ class WorkerServiceStub:
                 request_serializer=runtime_dot_proto_dot_services__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=runtime_dot_proto_dot_services__pb2.RegisterResponse.FromString,
                 _registered_method=True)
+        self.Unregister = channel.unary_unary(
+                '/bellwether.WorkerService/Unregister',
+                request_serializer=runtime_dot_proto_dot_services__pb2.UnregisterRequest.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.UnregisterResponse.FromString,
+                _registered_method=True)
         self.Trace = channel.unary_unary(
                 '/bellwether.WorkerService/Trace',
                 request_serializer=runtime_dot_proto_dot_services__pb2.TraceRequest.SerializeToString,
@@ -76,6 +81,12 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Register(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unregister(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,6 +128,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=runtime_dot_proto_dot_services__pb2.RegisterRequest.FromString,
                     response_serializer=runtime_dot_proto_dot_services__pb2.RegisterResponse.SerializeToString,
+            ),
+            'Unregister': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unregister,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.UnregisterRequest.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.UnregisterResponse.SerializeToString,
             ),
             'Trace': grpc.unary_unary_rpc_method_handler(
                     servicer.Trace,
@@ -193,6 +209,33 @@ class WorkerService:
             '/bellwether.WorkerService/Register',
             runtime_dot_proto_dot_services__pb2.RegisterRequest.SerializeToString,
             runtime_dot_proto_dot_services__pb2.RegisterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unregister(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bellwether.WorkerService/Unregister',
+            runtime_dot_proto_dot_services__pb2.UnregisterRequest.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.UnregisterResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -326,6 +369,11 @@ class MasterServiceStub:
                 request_serializer=runtime_dot_proto_dot_services__pb2.CreateSessionRequest.SerializeToString,
                 response_deserializer=runtime_dot_proto_dot_services__pb2.CreateSessionResponse.FromString,
                 _registered_method=True)
+        self.RenewSession = channel.unary_unary(
+                '/bellwether.MasterService/RenewSession',
+                request_serializer=runtime_dot_proto_dot_services__pb2.RenewSessionRequest.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.RenewSessionResponse.FromString,
+                _registered_method=True)
         self.CloseSession = channel.unary_unary(
                 '/bellwether.MasterService/CloseSession',
                 request_serializer=runtime_dot_proto_dot_services__pb2.CloseSessionRequest.SerializeToString,
@@ -362,6 +410,12 @@ class MasterServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def CreateSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewSession(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -410,6 +464,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.CreateSession,
                     request_deserializer=runtime_dot_proto_dot_services__pb2.CreateSessionRequest.FromString,
                     response_serializer=runtime_dot_proto_dot_services__pb2.CreateSessionResponse.SerializeToString,
+            ),
+            'RenewSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewSession,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.RenewSessionRequest.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.RenewSessionResponse.SerializeToString,
             ),
             'CloseSession': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseSession,
@@ -469,6 +528,33 @@ class MasterService:
             '/bellwether.MasterService/CreateSession',
             runtime_dot_proto_dot_services__pb2.CreateSessionRequest.SerializeToString,
             runtime_dot_proto_dot_services__pb2.CreateSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bellwether.MasterService/RenewSession',
+            runtime_dot_proto_dot_services__pb2.RenewSessionRequest.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.RenewSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

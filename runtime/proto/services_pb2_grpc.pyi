@@ -33,6 +33,7 @@ class WorkerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     Status: _grpc.UnaryUnaryMultiCallable[_services_pb2.StatusRequest, _services_pb2.StatusResponse]
     Register: _grpc.UnaryUnaryMultiCallable[_services_pb2.RegisterRequest, _services_pb2.RegisterResponse]
+    Unregister: _grpc.UnaryUnaryMultiCallable[_services_pb2.UnregisterRequest, _services_pb2.UnregisterResponse]
     Trace: _grpc.UnaryUnaryMultiCallable[_services_pb2.TraceRequest, _services_pb2.TraceResponse]
     Metrics: _grpc.UnaryUnaryMultiCallable[_services_pb2.MetricsRequest, _services_pb2.MetricsResponse]
     Clear: _grpc.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]
@@ -43,6 +44,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_services_pb2.StatusRequest, _services_pb2.StatusResponse]  # type: ignore[assignment]
     Register: _aio.UnaryUnaryMultiCallable[_services_pb2.RegisterRequest, _services_pb2.RegisterResponse]  # type: ignore[assignment]
+    Unregister: _aio.UnaryUnaryMultiCallable[_services_pb2.UnregisterRequest, _services_pb2.UnregisterResponse]  # type: ignore[assignment]
     Trace: _aio.UnaryUnaryMultiCallable[_services_pb2.TraceRequest, _services_pb2.TraceResponse]  # type: ignore[assignment]
     Metrics: _aio.UnaryUnaryMultiCallable[_services_pb2.MetricsRequest, _services_pb2.MetricsResponse]  # type: ignore[assignment]
     Clear: _aio.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]  # type: ignore[assignment]
@@ -62,6 +64,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _services_pb2.RegisterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_services_pb2.RegisterResponse, _abc.Awaitable[_services_pb2.RegisterResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Unregister(
+        self,
+        request: _services_pb2.UnregisterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_services_pb2.UnregisterResponse, _abc.Awaitable[_services_pb2.UnregisterResponse]]: ...
 
     @_abc_1.abstractmethod
     def Trace(
@@ -99,6 +108,7 @@ class MasterServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MasterServiceAsyncStub: ...
     CreateSession: _grpc.UnaryUnaryMultiCallable[_services_pb2.CreateSessionRequest, _services_pb2.CreateSessionResponse]
+    RenewSession: _grpc.UnaryUnaryMultiCallable[_services_pb2.RenewSessionRequest, _services_pb2.RenewSessionResponse]
     CloseSession: _grpc.UnaryUnaryMultiCallable[_services_pb2.CloseSessionRequest, _services_pb2.CloseSessionResponse]
     RegisterPlan: _grpc.UnaryUnaryMultiCallable[_services_pb2.RegisterPlanRequest, _services_pb2.RegisterPlanResponse]
     RunStep: _grpc.UnaryUnaryMultiCallable[_services_pb2.RunStepRequest, _services_pb2.RunStepResponse]
@@ -110,6 +120,7 @@ class MasterServiceStub:
 class MasterServiceAsyncStub(MasterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSession: _aio.UnaryUnaryMultiCallable[_services_pb2.CreateSessionRequest, _services_pb2.CreateSessionResponse]  # type: ignore[assignment]
+    RenewSession: _aio.UnaryUnaryMultiCallable[_services_pb2.RenewSessionRequest, _services_pb2.RenewSessionResponse]  # type: ignore[assignment]
     CloseSession: _aio.UnaryUnaryMultiCallable[_services_pb2.CloseSessionRequest, _services_pb2.CloseSessionResponse]  # type: ignore[assignment]
     RegisterPlan: _aio.UnaryUnaryMultiCallable[_services_pb2.RegisterPlanRequest, _services_pb2.RegisterPlanResponse]  # type: ignore[assignment]
     RunStep: _aio.UnaryUnaryMultiCallable[_services_pb2.RunStepRequest, _services_pb2.RunStepResponse]  # type: ignore[assignment]
@@ -124,6 +135,13 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _services_pb2.CreateSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_services_pb2.CreateSessionResponse, _abc.Awaitable[_services_pb2.CreateSessionResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RenewSession(
+        self,
+        request: _services_pb2.RenewSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_services_pb2.RenewSessionResponse, _abc.Awaitable[_services_pb2.RenewSessionResponse]]: ...
 
     @_abc_1.abstractmethod
     def CloseSession(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from absl import logging
 
+from runtime import detection
 from runtime.cluster import split_address
 from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
 from runtime.execution import zarr
@@ -24,6 +29,8 @@ from runtime.transport.messages import device_from_proto, pack, plan_to_proto, u
 
 PIECE_SECS = 120.0
 """Time limit of one piece of a checkpoint."""
+ANSWER_SECS = 2.0
+"""How much later than asked a master may answer that tasks have not joined."""
 CLOSE_SECS = 5.0
 """How long closing a session waits for a master that does not answer."""
 
@@ -130,38 +137,64 @@ class RemoteEngine:
             self._channel.close()
             raise
         self._id = answer.session
+        self._closed = threading.Event()
+        try:
+            threading.Thread(target=self._renew, name=f"renew session at {address}", daemon=True).start()
+        except BaseException:
+            self.close()
+            raise
         self.devices = tuple(device_from_proto(d) for d in answer.devices)
         self.target = (answer.target_job, answer.target_task)
         self.home = (answer.home_job, answer.home_task)
         self.lives = dict(answer.lives)
 
     def _create(self, options: MasterOptions) -> pb.CreateSessionResponse:
-        import time
+        """Waits for a master, and has it open a session.
 
-        from absl import logging
-
-        from runtime.server.tasks import SAY_EVERY_SECS
-
+        It is the client that waits: the master is asked for some seconds at a time, so that it does not go on waiting
+        for somebody who is gone.
+        """
         started = time.monotonic()
         limit = options.start_timeout_secs
         probe = pb.CloseSessionRequest(session=0)  # touches nothing: tells whether a master listens
+        listens = False
         while True:
-            left = SAY_EVERY_SECS if limit is None else min(SAY_EVERY_SECS, limit - (time.monotonic() - started))
+            waited = time.monotonic() - started
+            secs = (
+                detection.SAY_EVERY_SECS if limit is None else max(0.05, min(detection.SAY_EVERY_SECS, limit - waited))
+            )
+            part = dataclasses.replace(options, start_timeout_secs=secs)
+            request = pb.CreateSessionRequest(options=options_to_proto(part), waited_secs=waited)
             try:
-                rpc.call(
-                    self._stub.CloseSession, probe, timeout=max(left, 0.05), task=self._target, wait_for_ready=True
-                )
-                break
-            except DeadlineExceededError:
+                if not listens:
+                    rpc.call(self._stub.CloseSession, probe, timeout=secs, task=self._target, wait_for_ready=True)
+                    listens = True
+                    continue
+                return rpc.call(self._stub.CreateSession, request, timeout=secs + ANSWER_SECS, task=self._target)
+            except DeadlineExceededError as error:
                 waited = time.monotonic() - started
                 if limit is not None and waited >= limit - 0.01:
+                    if listens:
+                        raise
                     raise DeadlineExceededError(
                         f"after {waited:.0f} s nobody listens at the session's target {self._target}"
                     ) from None
-                logging.info("still waiting for a server at the session's target %s", self._target)
-        request = pb.CreateSessionRequest(options=options_to_proto(options))
-        remaining = None if limit is None else max(0.1, limit - (time.monotonic() - started)) + 1.0
-        return rpc.call(self._stub.CreateSession, request, timeout=remaining, task=self._target)
+                if listens:
+                    logging.info("opening a session at %s: %s", self._target, error)
+                else:
+                    logging.info("still waiting for a server at the session's target %s", self._target)
+
+    def _renew(self) -> None:
+        """Tells the master every few seconds that this client still has its session."""
+        request = pb.RenewSessionRequest(session=self._id)
+        while not self._closed.wait(detection.RENEW_SECS):
+            try:
+                rpc.call(self._stub.RenewSession, request, timeout=detection.RENEW_SECS, task=self._target)
+            except AbortedError as error:  # whoever runs the next step is told the same
+                logging.warning("the session at %s is gone: %s", self._target, error)
+                return
+            except OpError as error:
+                logging.debug("the session at %s was not renewed: %s", self._target, error)
 
     def prepare(self, plan: Plan) -> tuple[int, Plan]:
         """Registers a plan with the master."""
@@ -209,12 +242,11 @@ class RemoteEngine:
 
     def close(self) -> None:
         """Ends the session; a master that is gone is not waited for."""
+        self._closed.set()
         try:
             request = pb.CloseSessionRequest(session=self._id)
             rpc.call(self._stub.CloseSession, request, timeout=CLOSE_SECS, task=self._target)
         except OpError as error:
-            from absl import logging
-
             logging.info("closing the session at %s: %s", self._target, error)
         finally:
             self._channel.close()

@@ -18,10 +18,12 @@ from absl import logging
 from runtime.cluster import ClusterSpec
 from runtime.detection import RECONNECT_SECS
 from runtime.errors import CancelledError, NotFoundError, OpError, UnavailableError
+from runtime.execution.cancel import Cancellation
 from runtime.plan.place import Device
 from runtime.plan.plan import Plan
 from runtime.proto import services_pb2, step_stats_pb2
 from runtime.server.counters import COMPUTE, is_training
+from runtime.server.ending import StepEnding
 from runtime.server.pipeline import Pipeline, can_pipeline
 from runtime.server.prepared import LocalCall, PreparedPlan, Wave, register
 from runtime.server.streaming import Stream
@@ -68,12 +70,23 @@ class MasterSession:
         target: (job, task) of the server that the master belongs to.
         worker: that server's worker.
         options: what the client asked for.
+        cancelled: ends the wait for tasks.
+        waited_secs: how long the client has waited for them before, for messages.
 
     Raises:
         DeadlineExceededError: tasks did not join in time; names them.
+        CancelledError: ``cancelled`` was set.
     """
 
-    def __init__(self, cluster: ClusterSpec, target: tuple[str, int], worker: Worker, options: MasterOptions) -> None:
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        target: tuple[str, int],
+        worker: Worker,
+        options: MasterOptions,
+        cancelled: Cancellation,
+        waited_secs: float = 0.0,
+    ) -> None:
         self.id = secrets.randbits(63) | 1
         self.options = options
         self.target = target
@@ -98,6 +111,8 @@ class MasterSession:
             client=self.id,
             options=ChannelOptions(reconnect_secs=options.reconnect_secs),
             timeout=options.start_timeout_secs,
+            cancelled=cancelled,
+            waited_secs=waited_secs,
         )
         self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in task.devices)
         self.lives = {name: f"{task.incarnation:x}.{task.generation}" for name, task in self.tasks.items()}
@@ -124,13 +139,20 @@ class MasterSession:
             prepared.pipeline = Pipeline(self, prepared)
         return prepared
 
-    def run(self, prepared: PreparedPlan, feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
+    def run(
+        self,
+        prepared: PreparedPlan,
+        feeds: Sequence[Any],
+        timeout: float | None = None,
+        ending: StepEnding | None = None,
+    ) -> list[Any]:
         """Runs one step.
 
         Args:
             prepared: what ``prepare`` gave.
             feeds: the values of the plan's feeds.
             timeout: seconds for this step; the session's operation timeout by default.
+            ending: how somebody else may end it. A pipelined step, which waits for nobody, is not ended by it.
 
         Returns:
             The fetched values: numpy or jax arrays, None for operations.
@@ -146,6 +168,8 @@ class MasterSession:
         deadline = None if timeout is None else time.monotonic() + timeout
         if prepared.pipeline is not None:
             return self._run_pipelined(prepared, feeds, step, deadline)
+        if ending is not None:
+            ending.deadline = deadline
         if self._ahead:
             self._flush()  # what this step reads must hold what earlier steps wrote
         values: list[Any] = [*feeds, *plan.constants, None] + [None] * (plan.slots - plan.step_id_slot - 1)
@@ -163,9 +187,9 @@ class MasterSession:
                 parts_ns[COMPUTE] += now - last
                 last = now
             if wave.waits:
-                run_waiting_wave(wave, self.id, step, values, deadline, borrowed, running)
+                run_waiting_wave(wave, self.id, step, values, deadline, borrowed, running, ending)
             else:
-                self._run_wave(wave, step, values, deadline, borrowed, running)
+                self._run_wave(wave, step, values, deadline, borrowed, running, ending)
             now = _clock()
             parts_ns[part] += now - last
             last = now
@@ -205,7 +229,11 @@ class MasterSession:
             pipeline.flush()
 
     def run_traced(
-        self, prepared: PreparedPlan, feeds: Sequence[Any], timeout: float | None = None
+        self,
+        prepared: PreparedPlan,
+        feeds: Sequence[Any],
+        timeout: float | None = None,
+        ending: StepEnding | None = None,
     ) -> tuple[list[Any], step_stats_pb2.StepStats]:
         """Runs one step like ``run`` and tells what happened in it, on all tasks, by the clock of this host."""
         with self._traced_steps:
@@ -214,7 +242,7 @@ class MasterSession:
             if not self._trace_is_clean:  # a traced step failed before
                 self._collect_trace(prepared.plan)
             self._trace_is_clean = False
-            values = self.run(prepared.traced, feeds, timeout)
+            values = self.run(prepared.traced, feeds, timeout, ending)
             stats = self._collect_trace(prepared.plan)
             self._trace_is_clean = True
             return values, stats
@@ -232,17 +260,20 @@ class MasterSession:
         deadline: float | None,
         borrowed: list[tuple[RemoteCall, TensorBuffer]],
         running: list[tuple[LocalCall, Any]],
+        ending: StepEnding | None,
     ) -> None:
         sent: list[tuple[RemoteCall, Lane]] = []
         try:
             for call in wave.remote:  # a task that is lost is found out before any other is told to do something
                 sent.append((call, call.task.peer.acquire(deadline=deadline)))
+            if ending is not None:
+                ending.cover(lane for _, lane in sent)
             for call, lane in sent:  # to all first, so that the tasks work at the same time
                 arrays = [np.asarray(values[slot]) for slot in call.inline]
                 lane.send(call.handle, step, arrays, dynamic=call.dynamic, deadline=deadline)
             for local in wave.local:
                 inline = [values[slot] for slot in local.inline]
-                outputs, done = local.worker.execute(local.registered, self.id, step, inline, deadline)
+                outputs, done = local.worker.execute(local.registered, self.id, step, inline, deadline, ending)
                 for slot, value in zip(local.outputs, outputs, strict=True):
                     values[slot] = value
                 running.append((local, done))
@@ -254,6 +285,8 @@ class MasterSession:
                 for slot, value in zip(call.reply_slots, lane.receive(call.reply_layout, buffer), strict=True):
                     values[slot] = value
         finally:
+            if ending is not None:
+                ending.uncover(lane for _, lane in sent)
             for call, lane in sent:
                 call.task.peer.release(lane)  # a lane whose reply was not received is dropped
 
@@ -339,11 +372,6 @@ class MasterSession:
             task.close(self.id)
         self._worker.counters.end_session(self.id)
 
-    def cancel_steps(self) -> None:
-        """Ends the steps under way with CancelledError; the session can still be used."""
-        for task in self.tasks.values():
-            task.cancel(self.id)
-
     def clear(self, containers: Sequence[str] | None) -> None:
         """Forgets variables and resources of the named containers, or all, on all tasks."""
         for task in self.tasks.values():
@@ -359,13 +387,42 @@ class Master:
         self._worker = worker
         self._lock = threading.Lock()
         self._sessions: dict[int, MasterSession] = {}
+        self._opening: set[Cancellation] = set()
+        self._stopped = False
 
-    def create_session(self, options: MasterOptions) -> MasterSession:
-        """Opens a session; see ``MasterSession``."""
-        session = MasterSession(self.cluster, self.target, self._worker, options)
+    def create_session(
+        self, options: MasterOptions, cancelled: Cancellation | None = None, waited_secs: float = 0.0
+    ) -> MasterSession:
+        """Opens a session; the arguments are those of ``MasterSession``.
+
+        Raises:
+            UnavailableError: the server has stopped, or stopped while this waited for tasks.
+        """
+        cancelled = cancelled or Cancellation()
         with self._lock:
-            self._sessions[session.id] = session
+            if self._stopped:
+                raise self._has_stopped()
+            self._opening.add(cancelled)
+        try:
+            session = MasterSession(self.cluster, self.target, self._worker, options, cancelled, waited_secs)
+        except CancelledError:
+            if self._stopped:
+                raise self._has_stopped() from None
+            raise
+        finally:
+            with self._lock:
+                self._opening.discard(cancelled)
+        with self._lock:
+            stopped = self._stopped
+            if not stopped:
+                self._sessions[session.id] = session
+        if stopped:
+            session.close()
+            raise self._has_stopped()
         return session
+
+    def _has_stopped(self) -> UnavailableError:
+        return UnavailableError("its server has stopped", task=self._worker.task)
 
     def close_session(self, session: MasterSession) -> None:
         """Closes a session."""
@@ -381,6 +438,15 @@ class Master:
         finally:
             self.close_session(session)
             self.close_all()
+
+    def stop(self) -> None:
+        """Closes every session, ends those that are being opened, and refuses further ones."""
+        with self._lock:
+            self._stopped = True
+            opening = list(self._opening)
+        for cancelled in opening:
+            cancelled.set("its server has stopped")
+        self.close_all()
 
     def close_all(self) -> None:
         """Closes every session."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runtime.plan.plan import Plan, StageCall
 from runtime.server.counters import StepTimes, awaited_slots, parts_of, wire_bytes
+from runtime.server.dropped import when_dropped
 from runtime.server.registered import RegisteredCall
 from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task
 from runtime.server.trace import traced_remote_call
@@ -90,6 +92,7 @@ def register(
         in_turn = not traced and task.host_id == host_id() and begins_in_turn(plan, call)
         fetched, limit = frozenset(plan.fetches), options.operation_timeout_secs
         made = task.register(call, fetched, limit, writes, traced, skips, in_turn)
+        registered.setdefault(task, []).append(made.handle)
         if skips:
             made = skipping_call(made, task.reads, times)
         if traced:
@@ -102,6 +105,7 @@ def register(
         inline = tuple(call.inputs[i] for i in made.inline)
         return LocalCall(task.server.worker, made, inline, call.outputs, call.replies)
 
+    registered: dict[RemoteTask, list[int]] = {}
     waves: dict[int, Wave] = {}
     for call in plan.stages:
         task = tasks[call.stage.device.task_name]
@@ -118,4 +122,13 @@ def register(
     own = worker.task
     ordered = [waves[number] for number in sorted(waves)]
     schedule = list(zip(ordered, parts_of(plan), awaited_slots(plan, own), strict=True))
-    return PreparedPlan(plan, ordered, uses_step_id, schedule, times, wire_bytes(plan, own))
+    prepared = PreparedPlan(plan, ordered, uses_step_id, schedule, times, wire_bytes(plan, own))
+    if registered:  # a step that is under way holds its plan
+        when_dropped(prepared, functools.partial(_unregister, session, registered))
+    return prepared
+
+
+def _unregister(session: int, registered: Mapping[RemoteTask, Sequence[int]]) -> None:
+    """Tells tasks that a plan is gone."""
+    for task, handles in registered.items():
+        task.unregister(session, handles)

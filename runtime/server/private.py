@@ -6,6 +6,7 @@ import secrets
 
 from runtime.cluster import ClusterSpec
 from runtime.errors import NotFoundError
+from runtime.execution.cancel import Cancellation
 from runtime.server import tasks
 from runtime.server.master import Master, MasterOptions, MasterSession
 from runtime.server.worker import Worker
@@ -20,10 +21,12 @@ class _PrivateMaster(Master):
         super().__init__(cluster, (_JOB, 0), server.worker)
         self._server = server
 
-    def create_session(self, options: MasterOptions) -> MasterSession:
+    def create_session(
+        self, options: MasterOptions, cancelled: Cancellation | None = None, waited_secs: float = 0.0
+    ) -> MasterSession:
         tasks.publish(self._server.address, self._server)
         try:
-            return super().create_session(options)
+            return super().create_session(options, cancelled, waited_secs)
         finally:
             tasks.withdraw(self._server.address, self._server)
 

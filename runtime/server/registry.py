@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +23,8 @@ NOBODY = 0
 class Registry:
     """Stage calls by handle and by identity. Thread safe.
 
-    A call is kept while one of the sessions that registered it lives; of the others the ``spare`` newest are kept.
+    A call is kept while one of the sessions that registered it lives and has a plan with it; of the others the
+    ``spare`` newest are kept.
 
     Args:
         task: the task's name, for errors.
@@ -38,7 +39,7 @@ class Registry:
         self._calls: dict[int, RegisteredCall] = {}
         self._by_digest: dict[bytes, RegisteredCall] = {}
         self._programs: weakref.WeakValueDictionary[bytes, Program] = weakref.WeakValueDictionary()
-        self._held: OrderedDict[int, set[int]] = OrderedDict()  # by session, the handles
+        self._held: OrderedDict[int, Counter[int]] = OrderedDict()  # by session, the handles, and how often registered
         self._holders: dict[int, int] = {}  # by handle, how many sessions
         self._spare: OrderedDict[int, None] = OrderedDict()  # the oldest first
         self._inherited: dict[int, Any] = {}  # by handle, what ``revive`` makes a call of
@@ -80,9 +81,13 @@ class Registry:
             raise NotFoundError(f"no stage is registered under handle {handle}", task=self._task) from None
 
     def kept(self) -> tuple[dict[int, RegisteredCall], dict[int, Any], dict[int, list[int]]]:
-        """The calls by handle, those that were inherited and not used yet, and by session the handles it holds."""
+        """The calls by handle, those that were inherited and not used yet, and by session the handles it holds.
+
+        A handle is listed as often as the session has registered it.
+        """
         with self._lock:
-            return dict(self._calls), dict(self._inherited), {s: sorted(held) for s, held in self._held.items()}
+            held = {session: sorted(handles.elements()) for session, handles in self._held.items()}
+            return dict(self._calls), dict(self._inherited), held
 
     def inherit(
         self,
@@ -94,7 +99,7 @@ class Registry:
 
         Args:
             calls: by handle, anything.
-            sessions: by session, the handles that it holds.
+            sessions: by session, the handles that it holds, each as often as it was registered.
             revive: makes a call, adds it under its handle and gives it.
         """
         with self._lock:
@@ -148,6 +153,20 @@ class Registry:
             self._hold(known.handle, session)
             return known
 
+    def unregister(self, session: int, handles: Sequence[int]) -> None:
+        """A session needs these handles once less; the calls that nobody needs become spare."""
+        with self._lock:
+            held = self._held.get(session)
+            if held is None:
+                return
+            self.changes += 1
+            for handle in handles:
+                if held[handle] > 1:
+                    held[handle] -= 1
+                elif held.pop(handle, 0):
+                    self._let_go(handle)
+            self._trim()
+
     def release(self, session: int) -> None:
         """A session has ended: the calls that only it needed become spare."""
         with self._lock:
@@ -161,10 +180,10 @@ class Registry:
                 self._spare.move_to_end(handle)
                 self._trim()
             return
-        held = self._held.setdefault(session, set())
+        held = self._held.setdefault(session, Counter())
         self._held.move_to_end(session)
-        if handle not in held:
-            held.add(handle)
+        held[handle] += 1
+        if held[handle] == 1:
             self._holders[handle] = self._holders.get(handle, 0) + 1
             self._spare.pop(handle, None)
         while len(self._held) > SESSIONS:
@@ -173,11 +192,14 @@ class Registry:
     def _release(self, session: int) -> None:
         self.changes += 1
         for handle in self._held.pop(session, ()):
-            self._holders[handle] -= 1
-            if not self._holders[handle]:
-                del self._holders[handle]
-                self._spare[handle] = None
+            self._let_go(handle)
         self._trim()
+
+    def _let_go(self, handle: int) -> None:
+        self._holders[handle] -= 1
+        if not self._holders[handle]:
+            del self._holders[handle]
+            self._spare[handle] = None
 
     def _trim(self) -> None:
         while len(self._spare) > self._limit:

@@ -69,6 +69,8 @@ def report(server: Server, *, variables: bool) -> pb.MetricsResponse:
         **_transport(server),
         **_host(),
         **_devices(worker),
+        "remote_sessions": len(server.remote_sessions),
+        "remote_calls": server.remote_sessions.calls,
         "updates_dropped_total": _dropped(worker.store),
         "variables": len(known),
         "variable_bytes": sum(0 if spec.is_string else spec.nbytes for _, spec in known),

@@ -29,6 +29,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", _ms(detection.GRPC_BACKOFF_SECS)),
     ("grpc.min_reconnect_backoff_ms", _ms(detection.ATTEMPT_SECS)),  # after a refusal the next comes sooner
     ("grpc.max_reconnect_backoff_ms", _ms(detection.GRPC_BACKOFF_SECS)),  # everybody waits for a restarted ps
+    ("grpc.dns_min_time_between_resolutions_ms", _ms(detection.GRPC_DNS_SECS)),  # a restarted task may have moved
     ("grpc.keepalive_time_ms", _ms(detection.GRPC_IDLE_SECS)),
     ("grpc.keepalive_timeout_ms", _ms(detection.GRPC_PING_SECS)),
     ("grpc.keepalive_permit_without_calls", 0),

@@ -10,14 +10,13 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from concurrent import futures
 from typing import Any
 
 import grpc
 from absl import logging
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from runtime.cluster import ClusterSpec, TaskId, split_address
+from runtime.cluster import ClusterSpec, TaskId, join_address, split_address
 from runtime.errors import InvalidArgumentError, UnavailableError, UnknownError
 from runtime.execution.compiler import warm_up
 from runtime.execution.mirrors import Header, message, read_message
@@ -26,14 +25,15 @@ from runtime.server import cores, mirroring, rpc, tasks
 from runtime.server.image import capture
 from runtime.server.master import Master, MasterOptions
 from runtime.server.mirror import DEFAULT_LAG, Mirror
+from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
 from runtime.server.tasks import LocalTask, RemoteTask, Task
+from runtime.server.threads import CallThreads
 from runtime.server.worker import Worker
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.listener import ServerCounters, TensorServer
 
-_RPC_THREADS = 64
 _STOP_SECS = 2.0
 LATE_SECS = 600.0
 """How long a task that may leave at the end of training waits for workers that have not said that they are done."""
@@ -94,28 +94,34 @@ class Server:
         self._started = self._open = False
         self.lives = 0
         """How many times this task has gone on from its mirror."""
-        host, port = split_address(spec.task_address(self.task.job, self.task.index))
-        self._grpc = grpc.server(futures.ThreadPoolExecutor(_RPC_THREADS, "grpc"), options=rpc.SERVER_OPTIONS)
-        bound = _bind(self._grpc, host, port, self.task)
-        self.address = f"{host}:{bound}"
-        self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
         with cores.limited(spec, self.task):
             self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
         self.worker.shards.cores = cores.writers_share(spec, self.task, os.cpu_count() or 1)
+        host, port = split_address(spec.task_address(self.task.job, self.task.index))
+        self._client_id = secrets.randbits(63) | 1
+        """By which other tasks know this process. Not the incarnation: a task that goes on from its mirror takes that
+        over from a process whose lanes they remember."""
+        self._grpc = grpc.server(CallThreads("grpc"), options=rpc.SERVER_OPTIONS)  # type: ignore[arg-type]  # any executor
+        self._grpc_started = False
+        bound = _bind(self._grpc, host, port, self.task)
+        self.address = join_address(host, bound)
+        self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
         run = self.worker.store.run
         run.address = self.address
         run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, "evaluator"))
         run.when_all_done = self._over.set
         self._tensors = TensorServer(
             self.worker,
-            host="127.0.0.1" if _is_loopback(host) else "",
+            host=_loopback(host),
             port=data_port,
             credential=b"",
             incarnation=self.incarnation,
         )
         self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker)
+        self.remote_sessions = RemoteSessions(self.master.close_session)
+        """Those of clients in other processes."""
         self._health = health.HealthServicer()
-        add_services(self._grpc, self, self.master)
+        add_services(self._grpc, self, self.remote_sessions)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         tasks.publish(self.address, self)
         if start:
@@ -161,21 +167,46 @@ class Server:
         return self._tensors.unix_path
 
     def start(self) -> None:
-        """Starts serving; does nothing the second time."""
+        """Starts serving; does nothing the second time.
+
+        Raises:
+            UnknownError: the port of the tensor channel is in use; names it. The server is stopped then.
+        """
         if self._started:
             return
         self._started = True
-        if self._holder:
-            self.worker.keep_mirrors()
-            self._grpc.start()  # the others may ask, while this task asks them, and need not wait for each other
-            self._mirror(self._holder)
-            self._tensors.start()
-        else:
-            self._tensors.start()
-            self._grpc.start()
+        try:
+            self._start()
+        except BaseException:
+            self.stop(0)
+            raise
         self._open = True
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.data_port)
+
+    def _start(self) -> None:
+        if self._holder:
+            self.worker.keep_mirrors()
+            self._start_grpc()  # the others may ask, while this task asks them, and need not wait for each other
+            self._mirror(self._holder)
+            self._start_tensors()
+        else:
+            self._start_tensors()
+            self._start_grpc()
+
+    def _start_grpc(self) -> None:
+        self._grpc_started = True
+        self._grpc.start()
+
+    def _start_tensors(self) -> None:
+        try:
+            self._tensors.start()
+        except OSError as error:
+            raise UnknownError(
+                f"cannot listen on the data port {self._tensors.port}: {error.strerror or error}; stop what holds it "
+                f"or give {self.task.job} task {self.task.index} another data_port",
+                task=str(self.task),
+            ) from error
 
     def _mirror(self, holder: str) -> None:
         """Goes on from the mirror, if there is one, and has this life of the task mirrored."""
@@ -217,7 +248,7 @@ class Server:
             return
         tasks.withdraw(self.address, self)
         self._health.enter_graceful_shutdown()
-        self.master.close_all()
+        self.master.stop()
         tasks.leave(self.address, self)
         if self.worker.mirror is not None:
             self.worker.mirror.close()
@@ -225,6 +256,8 @@ class Server:
             peers, self._peers = list(self._peers.values()), {}
         for peer in peers:
             peer.close(0)
+        if not self._grpc_started:
+            self._start_grpc()  # gRPC gives a port back only when it stops, and stops only what was started
         self._grpc.stop(grace_secs).wait()
         if self._started:
             self._tensors.stop(grace_secs)
@@ -282,7 +315,7 @@ class Server:
                 local = tasks.find_local(address)
                 if local is not None:
                     return LocalTask(name, local)
-                found = self._peers[name] = RemoteTask(name, address, self.incarnation, ChannelOptions())
+                found = self._peers[name] = RemoteTask(name, address, self._client_id, ChannelOptions())
             return found
 
 
@@ -305,14 +338,16 @@ def _own_task(spec: ClusterSpec, job: str | None, index: int | None) -> TaskId:
     return TaskId(job, index)
 
 
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+def _loopback(host: str) -> str:
+    """The address on which a task listens that only this machine reaches; empty for a task that all may reach."""
+    if host == "localhost" or host.startswith("127."):
+        return "127.0.0.1"
+    return "::1" if host == "::1" else ""
 
 
 def _bind(server: grpc.Server, host: str, port: int, task: TaskId) -> int:
-    where = f"127.0.0.1:{port}" if _is_loopback(host) else f"[::]:{port}"
     try:
-        bound = server.add_insecure_port(where)
+        bound = server.add_insecure_port(join_address(_loopback(host) or "::", port))
     except RuntimeError:
         bound = 0
     if not bound:
@@ -325,9 +360,10 @@ def _bind(server: grpc.Server, host: str, port: int, task: TaskId) -> int:
 
 
 def _why_not(host: str, port: int) -> str:
+    loopback = _loopback(host)
     try:
-        with socket.socket(socket.AF_INET6 if not _is_loopback(host) and socket.has_ipv6 else socket.AF_INET) as probe:
-            probe.bind(("127.0.0.1" if _is_loopback(host) else "", port))
+        with socket.socket(socket.AF_INET if "." in loopback or not socket.has_ipv6 else socket.AF_INET6) as probe:
+            probe.bind((loopback, port))
     except OSError as error:
         return error.strerror or str(error)
     return "gRPC could not bind it"

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import threading
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
 
 from runtime.errors import AbortedError
+from runtime.execution.cancel import Cancellation
 from runtime.execution.pieces import Piece
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
-from runtime.server.master import Master, MasterOptions, MasterSession
-from runtime.server.prepared import PreparedPlan
+from runtime.server.ending import StepEnding
+from runtime.server.master import Master, MasterOptions
+from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import report
 from runtime.server.rpc import servicer_method, when_abandoned
 from runtime.server.trace import step_stats
@@ -87,6 +86,12 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             mirror.settle()
 
     @servicer_method
+    def Unregister(self, request: pb.UnregisterRequest) -> pb.UnregisterResponse:
+        """Hears that a session needs handles no more."""
+        self._server.worker.registry.unregister(request.session, request.handles)
+        return pb.UnregisterResponse()
+
+    @servicer_method
     def Trace(self, request: pb.TraceRequest) -> pb.TraceResponse:
         """Gives what the traced calls of a session did here, and forgets it."""
         spans = self._server.worker.tracer.take(request.session)
@@ -116,28 +121,23 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         return pb.ClearResponse()
 
 
-PLANS = 512
-"""Plans kept for one session. Its client keeps half as many (``runtime/session.py``): those that it uses are here."""
-ABANDONED_SECS = 10.0
-"""How long a session is kept whose client went away in the middle of a step."""
-
-
 class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     """Runs steps for clients in other processes."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: Master, sessions: RemoteSessions) -> None:
         self._master = master
-        self._lock = threading.Lock()
-        self._sessions: dict[int, tuple[MasterSession, OrderedDict[int, PreparedPlan]]] = {}
-        self._used: dict[int, float] = {}
-        self._plans = itertools.count(1)
+        self._sessions = sessions
 
     @servicer_method
     def CreateSession(self, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
         """Opens a session."""
-        session = self._master.create_session(options_from_proto(request.options))
-        with self._lock:
-            self._sessions[session.id] = (session, OrderedDict())
+        cancelled = Cancellation()
+        with self._sessions.call(), when_abandoned(lambda: cancelled.set("its client went away")):
+            session = self._master.create_session(options_from_proto(request.options), cancelled, request.waited_secs)
+        if cancelled.is_set():
+            self._master.close_session(session)
+            cancelled.check("opening a session")
+        self._sessions.add(session)
         return pb.CreateSessionResponse(
             session=session.id,
             devices=[device_to_proto(d) for d in session.devices],
@@ -149,53 +149,48 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         )
 
     @servicer_method
+    def RenewSession(self, request: pb.RenewSessionRequest) -> pb.RenewSessionResponse:
+        """Hears that a client still has its session."""
+        self._sessions.renewed(request.session)
+        return pb.RenewSessionResponse()
+
+    @servicer_method
     def CloseSession(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
         """Closes a session."""
-        with self._lock:
-            found = self._sessions.pop(request.session, None)
-            self._used.pop(request.session, None)
-        if found is not None:
-            self._master.close_session(found[0])
+        self._sessions.end(request.session)
         return pb.CloseSessionResponse()
 
     @servicer_method
     def RegisterPlan(self, request: pb.RegisterPlanRequest) -> pb.RegisterPlanResponse:
         """Registers the stages of a plan on their tasks."""
-        session, plans = self._session(request.session)
-        prepared = session.prepare(plan_from_proto(request.plan))
-        number = next(self._plans)
-        with self._lock:
-            plans[number] = prepared
-            while len(plans) > PLANS:
-                plans.popitem(last=False)
-        return pb.RegisterPlanResponse(plan=number)
+        remote = self._sessions.renewed(request.session)
+        return pb.RegisterPlanResponse(plan=remote.add(remote.session.prepare(plan_from_proto(request.plan))))
 
     @servicer_method
     def RunStep(self, request: pb.RunStepRequest) -> pb.RunStepResponse:
-        """Runs one step of a registered plan."""
-        session, plans = self._session(request.session)
+        """Runs one step of a registered plan; it ends early when nobody waits for it any more."""
+        remote = self._sessions.renewed(request.session)
         feeds, timeout = unpack(request.feeds), request.timeout_secs or None
-        with self._lock:
-            prepared = plans[request.plan]
-            plans.move_to_end(request.plan)
+        prepared = remote.plan(request.plan)
         stats = None
-        with when_abandoned(lambda: self._abandoned(request.session)):
+        ending = StepEnding()
+        with self._sessions.call(), when_abandoned(ending.set):
             if request.traced:
-                values, stats = session.run_traced(prepared, feeds, timeout)
+                values, stats = remote.session.run_traced(prepared, feeds, timeout, ending)
             else:
-                values = session.run(prepared, feeds, timeout)
+                values = remote.session.run(prepared, feeds, timeout, ending)
         return pb.RunStepResponse(values=pack([v for v in values if v is not None]), step_stats=stats)
 
     @servicer_method
     def ForwardShard(self, request: pb.ForwardShardRequest) -> pb.ShardReply:
         """Passes an order of a coordinator of checkpoints on to a task."""
-        session, _ = self._session(request.session)
+        session = self._sessions.renewed(request.session).session
         return session.shard(request.task, request.order, request.timeout_secs or None)
 
     @servicer_method
     def ForwardPiece(self, request: pb.ForwardPieceRequest) -> pb.ForwardPieceReply:
         """Carries a piece of a checkpoint between a client that has no tensor channel and a task."""
-        session, _ = self._session(request.session)
+        session = self._sessions.renewed(request.session).session
         piece = Piece.from_array(np.array(request.piece, np.uint64))
         with contextlib.closing(session.stream(request.task)) as stream:
             if request.data:
@@ -208,40 +203,8 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     def Reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
         """Clears containers and closes all sessions."""
         self._master.reset(list(request.containers) or None, MasterOptions(start_timeout_secs=10.0))
-        with self._lock:
-            self._sessions.clear()
-            self._used.clear()
+        self._sessions.forget_all()
         return pb.ResetResponse()
-
-    def _abandoned(self, number: int) -> None:
-        """The client went away in the middle of a step: the step ends, and the session unless it is used again soon."""
-        before = time.monotonic()
-        with self._lock:
-            running = self._sessions.get(number)
-        if running is not None:
-            running[0].cancel_steps()
-
-        def end_if_unused() -> None:
-            with self._lock:
-                if self._used.get(number, 0.0) > before:
-                    return
-                found = self._sessions.pop(number, None)
-                self._used.pop(number, None)
-            if found is not None:
-                self._master.close_session(found[0])
-
-        timer = threading.Timer(ABANDONED_SECS, end_if_unused)
-        timer.daemon = True
-        timer.start()
-
-    def _session(self, number: int) -> tuple[MasterSession, OrderedDict[int, PreparedPlan]]:
-        with self._lock:
-            found = self._sessions.get(number)
-            if found is not None:
-                self._used[number] = time.monotonic()
-        if found is None:
-            raise AbortedError(f"session {number:x} is not found here: the server restarted or was reset")
-        return found
 
 
 def options_from_proto(message: pb.SessionOptions) -> MasterOptions:
@@ -268,7 +231,7 @@ def options_to_proto(options: MasterOptions) -> pb.SessionOptions:
     )
 
 
-def add_services(grpc_server: grpc.Server, server: Server, master: Master) -> None:
+def add_services(grpc_server: grpc.Server, server: Server, sessions: RemoteSessions) -> None:
     """Adds both services to a gRPC server."""
     services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(server), grpc_server)
-    services_pb2_grpc.add_MasterServiceServicer_to_server(MasterServicer(master), grpc_server)
+    services_pb2_grpc.add_MasterServiceServicer_to_server(MasterServicer(server.master, sessions), grpc_server)

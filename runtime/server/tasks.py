@@ -15,6 +15,7 @@ from absl import logging
 from runtime import detection
 from runtime.cluster import ClusterSpec, agree, difference, split_address
 from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
+from runtime.execution.cancel import Cancellation
 from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
 from runtime.proto import services_pb2, services_pb2_grpc, step_stats_pb2
@@ -142,10 +143,6 @@ class LocalTask:
     def trace(self, session: int) -> step_stats_pb2.StepStats:
         """What the session's traced calls did on the task since it was last asked."""
         return step_stats(self.server.worker.tracer.take(session))
-
-    def cancel(self, session: int) -> None:
-        """Ends what waits on the task for a session."""
-        self.server.worker.cancel(session, "the step was cancelled")
 
     def close(self, session: int) -> None:
         """Ends a session on the task."""
@@ -293,6 +290,16 @@ class RemoteTask:
             stage.writes_state,
         )
 
+    def unregister(self, session: int, handles: Sequence[int]) -> None:
+        """Tells the task that a plan of the session with these handles is gone; it may not hear of it."""
+        if self._closed.is_set():
+            return  # the session is gone, and all its handles with it
+        request = services_pb2.UnregisterRequest(session=session, handles=handles)
+        try:
+            rpc.call(self._stub.Unregister, request, timeout=SAY_EVERY_SECS, task=self.name)
+        except OpError as error:
+            logging.debug("%s keeps stages of a plan until the session ends: %s", self.name, error)
+
     def trace(self, session: int) -> step_stats_pb2.StepStats:
         """What the session's traced calls did on the task since it was last asked, by this host's clock."""
         before = time.time_ns()
@@ -319,10 +326,6 @@ class RemoteTask:
         finally:
             self.peer.release(lane)
 
-    def cancel(self, session: int) -> None:
-        """Ends the calls under way; the task notices that nobody waits for them any more."""
-        self.peer.cancel_calls()
-
     def close(self, session: int) -> None:
         """Closes the connections; the task cancels what waits there for this session."""
         self._closed.set()
@@ -341,6 +344,8 @@ def join(
     client: int,
     options: ChannelOptions,
     timeout: float | None,
+    cancelled: Cancellation,
+    waited_secs: float = 0.0,
 ) -> dict[str, Task]:
     """Meets every task, waiting for those that have not joined yet and saying every 10 s for whom.
 
@@ -351,8 +356,11 @@ def join(
         client: id of the session.
         options: limits of the tensor channel.
         timeout: seconds after which to give up, None for no limit.
+        cancelled: ends the wait, from another thread.
+        waited_secs: how long the client has waited before, for messages.
 
     Raises:
+        CancelledError: ``cancelled`` was set.
         DeadlineExceededError: names the tasks that did not answer, with their addresses.
         InvalidArgumentError: a task knows another cluster.
     """
@@ -368,10 +376,10 @@ def join(
     started = time.monotonic()
     deadline = None if timeout is None else started + timeout
     say_at = started + SAY_EVERY_SECS
-    wake = threading.Event()
     try:
         while waiting:
             for name, task in list(waiting.items()):
+                cancelled.check(f"waiting for {name}")
                 longest = detection.ATTEMPT_SECS
                 left = longest if deadline is None else min(longest, max(0.05, deadline - time.monotonic()))
                 try:
@@ -384,11 +392,13 @@ def join(
                 break
             whom = ", ".join(f"{t.name} at {t.address}" for t in waiting.values())
             if deadline is not None and now >= deadline:
-                raise DeadlineExceededError(f"after {now - started:.0f} s still waiting for {whom}", task=sender)
+                raise DeadlineExceededError(
+                    f"after {now - started + waited_secs:.0f} s still waiting for {whom}", task=sender
+                )
             if now >= say_at:
                 logging.info("%s: still waiting for %s", sender, whom)
                 say_at = now + SAY_EVERY_SECS
-            wake.wait(detection.JOIN_PAUSE_SECS)  # never set: gRPC tells nobody when a listener appears
+            cancelled.wait(detection.JOIN_PAUSE_SECS)  # gRPC tells nobody when a listener appears
     except BaseException:
         for known in (*waiting.values(), *met.values()):
             known.close(client)

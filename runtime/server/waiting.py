@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.execution.cancel import Cancellation
+from runtime.server.ending import StepEnding
 from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
 
@@ -33,6 +34,7 @@ def run_waiting_wave(
     deadline: float | None,
     borrowed: list[tuple[RemoteCall, TensorBuffer]],
     running: list[tuple[LocalCall, Any]],
+    ending: StepEnding | None,
 ) -> None:
     """Runs one wave; the arguments are those of ``MasterSession._run_wave``."""
     sent: list[tuple[RemoteCall, Lane]] = []
@@ -47,7 +49,11 @@ def run_waiting_wave(
         for local in wave.local:
             inline = [values[slot] for slot in local.inline]
             locals_.append(_LocalThread(local, session, step, inline, deadline, woken))
+        if ending is not None:
+            ending.cover(lane for _, lane in sent)
         for thread in locals_:
+            if ending is not None:
+                ending.include(thread.cancelled)
             thread.start()
         waiting_lanes, waiting_threads = list(sent), list(locals_)
         while waiting_lanes or waiting_threads:
@@ -67,6 +73,8 @@ def run_waiting_wave(
                     values[slot] = value
                 running.append((thread.call, done))
     finally:
+        if ending is not None:
+            ending.uncover(lane for _, lane in sent)
         for thread in locals_:
             thread.cancelled.set("another part of the step failed")
         for thread in locals_:

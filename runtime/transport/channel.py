@@ -146,7 +146,7 @@ class Lane:
         Raises:
             FailedPreconditionError: the lane is broken, or its last call was not received.
             InvalidArgumentError: a string array without `dynamic`, or a dtype that tensors cannot have.
-            ResourceExhaustedError: the payload is over `max_payload_bytes`.
+            ResourceExhaustedError: the payload describes itself and is over `max_payload_bytes`.
         """
         if self._pending is not None:
             raise FailedPreconditionError("a call is under way on this lane; receive its reply first", task=self.task)
@@ -156,13 +156,11 @@ class Lane:
             pieces: Pieces = [b"", *encode_dynamic(buffers)]
             length = payload_nbytes(pieces)
             flags = frames.DYNAMIC
+            if length > self._max_payload:
+                raise frames.over_limit(length, self._max_payload, self.task)
         else:
             pieces, length = fixed_payload(buffers)
             flags = 0
-        if length > self._max_payload:
-            raise ResourceExhaustedError(
-                f"a call with {length} bytes of tensors is over max_payload_bytes={self._max_payload}", task=self.task
-            )
         self._seq = seq = self._seq + 1
         pieces[0] = frames.pack_header(frames.MAGIC, frames.CALL, flags, handle, seq, step, length)
         self._pending = pieces
@@ -357,7 +355,7 @@ class Lane:
         # Everything but a reply of fixed layout. `start` is what has been read of the payload.
         _, kind, flags, _, seq, _, length = fields
         try:
-            frames.check_header(fields, self._max_payload if kind == frames.REPLY else frames.MAX_CONTROL_BYTES)
+            frames.check_header(fields, length if kind == frames.REPLY else frames.MAX_CONTROL_BYTES)
         except OpError as error:
             error.task = self.task
             raise
@@ -370,7 +368,10 @@ class Lane:
                 f"replied to call {self._pending_handle} with {length} bytes ({form}), expected {expected}",
                 task=self.task,
             )
-        data = aligned_buffer(length)
+        try:
+            data = aligned_buffer(length)
+        except (MemoryError, ValueError) as error:  # it was asked for, so it has no limit but this
+            raise ResourceExhaustedError(f"no memory for a reply of {length} bytes: {error}", task=self.task) from None
         window = data.data
         window[: len(start)] = start
         wire.receive_rest(sock, window[len(start) :], self)

@@ -17,7 +17,6 @@ from runtime.errors import (
     InternalError,
     InvalidArgumentError,
     OpError,
-    ResourceExhaustedError,
     UnauthenticatedError,
 )
 from runtime.transport import frames, wire
@@ -104,7 +103,7 @@ class ServerContext:
         handler: runs the calls.
         credential: the secret that clients must know.
         incarnation: of the server.
-        max_payload_bytes: longest payload accepted.
+        max_payload_bytes: longest payload accepted that describes itself.
         lanes: the memories.
         stopping: set when the server ends.
         progress: set after each call while stopping.
@@ -371,13 +370,11 @@ class Connection:
             record.finish(kept)
 
     def _check_call(self, layout: Layout | None, flags: int, handle: int, length: int) -> None:
-        if length > self._context.max_payload_bytes:
-            raise ResourceExhaustedError(
-                f"a call with {length} bytes of tensors is over max_payload_bytes={self._context.max_payload_bytes}"
-            )
         if layout is None:
             if not flags & frames.DYNAMIC:
                 raise InvalidArgumentError(f"handle {handle} takes tensors that describe themselves (dynamic=True)")
+            if length > self._context.max_payload_bytes:
+                raise frames.over_limit(length, self._context.max_payload_bytes)
         elif flags & frames.DYNAMIC or length != layout.nbytes:
             form = "self-describing" if flags & frames.DYNAMIC else "fixed"
             raise InvalidArgumentError(f"handle {handle} takes {layout}, got {length} bytes ({form})")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from runtime import detection
 from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
-from runtime.transport import frames, tunnel, wire
+from runtime.transport import addresses, frames, tunnel, wire
 from runtime.transport.endpoint import Endpoint, reachable_unix_path
 
 
@@ -22,7 +22,8 @@ class ChannelOptions:
         reconnect_secs: how long a call tries to reach a silent peer again before UnavailableError.
         heartbeat_secs: period of the pings.
         heartbeat_timeout_secs: without an answer for this long the peer is silent and its connections are cut.
-        max_payload_bytes: longest payload that is sent or received.
+        max_payload_bytes: longest payload of a call that describes itself; one of a layout that both sides know is as
+            long as that says.
         prefer_unix: use the Unix socket of a peer on this host.
     """
 
@@ -156,28 +157,23 @@ class Dialer:
         self, endpoint: Endpoint, via: tuple[str, int] | None, deadline: float, adopt: Callable[[socket.socket], None]
     ) -> socket.socket:
         host, port = via or (endpoint.host, endpoint.port)
-        failure: OSError = OSError(f"no address for {host}")
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            sock = self._make_socket(family, kind, protocol, endpoint.host)
-            adopt(sock)
-            try:
-                wire.tune(sock)
-                _limit(sock, deadline)
-                sock.connect(address)
-                if via is not None:
-                    tunnel.ask(sock, endpoint.host, endpoint.port, deadline)
-            except OSError as error:
-                sock.close()
-                failure = error
-                continue
-            wire.tune_buffers(sock)
-            if isinstance(sock, ssl.SSLSocket):
-                self._shake_hands(sock, deadline)
-            return sock
-        raise failure
+        sock = addresses.connect(
+            addresses.look_up(host, port, deadline),
+            lambda address: self._make_socket(address, endpoint.host),
+            deadline,
+            adopt,
+        )
+        _limit(sock, deadline)
+        if via is not None:
+            tunnel.ask(sock, endpoint.host, endpoint.port, deadline)
+        wire.tune_buffers(sock)
+        if isinstance(sock, ssl.SSLSocket):
+            self._shake_hands(sock, deadline)
+        return sock
 
-    def _make_socket(self, family: int, kind: int, protocol: int, host: str) -> socket.socket:
-        sock = socket.socket(family, kind, protocol)
+    def _make_socket(self, address: addresses.Address, host: str) -> socket.socket:
+        sock = socket.socket(address.family, address.kind, address.protocol)
+        wire.tune(sock)
         if self._ssl_context is None:
             return sock
         # Before it connects: wrapping a connection that has just been cut would lose its descriptor.

@@ -6,6 +6,8 @@ import platform
 import uuid
 from dataclasses import dataclass
 
+from runtime.cluster import join_address
+
 FAST_PATH_VARIABLE = "BELLWETHER_FAST_PATH"
 """Environment variable; "0" turns the Unix socket between tasks of one host off."""
 
@@ -15,7 +17,7 @@ class Endpoint:
     """The address of a tensor server, as it is told over gRPC.
 
     Attributes:
-        host: host name or address for TCP.
+        host: host name or address for TCP, without brackets.
         port: TCP port.
         unix_path: path of its Unix socket, or None.
         host_id: `host_id()` of its process.
@@ -30,7 +32,7 @@ class Endpoint:
 
     def __str__(self) -> str:
         """host:port, for messages."""
-        return f"{self.host}:{self.port}"
+        return join_address(self.host, self.port)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ One call at most is under way on a connection, so a side that has read a whole f
 import struct
 from typing import Final, NamedTuple
 
-from runtime.errors import DataLossError, OpError, error_from_code
+from runtime.errors import DataLossError, OpError, ResourceExhaustedError, error_from_code
 
 MAGIC: Final = 0xB701
 """Fixed high byte, protocol version in the low byte."""
@@ -46,7 +46,8 @@ unpack_header: Final = HEADER.unpack_from
 MAX_CONTROL_BYTES: Final = 64 << 10
 """Longest payload of HELLO and ERROR."""
 MAX_PAYLOAD_BYTES: Final = 4 << 30
-"""Default limit of a payload of tensors."""
+"""Default limit of a call's payload that describes itself (flag DYNAMIC). One of a layout that both sides know needs
+none, as another length is refused, and neither does a reply, which was asked for."""
 
 _HELLO: Final = struct.Struct("<QQII")
 _ERROR: Final = struct.Struct("<II")
@@ -113,6 +114,15 @@ def decode_error(payload: bytes, task: str) -> OpError:
         raise DataLossError("an error frame is damaged", task=task)
     named = payload[_ERROR.size : end].decode(errors="replace")
     return error_from_code(code, payload[end:].decode(errors="replace"), named or task)
+
+
+def over_limit(length: int, limit: int, task: str = "") -> ResourceExhaustedError:
+    """The error of a call that carries a payload that describes itself and is too long."""
+    return ResourceExhaustedError(
+        f"{length} bytes of tensors that describe themselves (strings, elements of a queue) are over the limit of "
+        f"{limit} bytes for one call: send them in several steps",
+        task=task,
+    )
 
 
 def check_header(fields: tuple[int, int, int, int, int, int, int], limit: int) -> None:

@@ -26,6 +26,8 @@ _BACKLOG: Final = 1024
 _HELLO_SECS: Final = 10.0
 _TURN_SECS: Final = 1.0
 _JOIN_SECS: Final = 5.0
+_TROUBLE_SECS: Final = 0.1
+"""Pause after a connection that could not be served for want of something, so as not to run in circles."""
 _LONGEST_UNIX_PATH: Final = 100
 
 
@@ -81,7 +83,7 @@ class TensorServer:
             incarnation: random u64 of this life of the task.
             unix: listen on a Unix socket too (in a directory that only this user can enter).
             ssl_context: for TLS on TCP; the Unix socket stays plain.
-            max_payload_bytes: longest payload of a call.
+            max_payload_bytes: longest payload of a call whose tensors describe themselves.
             max_connections: further ones are refused.
             lane_memory_secs: how long a lane without a connection is remembered.
             gone_secs: how long a client without a connection is expected back; then the handler's `gone` is told.
@@ -120,7 +122,8 @@ class TensorServer:
             kept: by (client, lane), the number of its last call with an effect, and the reply.
         """
         self._context = replace(self._context, incarnation=incarnation)
-        self._context.lanes.inherit(kept, time.monotonic())
+        now = time.monotonic()
+        self._context.lanes.inherit(kept, now, now + self._lane_memory_secs)
 
     @property
     def port(self) -> int:
@@ -232,7 +235,11 @@ class TensorServer:
 
     def _listen_unix(self) -> list[socket.socket]:
         leftovers.sweep()
-        directory = leftovers.make_directory()
+        try:
+            directory = leftovers.make_directory()
+        except OSError as error:
+            logging.info("No Unix socket for tensors: %s", error)
+            return []
         path = os.path.join(directory, leftovers.SOCKET_NAME)
         if len(path) > _LONGEST_UNIX_PATH:
             os.rmdir(directory)
@@ -255,14 +262,18 @@ class TensorServer:
         stopping = self._context.stopping
         try:
             while not stopping.is_set():
-                for fd, _ in self._epoll.poll(_TURN_SECS):
-                    if fd in self._listeners:
-                        self._accept(self._listeners[fd])
-                    elif fd != self._wake:
-                        self._hung_up(fd)
-                    else:
-                        os.eventfd_read(fd)
-                self._tidy()
+                try:
+                    for fd, _ in self._epoll.poll(_TURN_SECS):
+                        if fd in self._listeners:
+                            self._accept(self._listeners[fd])
+                        elif fd != self._wake:
+                            self._hung_up(fd)
+                        else:
+                            os.eventfd_read(fd)
+                    self._tidy()
+                except Exception:  # whatever it is, those who are connected and those to come need this thread
+                    logging.exception("The tensor port %d goes on after an error", self._port)
+                    stopping.wait(_TROUBLE_SECS)
         finally:
             for listener in self._listeners.values():
                 listener.close()
@@ -274,7 +285,7 @@ class TensorServer:
             return
         except OSError as error:  # out of descriptors, or the client is gone already
             logging.error("Cannot accept a tensor connection: %s", error)
-            self._context.stopping.wait(0.1)
+            self._context.stopping.wait(_TROUBLE_SECS)
             return
         sock.setblocking(True)
         if len(self._connections) >= self._max_connections:
@@ -284,6 +295,14 @@ class TensorServer:
             with sock, contextlib.suppress(OSError):  # the client may be gone again
                 sock.send(head + payload, socket.MSG_DONTWAIT)
             return
+        try:
+            self._begin(sock)
+        except (RuntimeError, MemoryError, OSError) as error:  # no thread, memory or descriptor to be had just now
+            sock.close()  # its client tries again
+            logging.error("Cannot serve a tensor connection, it is closed: %s: %s", type(error).__name__, error)
+            self._context.stopping.wait(_TROUBLE_SECS)
+
+    def _begin(self, sock: socket.socket) -> None:
         tls = None if sock.family == socket.AF_UNIX else self._ssl_context
         connection = Connection(self._context, sock, tls)
         thread = threading.Thread(
@@ -293,8 +312,13 @@ class TensorServer:
             self._accepted += 1
             self._connections[connection.fd] = (connection, thread)
         assert self._epoll is not None
-        self._epoll.register(connection.fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
-        thread.start()
+        try:
+            self._epoll.register(connection.fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
+            thread.start()
+        except BaseException:
+            with self._lock:
+                del self._connections[connection.fd]
+            raise
 
     def _serve(self, connection: Connection) -> None:
         try:

@@ -118,19 +118,21 @@ class LaneTable(Generic[Kept]):
         self._lock = threading.Lock()
         self._records: dict[tuple[int, int], LaneRecord[Kept]] = {}
         self._given_up: set[int] = set()
-        self._reborn = False
+        self._welcome_until = 0.0
 
-    def inherit(self, kept: Mapping[tuple[int, int], tuple[int, Kept]], now: float) -> None:
+    def inherit(self, kept: Mapping[tuple[int, int], tuple[int, Kept]], now: float, until: float) -> None:
         """Goes on from what an earlier life of the server remembered.
 
-        A lane that is not in it has had no effect that is left: it is welcomed as if it were known.
+        A lane that is not in it has had no effect that is left: it is welcomed as if it were known. But only for as
+        long as this life cannot have forgotten a lane of its own, whose call may have run.
 
         Args:
             kept: by (client, lane), the number of its last call with an effect, and the reply.
             now: `time.monotonic()`.
+            until: when `expire` may drop a lane for the first time, by the same clock.
         """
         with self._lock:
-            self._reborn = True
+            self._welcome_until = until
             for key, (seq, reply) in kept.items():
                 record: LaneRecord[Kept] = LaneRecord()
                 record.inherit(seq, reply, now)
@@ -161,7 +163,7 @@ class LaneTable(Generic[Kept]):
         with self._lock:
             self._given_up.discard(client)
             record = self._records.get((client, lane))
-            known = record is not None or self._reborn
+            known = record is not None or now < self._welcome_until
             if record is None:
                 record = self._records[client, lane] = LaneRecord()
             elif attempt <= record.attempt:

@@ -119,11 +119,6 @@ class Peer:
                 return
         self._discard(lane)
 
-    def cancel_calls(self) -> None:
-        """Makes the calls under way raise CancelledError, from any thread; later ones use new connections."""
-        for lane in self._all_lanes():
-            lane.cancel()
-
     def close(self) -> None:
         """Says goodbye, cancels the calls under way and ends the heartbeat. Does nothing the second time.
 

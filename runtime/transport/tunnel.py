@@ -4,6 +4,7 @@ import os
 import socket
 import time
 
+from runtime.cluster import join_address, split_address
 from runtime.errors import InvalidArgumentError
 
 PROXY_VARIABLE = "BELLWETHER_PROXY"
@@ -20,10 +21,10 @@ def proxy() -> tuple[str, int] | None:
     text = os.environ.get(PROXY_VARIABLE, "")
     if not text:
         return None
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise InvalidArgumentError(f"{PROXY_VARIABLE}={text}: write it as host:port")
-    return host, int(port)
+    try:
+        return split_address(text)
+    except InvalidArgumentError:
+        raise InvalidArgumentError(f"{PROXY_VARIABLE}={text}: write it as host:port") from None
 
 
 def grpc_options() -> list[tuple[str, str | int]]:
@@ -31,7 +32,7 @@ def grpc_options() -> list[tuple[str, str | int]]:
     found = proxy()
     if found is None:
         return []
-    return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", f"http://{found[0]}:{found[1]}")]
+    return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", f"http://{join_address(*found)}")]
 
 
 def ask(sock: socket.socket, host: str, port: int, deadline: float) -> None:
@@ -48,7 +49,8 @@ def ask(sock: socket.socket, host: str, port: int, deadline: float) -> None:
         OSError: the connection broke, or it took too long.
     """
     # The plain methods: on a TLS socket these bytes come before the handshake.
-    socket.socket.sendall(sock, f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+    there = join_address(host, port)
+    socket.socket.sendall(sock, f"CONNECT {there} HTTP/1.1\r\nHost: {there}\r\n\r\n".encode())
     answer = bytearray()
     while not answer.endswith(b"\r\n\r\n"):
         left = deadline - time.monotonic()

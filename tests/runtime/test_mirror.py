@@ -184,7 +184,7 @@ class Client:
 
 def test_inherited_lanes_are_answered_and_others_welcomed() -> None:
     table: LaneTable[str] = LaneTable()
-    table.inherit({(1, 2): (5, "five")}, 100.0)
+    table.inherit({(1, 2): (5, "five")}, 100.0, 700.0)
     owner = Client()
     record, known, _ = table.attach(1, 2, 3, owner, 100.0)
     assert known
@@ -196,6 +196,7 @@ def test_inherited_lanes_are_answered_and_others_welcomed() -> None:
     assert fresh.begin(other, 17) is None
     table.expire(50.0)
     assert len(table) == 2
+    assert not table.attach(9, 8, 1, Client(), 700.0)[1]  # by now this life may have forgotten it
 
 
 @contextlib.contextmanager

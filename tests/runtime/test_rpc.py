@@ -1,13 +1,17 @@
 """How the control plane reaches a task again."""
 
 import socket
+import struct
+import threading
 import time
 
 import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from harness.launcher.ports import free_ports
 from runtime.errors import CancelledError
-from runtime.server import rpc
+from runtime.server import rpc, threads
 
 ATTEMPTS = 12
 
@@ -34,3 +38,63 @@ def test_attempts_to_connect_again_come_fast_and_do_not_slow_down() -> None:
             with pytest.raises(grpc.FutureCancelledError):
                 call.result()
     assert took < 15  # 1 to 2 s; with gRPC's own pauses it would be several minutes
+
+
+class NameServer(threading.Thread):
+    """Answers questions for IPv4 addresses over UDP, and says that there is nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.address = "127.0.0.1"
+        self.asked: list[float] = []
+        self._sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._sock.bind(("127.0.0.1", 0))
+        self.port = self._sock.getsockname()[1]
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            question, client = self._sock.recvfrom(4096)
+            if not question:
+                return
+            end = question.index(b"\0", 12) + 5  # a name, its type and class
+            is_a = question[end - 4 : end - 2] == b"\0\1"
+            head = question[:2] + b"\x81\x80" + struct.pack(">HHHH", 1, int(is_a), 0, 0)
+            record = b"\xc0\x0c\0\1\0\1" + struct.pack(">IH", 0, 4) + socket.inet_aton(self.address)
+            if is_a:
+                self.asked.append(time.monotonic())
+            self._sock.sendto(head + question[12:end] + (record if is_a else b""), client)
+
+    def close(self) -> None:
+        self._sock.sendto(b"", self._sock.getsockname())
+        self.join(10)
+        self._sock.close()
+
+
+def _serve(address: str, port: int) -> grpc.Server:
+    server = grpc.server(threads.CallThreads("test"))
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    assert server.add_insecure_port(f"{address}:{port}") == port
+    server.start()
+    return server
+
+
+def test_a_task_that_comes_back_at_another_address_is_found_within_seconds() -> None:
+    """gRPC by itself asks the name server again after half a minute at the soonest."""
+    names = NameServer()
+    (port,) = free_ports(1)
+    before = _serve("127.0.0.2", port)
+    names.address = "127.0.0.2"
+    with rpc.open_channel(f"dns://127.0.0.1:{names.port}/ps.test:{port}") as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        check(health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True)
+        before.stop(None)
+        after = _serve("127.0.0.3", port)
+        names.address = "127.0.0.3"
+        began = time.monotonic()
+        check(health_pb2.HealthCheckRequest(), timeout=60, wait_for_ready=True)
+        took = time.monotonic() - began
+    after.stop(None)
+    names.close()
+    assert len(names.asked) >= 2
+    assert took < 20  # 1 to 2 s

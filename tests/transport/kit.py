@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -228,6 +230,28 @@ def same(left: Sequence[Any], right: Sequence[Any]) -> bool:
         a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
         for a, b in zip(left, right, strict=True)
     )
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Waits until a condition holds, which nobody tells of."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def in_thread(call: Callable[[], Any]) -> "Future[Any]":
+    """What a call gives or raises that runs on a thread of its own."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def main() -> None:

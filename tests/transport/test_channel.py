@@ -28,7 +28,7 @@ from runtime.errors import (
     UnauthenticatedError,
 )
 from runtime.tensor_spec import TensorSpec
-from runtime.transport import ChannelOptions, Layout, Reply, TensorBuffer, frames, listener, wire
+from runtime.transport import ChannelOptions, Endpoint, Layout, Reply, TensorBuffer, frames, listener, wire
 from tests.transport import kit
 from tests.transport.kit import TASK, addend, make_peer, make_server, same
 
@@ -201,22 +201,57 @@ def test_reply_of_another_layout(pair):
     pair.peer.release(fresh)
 
 
-def test_payload_limits(pair):
+def test_the_limit_of_payloads_is_for_those_that_describe_themselves(pair):
+    """What a registered layout says is no surprise; what a frame announces of itself may be anything."""
+    large = [np.zeros(5000, np.uint8)]
     small = pair.connect(channel={"max_payload_bytes": 1000})
     lane = small.acquire()
-    with pytest.raises(ResourceExhaustedError, match="max_payload_bytes=1000"):
-        lane.call(kit.ADD, 1, addend(1), kit.NUMBER)
+    with pytest.raises(ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit of 1000"):
+        lane.call(kit.ECHO, 1, large, None, dynamic=True)
     assert lane.usable
+    assert lane.call(kit.ADD, 1, addend(1), kit.NUMBER) == [1]
     small.release(lane)
     server, _ = pair.serve(max_payload_bytes=1000)
     peer = pair.connect(server)
     lane = peer.acquire()
-    with pytest.raises(ResourceExhaustedError, match="max_payload_bytes=1000"):
-        lane.call(kit.ADD, 1, addend(1), kit.NUMBER)
-    assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
+    with pytest.raises(ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit of 1000"):
+        lane.call(kit.ECHO, 1, large, None, dynamic=True)
+    assert lane.call(kit.ADD, 1, addend(1), kit.NUMBER) == [1]
     peer.release(lane)
     peer.close()
     server.stop()
+
+
+def test_a_reply_was_asked_for_and_has_no_limit(pair):
+    pair.desk.reply = lambda: Reply([np.zeros(5000, np.uint8)], dynamic=True)
+    peer = pair.connect(channel={"max_payload_bytes": 1000})
+    lane = peer.acquire()
+    assert [a.nbytes for a in lane.call(kit.SUM, 1, [], None)] == [5000]
+    peer.release(lane)
+
+
+def test_a_reply_for_which_there_is_no_memory_is_an_error_of_that_name():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            sock, _ = listening.accept()
+            with sock:
+                sock.recv(4096)
+                sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, 0, 0, 0, 77, 0))
+                sock.recv(4096)
+                sock.sendall(frames.pack_header(frames.MAGIC, frames.REPLY, frames.DYNAMIC, 9, 1, 0, 1 << 60))
+                sock.recv(1)  # until the client hangs up
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        there = Endpoint("127.0.0.1", listening.getsockname()[1], None, "", 77)
+        peer = make_peer(lambda timeout: there, options=ChannelOptions(heartbeat_secs=60))
+        lane = peer.acquire()
+        with pytest.raises(ResourceExhaustedError, match=f"/job:ps/task:0.*no memory for a reply of {1 << 60} bytes"):
+            lane.call(9, 1, [], None)
+        peer.release(lane)
+        thread.join(10)
+        peer.close()
 
 
 def test_send_to_several_before_receiving(pair):

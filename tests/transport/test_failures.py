@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import AbortedError, CancelledError, DeadlineExceededError, UnavailableError
-from runtime.transport import ChannelOptions, Endpoint
+from runtime.transport import ChannelOptions, Endpoint, TensorServer
 from tests.transport import kit
 from tests.transport.kit import TASK, CuttingProxy, Desk, ServerProcess, addend, make_peer, make_server
 
@@ -271,3 +271,36 @@ def test_every_add_counts_once_through_a_network_that_cuts(seed, monkeypatch):
     assert not failures
     assert proxy.cuts > 20
     assert desk.total == desk.runs == threads * calls
+
+
+def test_a_reborn_server_welcomes_lanes_that_it_does_not_know_for_as_long_as_they_are_remembered() -> None:
+    """Later an unknown lane is one that this life has forgotten: its call may have run, and must not run again."""
+    server = TensorServer(
+        desk := Desk(), host="127.0.0.1", credential=kit.SECRET, incarnation=1, unix=False, lane_memory_secs=2.0
+    )
+    server.inherit(77, {})
+    server.start()
+    proxy = CuttingProxy(server.port, 0, 0)
+    direct = server.endpoint("127.0.0.1")
+    there = [dataclasses.replace(direct, port=proxy.port)]
+
+    def resolve(timeout: float) -> Endpoint:
+        if not there:
+            raise DeadlineExceededError("the network is cut", task=TASK)
+        return there[0]
+
+    peer = make_peer(resolve, options=ChannelOptions(reconnect_secs=60))
+    lane = peer.acquire()
+    lane.send(kit.SLOW_ADD, 1, addend(1))
+    caller = Caller(lane)
+    assert desk.blocked.acquire(timeout=10)
+    there.clear()
+    proxy.close()  # the call runs, and its answer is lost
+    wait_until(lambda: desk.runs == 1, 10)
+    wait_until(lambda: server.counters.lanes == 0, 30)
+    there.append(direct)
+    caller.join(30)
+    assert desk.runs == 1
+    assert type(caller.error) is AbortedError
+    peer.close()
+    server.stop()

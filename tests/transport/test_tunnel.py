@@ -6,7 +6,7 @@ import time
 import pytest
 
 import runtime as rt
-from runtime.transport import tunnel
+from runtime.transport import Endpoint, tunnel
 
 
 @pytest.mark.parametrize("text", ["nowhere", ":80", "host:", "host:x"])
@@ -43,3 +43,15 @@ def test_what_is_asked_and_what_the_answers_mean() -> None:
         ask(b"HTTP/1.1 200", secs=0.05)
     with pytest.raises(ConnectionResetError):
         ask(b"HTTP/1.1 200 " + b"x" * 5000)
+
+
+def test_addresses_of_ipv6_have_brackets_where_a_port_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, its = socket.socketpair()
+    with mine, its:
+        its.sendall(b"HTTP/1.1 200 Connected\r\n\r\nx")
+        tunnel.ask(mine, "fd00::7", 7, time.monotonic() + 5)
+        assert its.recv(1000) == b"CONNECT [fd00::7]:7 HTTP/1.1\r\nHost: [fd00::7]:7\r\n\r\n"
+    monkeypatch.setenv(tunnel.PROXY_VARIABLE, "[::1]:3128")
+    assert tunnel.proxy() == ("::1", 3128)
+    assert ("grpc.http_proxy", "http://[::1]:3128") in tunnel.grpc_options()
+    assert str(Endpoint("fd00::7", 7, None, "", 1)) == "[fd00::7]:7"

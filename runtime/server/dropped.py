@@ -1,0 +1,49 @@
+"""What is to be done when nobody holds an object any more, done on a thread of its own.
+
+A finalizer runs wherever the garbage collector happens to: in any thread, under any lock. So it only puts the action
+into a queue, which is made for that (``queue.SimpleQueue`` may be entered again by the thread that is in it).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+_actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def when_dropped(thing: Any, action: Callable[[], None]) -> weakref.finalize[..., Any]:
+    """Has ``action`` called some time after ``thing`` is gone; not at the end of the process.
+
+    Args:
+        thing: any object that can be referred to weakly.
+        action: does not refer to it. May take a little time; what it raises is logged.
+
+    Returns:
+        What ``detach`` takes the order back with.
+    """
+    global _thread
+    with _lock:
+        if _thread is None or not _thread.is_alive():  # the child of a fork has no threads
+            _thread = threading.Thread(target=_work, name="dropped", daemon=True)
+            _thread.start()
+    finalizer = weakref.finalize(thing, _actions.put, action)
+    finalizer.atexit = False
+    return finalizer
+
+
+def _work() -> None:
+    while True:
+        action = _actions.get()
+        try:
+            action()
+        except Exception:
+            logging.exception("What was left of a dropped object was not cleared away")
+        del action

@@ -1,0 +1,148 @@
+"""The sessions of clients elsewhere, and how long they live.
+
+A client owns its session. It renews it with every call, and every few seconds with one that does nothing else; a client
+that was not heard of for ``LEASE_SECS`` is dead, and its session is closed. A call that ends early (its time limit has
+passed, its client has closed the channel or died) ends the step that it is, and says nothing of the session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from absl import logging
+
+from runtime import detection
+from runtime.errors import AbortedError, NotFoundError
+from runtime.server.master import MasterSession
+from runtime.server.prepared import PreparedPlan
+
+PLANS = 512
+"""Plans kept for one session. Its client keeps half as many (``runtime/session.py``): those that it uses are here."""
+
+
+class RemoteSession:
+    """A session of a client elsewhere, and what it has planned. Thread safe."""
+
+    def __init__(self, session: MasterSession) -> None:
+        self.session = session
+        self.heard_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._plans: OrderedDict[int, PreparedPlan] = OrderedDict()
+
+    def add(self, prepared: PreparedPlan) -> int:
+        """Keeps a plan and gives its number."""
+        with self._lock:
+            number = next(self._numbers)
+            self._plans[number] = prepared
+            while len(self._plans) > PLANS:
+                self._plans.popitem(last=False)
+            return number
+
+    def plan(self, number: int) -> PreparedPlan:
+        """The plan of a number.
+
+        Raises:
+            NotFoundError: it was dropped, or never there.
+        """
+        with self._lock:
+            found = self._plans.get(number)
+            if found is None:
+                raise NotFoundError(f"no plan has the number {number} in this session")
+            self._plans.move_to_end(number)
+            return found
+
+
+class RemoteSessions:
+    """The sessions of a master's clients elsewhere, by id. Thread safe.
+
+    Args:
+        close: ends a session.
+    """
+
+    def __init__(self, close: Callable[[MasterSession], None]) -> None:
+        self._close = close
+        self._changed = threading.Condition()
+        self._sessions: dict[int, RemoteSession] = {}
+        self._watching = False
+        self._calls = 0
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._sessions)
+
+    @property
+    def calls(self) -> int:
+        """How many sessions are being opened, and how many steps run or wait, for clients elsewhere."""
+        return self._calls
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Counts a call while it is under way."""
+        with self._changed:
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._calls -= 1
+
+    def add(self, session: MasterSession) -> None:
+        """Keeps a session that has just been opened."""
+        with self._changed:
+            self._sessions[session.id] = RemoteSession(session)
+            if not self._watching:
+                threading.Thread(target=self._watch, name="remote sessions", daemon=True).start()
+                self._watching = True
+
+    def renewed(self, number: int) -> RemoteSession:
+        """The session of an id; its client was heard of just now.
+
+        Raises:
+            AbortedError: it is not there (any more).
+        """
+        with self._changed:
+            found = self._sessions.get(number)
+            if found is not None:
+                found.heard_at = time.monotonic()
+                return found
+        raise AbortedError(
+            f"session {number:x} is not found here: the server restarted or was reset, or did not hear of this client "
+            f"for {detection.LEASE_SECS:g} s"
+        )
+
+    def end(self, number: int) -> None:
+        """Closes a session, if it is there."""
+        with self._changed:
+            found = self._sessions.pop(number, None)
+            self._changed.notify()
+        if found is not None:
+            self._close(found.session)
+
+    def forget_all(self) -> None:
+        """Forgets the sessions, which somebody else has closed."""
+        with self._changed:
+            self._sessions.clear()
+            self._changed.notify()
+
+    def _watch(self) -> None:
+        """Closes the sessions of clients that are not heard of any more; ends when there is no session."""
+        while True:
+            with self._changed:
+                if not self._sessions:
+                    self._watching = False
+                    return
+                silent, heard_at = min(((n, s.heard_at) for n, s in self._sessions.items()), key=lambda pair: pair[1])
+                left = heard_at + detection.LEASE_SECS - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                    continue
+            logging.warning(
+                "A session is closed: its client was not heard of for %g s and did not close it", detection.LEASE_SECS
+            )
+            self.end(silent)

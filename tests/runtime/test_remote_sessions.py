@@ -1,0 +1,363 @@
+"""Sessions of clients elsewhere: who owns them, what renews them and what ends them; and what one step's end is not."""
+
+import gc
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import runtime as rt
+import runtime.session
+from runtime import detection
+from runtime.server import remote_sessions, threads
+from tests.runtime.kit import TARGET, addresses, processes, run_python, servers
+
+SOON_SECS = 20.0
+"""Within this time what must not hang has ended, on a machine that is busy with other things."""
+WAIT = rt.SessionConfig(start_timeout_secs=60)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """A call on a thread of its own, and what it gives or raises."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[rt.Server, rt.Server]]:
+    """A worker and a ps in this process; its sessions reach the worker's master as those of another process do."""
+    monkeypatch.setattr(runtime.session, "find_local", lambda address: None)
+    with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
+        yield made[TARGET], made["/job:ps/task:0"]
+
+
+def queue() -> rt.FIFOQueue:
+    with rt.device("/job:ps/task:0"):
+        return rt.FIFOQueue(1, np.int32, [[]], name="numbers")
+
+
+def waiting(server: rt.Server) -> int:
+    """How many calls wait in kernels of a task."""
+    return sum(len(calls) for calls in list(server.worker._waits.values()))
+
+
+# -- waiting steps and the control plane -----------------------------------------------------------------------------
+
+
+def test_a_hundred_waiting_steps_leave_the_control_plane_free(remote: tuple[rt.Server, rt.Server]) -> None:
+    server, ps = remote
+    q = queue()
+    put, take = q.enqueue(1), q.dequeue()
+    producers = 100
+    with rt.Session(server.target, config=WAIT) as session:
+        session.run(put)
+        waits = [in_thread(lambda: session.run(put)) for _ in range(producers)]
+        wait_until(lambda: waiting(ps) == producers)
+        assert rt.probe(server.address, timeout_secs=SOON_SECS).values["remote_calls"] == producers
+        with rt.Session(server.target, config=WAIT) as another:  # somebody joins, and plans a step
+            for _ in range(producers + 1):
+                assert another.run(take, timeout_secs=SOON_SECS) == 1
+        for thread, results in waits:
+            thread.join(SOON_SECS)
+            assert results == [None]
+
+
+def test_threads_of_calls_are_used_again_end_after_a_while_and_are_awaited_when_there_is_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "IDLE_SECS", 0.2)
+    pool = threads.CallThreads("calls-of-a-test")
+    release = threading.Event()
+
+    def alive() -> int:
+        return sum(thread.name == "calls-of-a-test" for thread in threading.enumerate())
+
+    waits = [pool.submit(release.wait, SOON_SECS) for _ in range(20)]
+    assert pool.submit(lambda: "at once").result(SOON_SECS) == "at once"
+    assert 20 <= alive() <= 21
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        late = [pool.submit(lambda: "late") for _ in range(3)]
+    release.set()
+    assert [future.result(SOON_SECS) for future in waits + late] == [True] * 20 + ["late"] * 3
+    failed = pool.submit(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        failed.result(SOON_SECS)
+    wait_until(lambda: alive() == 0)
+
+
+# -- the end of a server ---------------------------------------------------------------------------------------------
+
+JOIN = """
+import sys, runtime as rt
+rt.Session(sys.argv[1])
+"""
+
+
+def remote_calls(address: str) -> int:
+    """How many sessions are opened and steps run there for clients elsewhere; -1 when nobody listens yet."""
+    try:
+        return int(rt.probe(address, timeout_secs=5.0).values["remote_calls"])
+    except rt.OpError:
+        return -1
+
+
+def test_a_server_ends_at_sigterm_though_a_session_waits_for_a_task() -> None:
+    cluster = addresses(ps=1, worker=1)  # no ps will ever come
+    (address,) = cluster["worker"]
+    with processes(cluster, ("worker", 0)) as (worker,):
+        clients = [run_python(JOIN, f"grpc://{address}") for _ in range(2)]
+        try:
+            wait_until(lambda: remote_calls(address) == 2)
+            clients[0].kill()
+            clients[0].wait(10)
+            wait_until(lambda: remote_calls(address) == 1)  # the wait goes with who waited
+            worker.process.send_signal(signal.SIGTERM)
+            assert worker.process.wait(SOON_SECS) == 0
+        finally:
+            for client in clients:
+                client.kill()
+                client.wait(10)
+
+
+def test_a_stopped_server_ends_the_sessions_that_this_process_opens_on_it() -> None:
+    with rt.Server(addresses(ps=1, worker=1), "worker", 0) as server:
+        thread, results = in_thread(lambda: rt.Session(server.target))
+        wait_until(lambda: bool(server.master._opening))
+        server.stop()
+        thread.join(SOON_SECS)
+        assert [type(result) for result in results] == [rt.UnavailableError]
+        assert "its server has stopped" in str(results[0])
+        with pytest.raises(rt.UnavailableError, match="its server has stopped"):
+            server.master.create_session(rt.SessionConfig().master_options())
+
+
+def test_a_client_that_waits_for_a_task_says_for_whom_and_for_how_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(detection, "SAY_EVERY_SECS", 0.5)
+    cluster = addresses(ps=1, worker=1)
+    missing = f"still waiting for /job:ps/task:0 at {cluster['ps'][0]}"
+    monkeypatch.setattr(runtime.session, "find_local", lambda address: None)
+    with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
+        with pytest.raises(rt.DeadlineExceededError, match=f"after [34] s {re.escape(missing)}"):
+            rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=3.0))
+    assert caplog.text.count(missing) >= 3
+    assert re.search(f"after [12] s {re.escape(missing)}", caplog.text)
+
+
+NO_STOP = """
+import json, sys, runtime as rt
+server = rt.Server(json.loads(sys.argv[1]), "worker", 0)
+print("serving", flush=True)
+sys.stdin.readline()
+"""
+TAKE = """
+import sys, numpy as np, runtime as rt
+with rt.device(sys.argv[2]):
+    take = rt.FIFOQueue(1, np.int32, [[]], name="numbers").dequeue()
+with rt.Session(sys.argv[1], config=rt.SessionConfig(start_timeout_secs=60)) as session:
+    session.run(take)
+"""
+
+
+def test_a_script_ends_without_stop_though_a_client_waits_in_a_step() -> None:
+    cluster = addresses(worker=1)
+    (address,) = cluster["worker"]
+    server = run_python(NO_STOP, json.dumps(cluster), PIPED="1")
+    client = None
+    try:
+        assert server.stdout is not None and server.stdin is not None
+        assert server.stdout.readline() == "serving\n"
+        client = run_python(TAKE, f"grpc://{address}", TARGET)
+        wait_until(lambda: rt.probe(address).values["calls_total"] >= 0 and remote_calls(address) == 1)
+        print("go", file=server.stdin, flush=True)
+        assert server.wait(SOON_SECS) == 0
+    finally:
+        for process in (server, client):
+            if process is not None:
+                process.kill()
+                process.communicate()
+
+
+# -- whose session, and for how long ---------------------------------------------------------------------------------
+
+
+def long(x: Any) -> Any:
+    """Keeps a processor busy for some seconds."""
+    return jax.lax.fori_loop(0, 1 << 29, lambda _, a: a * 1.000001 + 0.5, x)
+
+
+def test_a_step_whose_time_is_over_ends_no_other_and_no_session(
+    remote: tuple[rt.Server, rt.Server],
+) -> None:
+    """A program cannot be interrupted: the client's call ends before it."""
+    server, ps = remote
+    q = queue()
+    put, take = q.enqueue(7), q.dequeue()
+    with rt.device(TARGET):
+        slow = rt.call(long, rt.placeholder(np.float32, [], name="x"), name="slow")
+    with rt.Session(server.target, config=WAIT) as session:
+        thread, results = in_thread(lambda: session.run(take))
+        wait_until(lambda: waiting(ps) == 1)
+        with pytest.raises(rt.DeadlineExceededError, match="Deadline Exceeded"):  # says gRPC
+            session.run(slow, {"x:0": 1.0}, timeout_secs=0.1)
+        wait_until(lambda: server.remote_sessions.calls == 1)  # the program has ended too
+        assert thread.is_alive() and waiting(ps) == 1
+        session.run(put)
+        thread.join(SOON_SECS)
+        assert results == [7]
+
+
+def test_a_step_that_nobody_waits_for_ends_at_once_on_every_task(
+    remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master is on the worker, the queue on the ps; another step of another client waits on."""
+    monkeypatch.setattr(detection, "LEASE_SECS", 600.0)  # it is not the session's end that ends the step
+    server, ps = remote
+    q = queue()
+    put, take = q.enqueue(7), q.dequeue()
+    client = run_python(TAKE, server.target, "/job:ps/task:0")
+    try:
+        wait_until(lambda: waiting(ps) == 1)
+        with rt.Session(server.target, config=WAIT) as session:
+            thread, results = in_thread(lambda: session.run(take))
+            wait_until(lambda: waiting(ps) == 2)
+            client.kill()
+            client.wait(10)
+            wait_until(lambda: waiting(ps) == 1)
+            session.run(put)
+            thread.join(SOON_SECS)
+            assert results == [7]
+    finally:
+        client.kill()
+        client.wait(10)
+
+
+IDLE = """
+import sys, numpy as np, runtime as rt
+with rt.device("/job:ps/task:0"):
+    size = rt.FIFOQueue(1, np.int32, [[]], name="numbers").size()
+session = rt.Session(sys.argv[1], config=rt.SessionConfig(start_timeout_secs=60))
+session.run(size)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_session_of_a_client_that_died_between_steps_ends_and_an_idle_one_stays(
+    remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detection, "RENEW_SECS", 0.2)  # of the client in this process
+    server, ps = remote
+    size = queue().size()
+    with rt.Session(server.target, config=WAIT) as session:
+        assert session.run(size) == 0
+        dead = [run_python(IDLE, server.target, PIPED="1") for _ in range(2)]
+        try:
+            for client in dead:
+                assert client.stdout is not None
+                assert client.stdout.readline() == "ready\n"
+            assert len(server.remote_sessions) == len(server.master._sessions) == ps.worker.registry.sessions == 3
+        finally:
+            for client in dead:
+                client.kill()
+                client.communicate()
+        monkeypatch.setattr(detection, "LEASE_SECS", 3.0)
+        with server.remote_sessions._changed:
+            server.remote_sessions._changed.notify()  # it looks at the new limit now
+        wait_until(lambda: len(server.remote_sessions) == 1)
+        wait_until(lambda: ps.worker.registry.sessions == 1)
+        assert len(server.master._sessions) == 1
+        assert session.run(size) == 0
+
+
+def test_a_client_that_was_not_heard_of_is_told_so(
+    remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detection, "LEASE_SECS", 0.5)  # shorter than the client thinks
+    server, _ = remote
+    size = queue().size()
+    with rt.Session(server.target, config=WAIT) as session:
+        wait_until(lambda: not len(server.remote_sessions))
+        with pytest.raises(rt.AbortedError, match=r"did not hear of this client for 0.5 s"):
+            session.run(size)
+
+
+@pytest.mark.parametrize("kind", ["local master", "remote master"])
+def test_sessions_that_are_dropped_without_close_are_closed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind == "remote master":
+        monkeypatch.setattr(runtime.session, "find_local", lambda address: None)
+    with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
+        server, ps = made[TARGET], made["/job:ps/task:0"]
+        size = queue().size()
+        for _ in range(3):
+            dropped = rt.Session(server.target, config=WAIT)
+            assert dropped.run(size) == 0
+        kept = rt.Session(server.target, config=WAIT)
+        del dropped
+        gc.collect()
+        wait_until(lambda: len(server.master._sessions) == 1)
+        wait_until(lambda: ps.transport_counters.connections <= 2)  # a lane and a heartbeat
+        assert kept.run(size) == 0
+        kept.close()
+        wait_until(lambda: ps.transport_counters.connections == 0)
+
+
+# -- plans that a session has dropped --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["local master", "remote master"])
+def test_a_task_forgets_the_stages_of_plans_that_a_session_has_dropped(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every shape is a plan with a stage of its own on the ps, and one that all plans have."""
+    plans, shapes = 4, 24
+    monkeypatch.setattr(runtime.session, "MAX_PLANS", plans)
+    monkeypatch.setattr(remote_sessions, "PLANS", plans)
+    if kind == "remote master":
+        monkeypatch.setattr(runtime.session, "find_local", lambda address: None)
+    with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
+        server, ps = made[TARGET], made["/job:ps/task:0"]
+        ps.worker.registry._limit = 0  # nothing is kept without a session
+        x = rt.placeholder(np.float32, [None], name="x")
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable(2.0, name="v")
+            total = rt.numpy.sum(x) * v
+        with rt.Session(server.target, config=WAIT) as session:
+            session.run(v.initializer)
+            for size in range(1, shapes + 1):
+                for again in (size, 1):  # the first plan is used all the time
+                    assert session.run([total, v], {x: np.ones(again)}) == [2.0 * again, 2.0]
+            most = 2 * (plans + 1)
+            wait_until(lambda: len(ps.worker.registry) <= most)
+            assert session.run([total, v], {x: np.ones(1)}) == [2.0, 2.0]
+            assert session.run([total, v], {x: np.ones(5)}) == [10.0, 2.0]  # dropped, and planned again
+        wait_until(lambda: not len(ps.worker.registry))

@@ -1,0 +1,96 @@
+"""The start of a server: what a port that is taken leaves behind, and addresses of IPv6."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+
+import runtime as rt
+from runtime.cluster import split_address
+from runtime.server import tasks
+from tests.runtime.kit import addresses
+
+WAIT = rt.SessionConfig(start_timeout_secs=20)
+
+
+def test_a_data_port_in_use_is_named_and_leaves_nothing_behind() -> None:
+    cluster = addresses(ps=1)
+    (address,) = cluster["ps"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            rt.UnknownError, match=f"/job:ps/task:0.*data port {port}.*[Aa]ddress already in use"
+        ) as caught:
+            rt.Server(cluster, "ps", 0, data_port=port)
+    assert tasks.find_local(address) is None
+    with pytest.raises(rt.DeadlineExceededError, match="nobody listens"):
+        rt.Session(f"grpc://{address}", config=rt.SessionConfig(start_timeout_secs=0.5))
+    with rt.Server(cluster, "ps", 0, data_port=port) as server, rt.Graph().as_default():  # both ports are free
+        with rt.Session(server.target, config=WAIT) as session:
+            assert session.run(rt.constant(7)) == 7
+    assert caught.value.task == "/job:ps/task:0"  # the error lived on until here
+
+
+def test_a_server_that_was_not_started_gives_its_port_back() -> None:
+    cluster = addresses(ps=1)
+    waiting = rt.Server(cluster, "ps", 0, start=False)
+    waiting.stop()
+    rt.Server(cluster, "ps", 0).stop()
+
+
+def test_a_server_without_room_for_its_unix_socket_serves_by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with rt.Server(addresses(ps=1), "ps", 0) as server:
+        assert server.unix_path is None
+        assert server.data_port
+
+
+def _hosts() -> Iterator[str]:
+    """The loopback address of IPv6 and one of another interface, where there are any."""
+    for found in psutil.net_if_addrs().values():
+        for address in found:
+            if address.family == socket.AF_INET6 and not address.address.startswith("fe80"):
+                with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+                    probe.bind((address.address, 0))
+                    yield address.address
+
+
+HOSTS = sorted(set(_hosts()), key=lambda host: host != "::1")[:2]
+
+
+@pytest.mark.skipif(not HOSTS, reason="this machine has no IPv6 address")
+@pytest.mark.parametrize("sockets", [False, True], ids=["in process", "over sockets"])
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_cluster_of_ipv6_addresses(host: str, sockets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLWETHER_FAST_PATH", "0")  # no way around the tensor port
+    ports = [split_address(address)[1] for address in addresses(any=2)["any"]]
+    cluster = {"ps": [f"[{host}]:{ports[0]}"], "worker": [f"[{host}]:{ports[1]}"]}
+    with rt.Graph().as_default(), rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as worker:
+        for server, address in ((ps, cluster["ps"][0]), (worker, cluster["worker"][0])):
+            assert server.address == server.worker.store.run.address == address
+            assert server.target == f"grpc://{address}"
+            assert tasks.find_local(address) is server
+            assert rt.probe(address).cluster == rt.ClusterSpec(cluster)
+        if sockets:
+            tasks.withdraw(ps.address, ps)
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable(np.arange(4.0, dtype=np.float32), name="v")
+        with rt.Session(worker.target, config=WAIT) as session:
+            session.run(v.initializer)
+            assert session.run(v).tolist() == [0, 1, 2, 3]
+        assert bool(ps.transport_counters.accepted) == sockets
+
+
+@pytest.mark.skipif("::1" not in HOSTS, reason="this machine has no IPv6 loopback")
+def test_a_server_on_the_ipv6_loopback_takes_a_free_port_and_is_reached_from_this_machine_only() -> None:
+    with rt.Server({"local": ["[::1]:0"]}, "local", 0) as server:
+        host, port = split_address(server.address)
+        assert (host, port > 0) == ("::1", True)
+        for number in (port, server.data_port):
+            with socket.create_connection(("::1", number), timeout=10):
+                pass
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", number), timeout=10)
