@@ -29,9 +29,9 @@ _Pulled = dict[int, Any]
 
 def can_pipeline(prepared: PreparedPlan) -> bool:
     """Whether a plan is a training step: pull from ps, compute here, push to ps."""
-    if len(prepared.waves) != 3 or any(call.stage.host for call in prepared.plan.stages):
+    if len(prepared.phases) != 3 or any(call.stage.host for call in prepared.plan.stages):
         return False  # a synchronous push must be over before the next pull
-    pull, compute, push = prepared.waves
+    pull, compute, push = prepared.phases
     if pull.local or compute.remote or push.local or not (pull.remote and compute.local and push.remote):
         return False
     reads_only = all(not call.inline and not call.writes_state and not call.dynamic for call in pull.remote)
@@ -80,7 +80,7 @@ class Pipeline:
         for slot, value in pulled.items():
             values[slot] = value
         running = []
-        for local in self._prepared.waves[1].local:
+        for local in self._prepared.phases[1].local:
             outputs, done = local.worker.execute(
                 local.registered, self._session.id, step, [values[slot] for slot in local.inline]
             )
@@ -106,7 +106,7 @@ class Pipeline:
         pulled: _Pulled = {}
         borrowed: list[tuple[RemoteCall, TensorBuffer]] = []
         try:
-            for call in self._prepared.waves[0].remote:
+            for call in self._prepared.phases[0].remote:
                 lane = call.task.peer.acquire(deadline=deadline)
                 sent.append((call, lane))
                 lane.send(call.handle, step, (), deadline=deadline)
@@ -120,7 +120,7 @@ class Pipeline:
         return pulled, borrowed
 
     def _push(self, values: list[Any], step: int, deadline: float | None) -> None:
-        for call in self._prepared.waves[2].remote:
+        for call in self._prepared.phases[2].remote:
             arrays = [np.asarray(values[slot]) for slot in call.inline]
             lane = call.task.peer.acquire(deadline=deadline)
             self._pushed.append((call, lane, arrays))  # the arrays must live until the reply: they may be sent again

@@ -98,6 +98,7 @@ class RemoteCall:
     buffers: Buffers
     reuse: bool
     writes_state: bool
+    waits: bool
 
     def borrow(self) -> TensorBuffer:
         """Memory for one reply of a fixed layout; give it back to ``buffers`` when nothing reads it any more."""
@@ -291,6 +292,7 @@ class RemoteTask:
             self._buffers.setdefault(answer.handle, Buffers()),
             layout is not None and bool(slots) and not fetched.intersection(slots),
             stage.writes_state,
+            stage.may_wait,
         )
 
     def trace(self, session: int) -> step_stats_pb2.StepStats:
