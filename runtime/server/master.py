@@ -320,21 +320,26 @@ class MasterSession:
         low, high = number & 0xFFFFFFFF, number >> 32
         return np.array([self._nonce[0], self._nonce[1], low, high], np.uint32)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
     def _check_open(self) -> None:
         if self._closed:
             raise CancelledError("the session was closed")
 
     def close(self) -> None:
-        """Ends the session: what still runs for it is cancelled. Never waits for a dead task."""
+        """Ends the session: what still runs for it is cancelled. Never waits for a dead task.
+
+        With ``prefetch`` the last push is given time to be answered by a task that is not silent.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        while self._ahead:
-            try:
-                self._flush()
-            except OpError as error:
-                logging.warning("the last pipelined push of a session was not answered: %s", error)
+        for pipeline in list(self._ahead):
+            pipeline.finish()
         for task in self.tasks.values():
             task.close(self.id)
         self._worker.counters.end_session(self.id)
