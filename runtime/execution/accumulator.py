@@ -123,6 +123,7 @@ class ConditionalAccumulator:
                 self._changed,
                 lambda: self._closed or len(self._waiting) >= count,
                 f"waiting for {count} gradients",
+                acts=True,
             )
             self._check_open()
             taken, self._waiting = self._waiting, {}

@@ -1,12 +1,16 @@
-"""Waiting kernels and how they are ended: by their session, by their caller's death, by a deadline."""
+"""Waiting kernels and how they are ended: by their session, by a caller that hangs up, by a deadline."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from typing import Any
 
 from runtime.errors import CancelledError, DeadlineExceededError
+
+HUNG_UP = "the caller hung up"
+"""Why a wait ends whose caller is dead, has given it up or was cut off; one that was cut off makes the call again."""
 
 
 class Cancellation(threading.Event):
@@ -14,11 +18,20 @@ class Cancellation(threading.Event):
 
     Args:
         deadline: ``time.monotonic()`` at which waits end with DeadlineExceededError; None for no limit.
+        hung_up: asks whether the caller has hung up by now, for a kernel that is about to give it something.
+        memory: what a kernel has done in a run of the call that was cut off, for the run that takes its place.
     """
 
-    def __init__(self, deadline: float | None = None) -> None:
+    def __init__(
+        self,
+        deadline: float | None = None,
+        hung_up: Callable[[], bool] | None = None,
+        memory: MutableMapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         self.deadline = deadline
+        self.memory: MutableMapping[str, Any] = {} if memory is None else memory
+        self._hung_up = hung_up
         self._lock = threading.Lock()
         self._reason = ""
         self._conditions: list[threading.Condition] = []
@@ -53,6 +66,8 @@ class Cancellation(threading.Event):
         ready: Callable[[], bool],
         what: str,
         until: float | None = None,
+        *,
+        acts: bool = False,
     ) -> bool:
         """Waits, holding ``condition``, until ``ready()``.
 
@@ -61,12 +76,14 @@ class Cancellation(threading.Event):
             ready: what is waited for.
             what: the wait, for errors.
             until: ``time.monotonic()`` at which the wait ends without an error.
+            acts: what the call is for comes after the wait: it ends with an error if nobody wants that any more, also
+                when nobody has been told yet.
 
         Returns:
             Whether ``ready()`` was true; False only after ``until``.
 
         Raises:
-            CancelledError, DeadlineExceededError: as ``check``; only when ``ready()`` is false.
+            CancelledError, DeadlineExceededError: as ``check``; without ``acts`` only when ``ready()`` is false.
         """
         if ready():
             return True
@@ -81,6 +98,8 @@ class Cancellation(threading.Event):
                     return False
                 limits = [t for t in (until, self.deadline) if t is not None]
                 condition.wait(max(0.0, min(limits) - now) if limits else None)
+            if acts and self._hung_up is not None and self._hung_up():
+                raise CancelledError(f"{what}: {HUNG_UP}")
             return True
         finally:
             with self._lock:

@@ -47,7 +47,7 @@ class Context:
         task: the task's name.
         op: name of the operation, for errors and output.
         client: the session that the call belongs to.
-        cancelled: ends the call's waits: the session has ended, or its caller is gone.
+        cancelled: ends the call's waits: the session has ended, or its caller is gone. Its ``memory`` is the call's.
         guarded: the update that the kernel may run, when its operation has one.
     """
 
@@ -75,26 +75,18 @@ RAW: set[Kernel] = set()
 """Kernels that take JAX arrays as they are, on whatever device."""
 
 
-STEADFAST: set[str] = set()
-"""Names of kernels that do not end when their caller's connection breaks: a part of their effect may have happened, and
-a caller that connects again would repeat it."""
-
-
-def kernel(name: str, *, raw: bool = False, steadfast: bool = False) -> Callable[[Kernel], Kernel]:
-    """Registers a host kernel.
+def kernel(name: str, *, raw: bool = False) -> Callable[[Kernel], Kernel]:
+    """Registers a host kernel. One that may wait is named in ``graph.bodies.WAITING``.
 
     Args:
         name: what stages call it by.
         raw: it may be given JAX arrays in the place of numpy's.
-        steadfast: see ``STEADFAST``.
     """
 
     def register(fn: Kernel) -> Kernel:
         KERNELS[name] = fn
         if raw:
             RAW.add(fn)
-        if steadfast:
-            STEADFAST.add(name)
         return fn
 
     return register

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -131,8 +131,15 @@ class Queue:
         with self._changed:
             return self._closed
 
-    def enqueue_many(self, elements: Sequence[Element], cancelled: Cancellation) -> None:
+    def enqueue_many(
+        self, elements: Sequence[Element], cancelled: Cancellation, added: Callable[[], None] = lambda: None
+    ) -> None:
         """Adds elements one after the other, waiting while the queue is full.
+
+        Args:
+            elements: what to add.
+            cancelled: ends the wait.
+            added: called for each element that is in.
 
         Raises:
             InvalidArgumentError: an element has another dtype or shape than the queue; nothing was added.
@@ -152,10 +159,12 @@ class Queue:
                         self._changed,
                         lambda: self._stopped() or self._givers[0] is turn and len(self._order) < self._capacity,
                         f"adding to the full queue {self._name!r}",
+                        acts=True,
                     )
                     if self._stopped():
                         raise CancelledError(f"queue {self._name!r} was closed while an element waited to be added")
                     self._order.put(element)
+                    added()
                     self._changed.notify_all()
             finally:
                 self._givers.remove(turn)
@@ -231,6 +240,7 @@ class Queue:
                         self._changed,
                         lambda: self._cleared or self._takers[0] is turn and (self._available() > 0 or self._over()),
                         f"taking from the queue {self._name!r}",
+                        acts=True,
                     )
                     if self._cleared:
                         raise CancelledError(f"queue {self._name!r} was cleared away")

@@ -111,7 +111,7 @@ def _enqueue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequenc
     return []
 
 
-@kernel("queue/enqueue_many", steadfast=True)
+@kernel("queue/enqueue_many")
 def _enqueue_many(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     counts = sorted({i.shape[0] for i in inputs if i.ndim} | {-1 for i in inputs if not i.ndim})
     if len(counts) != 1 or counts[0] < 0:
@@ -119,7 +119,14 @@ def _enqueue_many(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Se
         raise InvalidArgumentError(f"enqueue_many needs one first dimension for all components, got shapes {shapes}")
     columns = [_owned(i) for i in inputs]
     elements = [tuple(np.asarray(c[k], c.dtype) for c in columns) for k in range(counts[0])]
-    _queue(context, attrs).enqueue_many(elements, context.cancelled)
+    # A caller that was cut off makes the call again: it goes on where it was.
+    memory, key = context.cancelled.memory, f"added by {context.op}"
+    added = memory.get(key, 0)
+
+    def count() -> None:
+        memory[key] = memory.get(key, 0) + 1
+
+    _queue(context, attrs).enqueue_many(elements[added:], context.cancelled, count)
     return []
 
 

@@ -22,7 +22,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime.errors import AbortedError, CancelledError, InvalidArgumentError, PermissionDeniedError
+from runtime.errors import AbortedError, InvalidArgumentError, PermissionDeniedError
+from runtime.execution.cancel import Cancellation
 
 NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
 
@@ -63,7 +64,7 @@ class RunRecord:
         self._done: dict[str, None] = {}
         self._leave = False
 
-    def request(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> dict[str, Any]:
+    def request(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> dict[str, Any]:
         """Carries out one request and gives the record as it is then.
 
         Args:
@@ -79,7 +80,7 @@ class RunRecord:
             InvalidArgumentError: no such action.
             PermissionDeniedError: an order of somebody who does not lead any more.
             AbortedError: an order of somebody who took the lead before this task was started again.
-            CancelledError: the session ended during a wait.
+            CancelledError: the session ended during a wait, or the caller hung up.
         """
         handler = getattr(self, f"_on_{message.get('action')}", None)
         if handler is None:
@@ -145,25 +146,22 @@ class RunRecord:
                 task=task,
             )
 
-    def _wait(self, done: Callable[[], bool], message: Mapping[str, Any], cancelled: threading.Event) -> None:
-        deadline = time.monotonic() + float(message["timeout_secs"])
-        while not done() and (left := deadline - time.monotonic()) > 0:
-            if cancelled.is_set():
-                raise CancelledError("the wait for the run was cancelled")
-            self._changed.wait(left)
+    def _wait(self, done: Callable[[], bool], message: Mapping[str, Any], cancelled: Cancellation) -> None:
+        until = time.monotonic() + float(message["timeout_secs"])
+        cancelled.wait_for(self._changed, done, "waiting for the run", until)
 
     # -- the actions -------------------------------------------------------------------------------------------
 
-    def _on_look(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+    def _on_look(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
         """Changes nothing."""
 
-    def _on_claim(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+    def _on_claim(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
         """``leader`` (a random number) leads from now on; the orders of the one before are refused."""
         self._leader = int(message["leader"])
         self._leader_name = str(message.get("name", ""))
         self._leader_address = str(message.get("address", ""))
 
-    def _on_load(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+    def _on_load(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
         """The leader is about to give the variables values."""
         self._check_leader(message, task)
         if self.when_loading is not None:
@@ -172,7 +170,7 @@ class RunRecord:
         if self._has_values():
             self.generation += 1
 
-    def _on_open(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+    def _on_open(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
         """The variables may be used."""
         self._check_leader(message, task)
         if self._phase == FINISHED:
@@ -182,18 +180,18 @@ class RunRecord:
         self.origin = ""
         self._phase = READY
 
-    def _on_finish(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+    def _on_finish(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
         """Training is over. ``gone``: tasks that the leader does not expect to hear of again."""
         self._check_leader(message, task)
         self._phase = FINISHED
         self._done.update(dict.fromkeys(message.get("gone", ())))
 
-    def _on_join(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+    def _on_join(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
         """``task`` takes part; its ``address`` is for those who wait for it."""
         self._joined[str(message["task"])] = str(message.get("address", ""))
         self._done.pop(str(message["task"]), None)
 
-    def _on_done(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+    def _on_done(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
         """``task`` needs this one no more. ``leave``: this one may go when nobody does."""
         self._done[str(message["task"])] = None
         if message.get("leave"):
@@ -201,11 +199,11 @@ class RunRecord:
             if self._phase == FINISHED and self.finished_at is None:
                 self.finished_at = time.monotonic()
 
-    def _on_wait_loaded(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+    def _on_wait_loaded(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
         """Waits for ``timeout_secs`` at most until the phase is not loading."""
         self._wait(lambda: self._phase != LOADING, message, cancelled)
 
-    def _on_wait_done(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
+    def _on_wait_done(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
         """Waits for ``timeout_secs`` at most until all who joined, but ``task``, are done."""
         others = self._joined.keys() - {str(message["task"])}
         self._wait(lambda: others <= self._done.keys(), message, cancelled)

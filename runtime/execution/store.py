@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
+from runtime.errors import FailedPreconditionError, InvalidArgumentError
+from runtime.execution.cancel import Cancellation
 from runtime.execution.run_record import RunRecord
 from runtime.tensor_spec import TensorSpec
 
@@ -118,19 +119,17 @@ class Store:
         with self.lock:
             return [key[1] for key in keys if key not in self._slots or self._slots[key].value is None]
 
-    def wait_initialized(self, keys: Iterable[Key], timeout: float, cancelled: threading.Event) -> list[str]:
+    def wait_initialized(self, keys: Iterable[Key], timeout: float, cancelled: Cancellation) -> list[str]:
         """Waits until all ``keys`` have values; gives the names of those that still have none after ``timeout`` s."""
         keys = list(keys)
-        deadline = time.monotonic() + timeout
-        with self.lock:
-            while True:
-                missing = [k[1] for k in keys if k not in self._slots or self._slots[k].value is None]
-                left = deadline - time.monotonic()
-                if not missing or left <= 0:
-                    return missing
-                if cancelled.is_set():
-                    raise CancelledError("the wait for initialised variables was cancelled")
-                self.changed.wait(left)
+
+        def missing() -> list[str]:
+            return [k[1] for k in keys if k not in self._slots or self._slots[k].value is None]
+
+        with self.changed:
+            until = time.monotonic() + timeout
+            cancelled.wait_for(self.changed, lambda: not missing(), "waiting for initialised variables", until)
+            return missing()
 
     def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, np.ndarray[Any, Any]]:
         """The values of variables at one instant, by reference: microseconds, whatever their size.

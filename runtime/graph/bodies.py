@@ -125,6 +125,28 @@ class Host:
     resource: str = ""
 
 
+WAITING = frozenset(
+    {
+        "accumulator/take_grad",
+        "queue/dequeue",
+        "queue/dequeue_many",
+        "queue/enqueue",
+        "queue/enqueue_many",
+        "quorum/gather",
+        "quorum/push",
+        "quorum/tick",
+        "run_record",
+        "wait_initialized",
+    }
+)
+"""The kernels that may wait for what others do, in other steps or in other parts of their own."""
+
+
+def may_wait(body: Body) -> bool:
+    """Whether an operation may wait for what others do: it shares its stage with nothing, and holds up nobody else."""
+    return isinstance(body, Host | Guarded) and body.kernel in WAITING
+
+
 def runs_on_host(body: Body) -> bool:
     """Whether a kernel of the task does it rather than XLA: host calls, and all that has to do with strings."""
     return isinstance(body, Host) or isinstance(body, Read) and body.variable.dtype.hasobject

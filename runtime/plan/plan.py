@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.graph.bodies import VariableSpec
+from runtime.graph.bodies import WAITING, VariableSpec
 from runtime.plan.place import Device
 from runtime.tensor_spec import TensorSpec
 
@@ -102,6 +102,11 @@ class Stage:
     writes_state: bool = False
     operations: tuple[str, ...] = field(default=(), compare=False)
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether it may wait for what others do."""
+        return any(call.kernel in WAITING for call in self.host)
+
 
 @dataclass(frozen=True)
 class Remote:
@@ -146,6 +151,7 @@ class Plan:
         stages: in the order of their waves.
         fetches: the slot of each fetched tensor, or -1 for an operation (its value is None).
         slots: the size of the table.
+        after: for each stage, the numbers of the stages that must be over before it begins.
     """
 
     feeds: int
@@ -153,6 +159,7 @@ class Plan:
     stages: tuple[StageCall, ...]
     fetches: tuple[int, ...]
     slots: int
+    after: tuple[tuple[int, ...], ...]
 
     @property
     def step_id_slot(self) -> int:

@@ -10,7 +10,7 @@ from runtime.plan.lower import Traced, lower_stage, trace_all
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan, Remote, StageCall
 from runtime.plan.prune import prune, without_identities
-from runtime.plan.stages import Cut, cut
+from runtime.plan.stages import Cut, after, cut
 from runtime.tensor_spec import TensorSpec
 
 
@@ -38,11 +38,11 @@ def make_plan(
     traced = trace_all(needed.operations, {**feeds, **_given_specs(needed.given)}, needed.alias)
 
     def place_of(op: Operation) -> Hashable:
-        # A guarded update waits and may run for others: it shares its stage with nothing.
+        # A guarded update may run for others: it shares its stage with nothing.
         return placed[op], op if isinstance(op.body, Guarded) else runs_on_host(op.body)
 
     cuts = cut(needed.operations, needed.waits_for, place_of)
-    return _Assembly(fetches, feeds, needed.given, cuts, placed, traced, devices).plan()
+    return _Assembly(fetches, feeds, needed.given, cuts, placed, traced, devices).plan(after(cuts, needed.waits_for))
 
 
 def tensor_specs(
@@ -102,7 +102,7 @@ class _Assembly:
             if isinstance(body, StepId):
                 self.slot[tensor] = len(feeds) + len(self.constants)
 
-    def plan(self) -> Plan:
+    def plan(self, after: tuple[tuple[int, ...], ...]) -> Plan:
         inputs = [self._inputs(c) for c in self.cuts]
         wanted_by: dict[Tensor, list[int]] = {}
         for index, tensors in enumerate(inputs):
@@ -141,7 +141,8 @@ class _Assembly:
                 )
             )
         fetch_slots = tuple(self.slot[f] if isinstance(f, Tensor) else -1 for f in self.fetches)
-        return Plan(len(self.feeds), tuple(value for _, value in self.constants), tuple(stages), fetch_slots, next_slot)
+        constants = tuple(value for _, value in self.constants)
+        return Plan(len(self.feeds), constants, tuple(stages), fetch_slots, next_slot, after)
 
     def _inputs(self, c: Cut) -> list[Tensor]:
         """The tensors that a stage takes from outside."""

@@ -342,6 +342,28 @@ class StageCallDef(_message.Message):
 Global___StageCallDef: _TypeAlias = StageCallDef  # noqa: Y015
 
 @_typing.final
+class AfterDef(_message.Message):
+    """The stages of a plan that must be over before one of its stages begins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        stages: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stages", b"stages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AfterDef: _TypeAlias = AfterDef  # noqa: Y015
+
+@_typing.final
 class PlanDef(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -350,6 +372,7 @@ class PlanDef(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     FETCHES_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     feeds: _builtins.int
     constants: _builtins.bytes
     """dynamic tensor encoding"""
@@ -358,6 +381,10 @@ class PlanDef(_message.Message):
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageCallDef]: ...
     @_builtins.property
     def fetches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def after(self) -> _containers.RepeatedCompositeFieldContainer[Global___AfterDef]:
+        """for each stage"""
+
     def __init__(
         self,
         *,
@@ -366,10 +393,11 @@ class PlanDef(_message.Message):
         stages: _abc.Iterable[Global___StageCallDef] | None = ...,
         fetches: _abc.Iterable[_builtins.int] | None = ...,
         slots: _builtins.int = ...,
+        after: _abc.Iterable[Global___AfterDef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "feeds", b"feeds", "fetches", b"fetches", "slots", b"slots", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "constants", b"constants", "feeds", b"feeds", "fetches", b"fetches", "slots", b"slots", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,7 @@ from runtime.server import rpc
 from runtime.server.master import Master, MasterOptions, MasterSession
 from runtime.server.prepared import PreparedPlan
 from runtime.server.services import options_to_proto
+from runtime.server.speaker import Speaker
 from runtime.server.streaming import PIECE_BYTES, Stream
 from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
 
@@ -131,9 +132,11 @@ class RemoteEngine:
         self._channel = rpc.open_channel(address)
         self._stub = services_pb2_grpc.MasterServiceStub(self._channel)
         self._timeout = options.operation_timeout_secs
+        self._speaker = Speaker(f"the master at {target}")
         try:
             answer = self._create(options)
         except BaseException:
+            self._speaker.close()
             self._channel.close()
             raise
         self._id = answer.session
@@ -199,7 +202,8 @@ class RemoteEngine:
     def prepare(self, plan: Plan) -> tuple[int, Plan]:
         """Registers a plan with the master."""
         request = pb.RegisterPlanRequest(session=self._id, plan=plan_to_proto(plan))
-        return rpc.call(self._stub.RegisterPlan, request, timeout=self._timeout, task=self._target).plan, plan
+        with self._speaker.waiting("register the stages of a step"):
+            return rpc.call(self._stub.RegisterPlan, request, timeout=self._timeout, task=self._target).plan, plan
 
     def run(self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
         """Runs one step of a registered plan."""
@@ -219,9 +223,9 @@ class RemoteEngine:
         request = pb.RunStepRequest(
             session=self._id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0, traced=traced
         )
-        answer = rpc.call(
-            self._stub.RunStep, request, timeout=None if limit is None else limit + 1.0, task=self._target
-        )
+        allowed = None if limit is None else limit + 1.0
+        with self._speaker.waiting("run a step"):
+            answer = rpc.call(self._stub.RunStep, request, timeout=allowed, task=self._target)
         values = iter(unpack(answer.values))
         return [None if slot < 0 else next(values) for slot in plan.fetches], answer.step_stats
 
@@ -250,6 +254,7 @@ class RemoteEngine:
             logging.info("closing the session at %s: %s", self._target, error)
         finally:
             self._channel.close()
+            self._speaker.close()
 
 
 def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None:

@@ -24,13 +24,13 @@ from runtime.plan.plan import Plan
 from runtime.proto import services_pb2, step_stats_pb2
 from runtime.server.counters import COMPUTE, is_training
 from runtime.server.ending import StepEnding
+from runtime.server.flow import run_flow
 from runtime.server.pipeline import Pipeline, can_pipeline
-from runtime.server.prepared import LocalCall, PreparedPlan, Wave, register
+from runtime.server.prepared import LocalCall, Phase, PreparedPlan, register
 from runtime.server.streaming import Stream
 from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
 from runtime.server.trace import merge as merge_stats
 from runtime.server.trace import step_stats
-from runtime.server.waiting import run_waiting_wave
 from runtime.server.worker import Worker
 from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
@@ -180,16 +180,16 @@ class MasterSession:
         times, parts_ns = prepared.times, prepared.times.parts_ns
         began = last = _clock()
         part = COMPUTE  # of a plan without stages
-        for wave, part, awaited in prepared.schedule:
+        for phase, part, awaited in prepared.schedule:
             if awaited >= 0:
                 values[awaited] = np.asarray(values[awaited])
                 now = _clock()
                 parts_ns[COMPUTE] += now - last
                 last = now
-            if wave.waits:
-                run_waiting_wave(wave, self.id, step, values, deadline, borrowed, running, ending)
+            if phase.flow:
+                last = run_flow(phase.flow, self.id, step, values, deadline, borrowed, running, ending, parts_ns, last)
             else:
-                self._run_wave(wave, step, values, deadline, borrowed, running, ending)
+                self._run_phase(phase, step, values, deadline, borrowed, running, ending)
             now = _clock()
             parts_ns[part] += now - last
             last = now
@@ -252,9 +252,9 @@ class MasterSession:
         names = [name for name in plan.tasks if name != self._worker.task]
         return merge_stats([own, *(self.tasks[name].trace(self.id) for name in names)])
 
-    def _run_wave(
+    def _run_phase(
         self,
-        wave: Wave,
+        phase: Phase,
         step: int,
         values: list[Any],
         deadline: float | None,
@@ -264,14 +264,14 @@ class MasterSession:
     ) -> None:
         sent: list[tuple[RemoteCall, Lane]] = []
         try:
-            for call in wave.remote:  # a task that is lost is found out before any other is told to do something
+            for call in phase.remote:  # a task that is lost is found out before any other is told to do something
                 sent.append((call, call.task.peer.acquire(deadline=deadline)))
             if ending is not None:
                 ending.cover(lane for _, lane in sent)
             for call, lane in sent:  # to all first, so that the tasks work at the same time
                 arrays = [np.asarray(values[slot]) for slot in call.inline]
-                lane.send(call.handle, step, arrays, dynamic=call.dynamic, deadline=deadline)
-            for local in wave.local:
+                lane.send(call.handle, step, arrays, dynamic=call.dynamic, deadline=deadline, waits=call.waits)
+            for local in phase.local:
                 inline = [values[slot] for slot in local.inline]
                 outputs, done = local.worker.execute(local.registered, self.id, step, inline, deadline, ending)
                 for slot, value in zip(local.outputs, outputs, strict=True):
@@ -353,21 +353,26 @@ class MasterSession:
         low, high = number & 0xFFFFFFFF, number >> 32
         return np.array([self._nonce[0], self._nonce[1], low, high], np.uint32)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
     def _check_open(self) -> None:
         if self._closed:
             raise CancelledError("the session was closed")
 
     def close(self) -> None:
-        """Ends the session: what still runs for it is cancelled. Never waits for a dead task."""
+        """Ends the session: what still runs for it is cancelled. Never waits for a dead task.
+
+        With ``prefetch`` the last push is given time to be answered by a task that is not silent.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        while self._ahead:
-            try:
-                self._flush()
-            except OpError as error:
-                logging.warning("the last pipelined push of a session was not answered: %s", error)
+        for pipeline in list(self._ahead):
+            pipeline.finish()
         for task in self.tasks.values():
             task.close(self.id)
         self._worker.counters.end_session(self.id)
@@ -463,4 +468,4 @@ def _matches(task: str, filters: Sequence[str]) -> bool:
     return any(task == f or task.startswith(f + "/") or fnmatch.fnmatchcase(task, f) for f in filters)
 
 
-__all__ = ["LocalCall", "LocalTask", "Master", "MasterOptions", "MasterSession", "OpError", "PreparedPlan", "Wave"]
+__all__ = ["LocalCall", "LocalTask", "Master", "MasterOptions", "MasterSession", "OpError", "Phase", "PreparedPlan"]

@@ -1,4 +1,4 @@
-"""Prepared plans: what a session runs. The stages of a plan, registered on their tasks and put into waves."""
+"""Prepared plans: what a session runs. The stages of a plan, registered on their tasks and put into phases."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from runtime.plan.phases import phases
 from runtime.plan.plan import Plan, StageCall
 from runtime.server.counters import StepTimes, awaited_slots, parts_of, wire_bytes
 from runtime.server.dropped import when_dropped
@@ -35,14 +36,31 @@ class LocalCall:
     replies: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class FlowCall:
+    """One stage call among several of which some may wait.
+
+    Attributes:
+        call: the call.
+        part: of the step (``runtime.server.counters``), to which its time counts.
+        after: the places of the calls in the flow that must be over before it begins.
+        waits: whether it may wait.
+    """
+
+    call: RemoteCall | LocalCall
+    part: int
+    after: tuple[int, ...]
+    waits: bool
+
+
 @dataclass
-class Wave:
-    """Stage calls that do not wait for each other."""
+class Phase:
+    """Stage calls of a step that begin when those of the phase before are over, and do not wait for each other."""
 
     remote: list[RemoteCall] = field(default_factory=list)
     local: list[LocalCall] = field(default_factory=list)
-    waits: bool = False
-    """Whether there are several calls, of which some may wait for other workers."""
+    flow: list[FlowCall] = field(default_factory=list)
+    """All of them in their place where there are several, of which some may wait: some may begin after others."""
 
 
 @dataclass
@@ -50,9 +68,9 @@ class PreparedPlan:
     """A plan whose stages are registered on their tasks."""
 
     plan: Plan
-    waves: list[Wave]
+    phases: list[Phase]
     uses_step_id: bool
-    schedule: list[tuple[Wave, int, int]]  # with what a wave does, and the value to wait for before its sending
+    schedule: list[tuple[Phase, int, int]]  # with what a phase does, and the value to wait for before its sending
     times: StepTimes
     wire_bytes: int
     traced: PreparedPlan | None = None
@@ -106,22 +124,20 @@ def register(
         return LocalCall(task.server.worker, made, inline, call.outputs, call.replies)
 
     registered: dict[RemoteTask, list[int]] = {}
-    waves: dict[int, Wave] = {}
+    made: list[RemoteCall | LocalCall] = []
     for call in plan.stages:
         task = tasks[call.stage.device.task_name]
-        wave = waves.setdefault(call.wave, Wave())
-        if isinstance(task, RemoteTask):
-            wave.remote.append(remote(task, call))
-        else:
-            wave.local.append(local(task, call))
-    for number, wave in waves.items():
-        hosts = any(call.stage.host for call in plan.stages if call.wave == number)
-        wave.waits = hosts and len(wave.remote) + len(wave.local) > 1
+        made.append(remote(task, call) if isinstance(task, RemoteTask) else local(task, call))
     step_id = plan.step_id_slot
     uses_step_id = step_id in plan.fetches or any(step_id in call.inputs for call in plan.stages)
     own = worker.task
-    ordered = [waves[number] for number in sorted(waves)]
-    schedule = list(zip(ordered, parts_of(plan), awaited_slots(plan, own), strict=True))
+    waves = sorted({call.wave for call in plan.stages})
+    parts, awaited = dict(zip(waves, parts_of(plan), strict=True)), awaited_slots(plan, own)
+    schedule = [
+        (_phase(plan, made, members, parts), parts[members[0]], awaited[waves.index(members[0])])
+        for members in phases(plan)
+    ]
+    ordered = [phase for phase, _, _ in schedule]
     prepared = PreparedPlan(plan, ordered, uses_step_id, schedule, times, wire_bytes(plan, own))
     if registered:  # a step that is under way holds its plan
         when_dropped(prepared, functools.partial(_unregister, session, registered))
@@ -132,3 +148,24 @@ def _unregister(session: int, registered: Mapping[RemoteTask, Sequence[int]]) ->
     """Tells tasks that a plan is gone."""
     for task, handles in registered.items():
         task.unregister(session, handles)
+
+
+def _phase(
+    plan: Plan, made: Sequence[RemoteCall | LocalCall], members: Sequence[int], parts: Mapping[int, int]
+) -> Phase:
+    """The phase of these waves."""
+    numbers = [i for i, call in enumerate(plan.stages) if call.wave in members]
+    calls = [made[i] for i in numbers]
+    phase = Phase([c for c in calls if isinstance(c, RemoteCall)], [c for c in calls if isinstance(c, LocalCall)])
+    if len(numbers) > 1 and any(plan.stages[i].stage.may_wait for i in numbers):
+        place = {number: k for k, number in enumerate(numbers)}
+        phase.flow = [
+            FlowCall(
+                made[i],
+                parts[plan.stages[i].wave],
+                tuple(place[before] for before in plan.after[i] if before in place),
+                plan.stages[i].stage.may_wait,
+            )
+            for i in numbers
+        ]
+    return phase

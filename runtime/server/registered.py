@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtime.execution.executor import PreparedStage
-from runtime.execution.kernels import STEADFAST
 from runtime.plan.plan import StageCall, VariableOutput
 from runtime.server.trace import TracedStage
 from runtime.server.unchanged import QUESTION, ReadVersion
@@ -42,14 +41,13 @@ class RegisteredCall:
         self.fetch: FetchFrom | None = None
         """How its remote inputs are fetched when that is to be timed."""
         stage = call.stage
-        # What has had an effect must not run again: only a lone kernel is ended when its lane breaks, and called again.
-        self.ends_with_lane = len(stage.host) == 1 and stage.host[0].kernel not in STEADFAST
         self.inline = [i for i in range(len(call.inputs)) if i not in call.remote]
         self.dynamic = stage.inputs is None or stage.output_specs is None
         self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
         if versions is not None:
             self.input_layout = QUESTION
-        self.remember = stage.writes_state
+        self.remember = stage.writes_state or bool(call.remote)
+        """Must not run again once it is done: it has written, or has taken what other tasks held for it."""
         self.reads = any(isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs)
         """Gives somebody the values of variables: what comes back for them is of this age."""
         self.pushes = bool(stage.writes) and bool(call.inputs)

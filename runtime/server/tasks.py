@@ -99,6 +99,7 @@ class RemoteCall:
     buffers: Buffers
     reuse: bool
     writes_state: bool
+    waits: bool
 
     def borrow(self) -> TensorBuffer:
         """Memory for one reply of a fixed layout; give it back to ``buffers`` when nothing reads it any more."""
@@ -288,6 +289,7 @@ class RemoteTask:
             self._buffers.setdefault(answer.handle, Buffers()),
             layout is not None and bool(slots) and not fetched.intersection(slots),
             stage.writes_state,
+            stage.may_wait,
         )
 
     def unregister(self, session: int, handles: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.execution.background import step_aside
-from runtime.execution.cancel import Cancellation
+from runtime.execution.cancel import HUNG_UP, Cancellation
 from runtime.execution.executor import Executor, slots_of
 from runtime.execution.gate import Gate
 from runtime.execution.mirrors import Header, Mirrors, message, read_message
@@ -42,7 +42,7 @@ from runtime.server.trace import TracedStage, Tracer, traced_fetch
 from runtime.server.turns import Turns
 from runtime.server.unchanged import ReadVersion, answer
 from runtime.transport.codec import Layout
-from runtime.transport.connection import caller_is_gone, current_lane
+from runtime.transport.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
 from runtime.transport.listener import Reply
 from runtime.transport.messages import call_to_proto
 
@@ -54,8 +54,6 @@ _FIXED: Mapping[int, Layout | None] = {FETCH: None, PULL: Layout([PIECE_SPEC]), 
 _thread = threading.local()
 
 _ENDED_SESSIONS = 4096
-_NO_LANE = -1
-_HUNG_UP = "the caller hung up"
 
 
 def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
@@ -101,7 +99,9 @@ class Worker:
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
         self.registry = Registry(self.task)
-        self._waits: dict[int, set[tuple[int, Cancellation]]] = {}  # by session: (lane, what ends the call's waits)
+        self._waits: dict[
+            int, set[tuple[int, Cancellation]]
+        ] = {}  # by session: (lane or 0, what ends the call's waits)
         self._ended: OrderedDict[int, None] = OrderedDict()
         self.tracer = Tracer()
         self.turns = Turns()
@@ -170,9 +170,12 @@ class Worker:
 
         Raises:
             AbortedError: the variables were restored since then.
+            InvalidArgumentError: a kernel that may wait shares the stage with others.
         """
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
+        if call.stage.may_wait and len(call.stage.host) > 1:  # it may end and run again, which the others must not
+            raise InvalidArgumentError("a kernel that may wait is a stage of its own", task=self.task)
         if generation != self.store.run.generation:
             raise AbortedError("its variables were restored since the session began", task=self.task)
         program = call.stage.program
@@ -233,19 +236,11 @@ class Worker:
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
         call = registered.call
-        inputs: Sequence[Any] = inline
-        if call.remote:
-            filled: list[Any] = [None] * len(call.inputs)
-            for i, value in zip(registered.inline, inline, strict=True):
-                filled[i] = value
-            fetch = registered.fetch or self._fetch_from
-            for i, source in call.remote.items():
-                filled[i] = fetch(source.task, session, step, source.slot)
-            inputs = filled
+        inputs = self._with_remote(registered, session, step, inline) if call.remote else inline
         if call.stage.host:
-            lane = current_lane() if registered.ends_with_lane else _NO_LANE
-            with self._waiting(session, lane, cancelled or Cancellation(deadline)) as ending:
-                outputs, done = registered.prepared.run(inputs, session, ending)
+            cancelled = cancelled or Cancellation(deadline, caller_has_hung_up, call_memory())
+            with self._waiting(session, current_lane(), cancelled):
+                outputs, done = registered.prepared.run(inputs, session, cancelled)
         elif registered.gated:
             outputs, done = self._run_gated(registered, inputs, session, step)
         else:
@@ -255,6 +250,24 @@ class Worker:
         for i, fetches in call.holds.items():
             self.held.put((session, step, call.outputs[i]), outputs[i], fetches)
         return outputs, done
+
+    def _with_remote(self, registered: RegisteredCall, session: int, step: int, inline: Sequence[Any]) -> Sequence[Any]:
+        """The inputs of a stage, with those that other tasks hold for it.
+
+        A task gives what it holds once. What was fetched stays with the call until it is answered, for the run that
+        takes the place of one that was cut off.
+        """
+        call = registered.call
+        filled: list[Any] = [None] * len(call.inputs)
+        for i, value in zip(registered.inline, inline, strict=True):
+            filled[i] = value
+        fetch, memory = registered.fetch or self._fetch_from, call_memory()
+        for i, source in call.remote.items():
+            key = f"input {i}"
+            if key not in memory:
+                memory[key] = fetch(source.task, session, step, source.slot)
+            filled[i] = memory[key]
+        return filled
 
     def _run_gated(
         self, registered: RegisteredCall, inputs: Sequence[Any], session: int, step: int
@@ -277,17 +290,17 @@ class Worker:
                 self.mirror.count()
 
     @contextmanager
-    def _waiting(self, session: int, lane: int, cancelled: Cancellation) -> Iterator[Cancellation]:
-        """What ends the waits of one call, while it runs."""
+    def _waiting(self, session: int, lane: int, cancelled: Cancellation) -> Iterator[None]:
+        """While a call runs, lets its session's end and the break of its lane end its waits."""
         entry = (lane, cancelled)
         with self._lock:
             if session in self._ended:
                 raise CancelledError("the session was closed", task=self.task)
             self._waits.setdefault(session, set()).add(entry)
         try:
-            if lane > 0 and caller_is_gone():  # before anybody could be told
-                cancelled.set(_HUNG_UP)
-            yield cancelled
+            if lane and caller_is_gone():  # before anybody could be told
+                cancelled.set(HUNG_UP)
+            yield
         finally:
             with self._lock:
                 waits = self._waits[session]
@@ -315,8 +328,6 @@ class Worker:
             waits = list(self._waits.get(session, ()))
         for _, cancelled in waits:
             cancelled.set(reason)
-        with self.store.lock:
-            self.store.changed.notify_all()
         for _, resource in self.store.resources():
             end_client = getattr(resource, "end_client", None)
             if end_client is not None:
@@ -347,7 +358,7 @@ class Worker:
         began = self.counters.begin()
         failed = True
         try:
-            if self.mirror is None or not registered.remember:
+            if self.mirror is None or not registered.call.stage.writes_state:
                 reply = self._answer(registered, client, step, inputs)
             else:
                 reply = self.mirror.carry_out(
@@ -382,7 +393,7 @@ class Worker:
                 outputs, done = self.execute(registered, client, step, inputs)
                 break
             except CancelledError as error:
-                if _HUNG_UP in error.message and not caller_is_gone():
+                if HUNG_UP in error.message and not caller_is_gone():
                     continue  # it was told of an older connection of the lane
                 raise
         buffers = [np.asarray(outputs[i]) for i in registered.call.replies]
@@ -404,12 +415,13 @@ class Worker:
     def disconnected(self, client: int, lane: int) -> None:
         """The connection of a lane broke while a call of it was running: what waits there need not wait any more.
 
-        Nothing has happened yet in a kernel that waits. If the client connects again, the lane repeats its call.
+        Nothing has happened yet in a kernel that waits, or the call's memory has it. If the client connects again, the
+        lane repeats its call.
         """
         with self._lock:
             waits = [cancelled for of, cancelled in self._waits.get(client, ()) if of == lane]
         for cancelled in waits:
-            cancelled.set(_HUNG_UP)
+            cancelled.set(HUNG_UP)
 
     def gone(self, client: int, goodbye: bool) -> None:
         """A client said goodbye, or has had no connection for so long that it must be dead."""

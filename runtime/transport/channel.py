@@ -6,9 +6,13 @@ Exactly once. A lane has an id (client, lane number) and every call on it a sequ
 breaks, the lane connects again, says hello with its id and sends the same call again; the server remembers the
 last call that had an effect and answers instead of running it twice. A server that lost that memory (another
 incarnation) means `AbortedError`.
+
+A call that may wait is given up, at its time limit or by `cancel`, by closing the sending side alone: the task ends the
+wait and says so, or its answer was on the way, and then it is taken. So what a task gives away somebody gets.
 """
 
 import contextlib
+import math
 import socket
 import ssl
 import threading
@@ -46,6 +50,10 @@ from runtime.transport.dial import ChannelOptions, Dialer
 from runtime.transport.endpoint import Endpoint
 
 _MAX_BREAKS = 32
+"""After so many breaks in a row, none of them of a connection that had lived for a while, a call gives up."""
+_STEADY_SECS = 1.0
+"""For how long a connection must have lived for the breaks before it not to count any more."""
+_LISTEN_SECS = 0.1
 
 
 class Lane:
@@ -81,9 +89,11 @@ class Lane:
         self._pending: Pieces | None = None
         self._pending_bytes = 0
         self._pending_handle = 0
-        self._sent_at = 0.0
+        self._since = self._say_at = 0.0
         self._deadline: float | None = None
-        self._stalls = 0
+        self._waits = self._sending = False
+        self._given_up: OpError | None = None
+        self._listen_until = 0.0
         self._fault: Exception | None = None
         self._breaks = 0
         self._broken = False
@@ -131,6 +141,7 @@ class Lane:
         *,
         dynamic: bool = False,
         deadline: float | None = None,
+        waits: bool = False,
     ) -> None:
         """Sends a call. The buffers must not change until `receive` has returned: they may be sent again.
 
@@ -142,6 +153,7 @@ class Lane:
             buffers: the input tensors in the order of the handle's layout, or any tensors with `dynamic`.
             dynamic: send shapes and dtypes along; strings are allowed.
             deadline: `time.monotonic()` at which this call gives up; None waits as long as the peer lives.
+            waits: the task may let it wait for others. What it gives then must not be lost to one that gives up.
 
         Raises:
             FailedPreconditionError: the lane is broken, or its last call was not received.
@@ -167,7 +179,8 @@ class Lane:
         self._pending_bytes = length + frames.HEADER_BYTES
         self._pending_handle = handle
         self._deadline = deadline
-        self._stalls = 0
+        self._waits = waits
+        self._since = 0.0
         try:
             self._send_pending()
         except (OSError, CancelledError) as error:
@@ -207,12 +220,18 @@ class Lane:
                         self._fault = error
                 if isinstance(self._fault, OpError):
                     raise self._fault
+                if self._given_up is not None:
+                    raise self._given_up
                 self._recover()
         except BaseException:  # KeyboardInterrupt too: what the connection carries next is not known
             self.close()
             raise
         self._pending = None
         self._breaks = 0
+        if self._given_up is not None:  # and answered all the same
+            self.close()
+            if isinstance(answer, CancelledError):
+                raise self._given_up
         if isinstance(answer, OpError):
             raise answer
         return answer
@@ -227,15 +246,28 @@ class Lane:
         out: TensorBuffer | None = None,
         dynamic: bool = False,
         deadline: float | None = None,
+        waits: bool = False,
     ) -> list[Array]:
         """Sends and receives; see both."""
-        self.send(handle, step, buffers, dynamic=dynamic, deadline=deadline)
+        self.send(handle, step, buffers, dynamic=dynamic, deadline=deadline, waits=waits)
         return self.receive(layout, out)
 
+    def limit(self, deadline: float) -> None:
+        """Gives the call under way another deadline, `time.monotonic()`. For the thread that uses the lane."""
+        self._deadline = deadline
+        if self._pending is not None:
+            self._set_tick(min(max(deadline - time.monotonic(), 0.001), wire.TICK_SECS))
+
     def cancel(self) -> None:
-        """Makes a call that is under way raise CancelledError, from any thread; the lane is of no use afterwards."""
+        """Makes a call that is under way raise CancelledError, from any thread; the lane is of no use afterwards.
+
+        A call that may wait is given up: it ends with the answer of the task, or without after a second.
+        """
         self._cancelled.set()
-        self.interrupt()
+        with self._sock_lock:
+            if self._sock is not None:
+                listens = self._waits and self._pending is not None and self._fault is None
+                (wire.half_close if listens else wire.interrupt)(self._sock)
 
     def interrupt(self) -> None:
         """Cuts the connection, from any thread; a call that is under way connects again."""
@@ -266,34 +298,55 @@ class Lane:
         if self._cancelled.is_set():
             raise CancelledError("the call was cancelled", task=self.task)
         now = time.monotonic()
-        if self._stalls == 0:
-            self._sent_at = now - self._tick_secs
-        self._stalls += 1
-        waited = now - self._sent_at
+        if self._given_up is not None:
+            if now >= self._listen_until:
+                raise self._given_up
+            return
+        waited = self._say(now, now - self._tick_secs, f"answer call {self._pending_handle}")
         if self._deadline is not None:
             remaining = self._deadline - now
             if remaining <= 0:
-                raise DeadlineExceededError(
+                late = DeadlineExceededError(
                     f"at {self._endpoint}: did not answer call {self._pending_handle} before its deadline "
                     f"(waited {waited:.1f} s)",
                     task=self.task,
                 )
+                if not self._waits or self._sending:
+                    raise late
+                self._give_up(late)
+                return
             self._set_tick(min(remaining, wire.TICK_SECS))
-        if waited % detection.SAY_EVERY_SECS < self._tick_secs and waited > detection.SAY_EVERY_SECS / 2:
-            logging.info(
-                "Waiting for %s at %s to answer call %d, for %.0f s now",
-                self.task,
-                self._endpoint,
-                self._pending_handle,
-                waited,
-            )
+
+    def _give_up(self, error: OpError) -> None:
+        # The task's last word is listened for, then the call ends with `error`.
+        self._given_up = error
+        self._listen_until = time.monotonic() + detection.LAST_WORD_SECS
+        self._set_tick(_LISTEN_SECS)
+        with self._sock_lock:
+            if self._sock is not None:
+                with contextlib.suppress(OSError):  # it forgets the lane by itself, later
+                    self._sock.send(frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0))
+                wire.half_close(self._sock)
+
+    def _say(self, now: float, since: float, what: str) -> float:
+        # Says every 10 s for what a call waits, which it does since then unless it did before; gives for how long.
+        if not self._since:
+            self._since, self._say_at = since, since + detection.SAY_EVERY_SECS
+        waited = now - self._since
+        if now >= self._say_at:
+            self._say_at = now + detection.SAY_EVERY_SECS
+            logging.info("Waiting for %s to %s, for %.0f s now", self._dialer.name, what, waited)
+        return waited
 
     def _send_pending(self) -> None:
         pieces, total = self._pending, self._pending_bytes
         assert pieces is not None
         deadline = self._deadline
         if deadline is not None:
-            self._set_tick(min(max(deadline - time.monotonic(), 0.001), wire.TICK_SECS))
+            left = deadline - time.monotonic()
+            if left <= 0 and self._waits:
+                left = _LISTEN_SECS  # the task must have read the call when it is told that nobody waits
+            self._set_tick(min(max(left, 0.001), wire.TICK_SECS))
         elif self._tick_secs != wire.TICK_SECS:
             self._set_tick(wire.TICK_SECS)
         sent = 0
@@ -303,10 +356,14 @@ class Lane:
             except ValueError:  # numpy: not contiguous, found before anything was sent
                 pieces = self._pending = [wire.byte_view(piece) for piece in pieces]
             except BlockingIOError:
-                self.stalled()
+                sent = 0
         if sent != total:
             assert self._sock is not None
-            wire.send_rest(self._sock, pieces, sent, self)
+            self._sending = True
+            try:
+                wire.send_rest(self._sock, pieces, sent, self)
+            finally:
+                self._sending = False
 
     def _read_answer(self, layout: Layout | None, out: TensorBuffer | None) -> list[Array] | OpError:
         sock = self._sock
@@ -385,24 +442,24 @@ class Lane:
         limit = started + self._options.reconnect_secs
         backoff = min(detection.LAST_BACKOFF_SECS, detection.FIRST_BACKOFF_SECS * 2 ** min(self._breaks, 10))
         if self._pending is not None and self.incarnation:
-            self._breaks += 1
+            self._breaks = 1 if started - self.connected_at >= _STEADY_SECS else self._breaks + 1
         if self._breaks > _MAX_BREAKS:
-            raise UnavailableError(f"the connection broke {self._breaks} times during one call", task=self.task)
+            raise UnavailableError(
+                f"the connection broke {self._breaks} times in a row during one call", task=self.task
+            )
         reason: Exception | None = self._fault
         pause = self._breaks > 1  # not the first time: do not run in circles
         while True:
             self._drop_socket()
             now = time.monotonic()
             self._check_given_up(now, started, limit, reason)
+            self._say(now, started, f"be reached ({reason})")
             if pause:
                 if self._cancelled.wait(min(backoff, limit - now)):
                     continue
                 backoff = min(detection.LAST_BACKOFF_SECS, backoff * 2)
             pause = True
-            timeout = min(detection.ATTEMPT_SECS, limit - now)
-            if self._deadline is not None:
-                timeout = min(timeout, self._deadline - now)
-            timeout = max(timeout, 0.001)
+            timeout = max(min(detection.ATTEMPT_SECS, limit - now, self._last_attempt() - now), 0.001)
             try:
                 if self._endpoint is None:
                     self._endpoint = self._dialer.endpoint(None, timeout)
@@ -454,7 +511,7 @@ class Lane:
     def _check_given_up(self, now: float, started: float, limit: float, reason: Exception | None) -> None:
         if self._cancelled.is_set():
             raise CancelledError("the call was cancelled", task=self.task)
-        if self._deadline is not None and now >= self._deadline:
+        if now >= self._last_attempt():
             raise DeadlineExceededError(f"no contact before the deadline ({reason})", task=self.task)
         if now >= limit:
             at = f" at {self._endpoint}" if self._endpoint else ""
@@ -462,6 +519,11 @@ class Lane:
                 f"no contact{at} for {now - started:.1f} s (reconnect_secs={self._options.reconnect_secs:g}): {reason}",
                 task=self.task,
             )
+
+    def _last_attempt(self) -> float:
+        # A wait may have been answered as the connection broke: that is worth another look after its deadline.
+        late = detection.LAST_WORD_SECS if self._waits and self._pending is not None else 0.0
+        return math.inf if self._deadline is None else self._deadline + late
 
     def _adopt(self, sock: socket.socket) -> None:
         with self._sock_lock:

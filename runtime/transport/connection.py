@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from absl import logging
 
@@ -64,8 +64,9 @@ class Handler(Protocol):
 
     A handler may also have a method `disconnected(client: int, lane: int) -> None`. It is told when the client
     hangs up while `call` runs (and now and then when it has just ended), from another thread; it must not block.
-    It lets `call` end early; the client may connect again and repeat that call. `current_lane()` tells `call` its lane,
-    `caller_is_gone()` whether its own connection is meant.
+    It lets `call` end early, with an answer that reaches a client that has only hung up its own side (`Lane.give_up`).
+    The client may also connect again and repeat that call: what `call` must not do again it notes in `call_memory()`.
+    `current_lane()` tells `call` its lane, `caller_is_gone()` whether its own connection is meant.
 
     And a method `gone(client: int, goodbye: bool) -> None`, told from another thread when a client is not expected
     back: it said goodbye, or had no connection for a while. It may still come back in the second case.
@@ -149,9 +150,25 @@ def current_call() -> tuple[int, int]:
 
 
 def caller_is_gone() -> bool:
-    """Whether the client whose call runs on this thread has hung up; False outside `Handler.call`."""
+    """Whether the client whose call runs on this thread is known to have hung up; False outside `Handler.call`."""
     connection = _local.connection
     return connection is not None and connection.gone
+
+
+def caller_has_hung_up() -> bool:
+    """Like `caller_is_gone`, but asks the socket."""
+    connection = _local.connection
+    return connection is not None and connection.look()
+
+
+def call_memory() -> dict[str, Any]:
+    """What the call that runs on this thread has noted, in this run or one that was cut off before it.
+
+    Empty again when the call has been answered. A fresh one outside `Handler.call`.
+    """
+    connection = _local.connection
+    record = None if connection is None else connection._record
+    return {} if record is None else record.memory
 
 
 class Connection:
@@ -224,13 +241,18 @@ class Connection:
             if not self._closed:
                 wire.interrupt(self._sock)
 
+    def look(self) -> bool:
+        """Whether the client has hung up by now."""
+        if not self.gone:
+            with self._sock_lock:
+                if self._closed or not wire.hung_up(self._sock):
+                    return False
+            self.gone = True
+        return True
+
     def note_hang_up(self) -> None:
         """Looks whether the client has hung up, and tells the handler if it runs a call for it."""
-        with self._sock_lock:
-            if self._closed or not wire.hung_up(self._sock):
-                return
-        self.gone = True
-        if self.busy:
+        if self.look() and self.busy:
             self.tell_handler()
 
     def tell_handler(self) -> None:
@@ -367,6 +389,8 @@ class Connection:
             # Without its traceback, which would keep the handler's tensors alive in a cycle with this frame.
             return self._told(error, handle).with_traceback(None)
         finally:
+            if record.memory and (kept is not None or not self.gone):
+                record.memory = {}
             record.finish(kept)
 
     def _check_call(self, layout: Layout | None, flags: int, handle: int, length: int) -> None:

@@ -6,7 +6,7 @@ is running, and the reply of the last call that had an effect, until the next ca
 
 import threading
 from collections.abc import Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from runtime.errors import FailedPreconditionError
 
@@ -32,7 +32,7 @@ class Superseded(Exception):
 class LaneRecord(Generic[Kept]):
     """The memory of one lane. The thread of its owner calls `begin` and `finish` around each call."""
 
-    __slots__ = ("_changed", "_kept", "_running", "_seq", "_waiting", "attempt", "closed_at", "lock", "owner")
+    __slots__ = ("_changed", "_kept", "_running", "_seq", "_waiting", "attempt", "closed_at", "lock", "memory", "owner")
 
     def __init__(self) -> None:
         """A lane of which nothing has happened yet."""
@@ -42,6 +42,8 @@ class LaneRecord(Generic[Kept]):
         self._seq = 0
         self._running = False
         self._kept: Kept | None = None
+        self.memory: dict[str, Any] = {}
+        """What the handler has noted of the newest call, for the run that takes the place of one that was cut off."""
         self.attempt = -1
         self.owner: Owner | None = None
         self.closed_at = 0.0
@@ -84,6 +86,8 @@ class LaneRecord(Generic[Kept]):
             if seq < self._seq:
                 raise FailedPreconditionError(f"call {seq} of this lane came after call {self._seq}")
             self._kept = None  # a later call shows that the reply arrived; what it references is free now
+            if self.memory and seq != self._seq:
+                self.memory = {}
             self._seq = seq
             self._running = True
             return None

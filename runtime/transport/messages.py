@@ -155,6 +155,7 @@ def plan_to_proto(plan: Plan) -> pb.PlanDef:
         stages=[call_to_proto(c) for c in plan.stages],
         fetches=plan.fetches,
         slots=plan.slots,
+        after=[pb.AfterDef(stages=stages) for stages in plan.after],
     )
 
 
@@ -166,4 +167,5 @@ def plan_from_proto(message: pb.PlanDef) -> Plan:
         tuple(call_from_proto(c) for c in message.stages),
         tuple(message.fetches),
         message.slots,
+        tuple(tuple(m.stages) for m in message.after),
     )

@@ -5,6 +5,7 @@ after one tick, and the caller looks at its deadline. That costs nothing on call
 where Python's own timeouts cost a poll() for each read and write.
 """
 
+import contextlib
 import select
 import socket
 import ssl
@@ -75,6 +76,12 @@ def interrupt(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
     except OSError:
         return  # not connected any more: nobody is blocked in it
+
+
+def half_close(sock: socket.socket) -> None:
+    """Tells the peer, from any thread, that nothing more will come; what it sends still arrives."""
+    with contextlib.suppress(OSError):  # not connected any more: the peer knows
+        socket.socket.shutdown(sock, socket.SHUT_WR)
 
 
 def hung_up(sock: socket.socket) -> bool:

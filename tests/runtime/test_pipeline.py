@@ -1,9 +1,18 @@
 """Pipelined steps: what they compute is the strict loop with gradients that are one step older, no more and no less."""
 
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
+import pytest
 
 import runtime as rt
-from tests.runtime.kit import TARGET, servers
+from runtime.server.worker import Worker
+from runtime.transport.channel import Lane
+from tests.runtime.kit import TARGET, addresses, processes, servers
 
 RATE = 0.1
 
@@ -71,3 +80,163 @@ def test_another_fetch_sees_what_earlier_pipelined_steps_pushed() -> None:
             for k in range(5):
                 session.run([train, loss, step], {x: np.full(300, k, np.float32)})
                 assert session.run(step) == k + 1
+
+
+def _line(cluster: dict[str, rt.Server]) -> tuple[rt.Operation, rt.Variable, rt.Tensor]:
+    """A training step whose push takes a fed array beside what is computed."""
+    with rt.device(rt.replica_device_setter(cluster=cluster[TARGET].cluster, worker_device=TARGET)):
+        w = rt.Variable(np.zeros(300, np.float32), name="w")
+        mask = rt.placeholder(np.float32, [300], name="mask")
+        gradient = rt.nn.relu(w) * 0.0 + 1.0
+    scalar = ((), np.float32)
+    push = rt.update([w], lambda old, g, m: ([old + g * m], [old[0]]), [gradient, mask], outputs=[scalar])
+    return push, w, mask
+
+
+def _lose_frames(monkeypatch: pytest.MonkeyPatch, which: Callable[[Sequence[Any]], bool]) -> list[int]:
+    """The connection breaks as such a call is sent: it is sent again when its reply is asked for."""
+    lost: list[int] = []
+    send = Lane.send
+
+    def broken(_: Any) -> int:
+        raise ConnectionResetError("cut")
+
+    def watched(self: Lane, handle: int, step: int, buffers: Sequence[Any], **options: Any) -> None:
+        if which(buffers):
+            lost.append(step)
+            self._sendmsg = broken
+        send(self, handle, step, buffers, **options)
+
+    monkeypatch.setattr(Lane, "send", watched)
+    return lost
+
+
+def test_a_push_that_is_sent_again_is_what_it_was_when_the_caller_has_changed_its_arrays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
+        push, w, mask = _line(cluster)
+        with rt.Session(cluster[TARGET].target, config=rt.SessionConfig(prefetch=1)) as session:
+            session.run(rt.global_variables_initializer())
+            lost = _lose_frames(monkeypatch, lambda buffers: len(buffers) == 2)
+            batch = np.ones(300, np.float32)
+            for _ in range(3):
+                batch[:] = 1.0
+                session.run(push.outputs[0], {mask: batch})
+                batch[:] = 50.0  # the next batch is read into the same memory
+            np.testing.assert_array_equal(session.run(w), np.full(300, 3, np.float32))
+    assert len(lost) == 3
+
+
+def test_a_push_that_is_sent_again_is_what_was_pulled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pulled lies in memory that the next pull uses again."""
+    with servers(sockets=True, ps=2, worker=1) as cluster, rt.Graph().as_default():
+        with rt.device("/job:ps/task:0"):
+            count = rt.Variable(np.zeros(300, np.float32), name="count")
+        with rt.device("/job:ps/task:1"):
+            total = rt.Variable(np.zeros(300, np.float32), name="total")
+        with rt.device("/job:ps/task:0"):
+            value = count.read_value()
+        with rt.device(TARGET):
+            value = rt.identity(value)
+            one = rt.nn.relu(value) * 0.0 + 1.0
+        counted = count.assign_add(one)
+        added = rt.update(
+            [total], lambda old, v, g: ([old + v * g], [old[0]]), [value, one], outputs=[((), np.float32)]
+        )
+        step = [counted.op, added.outputs[0]]
+        with rt.Session(cluster[TARGET].target, config=rt.SessionConfig(prefetch=1)) as session:
+            session.run(rt.global_variables_initializer())
+            lost = _lose_frames(monkeypatch, lambda buffers: len(buffers) == 2)
+            for _ in range(5):
+                session.run(step)
+            found = session.run(total)
+    assert lost
+    np.testing.assert_array_equal(found, np.full(300, 0 + 0 + 1 + 2 + 3, np.float32))
+
+
+def test_a_step_without_fetches_does_not_wait_for_its_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, held_up, go_on = Worker.call, threading.Semaphore(0), threading.Event()
+
+    def slow(self: Worker, handle: int, client: int, step: int, inputs: list[Any]) -> Any:
+        if len(inputs) == 2:
+            held_up.release()
+            assert go_on.wait(60)
+        return call(self, handle, client, step, inputs)
+
+    with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
+        push, w, mask = _line(cluster)
+        with rt.Session(cluster[TARGET].target, config=rt.SessionConfig(prefetch=1)) as session:
+            session.run(rt.global_variables_initializer())
+            for _ in range(3):
+                session.run(push, {mask: np.ones(300)})
+            session.run(w)
+            monkeypatch.setattr(Worker, "call", slow)
+            thread = threading.Thread(target=lambda: session.run(push, {mask: np.ones(300)}), daemon=True)
+            thread.start()
+            assert held_up.acquire(timeout=60)
+            thread.join(60)
+            assert not thread.is_alive(), "the step waited for the answer to its push"
+            go_on.set()
+            np.testing.assert_array_equal(session.run(w), np.full(300, 4, np.float32))
+
+
+def _frozen(
+    cluster: Mapping[str, Sequence[str]], reconnect_secs: float, act: Callable[[rt.Session, Any], None]
+) -> float:
+    """How long ``close`` takes after ``act``, with a ps that is frozen then."""
+    with processes(cluster, ("ps", 0)) as (ps,), rt.Server(cluster, "worker", 0) as server, rt.Graph().as_default():
+        with rt.device(rt.replica_device_setter(cluster=server.cluster, worker_device=TARGET)):
+            w = rt.Variable(np.float32(0), name="w")
+            push = w.assign_add(rt.nn.relu(w) * 0.0 + 1.0)
+        config = rt.SessionConfig(prefetch=1, reconnect_secs=reconnect_secs)
+        session = rt.Session(server.target, config=config)
+        session.run(rt.global_variables_initializer())
+        for _ in range(3):
+            session.run(push.op)
+        ps.process.send_signal(signal.SIGSTOP)
+        try:
+            act(session, push.op)
+            began = time.monotonic()
+            session.close()
+            return time.monotonic() - began
+        finally:
+            ps.process.send_signal(signal.SIGCONT)
+
+
+def test_close_does_not_wait_for_a_frozen_ps_while_a_step_runs() -> None:
+    ended: list[Any] = []
+
+    def run(session: rt.Session, push: rt.Operation) -> None:
+        def steps() -> None:
+            try:
+                while True:
+                    session.run(push)
+            except rt.OpError as error:
+                ended.append(error)
+
+        threads.append(threading.Thread(target=steps, daemon=True))
+        threads[0].start()
+        threads[0].join(0.5)
+
+    threads: list[threading.Thread] = []
+    assert _frozen(addresses(ps=1, worker=1), 300.0, run) < 60
+    threads[0].join(60)
+    assert [type(error) for error in ended] == [rt.CancelledError]
+
+
+def test_close_does_not_wait_for_a_frozen_ps_that_has_not_answered() -> None:
+    assert _frozen(addresses(ps=1, worker=1), 300.0, lambda session, push: None) < 60
+
+
+def test_close_waits_for_the_last_push_of_a_living_ps() -> None:
+    with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
+        push, w, mask = _line(cluster)
+        for k in range(1, 4):
+            with rt.Session(cluster[TARGET].target, config=rt.SessionConfig(prefetch=1)) as session:
+                if k == 1:
+                    session.run(rt.global_variables_initializer())
+                session.run(push, {mask: np.ones(300)})
+                session.run(push, {mask: np.ones(300)})
+            with rt.Session(cluster[TARGET].target) as other:
+                np.testing.assert_array_equal(other.run(w), np.full(300, 2 * k, np.float32))

@@ -1,0 +1,34 @@
+"""Phases: the waves of a step that run one after the other, joined where one must not wait for the end of another."""
+
+from __future__ import annotations
+
+from runtime.plan.plan import Plan
+
+
+def phases(plan: Plan) -> list[tuple[int, ...]]:
+    """Puts the waves of a step into phases, each of which begins when the one before is over.
+
+    A phase is one wave, as a rule. Where a stage may wait, and a later wave has a stage that does not depend on it, the
+    two are in one phase, in which each stage begins as soon as those are over on which it depends: the later one may
+    be what the other waits for.
+
+    Returns:
+        The waves of each phase, in order.
+    """
+    waves = [call.wave for call in plan.stages]
+    waiting = {i for i, call in enumerate(plan.stages) if call.stage.may_wait}
+    behind: list[set[int]] = []  # for each stage, those that may wait on which it depends
+    last = {wave: wave for wave in waves}  # up to where a wave must not be waited for
+    for i, before in enumerate(plan.after):
+        behind.append({w for b in before for w in behind[b]} | waiting.intersection(before))
+        for other in waiting:
+            if waves[other] < waves[i] and other not in behind[i]:
+                last[waves[other]] = max(last[waves[other]], waves[i])
+    found: list[list[int]] = []
+    end = -1
+    for wave in sorted(last):
+        if wave > end:
+            found.append([])
+        found[-1].append(wave)
+        end = max(end, last[wave])
+    return [tuple(phase) for phase in found]

@@ -1,0 +1,141 @@
+"""Nothing of a step waits for a wait that it does not depend on, however the step is cut into stages and phases."""
+
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+
+import runtime as rt
+from runtime.execution.kernels import KERNELS, find_kernel
+from runtime.graph.bodies import WAITING, may_wait
+from runtime.graph.graph import Operation, Tensor
+from runtime.plan.phases import phases
+from runtime.plan.place import Device, Devices
+from runtime.plan.plan import Plan
+from runtime.plan.planner import make_plan
+from runtime.plan.prune import prune
+from runtime.plan.stages import is_write
+from runtime.transport.messages import plan_from_proto, plan_to_proto
+
+TASKS = ("/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:0")
+DEVICES = Devices(
+    (Device("ps", 0), Device("ps", 1), Device("worker", 0)),
+    ("worker", 0),
+    ("ps", 0),
+)
+
+
+@st.composite
+def steps(draw: Any) -> list[Any]:
+    """The fetches of a step with operations that wait, compute, read, write and print, in any order, anywhere."""
+
+    def pick(items: Any) -> Any:
+        return items[draw(st.integers(0, len(items) - 1))]
+
+    with rt.Graph().as_default():
+        queues, variables = [], []
+        for i, task in enumerate(TASKS):
+            with rt.device(task):
+                queues.append(rt.FIFOQueue(1, np.float32, [[]], name=f"q{i}"))
+                variables.append(rt.Variable(np.float32(i), name=f"v{i}"))
+        tensors: list[Tensor] = [rt.constant(np.float32(1))]
+        operations: list[Operation] = []
+        for _ in range(draw(st.integers(2, 14))):
+            before = [pick(operations)] if operations and draw(st.integers(0, 3)) == 0 else []
+            with rt.device(pick(TASKS)), rt.control_dependencies(before):
+                kind = draw(st.integers(0, 6))
+                made: Any
+                if kind == 0:
+                    made = pick(queues).dequeue()
+                elif kind == 1:
+                    made = pick(queues).enqueue(pick(tensors))
+                elif kind == 2:
+                    made = pick(variables).assign_add(pick(tensors))
+                elif kind == 3:
+                    made = pick(variables).read_value()
+                elif kind == 4:
+                    made = rt.Print(pick(tensors), [pick(tensors)], "printed")
+                else:
+                    made = rt.call(lambda x, y: x + y, pick(tensors), pick(tensors))
+            operations.append(made.op if isinstance(made, Tensor) else made)
+            tensors += [made] if isinstance(made, Tensor) else []
+        fetches: list[Any] = [pick([*tensors[1:], *operations]) for _ in range(draw(st.integers(1, 8)))]
+        return list(dict.fromkeys(fetches))
+
+
+def _over(plan: Plan, stuck: set[int]) -> set[int]:
+    """The stages of a step that are over in the end when some of them wait for ever."""
+    over: set[int] = set()
+    for waves in phases(plan):
+        members = {i for i, call in enumerate(plan.stages) if call.wave in waves}
+        while ready := {i for i in members - over - stuck if over.issuperset(plan.after[i])}:
+            over |= ready
+        if not members <= over:
+            break
+    return over
+
+
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(steps(), st.randoms(use_true_random=False))
+def test_what_does_not_depend_on_a_wait_is_done_without_it(fetches: list[Any], random: Any) -> None:
+    plan = make_plan(fetches, {}, DEVICES)
+    needed = prune(fetches, {})
+    ancestors: dict[str, set[str]] = {}
+    for op in needed.operations:
+        ancestors[op.name] = {a for b in needed.waits_for[op] for a in (b.name, *ancestors[b.name])}
+    stage_of = {name: i for i, call in enumerate(plan.stages) for name in call.stage.operations}
+    waiting = [op.name for op in needed.operations if may_wait(op.body)]
+    for name in waiting:
+        assert plan.stages[stage_of[name]].stage.operations == (name,)
+    for call, before in zip(plan.stages, plan.after, strict=True):
+        assert all(plan.stages[b].wave < call.wave for b in before)
+    assert _over(plan, set()) == set(range(len(plan.stages)))
+    for _ in range(4):
+        stuck = set(random.sample(waiting, random.randint(0, len(waiting))))
+        over = _over(plan, {stage_of[name] for name in stuck})
+        for op in needed.operations:
+            free = op.name not in stuck and not ancestors[op.name] & stuck
+            if free and is_write(op):
+                assert stage_of[op.name] in over, f"{op.name} waits for one of {stuck}"
+            if not free and op.name in stage_of:
+                assert stage_of[op.name] not in over
+
+
+@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.given(steps())
+def test_a_plan_is_the_same_after_its_way_to_another_master(fetches: list[Any]) -> None:
+    plan = make_plan(fetches, {}, DEVICES)
+    there = plan_from_proto(plan_to_proto(plan))
+    assert there.after == plan.after and phases(there) == phases(plan)
+
+
+def test_without_waits_a_phase_is_a_wave() -> None:
+    with rt.Graph().as_default():
+        with rt.device(TASKS[0]):
+            w = rt.Variable(np.float32(1), name="w")
+        with rt.device(TASKS[2]):
+            y = rt.numpy.tanh(w)
+        plan = make_plan([w.assign_add(y).op], {}, DEVICES)
+    assert phases(plan) == [(0,), (1,), (2,)]
+
+
+def test_training_on_what_a_queue_gives_is_still_pull_compute_push() -> None:
+    """All that comes later depends on the dequeue: the waves of the step stay phases, and no round trip is added."""
+    with rt.Graph().as_default():
+        with rt.device(TASKS[0]):
+            w = rt.Variable(np.float32(1), name="w")
+            step = rt.Variable(0, dtype=np.int64, name="step")
+        with rt.device(TASKS[2]):
+            batch = rt.FIFOQueue(1, np.float32, [[]], name="q").dequeue()
+            gradient = rt.numpy.tanh(w) * batch
+        with rt.control_dependencies([w.assign_add(gradient)]):
+            train = step.assign_add(1)
+        plan = make_plan([train.op, step.value()], {}, DEVICES)
+    assert phases(plan) == [(0,), (1,), (2,)]
+    assert [len([c for c in plan.stages if c.wave == wave]) for wave in range(3)] == [2, 1, 1]
+
+
+def test_every_kernel_that_may_wait_is_there() -> None:
+    for name in WAITING:
+        assert find_kernel(name) is KERNELS[name]

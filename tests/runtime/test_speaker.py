@@ -1,0 +1,65 @@
+"""A client of a master elsewhere says on whom it waits, whatever it waits for."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import runtime as rt
+from runtime import detection
+from runtime.server import tasks
+from tests.runtime.kit import TARGET, addresses, servers
+
+
+@contextlib.contextmanager
+def _said(caplog: pytest.LogCaptureFixture, text: str, action: Callable[[], object]) -> Iterator[None]:
+    """Waits until an action that waits has said so three times; the block lets it end."""
+    enough = threading.Event()
+    lines: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if text in record.getMessage():
+                lines.append(record.getMessage())
+                if len(lines) >= 3:
+                    enough.set()
+
+    listener, logger = Listener(), logging.getLogger("absl")
+    logger.addHandler(listener)
+    thread = threading.Thread(target=action, daemon=True)
+    try:
+        with caplog.at_level(logging.INFO):
+            thread.start()
+            assert enough.wait(60), lines
+            yield
+            thread.join(60)
+            assert not thread.is_alive()
+    finally:
+        logger.removeHandler(listener)
+
+
+def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(detection, "SAY_EVERY_SECS", 0.2)
+    with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
+        server = cluster[TARGET]
+        tasks.withdraw(server.address, server)
+        with rt.device("/job:ps/task:0"):
+            queue = rt.FIFOQueue(1, np.int32, [[]], name="q")
+        put, taken = queue.enqueue(3), queue.dequeue()
+        with rt.Session(server.target) as session:
+            session.run(queue.size())
+            with _said(caplog, f"Waiting for the master at {server.target} to run a step", lambda: session.run(taken)):
+                session.run(put)
+        assert not [t for t in threading.enumerate() if t.name.startswith("waiting for the master")]
+
+
+def test_a_session_that_waits_for_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(detection, "SAY_EVERY_SECS", 0.2)
+    spec = addresses(ps=1, worker=1)
+    with rt.Server(spec, "worker", 0) as server, contextlib.ExitStack() as stack:
+        tasks.withdraw(server.address, server)
+        with _said(caplog, "to meet the tasks of the cluster", lambda: rt.Session(server.target).close()):
+            stack.enter_context(rt.Server(spec, "ps", 0))

@@ -1,0 +1,316 @@
+"""A wait ends exactly when nobody waits any more: an element goes to one caller that gets it, or stays in its queue."""
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runtime as rt
+from runtime.transport.peer import Peer
+from tests.runtime.kit import TARGET, servers
+from tests.sync.kit import ROOT, free_addresses, serving, wait_until
+
+LONG = 60.0
+
+
+class Client:
+    """A session with two queues on the ps, and steps that do more there than wait."""
+
+    def __init__(self, target: str, capacity: int = 10) -> None:
+        self.graph = rt.Graph()
+        with self.graph.as_default(), rt.device("/job:ps/task:0"):
+            self.numbers = rt.FIFOQueue(capacity, np.int32, [[]], name="numbers")
+            self.labels = rt.FIFOQueue(capacity, np.int32, [[]], name="labels")
+            self.value = rt.placeholder(np.int32, [])
+            self.values = rt.placeholder(np.int32, [None])
+            self.put_one = self.numbers.enqueue(self.value)
+            self.put_many = self.numbers.enqueue_many(self.values)
+            self.take_one = self.numbers.dequeue()
+            self.size = self.numbers.size()
+            text = rt.Variable("a", name="text")
+            self.init = text.initializer
+            self.steps: dict[str, list[Any]] = {
+                "alone": [self.take_one],
+                "with its size": [self.take_one, self.size],
+                "of two queues": [self.take_one, self.labels.dequeue()],
+                "with a string": [self.take_one, text],
+                "printed": [rt.Print(self.take_one, [self.take_one], "took", first_n=0)],
+            }
+        config = rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=LONG)
+        self.session = rt.Session(target, self.graph, config)
+
+    def put(self, value: int) -> None:
+        self.session.run(self.put_one, {self.value: value}, timeout_secs=LONG)
+
+    def take(self, timeout_secs: float = LONG) -> int:
+        return int(self.session.run(self.take_one, timeout_secs=timeout_secs))
+
+    def peer(self) -> Peer:
+        found: Peer = self.session._engine._session.tasks["/job:ps/task:0"].peer  # type: ignore[attr-defined]
+        return found
+
+    def cut(self) -> None:
+        for lane in self.peer()._all_lanes():
+            lane.interrupt()
+
+
+@pytest.fixture
+def cluster() -> Iterator[dict[str, rt.Server]]:
+    with servers(sockets=True, ps=1, worker=2) as made:
+        yield made
+
+
+@pytest.fixture
+def client(cluster: dict[str, rt.Server]) -> Iterator[Client]:
+    found = Client(cluster[TARGET].target)
+    with found.session:
+        found.session.run(found.init)
+        yield found
+
+
+def _in_thread(action: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
+
+
+def _waiting(server: rt.Server) -> int:
+    return sum(map(len, list(server.worker._waits.values())))
+
+
+STEPS = ("alone", "with its size", "of two queues", "with a string", "printed")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_that_was_given_up_takes_nothing_later(cluster: dict[str, rt.Server], client: Client, step: str) -> None:
+    ps = cluster["/job:ps/task:0"]
+    client.put(0)
+    assert client.take() == 0
+    wait_until(lambda: ps.transport_counters.connections <= 3)
+    before = ps.transport_counters.connections
+    for _ in range(5):
+        with pytest.raises(rt.DeadlineExceededError):
+            client.session.run(client.steps[step], timeout_secs=0.2)
+    wait_until(lambda: _waiting(ps) == 0)
+    wait_until(lambda: ps.transport_counters.connections <= before)  # no thread, no connection stays behind
+    for value in (1, 2, 3):
+        client.put(value)
+    assert [client.take() for _ in range(3)] == [1, 2, 3]
+
+
+def test_what_is_added_under_a_time_limit_is_added_once(client: Client) -> None:
+    for value in range(10):
+        client.put(value)
+    with pytest.raises(rt.DeadlineExceededError):
+        client.session.run(client.put_many, {client.values: [10, 11]}, timeout_secs=0.2)
+    thread, results = _in_thread(lambda: client.session.run(client.put_many, {client.values: [10, 11]}))
+    assert [client.take() for _ in range(12)] == list(range(12))
+    thread.join(LONG)
+    assert results == [None]
+    assert int(client.session.run(client.size)) == 0
+
+
+def test_what_was_added_before_a_time_limit_stays(client: Client) -> None:
+    for value in range(8):
+        client.put(value)
+    with pytest.raises(rt.DeadlineExceededError):
+        client.session.run(client.put_many, {client.values: [8, 9, 10, 11]}, timeout_secs=0.5)
+    assert [client.take() for _ in range(10)] == list(range(10))
+    assert int(client.session.run(client.size)) == 0
+
+
+def test_many_are_added_once_through_cuts(cluster: dict[str, rt.Server], client: Client) -> None:
+    ps = cluster["/job:ps/task:0"]
+    values = list(range(20))
+    thread, results = _in_thread(lambda: client.session.run(client.put_many, {client.values: values}))
+    other = Client(cluster["/job:worker/task:1"].target)
+    taken = []
+    with other.session:
+        for _ in values:
+            wait_until(lambda: _waiting(ps) == 1 or not thread.is_alive())
+            client.cut()
+            taken.append(other.take())
+        thread.join(LONG)
+        assert results == [None]
+        assert taken == values
+        assert int(other.session.run(other.size)) == 0
+
+
+def test_a_repeated_wait_keeps_what_it_fetched_from_a_third_task(cluster: dict[str, rt.Server]) -> None:
+    ps, graph = cluster["/job:ps/task:0"], rt.Graph()
+    with graph.as_default():
+        x = rt.placeholder(np.float32, [3])
+        with rt.device("/job:ps/task:0"):
+            queue = rt.FIFOQueue(1, np.float32, [[3]], name="vectors")
+        with rt.device("/job:worker/task:1"):
+            made = x * 2.0
+        put, take = queue.enqueue(made), queue.dequeue()
+    with rt.Session(cluster[TARGET].target, graph) as session:
+        session.run(put, {x: np.ones(3)})
+        thread, results = _in_thread(lambda: session.run(put, {x: np.full(3, 2.0)}, timeout_secs=LONG))
+        for _ in range(3):
+            wait_until(lambda: _waiting(ps) == 1 or bool(results))
+            seen = ps.transport_counters.accepted
+            for lane in session._engine._session.tasks["/job:ps/task:0"].peer._all_lanes():  # type: ignore[attr-defined]
+                lane.interrupt()
+            wait_until(lambda seen=seen: ps.transport_counters.accepted > seen or bool(results))  # type: ignore[misc]
+        assert session.run(take, timeout_secs=LONG).tolist() == [2, 2, 2]
+        thread.join(LONG)
+        assert results == [None]
+        assert session.run(take, timeout_secs=LONG).tolist() == [4, 4, 4]
+    wait_until(lambda: all(len(server.worker.held) == 0 for server in cluster.values()))
+
+
+DYING = """
+import json, sys
+import runtime as rt
+from tests.sync.test_given_up import Client
+cluster, what = json.loads(sys.argv[1])
+client = Client(rt.Server(cluster, "worker", 1).target)
+if what == "put_many":
+    client.session.run(client.put_many, {client.values: list(range(100, 120))})
+else:
+    client.session.run(client.steps[what])
+"""
+
+
+@pytest.mark.parametrize("what", ["with its size", "of two queues", "put_many"])
+def test_a_caller_that_is_killed_takes_and_adds_nothing(what: str) -> None:
+    ports = free_addresses(3)
+    spec = {"ps": ports[:1], "worker": ports[1:]}
+    with rt.Server(spec, "ps", 0) as ps, rt.Server(spec, "worker", 0) as server:
+        client = Client(server.target)
+        client.session.run(client.init)
+        process = subprocess.Popen([sys.executable, "-c", DYING, json.dumps([spec, what])], cwd=ROOT)
+        try:
+            wait_until(lambda: _waiting(ps) == (2 if what == "of two queues" else 1))
+            process.kill()
+            process.wait(10)
+            expected = list(range(100, 110)) if what == "put_many" else [1, 2]
+            if what != "put_many":  # at once: nobody has told the ps that the caller is dead
+                client.put(1)
+                client.put(2)
+            assert [client.take() for _ in expected] == expected
+            assert int(client.session.run(client.size)) == 0
+        finally:
+            process.kill()
+            process.wait(10)
+            client.session.close()
+
+
+@pytest.mark.parametrize("step", ["alone", "with its size"])
+def test_polling_callers_and_cuts_lose_and_double_nothing(step: str) -> None:
+    """Callers with time limits of the length of the pauses between elements, and connections that are cut."""
+    count, draw = 300, random.Random(5)
+    with serving(1, 2) as (spec, _), contextlib.ExitStack() as stack:
+        made = [stack.enter_context(rt.Server(spec, "worker", i)) for i in range(2)]
+        takers = [Client(server.target) for server in made]
+        giver = Client(made[0].target)
+        for one in (*takers, giver):
+            stack.enter_context(one.session)
+        giver.session.run(giver.init)
+        taken: list[int] = []
+        over = threading.Event()
+
+        def take(one: Client, seed: int) -> None:
+            limits = random.Random(seed)
+            while not over.is_set():
+                with contextlib.suppress(rt.DeadlineExceededError):
+                    got = one.session.run(one.steps[step], timeout_secs=limits.uniform(0.001, 0.03))
+                    taken.append(int(got[0]))
+
+        threads = [_in_thread(lambda one=one, i=i: take(one, i)) for i, one in enumerate(takers)]  # type: ignore[misc]
+        for value in range(count):
+            giver.put(value)
+            if value % 10 == 0:
+                draw.choice(takers).cut()
+            over.wait(draw.uniform(0, 0.01))
+        wait_until(lambda: len(taken) >= count or int(giver.session.run(giver.size)) == 0)
+        over.set()
+        for thread, results in threads:
+            thread.join(LONG)
+            assert results == [None]
+        while int(giver.session.run(giver.size)):
+            taken.append(giver.take())
+        assert sorted(taken) == list(range(count))
+
+
+POLLING = """
+import json, sys
+import runtime as rt
+from tests.sync.test_given_up import Client
+cluster, index = json.loads(sys.argv[1])
+client = Client(rt.Server(cluster, "worker", index).target)
+print("ready", flush=True)
+while True:
+    try:
+        print(int(client.session.run(client.steps["with its size"], timeout_secs=0.5)[0]), flush=True)
+    except rt.DeadlineExceededError:
+        pass
+"""
+
+
+def test_killed_callers_take_nothing_along() -> None:
+    """Processes that poll are killed while they wait, one after the other; elements come as each is dead."""
+    workers = 3
+    with serving(1, workers + 1) as (spec, _), rt.Server(spec, "worker", 0) as server:
+        giver = Client(server.target)
+        giver.session.run(giver.init)
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", POLLING, json.dumps([spec, i + 1])], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            )
+            for i in range(workers)
+        ]
+        lines: list[str] = []
+        readers = [threading.Thread(target=lambda p=p: lines.extend(p.stdout), daemon=True) for p in processes]  # type: ignore[misc]
+        for reader in readers:
+            reader.start()
+        try:
+            wait_until(lambda: lines.count("ready\n") == workers)
+            given = 0
+            for process in processes[1:]:
+                process.kill()
+                process.wait(20)
+                for _ in range(5):
+                    giver.put(given)
+                    given += 1
+                wait_until(lambda given=given: len(lines) >= workers + given)  # type: ignore[misc]
+            assert sorted(int(line) for line in lines if line != "ready\n") == list(range(given))
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait(10)
+            for reader, process in zip(readers, processes, strict=True):
+                reader.join(10)
+                assert process.stdout is not None
+                process.stdout.close()
+            giver.session.close()
+
+
+def test_a_time_limit_in_a_step_of_several_waits_is_kept(client: Client) -> None:
+    """Looked at once a second, it would never end before a second is over."""
+
+    def secs() -> float:
+        began = time.monotonic()
+        with pytest.raises(rt.DeadlineExceededError):
+            client.session.run(client.steps["of two queues"], timeout_secs=0.05)
+        return time.monotonic() - began
+
+    assert min(secs() for _ in range(5)) < 0.8
