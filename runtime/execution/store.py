@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,8 @@ from runtime.tensor_spec import TensorSpec
 
 Key = tuple[str, str]
 """(container, name)."""
+Values = dict[Key, "weakref.ref[Any]"]
+"""What variables hold, to be compared. Every update makes a new array, so arrays tell; nothing is kept alive."""
 
 
 class Slot:
@@ -184,13 +187,21 @@ class Store:
             for slot in slots:
                 slot.readers -= 1
 
-    def replace(self, values: dict[Key, tuple[Any, TensorSpec]]) -> None:
-        """Gives several variables new values in one step (a restore)."""
+    def values(self, keys: Iterable[Key]) -> Values:
+        """What those of ``keys`` hold now that have a value."""
+        with self.lock:
+            slots = [self._slots[key] for key in keys if key in self._slots]
+        with Claim(slots), self.lock:
+            return {slot.key: weakref.ref(slot.value) for slot in slots if slot.value is not None}
+
+    def replace(self, values: dict[Key, tuple[Any, TensorSpec]]) -> Values:
+        """Gives several variables new values in one step (a restore); gives what they hold then."""
         slots = [self.slot(*key) for key in values]
         with Claim(slots), self.lock:
             for slot in slots:
                 slot.value, slot.spec = values[slot.key]
             self.changed.notify_all()
+            return {slot.key: weakref.ref(slot.value) for slot in slots}
 
     def variables(self) -> list[tuple[Key, TensorSpec]]:
         """Key and spec of every initialised variable."""
