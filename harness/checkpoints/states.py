@@ -126,7 +126,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    """A dtype as text that ``_dtype_of`` reads; numpy's own text for bfloat16 and its like means bytes without a type."""
+    """A dtype as text that ``_dtype_of`` reads; numpy's own text for bfloat16 and its like means mere bytes."""
     if dtype.fields is not None:
         return repr(np.lib.format.dtype_to_descr(dtype))
     return dtype.name if dtype.isbuiltin == 2 else dtype.str
