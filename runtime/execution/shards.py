@@ -143,7 +143,7 @@ class Shards:
             AbortedError: another coordinator has claimed the task since.
             OpError: what went wrong, by class.
         """
-        if order.kind not in (Order.TELL, Order.CLAIM, Order.STATES):
+        if order.kind not in (Order.TELL, Order.CLAIM, Order.STATES, Order.CHANGED):
             self.check_epoch(order.epoch, order.owner)
         return self._kinds[order.kind](order)
 
@@ -202,6 +202,11 @@ class Shards:
             lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
             return Reply(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
         self._gate.pause(order.job, order.seconds, QUIET_SECS)
+        try:
+            self.check_epoch(order.epoch, order.owner)
+        except AbortedError:  # another chief has come meanwhile: its claim may have opened the gate just before
+            self._gate.resume(order.job)
+            raise
         now = time.monotonic()
         return Reply(
             steps=[
@@ -270,7 +275,11 @@ class Shards:
             raise NotFoundError(f"no such checkpoint job: {order.job:x}", task=self._task)
         keys = [(s.container, s.name) for s in order.slices]
         now = self._store.values(keys)
-        return Reply(number=sum(key not in now or key not in values or now[key] != values[key] for key in keys))
+        same = [
+            key in values and key in now and (value := values[key]()) is not None and value is now[key]()
+            for key in keys
+        ]
+        return Reply(number=same.count(False))
 
     def _add(self, order: Order, job: Job) -> None:
         self.check_epoch(order.epoch, order.owner)
@@ -294,12 +303,7 @@ class Shards:
         with job.lock:
             if job.written is not None:
                 return job.written
-            if zarr.is_local(order.directory) and not os.path.isdir(order.directory):
-                raise FailedPreconditionError(
-                    f"the checkpoint directory {order.directory} is not there on this machine: put it on a file system "
-                    "that all ps tasks share, or save with transfer='stream'",
-                    task=self._task,
-                )
+            self._check_there(order.directory)
             directory = f"{order.directory}/ocdbt.process_{order.process_id}"
             arrays = [(_placed(s, a), a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
@@ -325,13 +329,35 @@ class Shards:
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
+    def _check_there(self, path: str, part: str = "") -> None:
+        """Raises FailedPreconditionError unless this task sees what its coordinator sees: that is no damage."""
+        whole = os.path.join(path, part) if part else path
+        if not zarr.is_local(path):
+            return
+        try:
+            os.stat(whole)
+        except OSError as error:
+            if error.errno not in zarr.NOTHING_THERE:
+                return  # whoever reads it tells
+            raise FailedPreconditionError(
+                f"the checkpoint {'file' if part else 'directory'} {whole} is not there on this machine: put it on a "
+                "file system that all ps tasks share, under the same path, or use transfer='stream'",
+                task=self._task,
+            ) from None
+
     def _verify(self, order: Order) -> Reply:
+        self._check_there(order.directory)
         problems = []
         for file in order.files:
             path = os.path.join(order.directory, file.path)
             try:
                 size, crc = zarr.checksum(path)
             except OSError as error:
+                if error.errno in zarr.NOTHING_THERE:
+                    self._check_there(order.directory, file.path)
+                other = zarr.barred(error, path)
+                if other is not None:
+                    raise type(other)(other.message, task=self._task) from None
                 problems.append(f"{file.path}: {error.strerror}")
                 continue
             if size != file.size:
@@ -341,6 +367,7 @@ class Shards:
         return Reply(problems=problems)
 
     def _read(self, order: Order) -> Reply:
+        self._check_there(order.directory)
         job = Job(order.epoch, list(order.slices), [])
         with job.lock:
             self._add(order, job)

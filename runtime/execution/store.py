@@ -188,11 +188,10 @@ class Store:
                 slot.readers -= 1
 
     def values(self, keys: Iterable[Key]) -> Values:
-        """What those of ``keys`` hold now that have a value."""
+        """What those of ``keys`` hold now that have a value; an update that is under way may or may not count."""
         with self.lock:
-            slots = [self._slots[key] for key in keys if key in self._slots]
-        with Claim(slots), self.lock:
-            return {slot.key: weakref.ref(slot.value) for slot in slots if slot.value is not None}
+            held = [(key, self._slots[key].value) for key in keys if key in self._slots]
+        return {key: weakref.ref(value) for key, value in held if value is not None}
 
     def replace(self, values: dict[Key, tuple[Any, TensorSpec]]) -> Values:
         """Gives several variables new values in one step (a restore); gives what they hold then."""

@@ -521,8 +521,8 @@ Global___StepWrites: _TypeAlias = StepWrites  # noqa: Y015
 
 @_typing.final
 class ShardOrder(_message.Message):
-    """What the coordinator of checkpoints (the chief) orders a task to do. Every kind but TELL is refused unless it comes
-    under the epoch that the task was last claimed for.
+    """What the coordinator of checkpoints (the chief) orders a task to do. Every kind but TELL, STATES and CHANGED, which only
+    ask, is refused unless it comes under the epoch that the task was last claimed for.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -198,12 +198,9 @@ class Shards:
         by_task: dict[str, list[pb.SliceDef]] = {}
         for s in slices:
             by_task.setdefault(s.task, []).append(s.to_proto())
-        self.claim(list(by_task))
         order = self._order(pb.ShardOrder.CHANGED, job)
         try:
-            replies = self._each(
-                list(by_task), lambda t: self._ask(t, _with_slices(order, by_task[t]), ORDER_SECS)
-            )
+            replies = self._each(list(by_task), lambda t: self._ask(t, _with_slices(order, by_task[t]), ORDER_SECS))
         except NotFoundError:
             return None
         return any(reply.number for reply in replies)
