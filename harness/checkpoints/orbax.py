@@ -1,7 +1,8 @@
 """Orbax at work: its CheckpointManager names, finalises and retains; the tasks write the arrays.
 
 The manager saves a tree of stand-ins, one for each variable. The handler of their type has every task write its own
-variables into the temporary directory, each into a store of its own, which Orbax then merges.
+variables into the temporary directory, each into a store of its own. These are merged, and looked through, before the
+checkpoint gets its name.
 """
 
 from __future__ import annotations
