@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -71,13 +70,14 @@ def summary_op(graph: rt.Graph) -> Any:
 
 def write_graph_text(graph: rt.Graph, directory: str) -> None:
     """Writes ``graph.pbtxt``, the graph as a text that people can read, whole or not at all."""
+    from etils import epath
+
     from harness.graph_def import graph_def
 
-    os.makedirs(directory, exist_ok=True)
-    path = os.path.join(directory, "graph.pbtxt")
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-        file.write(text_format.MessageToString(graph_def(graph)))
-    os.replace(f"{path}.tmp", path)
+    folder = epath.Path(directory)  # which may be gs://bucket/run
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "graph.pbtxt.tmp").write_text(text_format.MessageToString(graph_def(graph)))
+    (folder / "graph.pbtxt.tmp").replace(folder / "graph.pbtxt")
 
 
 def ready_for_local_init_op(graph: rt.Graph) -> Any:

@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         reader = load_checkpoint(path)
         other = load_checkpoint(options.compare) if options.compare else None
-    except (ValueError, rt.DataLossError) as error:
+    except (ValueError, rt.DataLossError, rt.FailedPreconditionError) as error:
         _show_steps(steps)
         print(f"harness.inspect_checkpoint: {error}", file=sys.stderr)
         return 1

@@ -19,8 +19,14 @@ from harness.checkpoints.layout import (
     get_checkpoint_state,
     latest_checkpoint,
 )
-from harness.checkpoints.manifest import Manifest, quick_problems
-from harness.checkpoints.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
+from harness.checkpoints.manifest import Manifest, quick_problems, read_manifest
+from harness.checkpoints.reader import (
+    CheckpointReader,
+    list_variables,
+    load_checkpoint,
+    load_variable,
+    put_together,
+)
 from harness.checkpoints.saving import AskedStates, SaveHandle, check_path, next_step, step_of, tell_progress
 from harness.checkpoints.states import restore_states
 from runtime import Cut, DataLossError, NotFoundError, OpError, Session, ShardFile, VariableSlice, zarr
@@ -265,7 +271,13 @@ class Saver:
         with directory.opened(orbax.Retention(**self._retention_options)):
             self._states = {**self._states, **states.result()}  # who is dead just now will come back for his
             manifest = Manifest(
-                step, directory.next_sequence(), sess.shards.epoch, time.time(), variables, states=self._states
+                step,
+                directory.next_sequence(),
+                sess.shards.epoch,
+                time.time(),
+                variables,
+                states=self._states,
+                cut=cut.job,
             )
             leaves = {n: orbax.RemoteArray(v.shape, v.dtype) for n, v in variables.items()}
             ids = list(sess.shards.process_ids(cut, stream=self._stream).values())
@@ -309,6 +321,7 @@ class Saver:
             NotFoundError: variables are missing in it; lists all that does not fit.
             InvalidArgumentError: shapes or dtypes differ; lists all that does not fit.
             DataLossError: it is damaged; names it. No variable has changed then.
+            FailedPreconditionError: a task does not see it, though this process does; names the task.
         """
         if save_path is None:
             raise ValueError("Can't load save_path when it is None.")
@@ -323,6 +336,8 @@ class Saver:
             self._series = self._series or layout.series_of(path)
 
     def _restore(self, sess: Session, path: str, saved: Sequence[names.Saved], *, partial: bool, verify: bool) -> None:
+        path = zarr.absolute(path)  # the tasks may have been started in other directories
+        put_together(path)
         reader = CheckpointReader(path)
         pairs = names.match(reader, saved, partial=partial)
         slices = names.restore_slices(sess, pairs)
@@ -340,7 +355,13 @@ class Saver:
         if slices:
             try:
                 sess.shards.restore(
-                    slices, reader.item, ocdbt=reader.ocdbt, zarr3=reader.zarr3, stream=self._stream, check=check
+                    slices,
+                    reader.item,
+                    ocdbt=reader.ocdbt,
+                    zarr3=reader.zarr3,
+                    stream=self._stream,
+                    check=check,
+                    origin=manifest.cut if manifest is not None else 0,
                 )
             except (DataLossError, NotFoundError) as error:  # its own list of names says that all are there
                 raise DataLossError(f"checkpoint {path} is damaged: {error.message}", task=error.task) from None
@@ -355,6 +376,8 @@ class Saver:
 
         Raises:
             DataLossError: there are checkpoints, and all are damaged: nothing is initialised silently.
+            FailedPreconditionError: a task does not see the newest one, though this process does.
+            UnavailableError, PermissionDeniedError: the directory cannot be looked into now, or may not be.
             NotFoundError: as ``restore``; so are the others.
         """
         saved = self._variables()
@@ -370,9 +393,31 @@ class Saver:
             return step.path
         if damaged:
             raise DataLossError(
-                f"all checkpoints in {checkpoint_dir} are damaged: {', '.join(damaged)}; remove them to start afresh"
+                f"all checkpoints in {checkpoint_dir} are damaged: {', '.join(damaged)}; bring back a copy of one, or "
+                "start afresh in another directory"
             )
         return None
+
+    def changed_since(self, sess: Session, save_path: str) -> bool | None:
+        """Whether a variable has been given a value since a checkpoint was saved, or since it was restored from it.
+
+        Args:
+            sess: a session of the cluster.
+            save_path: the checkpoint.
+
+        Returns:
+            None where nobody knows: another program wrote it, or a task has restarted since.
+
+        Raises:
+            ValueError: there is no such checkpoint.
+        """
+        path = find_checkpoint(save_path)
+        if path is None:
+            raise ValueError(f"The passed save_path is not a valid checkpoint: {save_path}")
+        manifest = read_manifest(path)
+        if manifest is None or not manifest.cut:
+            return None
+        return sess.shards.changed(names.slices_of(sess, names.written(self._variables())), manifest.cut)
 
     # -- what there is -----------------------------------------------------------------------------------------
 

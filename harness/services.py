@@ -23,7 +23,7 @@ _LOGGED_RATES = 10
 
 
 class Checkpoints:
-    """Saves a session's variables, at most once for each global step.
+    """Saves a session's variables when the global step has moved, or a variable has changed, since the last save.
 
     Args:
         saver: what saves.
@@ -44,11 +44,14 @@ class Checkpoints:
         self._lock = threading.Lock()
         self._asked: int | None = None
         self._saved_step: int | None = None
+        self._saved_path: str | None = None
+        self._stands = False  # variables are known to have changed under the step that was saved last
+        self._told_standing = False
         self._running: SaveHandle | None = None
         self._within: rt.Session | None = None  # the session of what is running
 
     def save(self, session: rt.Session) -> str | None:
-        """Saves now; returns the checkpoint's path, or None when this step was the last one saved.
+        """Saves now; returns the checkpoint's path, or None when the last one saved holds all there is.
 
         Raises:
             PermissionDeniedError: another chief has taken the lead.
@@ -73,9 +76,19 @@ class Checkpoints:
             if not self._is_due(session):
                 return
             if hasattr(self._saver, "skipped"):
-                self._start(session)
+                try:
+                    self._start(session)
+                except rt.OpError as error:
+                    if not costs_this_one(error):
+                        raise
             else:  # a saver of another make, which knows no background
                 self._note(str(self._saved(session, wait=True)))
+
+    def changed(self, session: rt.Session) -> bool:
+        """Whether a variable has been given a value since the last save, whatever the global step says."""
+        with self._lock:
+            last = self._saved_path or self._on_disk()
+            return last is None or self._changed(session, last)
 
     def look(self, session: rt.Session) -> None:
         """Looks whether what was begun has ended.
@@ -128,11 +141,29 @@ class Checkpoints:
     def _is_due(self, session: rt.Session) -> bool:
         if self._global_step is not None:
             self._asked = int(session.run(self._global_step))
-            if self._asked == (self._saved_step if self._saved_step is not None else self._on_disk()):
+            last = self._saved_path or self._on_disk()
+            if last is not None and self._asked == step_in(last) and not self._changed(session, last):
                 return False
         if not self._leads():
             raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
         return True
+
+    def _changed(self, session: rt.Session, last: str) -> bool:
+        """Whether a variable has changed since the last checkpoint; a step that stands still does not tell."""
+        self._stands = False
+        ask = getattr(self._saver, "changed_since", None)
+        if ask is None:  # a saver of another make
+            return False
+        try:
+            changed = ask(_raw(session), last)
+            self._stands = changed is True
+            return changed is not False
+        except (ValueError, rt.DataLossError):  # that checkpoint is gone, or nobody can read it
+            return True
+        except rt.UnavailableError as error:
+            if error.task:
+                raise
+            return True  # the disk is away: the save tells
 
     def _start(self, session: rt.Session) -> None:
         raw = _raw(session)
@@ -157,21 +188,50 @@ class Checkpoints:
 
     def _note(self, path: str) -> None:
         # The step in the name is the one in the checkpoint: others go on training while this one asks.
-        last = os.path.basename(path)
-        self._saved_step = int(last) if self._asked is not None and last.isdigit() else self._asked
+        before, self._saved_path = self._saved_step, path
+        found = step_in(path)
+        self._saved_step = found if self._asked is not None and found is not None else self._asked
+        if self._stands and before is not None and before == self._saved_step and not self._told_standing:
+            self._told_standing = True
+            logging.warning(
+                "variables change but the global step stays at %d: each checkpoint replaces the one before; pass "
+                "global_step to minimize() or apply_gradients(), or count it in a step of your own",
+                before,
+            )
         if self._writer is not None:
             self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
 
-    def _on_disk(self) -> int | None:
-        """The step of the newest checkpoint of this path: a run that has just been restored is saved already."""
-        found = self._saver.last_checkpoints
-        name = os.path.basename(found[-1]) if found and os.path.dirname(found[-1]) == self._path else ""
-        return int(name) if name.isdigit() else None
+    def _on_disk(self) -> str | None:
+        """The newest checkpoint of this path: a run that has just been restored is saved already."""
+        try:
+            found = self._saver.last_checkpoints
+        except rt.UnavailableError:  # the disk is away: the save tells
+            return None
+        here = bool(found) and rt.zarr.absolute(os.path.dirname(found[-1])) == rt.zarr.absolute(self._path)
+        return found[-1] if here else None
+
+
+def step_in(path: str) -> int | None:
+    """The step in the name of a checkpoint."""
+    name = os.path.basename(path)
+    return int(name) if name.isdigit() else None
 
 
 def tell_full(error: rt.ResourceExhaustedError) -> None:
     """Tells that a checkpoint is missing because the disk is full."""
     logging.error("%s; training goes on, without this checkpoint: make room", error)
+
+
+def costs_this_one(error: rt.OpError) -> bool:
+    """Whether an error costs one checkpoint and says nothing of the session; tells it then.
+
+    The disk was away, or the tasks could not be held still together for long enough.
+    """
+    disk = isinstance(error, rt.UnavailableError) and not error.task
+    torn = isinstance(error, rt.DeadlineExceededError) and "no consistent cut" in error.message
+    if disk or torn:
+        logging.warning("this checkpoint was not saved: %s", error)
+    return disk or torn
 
 
 def _mirrored(error: Exception) -> bool:
@@ -207,8 +267,13 @@ class CheckpointThread(LooperThread):
         except rt.ResourceExhaustedError as error:
             tell_full(error)
         except LOST_CONTACT as error:
-            logging.warning("this checkpoint was not saved: %s", error)
-            self._session.recover(raw, error)
+            if not costs_this_one(error):
+                logging.warning("this checkpoint was not saved: %s", error)
+                self._session.recover(raw, error)
+            return
+        except rt.DeadlineExceededError as error:
+            if not costs_this_one(error):
+                raise
             return
         missed = int((time.monotonic() - began) // self._secs)
         if missed:

@@ -322,11 +322,11 @@ class Supervisor(SupervisorParts):
                 self._writer_closed = True
 
     def _final(self, session: rt.Session) -> None:
-        """The last summaries and the last checkpoint, with what was done since the last timer."""
-        if self._summaries is not None:
-            self._summaries.write(session)
+        """The last checkpoint and the last summaries, with what was done since the last timer; a summary may fail."""
         if self._checkpoints is not None:
             self._checkpoints.save(session)
+        if self._summaries is not None:
+            self._summaries.write(session)
         if self._summary_writer is not None and not self._writer_closed:
             self._summary_writer.flush()
 

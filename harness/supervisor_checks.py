@@ -48,7 +48,7 @@ def values(
 
     Raises:
         TypeError: one is of another type.
-        ValueError: the name of the checkpoints is empty.
+        ValueError: the name of the checkpoints cannot be one.
     """
     if graph is not None and not isinstance(graph, rt.Graph):
         raise TypeError(f"graph is a runtime.Graph or None, not {graph!r}")
@@ -58,14 +58,20 @@ def values(
         raise TypeError(f"logdir is the path of a directory or None, not {logdir!r}")
     if not isinstance(checkpoint_basename, str):
         raise TypeError(f"checkpoint_basename is a name, not {checkpoint_basename!r}")
-    if not os.path.basename(checkpoint_basename):
-        raise ValueError(
-            f"checkpoint_basename is the first part of the checkpoints' names, not {checkpoint_basename!r}"
-        )
+    basename(checkpoint_basename)
     if init_feed_dict is not None and not isinstance(init_feed_dict, Mapping):
         raise TypeError(f"init_feed_dict is a dict of tensors to values, not {init_feed_dict!r}")
     if init_fn is not None and not callable(init_fn):
         raise TypeError(f"init_fn is a function of the session, not {init_fn!r}")
+
+
+def basename(name: str) -> None:
+    """Raises ValueError unless checkpoints of this name are found again: right below the directory of the run."""
+    if os.path.basename(name) != name or name in ("", ".", "..", "replaced"):
+        raise ValueError(
+            f"checkpoint_basename is the first part of the checkpoints' names, such as model.ckpt, not {name!r}: they "
+            "lie right below the log directory"
+        )
 
 
 def operations(graph: rt.Graph, **given: Any) -> None:

@@ -6,6 +6,7 @@ understood wherever a checkpoint is named. Nothing holds an absolute path, so a 
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -16,12 +17,15 @@ from absl import logging
 from etils import epath
 
 from harness.checkpoints.manifest import FILE_NAME, Manifest, quick_problems, read_manifest
-from runtime import DataLossError, zarr
+from runtime import DataLossError, PermissionDeniedError, UnavailableError, zarr
 
 ORBAX_STEP_FILE = "_CHECKPOINT_METADATA"
 ORBAX_TREE_FILE = "_METADATA"
 TEMPORARY = ".orbax-checkpoint-tmp"
 DEFAULT_ITEM = "default"
+MERGED_STORE = "manifest.ocdbt"
+STORE_OF_TASK = "ocdbt.process_"
+"""How the stores begin, one for each task that wrote, of which the store of a checkpoint is made."""
 REPLACED = "replaced"
 """Sub-directory of a series in which a step waits while the same step is saved again."""
 LOOK_SECS = 1.0
@@ -58,10 +62,14 @@ class CheckpointState:
 
 
 def steps_in(directory: str) -> list[Step]:
-    """The finished checkpoints of one CheckpointManager directory, whole or damaged, by number."""
+    """The finished checkpoints of one CheckpointManager directory, whole or damaged, by number.
+
+    Raises:
+        UnavailableError, PermissionDeniedError: as ``children``.
+    """
     found: dict[int, Step] = {}
     for parent in (directory, str(epath.Path(directory) / REPLACED)):
-        for child in _children(parent):
+        for child in children(parent):
             if child.name.isdigit() and int(child.name) not in found and is_checkpoint(child):
                 found[int(child.name)] = Step(str(epath.Path(directory)), int(child.name), str(child))
         if not zarr.is_local(directory):
@@ -69,12 +77,39 @@ def steps_in(directory: str) -> list[Step]:
     return [found[number] for number in sorted(found)]
 
 
-def _children(directory: str) -> list[epath.Path]:
+def children(directory: str) -> list[epath.Path]:
+    """What lies in a directory; nothing only where it is known that there is nothing.
+
+    Raises:
+        UnavailableError: it cannot be looked into now.
+        PermissionDeniedError: it may not be looked into.
+    """
     root = epath.Path(directory)
-    try:
+    if not zarr.is_local(directory):
         return list(root.iterdir()) if root.is_dir() else []
-    except OSError:
-        return []
+    try:
+        return [root / name for name in os.listdir(directory)]
+    except OSError as error:
+        if error.errno in zarr.NOTHING_THERE:
+            return []
+        raise _barred(error, directory) from None
+
+
+def exists(path: epath.Path) -> bool:
+    """Whether there is such a file or directory; raises as ``children``."""
+    if not zarr.is_local(str(path)):
+        return bool(path.exists())
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno in zarr.NOTHING_THERE:
+            return False
+        raise _barred(error, str(path)) from None
+    return True
+
+
+def _barred(error: OSError, path: str) -> Exception:
+    return zarr.barred(error, path) or UnavailableError(f"{path} cannot be read: {error}")
 
 
 def is_checkpoint(path: epath.Path) -> bool:
@@ -84,13 +119,23 @@ def is_checkpoint(path: epath.Path) -> bool:
     marks = [ORBAX_STEP_FILE, ORBAX_TREE_FILE]
     if zarr.is_local(str(path)):  # it got its name when it was whole, so it is one whatever it has lost since
         marks += [FILE_NAME, DEFAULT_ITEM] if path.name.isdigit() else [FILE_NAME]
-    return any((path / mark).exists() for mark in marks)
+    return any(exists(path / mark) for mark in marks)
 
 
 def managers_below(logdir: str) -> list[str]:
-    """The directories with checkpoints at or right below ``logdir``."""
-    below = sorted(str(c) for c in _children(logdir) if c.name != REPLACED and c.is_dir())
-    return [d for d in [str(epath.Path(logdir)), *below] if steps_in(d)]
+    """The directories with checkpoints at or right below ``logdir``; raises as ``children``."""
+    below = sorted(str(c) for c in children(logdir) if c.name != REPLACED)
+    return [d for d in [str(epath.Path(logdir)), *below] if _holds_steps(d)]
+
+
+def _holds_steps(directory: str) -> bool:
+    try:
+        return bool(steps_in(directory))
+    except PermissionDeniedError:
+        name = os.path.basename(directory)
+        if name == "lost+found" or name.startswith("."):  # the system's: there never are checkpoints
+            return False
+        raise
 
 
 def in_order(steps: list[Step]) -> list[tuple[Step, Manifest | None]]:
@@ -141,8 +186,11 @@ def is_ours(path: str) -> bool:
         try:
             if '"bellwether"' in file.read_text():
                 return True
-        except (OSError, UnicodeDecodeError):
+        except UnicodeDecodeError:
             continue
+        except OSError as error:
+            if (other := zarr.barred(error, str(file))) is not None:
+                raise other from None
     return False
 
 
@@ -167,6 +215,10 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
     Args:
         checkpoint_dir: the directory (or that of one series, ``logdir/model.ckpt``).
         latest_filename: not used; the directory itself says what is in it.
+
+    Raises:
+        UnavailableError: the directory cannot be looked into now, so nobody knows whether there are checkpoints.
+        PermissionDeniedError: it may not be looked into.
     """
     whole, damaged = _newest(str(checkpoint_dir))
     return whole or damaged
@@ -232,15 +284,19 @@ def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> 
     started = time.monotonic()
     said = started
     while True:
-        found, _ = _newest(directory)
-        if found is not None and found != last:
-            return found
+        reason = ""
+        try:
+            found, _ = _newest(directory)
+            if found is not None and found != last:
+                return found
+        except UnavailableError as error:
+            reason = f": {error.message}"
         now = time.monotonic()
         if timeout is not None and now - started >= timeout:
             return None
         if now - said >= SAY_EVERY_SECS:
             said = now
-            logging.info("still waiting for a new checkpoint in %s", directory)
+            logging.info("still waiting for a new checkpoint in %s%s", directory, reason)
         threading.Event().wait(LOOK_SECS if timeout is None else min(LOOK_SECS, timeout))
 
 
@@ -260,7 +316,7 @@ def find_checkpoint(path: str) -> str | None:
         for step in steps_in(match[1]):
             if step.number == int(match[2]):
                 return step.path
-    return latest_checkpoint(path) if here.is_dir() else None
+    return latest_checkpoint(path)
 
 
 def checkpoint_exists(checkpoint_prefix: str) -> bool:
@@ -276,9 +332,9 @@ def find_item(path: str) -> str:
         ValueError: there are several.
     """
     here = epath.Path(path)
-    if (here / ORBAX_TREE_FILE).exists():
+    if exists(here / ORBAX_TREE_FILE):
         return str(here)
-    items = sorted(str(c) for c in here.iterdir() if c.is_dir() and (c / ORBAX_TREE_FILE).exists())
+    items = sorted(str(c) for c in children(path) if exists(c / ORBAX_TREE_FILE))
     if not items:
         raise DataLossError(f"{path} is damaged: it has no {ORBAX_TREE_FILE} and no item that has one")
     for item in items:

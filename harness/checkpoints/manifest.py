@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from runtime import DataLossError, ShardFile
+from runtime import DataLossError, ShardFile, zarr
 
 FILE_NAME = "bellwether.json"
 """Name of the manifest in a step's directory; plain Orbax passes it by."""
@@ -49,6 +49,7 @@ class Manifest:
         variables: by name.
         files: every file of the arrays with size and checksum, relative to the step's directory.
         states: by task, the named states of the trainer (``harness.checkpointable``).
+        cut: random number under which the tasks know what they gave; 0 in those of earlier versions.
     """
 
     step: int
@@ -58,6 +59,7 @@ class Manifest:
     variables: Mapping[str, SavedVariable]
     files: Sequence[ShardFile] = ()
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    cut: int = 0
 
     def to_json(self) -> str:
         """The manifest as text, with a checksum of its own."""
@@ -78,6 +80,7 @@ class Manifest:
             },
             "files": [[f.path, f.size, f.crc32] for f in self.files],
             "states": {task: dict(states) for task, states in self.states.items()},
+            "cut": self.cut,
         }
         text = json.dumps(body, sort_keys=True)
         return json.dumps({"crc32": zlib.crc32(text.encode()), "manifest": body}, sort_keys=True, indent=1) + "\n"
@@ -113,6 +116,7 @@ class Manifest:
                 },
                 files=[ShardFile(*f) for f in body["files"]],
                 states=body["states"],
+                cut=body.get("cut", 0),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, DataLossError):
@@ -125,12 +129,15 @@ def read_manifest(step_directory: str) -> Manifest | None:
 
     Raises:
         DataLossError: the manifest is damaged.
+        UnavailableError, PermissionDeniedError: it cannot be read now, or may not be; nothing is known of damage.
     """
     try:
         text = (epath.Path(step_directory) / FILE_NAME).read_text()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and (other := zarr.barred(error, step_directory)) is not None:
+            raise other from None
         raise DataLossError(f"{step_directory} is damaged: its manifest cannot be read ({error})") from error
     return Manifest.from_json(text, step_directory)
 
@@ -144,6 +151,8 @@ def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
         try:
             size = os.stat(os.path.join(step_directory, file.path)).st_size
         except OSError as error:
+            if (other := zarr.barred(error, os.path.join(step_directory, file.path))) is not None:
+                raise other from None
             problems.append(f"{file.path}: {error.strerror}")
             continue
         if size != file.size:

@@ -1,7 +1,8 @@
 """Orbax at work: its CheckpointManager names, finalises and retains; the tasks write the arrays.
 
 The manager saves a tree of stand-ins, one for each variable. The handler of their type has every task write its own
-variables into the temporary directory, each into a store of its own, which Orbax then merges.
+variables into the temporary directory, each into a store of its own. These are merged, and looked through, before the
+checkpoint gets its name.
 """
 
 from __future__ import annotations
@@ -121,9 +122,9 @@ class _Keep:
 class Directory:
     """A CheckpointManager directory. One object for each directory of a process: get it from ``open_directory``."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, lock: threading.RLock) -> None:
         self.path = path
-        self._lock = threading.RLock()
+        self._lock = lock
         self._manager: ocp.CheckpointManager | None = None
         self._retention = Retention()
         self._sequence: dict[int, int] = {}
@@ -140,9 +141,12 @@ class Directory:
         """
         with self._lock, _quiet:
             self._retention = retention
-            if not self._cleaned:
-                self._clean()
-            self._manager = self._open()
+            try:
+                if not self._cleaned:
+                    self._clean()
+                self._manager = self._open()
+            except Exception as error:
+                raise _named(error, self.path) from None
             self._cleaned = True
             try:
                 yield
@@ -167,6 +171,8 @@ class Directory:
             type_handler_registry=ocp.type_handlers.create_type_handler_registry((RemoteArray, _Handler(self))),
             multiprocessing_options=_this_process_only(),
         )
+        # Orbax's own looks for what was written with a pattern: a path like runs/layers=[100,50] means another there.
+        handler.finalize = self.merge
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_Keep(retention, self._sequence),
             best_fn=retention.metric_of if retention.best else None,
@@ -184,7 +190,7 @@ class Directory:
             ),
         )
         epath.Path(self.path).mkdir(parents=True, exist_ok=True)
-        return ocp.CheckpointManager(self.path, options=options, item_handlers=handler)
+        return _Manager(self.path, options=options, item_handlers=handler)
 
     def _clean(self) -> None:
         """Finishes what a dead chief was about: removals, and replacements that did not come to their end."""
@@ -326,12 +332,17 @@ class Directory:
         self._check_writers(save, directory)
 
     def _check_writers(self, save: Save, directory: str) -> None:
-        wanted = {f"ocdbt.process_{i}" for i in save.process_ids}
-        found = {c.name for c in epath.Path(directory).iterdir() if c.name.startswith("ocdbt.process_")}
+        wanted = set(_stores(save))
+        found = {c.name for c in epath.Path(directory).iterdir() if c.name.startswith(layout.STORE_OF_TASK)}
         if found != wanted:
             raise AbortedError(
                 f"{directory} was written by {sorted(found)} instead of {sorted(wanted)}: two chiefs are at work"
             )
+
+    def merge(self, directory: epath.Path) -> None:
+        """Makes one store of what the tasks have written, each its own."""
+        assert self._save is not None
+        zarr.merge(str(directory), _stores(self._save))
 
     def confirm(self) -> None:
         """Makes sure that no other chief has come while this one wrote, or was frozen."""
@@ -343,10 +354,24 @@ class Directory:
         self.complete(str(epath.Path(self.path) / str(self._save.step).zfill(self._retention.digits or 0)))
 
     def complete(self, temporary: str) -> None:
-        """Adds the manifest to a checkpoint that is complete but for its name."""
+        """Adds the manifest to a checkpoint that is complete but for its name.
+
+        Raises:
+            DataLossError: an array is not there when it is looked for: nobody could restore it.
+        """
         save = self._save
         assert save is not None
-        self._check_writers(save, str(epath.Path(temporary) / save.item))
+        item = str(epath.Path(temporary) / save.item)
+        self._check_writers(save, item)
+        arrays = {
+            name: ((v.encoded,), "uint8") if v.encoded or v.dtype == "string" else (v.shape, v.dtype)
+            for name, v in save.manifest.variables.items()
+        }
+        problems = zarr.lacking(item, arrays)
+        if problems:
+            raise DataLossError(
+                f"what was written for step {save.step} cannot be read again: {'; '.join(problems[:3])}"
+            )
         known = {f.path for f in save.files}
         rest = []
         if zarr.is_local(temporary):
@@ -356,6 +381,27 @@ class Directory:
                     rest.append(ShardFile(path, size, crc))
         manifest = replace(save.manifest, files=[*save.files, *rest])
         (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
+
+
+def _stores(save: Save) -> list[str]:
+    """The stores of which a save is made, below the directory of its arrays."""
+    return [f"{layout.STORE_OF_TASK}{i}" for i in save.process_ids]
+
+
+class _Manager(ocp.CheckpointManager):  # type: ignore[misc]
+    """A manager for which a checkpoint with damaged metrics is one without: it keeps no other from being saved."""
+
+    def metrics(self, step: int) -> Any:
+        """The metrics of a checkpoint; None where there are none that can be read."""
+        try:
+            found = super().metrics(step)
+            if found is None or isinstance(found, dict):
+                return found
+            error: Exception | str = "they are no names with numbers"
+        except (ValueError, OSError) as failure:
+            error = failure
+        logging.error("the metrics of step %d in %s cannot be read: %s", step, self.directory, error)
+        return None
 
 
 def _this_process_only() -> ocp.options.MultiprocessingOptions:
@@ -424,21 +470,29 @@ def _named(error: Exception, path: str) -> Exception:
             return cause
         if isinstance(cause, OSError) and cause.errno in _FULL or "No space left" in str(cause):
             return ResourceExhaustedError(f"the disk of {path} is full: {cause}")
+        if isinstance(cause, OSError) and (other := zarr.barred(cause, path)) is not None:
+            return other
         cause = cause.__cause__ or cause.__context__
     return InternalError(f"Orbax could not save into {path}: {' '.join(str(error).split())[:300]}")
 
 
 _directories: dict[str, Directory] = {}
+_locks: dict[str, threading.RLock] = {}
 _directories_lock = threading.Lock()
 
 
 def open_directory(path: str) -> Directory:
-    """The directory object of a path: the same for all savers of the process."""
-    key = os.path.realpath(path) if zarr.is_local(path) else path
+    """The directory object of a path: the same for all savers of the process.
+
+    The tasks are told the path as it was given: a link in it may lead elsewhere on their hosts. Paths that are the same
+    place here share a lock.
+    """
+    path = zarr.absolute(path)
+    place = os.path.realpath(path) if zarr.is_local(path) else path
     with _directories_lock:
-        if key not in _directories:
-            _directories[key] = Directory(key)
-        return _directories[key]
+        if path not in _directories:
+            _directories[path] = Directory(path, _locks.setdefault(place, threading.RLock()))
+        return _directories[path]
 
 
 class _Quiet(contextlib.AbstractContextManager["_Quiet"]):

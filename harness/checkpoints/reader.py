@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from absl import logging
 from etils import epath
 
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import Manifest, read_manifest
-from runtime import DataLossError, NotFoundError, zarr
+from runtime import DataLossError, FailedPreconditionError, NotFoundError, zarr
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class CheckpointReader:
 
     Raises:
         DataLossError: the checkpoint is damaged.
+        FailedPreconditionError: it is not damaged, but was never put together; see ``put_together``.
     """
 
     def __init__(self, path: str) -> None:
@@ -59,7 +61,12 @@ class CheckpointReader:
         if self.manifest is None and layout.is_ours(path):
             raise DataLossError(f"{path} is damaged: its manifest is missing")
         tree = self._tree()
-        self.ocdbt = (epath.Path(self.item) / "manifest.ocdbt").exists()
+        if self.manifest is not None and unmerged_stores(self.item, self.manifest):
+            raise FailedPreconditionError(
+                f"{path} was never put together by the version that saved it, as there is a bracket in its path; all "
+                "its values are there: Saver.restore does it, or any start of the training run"
+            )
+        self.ocdbt = layout.exists(epath.Path(self.item) / layout.MERGED_STORE)
         self.zarr3 = bool(tree.get("use_zarr3"))
         if self.manifest is not None:
             found = [Stored(n, n, v.dtype, v.shape, v.encoded) for n, v in self.manifest.variables.items()]
@@ -72,6 +79,8 @@ class CheckpointReader:
             tree: dict[str, Any] = json.loads((epath.Path(self.item) / layout.ORBAX_TREE_FILE).read_text())
             return tree
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and (other := zarr.barred(error, self.item)) is not None:
+                raise other from None
             raise DataLossError(f"{self.path} is damaged: {layout.ORBAX_TREE_FILE} cannot be read ({error})") from error
 
     def _foreign(self, tree: dict[str, Any]) -> Iterator[Stored]:
@@ -116,6 +125,41 @@ class CheckpointReader:
     def debug_string(self) -> str:
         """One line for each array: name, dtype and shape."""
         return "".join(f"{s.name} {s.dtype} {list(s.shape)}\n" for s in self.arrays.values())
+
+
+def unmerged_stores(item: str, manifest: Manifest) -> list[str]:
+    """The stores of a checkpoint that were never made one.
+
+    Earlier versions looked for them with a pattern, in which the ``[`` of a path like ``runs/layers=[100,50]`` has a
+    meaning of its own, and did not notice that they found none.
+
+    Args:
+        item: the directory with the arrays.
+        manifest: of the checkpoint.
+    """
+    here = epath.Path(item)
+    merged = f"{here.name}/{layout.MERGED_STORE}"
+    if not zarr.is_local(item) or any(f.path == merged for f in manifest.files):
+        return []
+    if layout.exists(here / layout.MERGED_STORE):
+        return []
+    return sorted(c.name for c in layout.children(item) if c.name.startswith(layout.STORE_OF_TASK))
+
+
+def put_together(path: str) -> None:
+    """Makes one store of those of a checkpoint that was never put together; leaves all others alone.
+
+    Raises:
+        DataLossError: it cannot be done: a store is damaged, or nobody may write there.
+    """
+    manifest = read_manifest(path)
+    if manifest is None:
+        return
+    item = layout.find_item(path)
+    stores = unmerged_stores(item, manifest)
+    if stores:
+        logging.warning("%s was never put together: it is done now", path)
+        zarr.merge(item, stores)
 
 
 def dtype_named(name: str) -> np.dtype[Any]:

@@ -108,6 +108,10 @@ def check_path(series: str) -> None:
     """Raises ValueError unless ``series`` can be a directory of checkpoints."""
     if not os.path.basename(series):
         raise ValueError(f"save_path {series!r} has no last part: write something like logdir/model.ckpt")
+    if "\\" in zarr.absolute(series):
+        raise ValueError(
+            f"the path of checkpoints {series!r} has a backslash, which tensorstore takes for a /: rename it"
+        )
     if zarr.is_local(series):
         for parent in (series, os.path.dirname(series) or "."):
             if os.path.exists(parent) and not os.path.isdir(parent):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import threading
@@ -12,10 +13,13 @@ import numpy as np
 
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import read_manifest
+from harness.checkpoints.reader import dtype_named
 from runtime import InvalidArgumentError, register_state
 
 _lock = threading.Lock()
 _setters: dict[tuple[str, str], Callable[[Any], None]] = {}
+_MARKS = ("__bytes__", "__array__", "__tuple__", "__dict__")
+"""Keys of the dictionaries that stand for something else; one of the user's with such a key is written as its items."""
 
 
 def checkpointable(name: str, get: Callable[[], Any], set: Callable[[Any], None], *, task: str = "") -> None:  # noqa: A002
@@ -88,9 +92,11 @@ def decode(value: Any) -> Any:
         return base64.b64decode(value["__bytes__"])
     if "__array__" in value:
         dtype, shape, data = value["__array__"]
-        return np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
+        return np.frombuffer(base64.b64decode(data), _dtype_of(dtype)).reshape(shape).copy()
     if "__tuple__" in value:
         return tuple(decode(v) for v in value["__tuple__"])
+    if "__dict__" in value:
+        return {k: decode(v) for k, v in value["__dict__"]}
     return {k: decode(v) for k, v in value.items()}
 
 
@@ -100,17 +106,34 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"__bytes__": base64.b64encode(value).decode()}
     if isinstance(value, np.ndarray | np.generic):
-        if value.dtype == object:
-            raise InvalidArgumentError("a checkpointable state holds an object array: use lists")
+        if value.dtype.hasobject:
+            raise InvalidArgumentError("a checkpointable state holds an array of objects: use lists")
         array = np.ascontiguousarray(value)
-        return {"__array__": [array.dtype.str, list(np.shape(value)), base64.b64encode(array.tobytes()).decode()]}
+        return {
+            "__array__": [_dtype_name(array.dtype), list(np.shape(value)), base64.b64encode(array.tobytes()).decode()]
+        }
     if isinstance(value, tuple):
         return {"__tuple__": [_to_json(v) for v in value]}
     if isinstance(value, list):
         return [_to_json(v) for v in value]
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):
-        return {k: _to_json(v) for k, v in value.items()}
+        items = [(k, _to_json(v)) for k, v in value.items()]
+        return {"__dict__": items} if any(mark in value for mark in _MARKS) else dict(items)
     raise InvalidArgumentError(
         f"a checkpointable state holds a {type(value).__name__}: numbers, strings, bytes, numpy arrays, and lists and "
         "dictionaries (with string keys) of these can be saved"
     )
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """A dtype as text that ``_dtype_of`` reads; numpy's own text for bfloat16 and its like means mere bytes."""
+    if dtype.fields is not None:
+        return repr(np.lib.format.dtype_to_descr(dtype))
+    return dtype.name if dtype.isbuiltin == 2 else dtype.str
+
+
+def _dtype_of(name: str) -> np.dtype[Any]:
+    if name.startswith("["):
+        described: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(name))
+        return described
+    return dtype_named(name)

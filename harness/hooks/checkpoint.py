@@ -9,12 +9,13 @@ from typing import Any
 from absl import logging
 
 import runtime as rt
+from harness import supervisor_checks
 from harness.coordinator import Coordinator
 from harness.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from harness.hooks.control import required_global_step
 from harness.hooks.observe import writer_of
 from harness.hooks.timer import SecondOrStepTimer
-from harness.services import Checkpoints, tell_full
+from harness.services import Checkpoints, costs_this_one, tell_full
 
 
 class CheckpointSaverListener:
@@ -52,7 +53,7 @@ class CheckpointSaverHook(SessionRunHook):
         save_graph_def: whether the graph is written as ``graph.pbtxt`` and for TensorBoard.
 
     Raises:
-        ValueError: both a saver and a scaffold, or not exactly one interval.
+        ValueError: both a saver and a scaffold, not exactly one interval, or a basename that is none.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class CheckpointSaverHook(SessionRunHook):
     ) -> None:
         if saver is not None and scaffold is not None:
             raise ValueError("You cannot provide both saver and scaffold.")
-        self._dir = checkpoint_dir
-        self._path = os.path.join(checkpoint_dir, checkpoint_basename)
+        supervisor_checks.basename(checkpoint_basename)
+        self._dir = rt.zarr.absolute(os.fspath(checkpoint_dir))  # tasks may run in other directories
+        self._path = os.path.join(self._dir, checkpoint_basename)
         self._saver = saver
         self._scaffold = scaffold
         self._listeners = list(listeners or ())
@@ -112,16 +114,18 @@ class CheckpointSaverHook(SessionRunHook):
         step = int(run_values.results)
         if self._checkpoints is not None:
             self._checkpoints.look(run_context.session)
-        if self._timer.should_trigger_for_step(step):
+        moved = self._timer.should_trigger_for_step(step)
+        if moved or self._timer.secs_are_over():
+            due = moved or self._has_changed(run_context.session)
             self._timer.update_last_triggered_step(step)
-            if self._save(run_context.session, step):
+            if due and self._save(run_context.session, step):
                 run_context.request_stop()
 
     def end(self, session: rt.Session) -> None:
         """Saves the last steps."""
         step = int(session.run(self._step))
         assert self._checkpoints is not None
-        if self._listeners and step != self._timer.last_triggered_step():
+        if self._listeners and (step != self._timer.last_triggered_step() or self._has_changed(session)):
             self._tell_and_save(session, step)
         self._checkpoints.save(session)  # also where the last one was skipped or had no room
         for listener in self._listeners:
@@ -137,6 +141,9 @@ class CheckpointSaverHook(SessionRunHook):
         if self._checkpoints is not None:
             self._checkpoints.settle(secs)
 
+    def _has_changed(self, session: rt.Session) -> bool:
+        return self._checkpoints is not None and self._checkpoints.changed(session)
+
     def _save(self, session: rt.Session, step: int) -> bool:
         """Saves; returns whether a listener wants training to stop."""
         assert self._checkpoints is not None
@@ -147,7 +154,10 @@ class CheckpointSaverHook(SessionRunHook):
             return self._tell_and_save(session, step)
         except rt.ResourceExhaustedError as error:
             tell_full(error)
-            return False
+        except rt.OpError as error:
+            if not costs_this_one(error):
+                raise
+        return False
 
     def _tell_and_save(self, session: rt.Session, step: int) -> bool:
         assert self._checkpoints is not None

@@ -47,6 +47,14 @@ class SecondOrStepTimer:
         assert self._every_steps is not None
         return step >= last_step + self._every_steps
 
+    def secs_are_over(self) -> bool:
+        """Whether so many seconds have gone by, whatever the step is; never with a timer in steps."""
+        return (
+            self._every_secs is not None
+            and self._last is not None
+            and self._clock() >= self._last[1] + self._every_secs
+        )
+
     def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
         """Notes that it was done at ``step``; returns seconds and steps since the time before, None at the first."""
         now, before = self._clock(), self._last

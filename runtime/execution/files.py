@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 
+from runtime.errors import OpError, PermissionDeniedError, UnavailableError
+
+NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)
+"""Only these say that there is no such file."""
+_NOT_NOW = frozenset(
+    number
+    for name in (
+        "EAGAIN EBUSY EINTR EMFILE ENFILE ENOMEM ENOBUFS ESTALE ETIMEDOUT EHOSTDOWN EHOSTUNREACH ENETDOWN ENETRESET "
+        "ENETUNREACH ENOTCONN ENOLINK ECONNABORTED ECONNREFUSED ECONNRESET EREMOTEIO ESHUTDOWN EKEYEXPIRED EKEYREVOKED"
+    ).split()
+    if (number := getattr(errno, name, None)) is not None
+)
+"""These say nothing of the file, but of the way to it: a file server that is away, a process without resources."""
 READ_BLOCK = 256 << 10
 """Bytes read at once for a checksum: they are still in the processor's cache when they are summed."""
+
+
+def barred(error: OSError, path: str) -> OpError | None:
+    """What keeps this process from a file, where that says nothing of the file: it is no sign of damage.
+
+    Args:
+        error: of the operating system.
+        path: what was to be read.
+
+    Returns:
+        PermissionDeniedError, UnavailableError where another try may do, or None: something is wrong with the file.
+    """
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return PermissionDeniedError(
+            f"{path} cannot be read by the user that this runs as (uid {os.geteuid()}): {error}"
+        )
+    if error.errno in _NOT_NOW:
+        return UnavailableError(f"{path} cannot be read now: {error}")
+    return None
+
+
+def barred_in(text: str, path: str) -> OpError | None:
+    """The same for the text of an error of a library that gives no number."""
+    for number in (errno.EACCES, errno.EPERM, *_NOT_NOW):
+        if f"OS error {number}:" in text or os.strerror(number) in text:
+            return barred(OSError(number, os.strerror(number)), path)
+    return None
 
 
 def checksum(path: str) -> tuple[int, int]:

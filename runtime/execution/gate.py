@@ -3,6 +3,10 @@
 A training step may write on several tasks. A cut through all of them is consistent when each step is wholly in it or
 wholly out. So every task is paused, tells which steps have written how much, lets those go on that have written
 somewhere but not everywhere yet, and only then are references taken.
+
+A pause belongs to one cut, by whose number it is known. It ends when its own cut ends it, when another cut begins, or
+by itself when its time is over and a stage comes. So a cut that finds its pause still held on every task knows that
+nothing was written anywhere since; any other is none.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ STEPS_PER_SESSION = 32
 STEPS_UNDER_WAY = 16
 """... and how many of them may be half done: only the newest, so that what one task has forgotten nobody asks for."""
 SESSIONS = 4096
+NO_CUT = "no consistent cut"
+"""How errors begin of cuts that were not of one instant; begun again, they work."""
 REMEMBER_SECS = 5.0
 """How long a step is told of after its last write here ..."""
 RECENT_SECS = 2.5
@@ -50,8 +56,8 @@ class Gate:
     def __init__(self, task: str = "") -> None:
         self._task = task
         self._changed = threading.Condition()
+        self._cut = 0  # for which it is paused; 0 while it is open
         self._open_at = 0.0  # paused until then, so that a coordinator that dies holds nobody up
-        self._paused = False
         self._allowed: Collection[StepKey] = ()
         self._running = 0
         self._entered = 0
@@ -60,11 +66,10 @@ class Gate:
     def enter(self, key: StepKey) -> None:
         """Before a writing stage runs: waits while the gate is paused."""
         with self._changed:
-            while self._paused and key not in self._allowed:
+            while self._cut and key not in self._allowed:
                 left = self._open_at - time.monotonic()
                 if left <= 0:
-                    self._paused = False
-                    self._changed.notify_all()
+                    self._open()
                 else:
                     self._changed.wait(left)
             self._running += 1
@@ -86,7 +91,7 @@ class Gate:
             self._running -= 1
             if expected:
                 self._record(key, expected)
-            if self._paused:
+            if self._cut:
                 self._changed.notify_all()
 
     def _record(self, key: StepKey, expected: Mapping[str, int]) -> None:
@@ -104,37 +109,56 @@ class Gate:
         writes.done += 1
         writes.at = time.monotonic()
 
-    def pause(self, secs: float, timeout: float) -> None:
+    def pause(self, cut: int, secs: float, timeout: float) -> None:
         """Holds new writing stages for at most ``secs`` and waits until those under way have ended.
 
+        Args:
+            cut: whose pause it is; the one before has ended with that. Not 0.
+            secs: how long it holds at most.
+            timeout: how long stages that are under way may take, seconds.
+
         Raises:
-            DeadlineExceededError: they did not end within ``timeout`` seconds; the gate is open again then.
+            DeadlineExceededError: they did not end in time, or another cut has begun; this pause has ended then.
         """
         with self._changed:
-            self._paused, self._open_at, self._allowed = True, time.monotonic() + secs, ()
-            if not self._changed.wait_for(lambda: not self._running, timeout):
-                self._resume()
+            self._cut, self._open_at, self._allowed = cut, time.monotonic() + secs, ()
+            if not self._changed.wait_for(lambda: self._cut != cut or not self._running, timeout):
+                self._open()
                 raise DeadlineExceededError(
-                    f"{self._running} writing stages still run after {timeout:.1f} s: no consistent cut",
-                    task=self._task,
+                    f"{NO_CUT}: {self._running} writing stages still run after {timeout:.1f} s", task=self._task
                 )
+            self._check_holds(cut)
 
-    def let_through(self, steps: Mapping[StepKey, int], timeout: float) -> list[StepKey]:
+    def let_through(self, cut: int, steps: Mapping[StepKey, int], timeout: float) -> list[StepKey]:
         """While paused, lets some steps go on until each has ``steps[key]`` writes here.
 
+        Args:
+            cut: whose pause it is.
+            steps: the steps, and how many writes each will have made here.
+            timeout: how long to wait for that, seconds.
+
         Returns:
-            The steps that did not get there within ``timeout`` seconds: their worker is gone.
+            The steps that did not get there in time: their worker is gone.
+
+        Raises:
+            DeadlineExceededError: the pause has ended meanwhile.
         """
 
         def missing() -> list[StepKey]:
             return [k for k, n in steps.items() if self._done(k) < n]
 
         with self._changed:
+            self._check_holds(cut)
             self._allowed = set(steps)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not missing() and not self._running, timeout)
+            self._changed.wait_for(lambda: self._cut != cut or (not missing() and not self._running), timeout)
+            self._check_holds(cut)
             self._allowed = ()
             return missing()
+
+    def _check_holds(self, cut: int) -> None:
+        if self._cut != cut:
+            raise lapsed(self._task)
 
     def _done(self, key: StepKey) -> int:
         steps = self._sessions.get(key[0])
@@ -172,11 +196,32 @@ class Gate:
         with self._changed:
             self._sessions.clear()
 
-    def resume(self) -> None:
-        """Opens the gate."""
-        with self._changed:
-            self._resume()
+    def resume(self, cut: int) -> bool:
+        """Ends the pause of a cut, and no other.
 
-    def _resume(self) -> None:
-        self._paused, self._allowed = False, ()
+        Returns:
+            Whether it had held until now, so that nothing was written since but by the steps that were let through.
+        """
+        with self._changed:
+            held = self._cut == cut
+            if held:
+                self._open()
+            return held
+
+    def open(self) -> None:
+        """Opens the gate, whoever has paused it."""
+        with self._changed:
+            self._open()
+
+    def _open(self) -> None:
+        self._cut, self._allowed = 0, ()
         self._changed.notify_all()
+
+
+def lapsed(task: str) -> DeadlineExceededError:
+    """The error of a cut that finds its pause ended."""
+    return DeadlineExceededError(
+        f"{NO_CUT}: the pause of this checkpoint has ended before it was taken (its chief stood still for too long, or "
+        "another checkpoint was begun)",
+        task=task,
+    )

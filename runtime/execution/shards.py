@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,10 +29,10 @@ from runtime.errors import (
 )
 from runtime.execution import zarr
 from runtime.execution.background import Pace, in_background
-from runtime.execution.gate import Gate
+from runtime.execution.gate import Gate, lapsed
 from runtime.execution.pieces import Array, Incoming, Piece, part_of
 from runtime.execution.states import task_states
-from runtime.execution.store import Store
+from runtime.execution.store import Store, Values
 from runtime.proto import services_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.tensor_spec import TensorSpec, canonical_dtype
@@ -42,6 +43,8 @@ QUIET_SECS = 2.0
 """How long a cut waits for stages that are under way, and for the rest of half-done steps."""
 UNUSED_SECS = 600.0
 """How long what was taken for a save is kept when nobody asks for it."""
+VALUES_OF_JOBS = 8
+"""Of how many saves and restores a task can tell whether its variables have changed since."""
 CUT_OFF = "the task goes on from its mirror"
 """How errors begin of orders that were under way when a mirrored task died; begun again, they work."""
 
@@ -70,6 +73,8 @@ class Job:
         given_up: why it has ended before its time; empty while it has not.
         cancelled: set when it is over, or a newer coordinator wants it gone.
         lock: held while an order works on it.
+        taken: the answer to the order that began it ...
+        written: ... and to the one that had it written: an order whose reply got lost comes again.
     """
 
     epoch: int
@@ -86,6 +91,8 @@ class Job:
     given_up: str = ""
     cancelled: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    taken: Reply | None = None
+    written: Reply | None = None
 
 
 class Shards:
@@ -107,6 +114,9 @@ class Shards:
         self._epoch = 0
         self._owner = 0
         self._jobs: dict[int, Job] = {}
+        self._committed = 0  # the last restore: its order may come again
+        self._taking = threading.Lock()
+        self._values: OrderedDict[int, Values] = OrderedDict()
         self._reborn = False
         self.cores: int | None = None
         """Of this machine, for this task: by them its writing is paced; None asks the operating system."""
@@ -123,6 +133,7 @@ class Shards:
             Order.DROP: self._drop,
             Order.RECEIVE: self._receive,
             Order.STATES: self._states,
+            Order.CHANGED: self._changed,
         }
 
     def obey(self, order: Order) -> Reply:
@@ -132,7 +143,7 @@ class Shards:
             AbortedError: another coordinator has claimed the task since.
             OpError: what went wrong, by class.
         """
-        if order.kind not in (Order.TELL, Order.CLAIM, Order.STATES):
+        if order.kind not in (Order.TELL, Order.CLAIM, Order.STATES, Order.CHANGED):
             self.check_epoch(order.epoch, order.owner)
         return self._kinds[order.kind](order)
 
@@ -164,12 +175,14 @@ class Shards:
 
     def _claim(self, order: Order) -> Reply:
         with self._lock:
-            if order.epoch > self._epoch:
+            raised = order.epoch > self._epoch
+            if raised:
                 self._epoch, self._owner = order.epoch, order.owner
             elif (order.epoch, order.owner) != (self._epoch, self._owner):
                 return Reply(epoch=self._epoch, owner=self._owner)
             old = {number: job for number, job in self._jobs.items() if job.epoch < order.epoch}
-        self._gate.resume()
+        if raised:
+            self._gate.open()  # who has paused it will never take anything
         for job in old.values():
             job.cancelled.set()
         for number, job in old.items():
@@ -186,9 +199,14 @@ class Shards:
         self._reborn = False
         if order.steps:
             wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
-            lost = self._gate.let_through(wanted, QUIET_SECS)
+            lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
             return Reply(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
-        self._gate.pause(order.seconds, QUIET_SECS)
+        self._gate.pause(order.job, order.seconds, QUIET_SECS)
+        try:
+            self.check_epoch(order.epoch, order.owner)
+        except AbortedError:  # another chief has come meanwhile: its claim may have opened the gate just before
+            self._gate.resume(order.job)
+            raise
         now = time.monotonic()
         return Reply(
             steps=[
@@ -202,6 +220,15 @@ class Shards:
     def _take(self, order: Order) -> Reply:
         if self._reborn:
             raise CancelledError(f"{CUT_OFF}: the checkpoint that was under way is none", task=self._task)
+        with self._taking:
+            with self._lock:
+                known = self._jobs.get(order.job)
+            if known is not None and known.taken is not None:
+                return known.taken
+            return self._take_once(order)
+
+    def _take_once(self, order: Order) -> Reply:
+        held = False
         try:
             keys = [(s.container, s.name) for s in order.slices]
             missing = self._store.uninitialized(keys)
@@ -210,8 +237,11 @@ class Shards:
                     f"Attempting to use uninitialized value {', '.join(missing)}", task=self._task
                 )
             taken = self._store.snapshot(keys)
+            values = self._store.values(keys)
         finally:
-            self._gate.resume()
+            held = self._gate.resume(order.job)
+        if not held:  # something was written since the tasks were paused: each has taken another instant
+            raise lapsed(self._task)
         arrays = []
         number = 0
         for s, key in zip(order.slices, keys, strict=True):
@@ -226,9 +256,30 @@ class Shards:
             arrays.append(zarr.encode_strings(value) if spec.is_string else value)
         sizes = [a.nbytes for a in arrays]
         job = Job(order.epoch, list(order.slices), arrays, sum(sizes), sizes=sizes)
+        job.taken = Reply(total_bytes=job.total, number=number, sizes=sizes, cores=os.cpu_count() or 1)
         self._add(order, job)
+        self._note_values(order.job, values)
         threading.Thread(target=self._watch, args=(job,), name="checkpoint-watch", daemon=True).start()
-        return Reply(total_bytes=job.total, number=number, sizes=sizes, cores=os.cpu_count() or 1)
+        return job.taken
+
+    def _note_values(self, job: int, values: Values) -> None:
+        with self._lock:
+            self._values[job] = values
+            while len(self._values) > VALUES_OF_JOBS:
+                self._values.popitem(last=False)
+
+    def _changed(self, order: Order) -> Reply:
+        with self._lock:
+            values = self._values.get(order.job)
+        if values is None:
+            raise NotFoundError(f"no such checkpoint job: {order.job:x}", task=self._task)
+        keys = [(s.container, s.name) for s in order.slices]
+        now = self._store.values(keys)
+        same = [
+            key in values and key in now and (value := values[key]()) is not None and value is now[key]()
+            for key in keys
+        ]
+        return Reply(number=same.count(False))
 
     def _add(self, order: Order, job: Job) -> None:
         self.check_epoch(order.epoch, order.owner)
@@ -250,12 +301,9 @@ class Shards:
     def _write(self, order: Order) -> Reply:
         job = self._job(order.job)
         with job.lock:
-            if zarr.is_local(order.directory) and not os.path.isdir(order.directory):
-                raise FailedPreconditionError(
-                    f"the checkpoint directory {order.directory} is not there on this machine: put it on a file system "
-                    "that all ps tasks share, or save with transfer='stream'",
-                    task=self._task,
-                )
+            if job.written is not None:
+                return job.written
+            self._check_there(order.directory)
             directory = f"{order.directory}/ocdbt.process_{order.process_id}"
             arrays = [(_placed(s, a), a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
@@ -271,7 +319,8 @@ class Shards:
             job.arrays = []  # the next updates may work in place again
             if job.cancelled.is_set():
                 raise AbortedError("another chief has taken over: the save was cancelled", task=self._task)
-        return Reply(files=files, done_bytes=job.done, total_bytes=job.total)
+            job.written = Reply(files=files, done_bytes=job.done, total_bytes=job.total)
+            return job.written
 
     def _progress(self, order: Order) -> Reply:
         job = self._job(order.job)
@@ -280,13 +329,35 @@ class Shards:
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
+    def _check_there(self, path: str, part: str = "") -> None:
+        """Raises FailedPreconditionError unless this task sees what its coordinator sees: that is no damage."""
+        whole = os.path.join(path, part) if part else path
+        if not zarr.is_local(path):
+            return
+        try:
+            os.stat(whole)
+        except OSError as error:
+            if error.errno not in zarr.NOTHING_THERE:
+                return  # whoever reads it tells
+            raise FailedPreconditionError(
+                f"the checkpoint {'file' if part else 'directory'} {whole} is not there on this machine: put it on a "
+                "file system that all ps tasks share, under the same path, or use transfer='stream'",
+                task=self._task,
+            ) from None
+
     def _verify(self, order: Order) -> Reply:
+        self._check_there(order.directory)
         problems = []
         for file in order.files:
             path = os.path.join(order.directory, file.path)
             try:
                 size, crc = zarr.checksum(path)
             except OSError as error:
+                if error.errno in zarr.NOTHING_THERE:
+                    self._check_there(order.directory, file.path)
+                other = zarr.barred(error, path)
+                if other is not None:
+                    raise type(other)(other.message, task=self._task) from None
                 problems.append(f"{file.path}: {error.strerror}")
                 continue
             if size != file.size:
@@ -296,6 +367,7 @@ class Shards:
         return Reply(problems=problems)
 
     def _read(self, order: Order) -> Reply:
+        self._check_there(order.directory)
         job = Job(order.epoch, list(order.slices), [])
         with job.lock:
             self._add(order, job)
@@ -328,17 +400,26 @@ class Shards:
             return jax.device_put(array, device).block_until_ready()
 
     def _commit(self, order: Order) -> Reply:
+        with self._lock:
+            if order.job == self._committed:
+                return Reply()
         job = self._job(order.job)
         with job.lock:
             self._check_alive(job)
+            if self._committed == order.job:  # by an earlier try of the same order, meanwhile
+                return Reply()
             if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
                 raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
             values = {}
             for s, array in zip(job.slices, job.arrays, strict=True):
                 values[s.container, s.name] = (array, _spec(s.spec))
             self.check_epoch(order.epoch, order.owner)
-            self._store.replace(values)
+            given = self._store.replace(values)
             self._gate.forget()  # what dead workers left half done is overwritten
+            if order.origin:
+                self._note_values(order.origin, given)
+            with self._lock:
+                self._committed = order.job
         return self._drop(order)
 
     def _drop(self, order: Order) -> Reply:
@@ -346,7 +427,7 @@ class Shards:
             job = self._jobs.pop(order.job, None)
         if job is not None:
             job.cancelled.set()
-        self._gate.resume()
+        self._gate.resume(order.job)
         return Reply()
 
     # -- without a shared directory --------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,8 @@ from runtime.tensor_spec import TensorSpec
 
 Key = tuple[str, str]
 """(container, name)."""
+Values = dict[Key, "weakref.ref[Any]"]
+"""What variables hold, to be compared. Every update makes a new array, so arrays tell; nothing is kept alive."""
 
 
 class Slot:
@@ -183,13 +186,20 @@ class Store:
             for slot in slots:
                 slot.readers -= 1
 
-    def replace(self, values: dict[Key, tuple[Any, TensorSpec]]) -> None:
-        """Gives several variables new values in one step (a restore)."""
+    def values(self, keys: Iterable[Key]) -> Values:
+        """What those of ``keys`` hold now that have a value; an update that is under way may or may not count."""
+        with self.lock:
+            held = [(key, self._slots[key].value) for key in keys if key in self._slots]
+        return {key: weakref.ref(value) for key, value in held if value is not None}
+
+    def replace(self, values: dict[Key, tuple[Any, TensorSpec]]) -> Values:
+        """Gives several variables new values in one step (a restore); gives what they hold then."""
         slots = [self.slot(*key) for key in values]
         with Claim(slots), self.lock:
             for slot in slots:
                 slot.value, slot.spec = values[slot.key]
             self.changed.notify_all()
+            return {slot.key: weakref.ref(slot.value) for slot in slots}
 
     def variables(self) -> list[tuple[Key, TensorSpec]]:
         """Key and spec of every initialised variable."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,16 @@ import numpy as np
 
 from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, ResourceExhaustedError
 from runtime.execution.background import Pace, step_aside
-from runtime.execution.files import Checksums, checksum, files_below, sync, sync_tree
+from runtime.execution.files import (
+    NOTHING_THERE,
+    Checksums,
+    barred,
+    barred_in,
+    checksum,
+    files_below,
+    sync,
+    sync_tree,
+)
 from runtime.execution.string_arrays import decode_strings, encode_strings
 
 GROUP_BYTES = 64 << 20
@@ -75,6 +84,14 @@ def _context(ts: Any, *, threads: int = READERS, mapped: bool = False) -> Any:
 def is_local(path: str) -> bool:
     """Whether a path is of a mounted file system, not ``gs://`` or ``s3://``."""
     return "://" not in path
+
+
+def absolute(path: str) -> str:
+    """A path that means the same to a task that was started in another directory; links stay as they are.
+
+    Where a link leads may differ from host to host.
+    """
+    return os.path.abspath(path) if is_local(path) else path
 
 
 def _base(path: str) -> Any:
@@ -256,6 +273,73 @@ def write_store(
     return [(f"{name}/{path}", size, crc) for path, (size, crc) in sums.finish().items()]
 
 
+def merge(directory: str, parts: Iterable[str]) -> None:
+    """Makes one OCDBT store of several below it. The values stay in the files where they are.
+
+    Args:
+        directory: of the whole store.
+        parts: names of the sub-directories that are stores; no two have the same key.
+
+    Raises:
+        ResourceExhaustedError: the disk is full.
+        DataLossError: a part cannot be read, or the whole not be written.
+    """
+    import tensorstore as ts
+
+    context = _context(ts)
+
+    def opened(path: str, write: bool) -> Any:
+        return ts.KvStore.open(_kvstore(path, None, ocdbt=True, write=write), context=context)
+
+    try:
+        whole = opened(directory, True).result()
+        transaction = ts.Transaction(atomic=True)
+        target = whole.with_transaction(transaction)
+        for store in [opened(f"{directory.rstrip('/')}/{name}", False) for name in parts]:
+            store.result().experimental_copy_range_to(target).result()
+        transaction.commit_async().result()
+    except (ValueError, OSError) as error:
+        raise _write_error(directory, error) from error
+
+
+def lacking(directory: str, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> list[str]:
+    """What an OCDBT store lacks of what it should hold, by its own index; no values are read.
+
+    Args:
+        directory: of the store.
+        arrays: by key, shape and name of the dtype.
+
+    Returns:
+        One line for each array that is not there as a whole; empty when all are.
+    """
+    import tensorstore as ts
+
+    context = _context(ts)
+    try:
+        keys = ts.KvStore.open(_kvstore(directory, None, ocdbt=True), context=context).result().list().result()
+    except ValueError as error:
+        return [f"no array can be found: {' '.join(str(error).split())[:300]}"]
+    chunks = Counter(key.decode().rpartition("/")[0] for key in keys if not key.endswith(b"/.zarray"))
+    found = {
+        key: ts.open(_read_spec(directory, key, True, False), open=True, read=True, context=context) for key in arrays
+    }
+    problems = []
+    for key, (shape, dtype) in arrays.items():
+        try:
+            store: Any = found[key].result()
+        except ValueError as error:
+            problems.append(f"{key!r} cannot be opened: {' '.join(str(error).split())[:300]}")
+            continue
+        if (tuple(store.shape), store.dtype.name) != (shape, dtype):
+            problems.append(f"{key!r} is {store.dtype.name}{list(store.shape)} instead of {dtype}{list(shape)}")
+            continue
+        chunk = store.chunk_layout.read_chunk.shape or store.shape
+        wanted = max(1, math.prod(-(-size // part) for size, part in zip(store.shape, chunk, strict=True)))
+        if chunks[key] != wanted:
+            problems.append(f"{key!r} has {chunks[key]} chunks instead of {wanted}")
+    return problems
+
+
 def _groups(arrays: Iterable[tuple[Placed, Array]], limit: int) -> Iterator[list[tuple[Placed, Array]]]:
     group: list[tuple[Placed, Array]] = []
     size = 0
@@ -311,6 +395,8 @@ def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bo
         text = " ".join(str(error).split())[:300]
         if "NOT_FOUND" in text:
             raise NotFoundError(f"Key {key} not found in checkpoint {directory}") from error
+        if (other := barred_in(text, directory)) is not None:
+            raise other from error
         raise DataLossError(f"{key!r} in {directory} cannot be opened: {text}") from error
 
 
@@ -370,6 +456,8 @@ def read_each(
             future.result()
         except ValueError as error:
             text = " ".join(str(error).split())[:300]
+            if (other := barred_in(text, directory)) is not None:
+                raise other from error
             raise DataLossError(f"{placed.key!r} in {directory} is damaged: {text}") from error
         return array
 
@@ -406,9 +494,12 @@ def read_arrays(directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3:
 
 
 __all__ = [
+    "NOTHING_THERE",
     "Checksums",
     "Placed",
+    "absolute",
     "aligned",
+    "barred",
     "check_dtype",
     "checksum",
     "chunk_of",
@@ -417,6 +508,8 @@ __all__ = [
     "encode_strings",
     "files_below",
     "is_local",
+    "lacking",
+    "merge",
     "read_arrays",
     "read_each",
     "sync",

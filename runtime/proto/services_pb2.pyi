@@ -521,8 +521,8 @@ Global___StepWrites: _TypeAlias = StepWrites  # noqa: Y015
 
 @_typing.final
 class ShardOrder(_message.Message):
-    """What the coordinator of checkpoints (the chief) orders a task to do. Every kind but TELL is refused unless it comes
-    under the epoch that the task was last claimed for.
+    """What the coordinator of checkpoints (the chief) orders a task to do. Every kind but TELL, STATES and CHANGED, which only
+    ask, is refused unless it comes under the epoch that the task was last claimed for.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -538,9 +538,9 @@ class ShardOrder(_message.Message):
         CLAIM: ShardOrder._Kind.ValueType  # 1
         """from now on obey this epoch only; jobs of older ones have ended when this returns"""
         PAUSE: ShardOrder._Kind.ValueType  # 2
-        """hold stages that write variables, except those of `steps`, which are let through and awaited"""
+        """for `job`, hold stages that write variables, except those of `steps`, which are let through and awaited"""
         TAKE: ShardOrder._Kind.ValueType  # 3
-        """take references to `slices` for `job`, let stages run again"""
+        """if that pause has held until now, take references to `slices` for `job`, let stages run again"""
         WRITE: ShardOrder._Kind.ValueType  # 4
         """write what the job took"""
         PROGRESS: ShardOrder._Kind.ValueType  # 5
@@ -557,6 +557,8 @@ class ShardOrder(_message.Message):
         """make room for `slices`, which come in pieces over the tensor channel; change nothing yet"""
         STATES: ShardOrder._Kind.ValueType  # 11
         """the small named states of the trainer in this process"""
+        CHANGED: ShardOrder._Kind.ValueType  # 12
+        """how many of `slices` have other values than `job` has taken, or a restore has given them as its"""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     TELL: ShardOrder.Kind.ValueType  # 0
@@ -564,9 +566,9 @@ class ShardOrder(_message.Message):
     CLAIM: ShardOrder.Kind.ValueType  # 1
     """from now on obey this epoch only; jobs of older ones have ended when this returns"""
     PAUSE: ShardOrder.Kind.ValueType  # 2
-    """hold stages that write variables, except those of `steps`, which are let through and awaited"""
+    """for `job`, hold stages that write variables, except those of `steps`, which are let through and awaited"""
     TAKE: ShardOrder.Kind.ValueType  # 3
-    """take references to `slices` for `job`, let stages run again"""
+    """if that pause has held until now, take references to `slices` for `job`, let stages run again"""
     WRITE: ShardOrder.Kind.ValueType  # 4
     """write what the job took"""
     PROGRESS: ShardOrder.Kind.ValueType  # 5
@@ -583,6 +585,8 @@ class ShardOrder(_message.Message):
     """make room for `slices`, which come in pieces over the tensor channel; change nothing yet"""
     STATES: ShardOrder.Kind.ValueType  # 11
     """the small named states of the trainer in this process"""
+    CHANGED: ShardOrder.Kind.ValueType  # 12
+    """how many of `slices` have other values than `job` has taken, or a restore has given them as its"""
 
     KIND_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
@@ -599,6 +603,7 @@ class ShardOrder(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     MAPPED_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     kind: Global___ShardOrder.Kind.ValueType
     incarnation: _builtins.int
     epoch: _builtins.int
@@ -615,6 +620,8 @@ class ShardOrder(_message.Message):
     """TAKE: give this slice's value as a number"""
     mapped: _builtins.bool
     """READ: the files have just been read as a whole, so map them into memory"""
+    origin: _builtins.int
+    """COMMIT: the job that had taken these values when they were saved; 0: unknown"""
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceDef]: ...
     @_builtins.property
@@ -639,10 +646,11 @@ class ShardOrder(_message.Message):
         seconds: _builtins.float = ...,
         report: _builtins.str = ...,
         mapped: _builtins.bool = ...,
+        origin: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "epoch", b"epoch", "files", b"files", "incarnation", b"incarnation", "job", b"job", "kind", b"kind", "mapped", b"mapped", "ocdbt", b"ocdbt", "owner", b"owner", "process_id", b"process_id", "report", b"report", "seconds", b"seconds", "slices", b"slices", "steps", b"steps", "zarr3", b"zarr3"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "epoch", b"epoch", "files", b"files", "incarnation", b"incarnation", "job", b"job", "kind", b"kind", "mapped", b"mapped", "ocdbt", b"ocdbt", "origin", b"origin", "owner", b"owner", "process_id", b"process_id", "report", b"report", "seconds", b"seconds", "slices", b"slices", "steps", b"steps", "zarr3", b"zarr3"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,8 +18,16 @@ from typing import Protocol, TypeVar
 
 from absl import logging
 
-from runtime.errors import AbortedError, DataLossError, OpError, UnavailableError
+from runtime.errors import (
+    AbortedError,
+    DataLossError,
+    DeadlineExceededError,
+    NotFoundError,
+    OpError,
+    UnavailableError,
+)
 from runtime.execution.background import Pace, in_background
+from runtime.execution.gate import NO_CUT
 from runtime.execution.pieces import Piece
 from runtime.execution.zarr import write_store
 from runtime.proto import services_pb2 as pb
@@ -32,9 +40,13 @@ PAUSE_SECS = 10.0
 """How long tasks stay paused at most when their coordinator dies in the middle of a cut."""
 STATES_SECS = 2.0
 CLAIM_TRIES = 10
+CUT_TRIES = 3
+"""How often a cut is begun that turns out not to be of one instant."""
 
 _owner = secrets.randbits(63) | 1
 """This process among the coordinators."""
+_cutting = threading.Lock()
+"""Held during a cut: a task is paused for one at a time, and two of this process would end each other's pauses."""
 _T = TypeVar("_T")
 
 
@@ -115,21 +127,33 @@ class Shards:
         Raises:
             FailedPreconditionError: a variable is not initialised; names it.
             AbortedError: another coordinator has taken over, or a task restarted.
+            DeadlineExceededError: the tasks could not be held still together until all had taken their references.
         """
         by_task: dict[str, list[VariableSlice]] = {}
         for s in slices:
             by_task.setdefault(s.task, []).append(s)
         self.claim(list(by_task))
+        for left in reversed(range(CUT_TRIES)):
+            try:
+                with _cutting:
+                    return self._cut(by_task, number_of)
+            except DeadlineExceededError as error:
+                if not left or NO_CUT not in error.message:
+                    raise
+                logging.info("begins the checkpoint again: %s", error)
+        raise AssertionError("the last try gives a cut or raises")
+
+    def _cut(self, by_task: dict[str, list[VariableSlice]], number_of: str) -> Cut:
         job = secrets.randbits(63) | 1
         tasks = list(by_task)
         started = time.monotonic()
         try:
-            self._pause(tasks)
+            self._pause(job, tasks)
             order = self._order(pb.ShardOrder.TAKE, job, report=number_of)
             replies = self._each(
                 tasks, lambda t: self._ask(t, _with_slices(order, [s.to_proto() for s in by_task[t]]), ORDER_SECS)
             )
-        except OpError:
+        except BaseException:
             self.drop(job, tasks)
             raise
         paused = time.monotonic() - started
@@ -146,20 +170,40 @@ class Shards:
             min(max(r.cores, 1) for r in replies) if replies else 1,
         )
 
-    def _pause(self, tasks: Sequence[str]) -> None:
-        order = self._order(pb.ShardOrder.PAUSE, seconds=PAUSE_SECS)
+    def _pause(self, job: int, tasks: Sequence[str]) -> None:
+        order = self._order(pb.ShardOrder.PAUSE, job, seconds=PAUSE_SECS)
         replies = self._each(tasks, lambda t: self._ask(t, order, ORDER_SECS))
         waiting = half_done_steps({t: list(r.steps) for t, r in zip(tasks, replies, strict=True)})
         if not waiting:
             return
         finished = self._each(
-            list(waiting), lambda t: self._ask(t, self._order(pb.ShardOrder.PAUSE, steps=waiting[t]), ORDER_SECS)
+            list(waiting), lambda t: self._ask(t, self._order(pb.ShardOrder.PAUSE, job, steps=waiting[t]), ORDER_SECS)
         )
         lost = {(s.session, s.step) for reply in finished for s in reply.steps}
         if lost:
             logging.warning(
                 "%d steps lost their worker half-way: the checkpoint holds what they have written", len(lost)
             )
+
+    def changed(self, slices: Sequence[VariableSlice], job: int) -> bool | None:
+        """Whether variables have changed since a save took them, or since they were restored from what it had saved.
+
+        Args:
+            slices: the variables.
+            job: ``Cut.job`` of the save.
+
+        Returns:
+            None where a task does not know: it has restarted since, or there were many saves.
+        """
+        by_task: dict[str, list[pb.SliceDef]] = {}
+        for s in slices:
+            by_task.setdefault(s.task, []).append(s.to_proto())
+        order = self._order(pb.ShardOrder.CHANGED, job)
+        try:
+            replies = self._each(list(by_task), lambda t: self._ask(t, _with_slices(order, by_task[t]), ORDER_SECS))
+        except NotFoundError:
+            return None
+        return any(reply.number for reply in replies)
 
     def write(self, cut: Cut, directory: str, *, stream: bool = False) -> list[ShardFile]:
         """Has every task write what it holds of a cut into a directory that all share.
@@ -253,6 +297,7 @@ class Shards:
         zarr3: bool,
         stream: bool = False,
         check: Callable[[], Sequence[str]] | None = None,
+        origin: int = 0,
     ) -> int:
         """Restores variables: every task reads what it needs, and only when all have, all change their variables.
 
@@ -263,6 +308,7 @@ class Shards:
             zarr3: whether they are of zarr's third version.
             stream: the tasks do not share the directory: this process reads it and sends them what they need.
             check: called first, reads the files as a whole; when it gives problems, no variable changes.
+            origin: ``Cut.job`` of the save; 0 when it is not known. See ``changed``.
 
         Returns:
             Bytes read.
@@ -304,7 +350,7 @@ class Shards:
             if problems:
                 raise DataLossError("; ".join(problems))
             sizes = self._each(tasks, read)
-            commit = self._order(pb.ShardOrder.COMMIT, job)
+            commit = self._order(pb.ShardOrder.COMMIT, job, origin=origin)
             self._each(tasks, lambda t: self._ask(t, commit, ORDER_SECS))
         except BaseException:
             self.drop(job, tasks)

@@ -13,6 +13,7 @@ from runtime.execution.gate import Gate
 from runtime.proto import services_pb2 as pb
 from runtime.server.cut import half_done_steps
 
+CUT = 7
 TWO = {"a": 1, "b": 1}
 
 
@@ -39,7 +40,7 @@ def _told(gates: dict[str, Gate]) -> dict[str, list[pb.StepWrites]]:
 
 def test_a_paused_gate_holds_new_stages_until_it_opens() -> None:
     gate = Gate()
-    gate.pause(60, 1)
+    gate.pause(CUT, 60, 1)
     entered = threading.Event()
 
     def work() -> None:
@@ -48,30 +49,56 @@ def test_a_paused_gate_holds_new_stages_until_it_opens() -> None:
 
     thread = _in_thread(work)
     assert not entered.wait(0.05)
-    gate.resume()
+    assert gate.resume(CUT)
     assert entered.wait(10)
     thread.join(10)
 
 
 def test_a_pause_ends_by_itself() -> None:
     gate = Gate()
-    gate.pause(0.05, 1)
+    gate.pause(CUT, 0.05, 1)
     _write(gate, 1, 1)
+
+
+def test_only_its_own_cut_ends_a_pause() -> None:
+    gate = Gate()
+    gate.pause(CUT, 60, 1)
+    assert not gate.resume(CUT + 1)
+    entered = threading.Event()
+    thread = _in_thread(lambda: (_write(gate, 1, 1), entered.set()) and None)
+    assert not entered.wait(0.05)
+    gate.open()
+    assert entered.wait(10)
+    thread.join(10)
+
+
+def test_a_cut_learns_that_its_pause_has_ended() -> None:
+    gate = Gate("/job:ps/task:0")
+    gate.pause(CUT, 0, 1)
+    assert gate.resume(CUT)  # its time was over, but nobody came
+    gate.pause(CUT, 0, 1)
+    _write(gate, 1, 1)
+    assert not gate.resume(CUT)
+    gate.pause(CUT, 60, 1)
+    gate.pause(CUT + 1, 60, 1)
+    with pytest.raises(DeadlineExceededError, match="/job:ps/task:0: no consistent cut: the pause"):
+        gate.let_through(CUT, {(1, 7): 1}, 10)
+    assert not gate.resume(CUT) and gate.resume(CUT + 1)
 
 
 def test_a_pause_waits_for_stages_under_way() -> None:
     gate = Gate("/job:ps/task:0")
     gate.enter((1, 1))
-    with pytest.raises(DeadlineExceededError, match="/job:ps/task:0: 1 writing stages still run"):
-        gate.pause(60, 0.01)
+    with pytest.raises(DeadlineExceededError, match="/job:ps/task:0: no consistent cut: 1 writing stages still run"):
+        gate.pause(CUT, 60, 0.01)
     gate.leave((1, 1), TWO)
-    gate.pause(60, 1)
-    gate.resume()
+    gate.pause(CUT, 60, 1)
+    assert gate.resume(CUT)
 
 
 def test_only_a_half_done_step_is_let_through() -> None:
     gate = Gate("b")
-    gate.pause(60, 1)
+    gate.pause(CUT, 60, 1)
     order: list[int] = []
 
     def write(step: int) -> None:
@@ -80,10 +107,10 @@ def test_only_a_half_done_step_is_let_through() -> None:
         gate.leave((1, step), TWO)
 
     threads = [_in_thread(lambda: write(8)), _in_thread(lambda: write(7))]
-    assert gate.let_through({(1, 7): 1}, 10) == []
+    assert gate.let_through(CUT, {(1, 7): 1}, 10) == []
     assert order == [7]
-    assert gate.let_through({(1, 9): 1}, 0.01) == [(1, 9)]  # its worker is dead
-    gate.resume()
+    assert gate.let_through(CUT, {(1, 9): 1}, 0.01) == [(1, 9)]  # its worker is dead
+    assert gate.resume(CUT)
     for thread in threads:
         thread.join(10)
     assert order == [7, 8]

@@ -1,0 +1,60 @@
+"""The states of a trainer that ride in a checkpoint come back as they were."""
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import runtime as rt
+from harness.checkpoints.states import decode, encode
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other
+
+
+def _back(value: Any) -> Any:
+    found = decode(json.loads(encode(value)))
+    assert type(found) is type(value)
+    return found
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "float32", ">i8", "S3", "U2", "?", "c16", "M8[ns]", "V5"],
+)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 2)])
+def test_arrays_of_every_dtype(dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.ones(shape, np.uint8).astype(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+    assert _same(_back(array), array)
+
+
+def test_records_keep_their_fields() -> None:
+    array = np.array([(1, 2.5), (3, 4.5)], [("index", "<i4"), ("weight", "<f8", (2,))])
+    found = _back(array)
+    assert _same(found, array) and found["index"].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("mark", ["__array__", "__tuple__", "__bytes__", "__dict__"])
+def test_dictionaries_may_have_any_key(mark: str) -> None:
+    state = {mark: [1, (2, b"x")], "other": {mark: "y"}, "plain": {"a": 1}}
+    assert _same(_back(state), state)
+
+
+def test_what_earlier_versions_wrote_is_read() -> None:
+    assert _same(decode({"__array__": ["<f4", [1], "AACAPw=="]}), np.ones(1, np.float32))
+    assert decode({"a": {"__tuple__": [1, {"__bytes__": "eA=="}]}}) == {"a": (1, b"x")}
+
+
+def test_objects_are_refused() -> None:
+    for array in (np.array([object()]), np.zeros(1, [("a", object)])):
+        with pytest.raises(rt.InvalidArgumentError, match="array of objects"):
+            encode(array)
