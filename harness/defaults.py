@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -70,14 +71,19 @@ def summary_op(graph: rt.Graph) -> Any:
 
 
 def write_graph_text(graph: rt.Graph, directory: str) -> None:
-    """Writes ``graph.pbtxt``, the graph as a text that people can read, whole or not at all."""
+    """Writes ``graph.pbtxt``, the graph as a text that people can read, whole or not at all; a full disk is logged."""
     from harness.graph_def import graph_def
 
-    os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, "graph.pbtxt")
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-        file.write(text_format.MessageToString(graph_def(graph)))
-    os.replace(f"{path}.tmp", path)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+            file.write(text_format.MessageToString(graph_def(graph)))
+        os.replace(f"{path}.tmp", path)
+    except OSError as error:  # it is for people to look at: no training depends on it
+        logging.warning("%s is not written: %s", path, error)
+        with contextlib.suppress(OSError):
+            os.remove(f"{path}.tmp")
 
 
 def ready_for_local_init_op(graph: rt.Graph) -> Any:
