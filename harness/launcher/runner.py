@@ -200,7 +200,7 @@ class Runner:
         try:
             popen = subprocess.Popen(
                 script + arguments(self._command, self._topology, task),
-                env=environment(os.environ, task, attempt),
+                env=environment(os.environ, self._topology, task, attempt),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
