@@ -164,7 +164,7 @@ class Checkpoints:
 
     def _on_disk(self) -> int | None:
         """The step of the newest checkpoint of this path: a run that has just been restored is saved already."""
-        found = self._saver.last_checkpoints
+        found = getattr(self._saver, "last_checkpoints", ())  # a saver of another make may not tell
         name = os.path.basename(found[-1]) if found and os.path.dirname(found[-1]) == self._path else ""
         return int(name) if name.isdigit() else None
 
