@@ -1,4 +1,4 @@
-"""Parts of the user's own: a saver that can do no more than it must, hooks without a place to write, hooks that fail."""
+"""Parts of the user's own: a saver that can do no more than it must, hooks that cannot write or that fail."""
 
 import pathlib
 import threading
