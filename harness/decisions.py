@@ -18,7 +18,7 @@ class Role(enum.Enum):
     """Who decides."""
 
     CHIEF = "chief"
-    OTHER = "other"
+    OTHER = "worker"
 
 
 class Action(enum.Enum):

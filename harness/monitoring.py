@@ -210,10 +210,14 @@ class StepProfiler:
         if self._state == "running":
             import jax
 
-            self._mark(None)
-            jax.profiler.stop_trace()
-            logging.info("the profile is below %s/plugins/profile", self._directory)
             self._state = "done"
+            self._mark(None)
+            try:
+                jax.profiler.stop_trace()
+            except Exception as error:  # a full disk, say: no training depends on it
+                logging.error("the profile is not written below %s: %s", self._directory, error)
+            else:
+                logging.info("the profile is below %s/plugins/profile", self._directory)
 
     def __enter__(self) -> StepProfiler:
         """Gives the profiler itself."""

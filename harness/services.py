@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.checkpoints.saving import SaveHandle
 
 _LOGGED_RATES = 10
-"""How many step rates are logged; the events go on."""
+"""How many step rates are logged; where there are events, these go on."""
 
 
 class Checkpoints:
@@ -289,7 +289,8 @@ class StepCounter:
             self._writer.add_scalars({self._tag: rate}, step)
         if self._logged < _LOGGED_RATES:
             self._logged += 1
-            logging.info("%s: %g", self._tag, rate)
+            rest = " (further rates: in the events only)" if self._logged == _LOGGED_RATES and self._writer else ""
+            logging.info("%s: %g%s", self._tag, rate, rest)
         return rate
 
 

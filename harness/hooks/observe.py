@@ -283,8 +283,11 @@ class ProfilerHook(SessionRunHook):
             self._timer.update_last_triggered_step(step)
             path = os.path.join(self._output_dir, f"timeline-{step}.json")
             logging.info("Saving timeline for %d into '%s'.", step, path)
-            os.makedirs(self._output_dir or ".", exist_ok=True)
-            timeline.write(path, run_values.run_metadata)
+            try:
+                os.makedirs(self._output_dir or ".", exist_ok=True)
+                timeline.write(path, run_values.run_metadata)
+            except OSError as error:  # no training depends on it
+                logging.error("the timeline is not written: %s", error)
             if self._writer is not None:
                 self._writer.add_run_metadata(run_values.run_metadata, f"step_{step}", step)
         self._next = step + 1

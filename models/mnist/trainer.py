@@ -7,6 +7,8 @@ or restores, checkpoints, writes summaries, and at the end prints the accuracy o
     python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.trainer       # a cluster on this machine
     python -m models.mnist.trainer --ps_hosts=a:2222 --worker_hosts=b:2222,c:2222 --job_name=worker --task_index=1
     python -m models.mnist.trainer                                                        # one process, no cluster
+
+Flags may come from files: --flagfile=configs/mnist_async.flags; further flags after it have the last word.
 """
 
 import math
@@ -93,7 +95,9 @@ flags.DEFINE_float(
     "harness.launch, a cluster manager) must give it more.",
     lower_bound=0.0,
 )
-flags.DEFINE_integer("log_every_steps", 500, "Global steps between progress lines.", lower_bound=1)
+flags.DEFINE_integer(
+    "log_every_steps", 500, "Global steps (those of all workers) between each worker's progress lines.", lower_bound=1
+)
 flags.DEFINE_float(
     "start_timeout_secs", None, "Seconds to wait for the cluster to start. Default: no limit.", lower_bound=0.0
 )
@@ -105,6 +109,9 @@ flags.register_validator(
     "clip_norm", lambda norm: norm is None or norm > 0, "give a norm above 0, or leave it out for no clipping"
 )
 flags.register_validator("learning_rate", lambda rate: rate is None or math.isfinite(rate), "give a number")
+
+flags.adopt_module_key_flags(modes)  # --help lists them too
+flags.adopt_module_key_flags(monitoring)
 
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
 
@@ -220,8 +227,9 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
         summary_op=None,  # its tensors need a batch: the loop runs it
     )
     summarises = is_chief and supervisor.summary_writer is not None and FLAGS.save_summaries_secs > 0
-    if is_chief and not logdir:
-        logging.info("--logdir is empty: no summaries and no checkpoints are written")
+    if is_chief:
+        kept = f"checkpoints and TensorBoard events go to {logdir}"
+        logging.info("%s", kept if logdir else "--logdir is empty: no summaries and no checkpoints are written")
     progress = harness.Progress(total, every=FLAGS.log_every_steps)
     next_summary = time.monotonic()
     test_steps = FLAGS.test_epochs * len(mnist.train) / batch or float("inf")
@@ -259,6 +267,8 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
             accuracy = write_test(session, graph, supervisor, mnist.test, int(step))
     progress.close()
     if is_chief:
+        if logdir:
+            logging.info("the newest checkpoint is %s", harness.latest_checkpoint(logdir))
         print(f"Test-Accuracy: {accuracy:.4f}", flush=True)
 
 

@@ -1,6 +1,7 @@
 """Parts of the user's own: a saver that can do no more than it must, hooks that cannot write or that fail."""
 
 import pathlib
+import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 import harness
 import runtime as rt
+from harness.monitoring import StepProfiler
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +90,26 @@ def test_a_monitored_session_that_cannot_begin_leaves_nothing() -> None:
         assert [t.name for t in left if t.is_alive()] == []
         assert server.report().values["sessions"] == 0
         assert not rt.get_default_graph().finalized
+
+
+def test_a_timeline_that_cannot_be_written_costs_itself(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = harness.get_or_create_global_step().assign_add(1)
+    directory = tmp_path / "traces"
+    with harness.MonitoredSession(hooks=[harness.ProfilerHook(save_steps=2, output_dir=str(directory))]) as sess:
+        shutil.rmtree(directory)
+        directory.write_text("no directory any more")
+        for _ in range(5):
+            sess.run(more)
+    assert "the timeline is not written" in caplog.text
+
+
+def test_a_profile_that_cannot_be_written_costs_itself(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "plugins").write_text("no directory")
+    with StepProfiler(0, 1, str(tmp_path)) as profiler:
+        for step in range(3):
+            profiler.step(step)
+    assert "the profile is not written" in caplog.text

@@ -75,3 +75,8 @@ def test_data_that_cannot_be_used_is_one_line() -> None:
     assert run.returncode == 1 and "Traceback" not in run.stderr
     last = run.stderr.splitlines()[-1]
     assert last.startswith("worker 0: MNIST_DIR=/nowhere/at/all has neither train-images")
+
+
+def test_help_lists_the_flags_of_all_its_modules() -> None:
+    names = {flag.name for flag in trainer.FLAGS.get_key_flags_for_module(trainer)}
+    assert {"logdir", "sync", "max_staleness", "ps_backups", "metrics_port", "log_json", "profile_steps"} <= names
