@@ -161,6 +161,7 @@ class Checkpoints:
         self._saved_step = int(last) if self._asked is not None and last.isdigit() else self._asked
         if self._writer is not None:
             self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
+        logging.info("saved %s", path)
 
     def _on_disk(self) -> int | None:
         """The step of the newest checkpoint of this path: a run that has just been restored is saved already."""

@@ -244,7 +244,8 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
         if not leads:
             checkpoint_data()  # not earlier: no checkpoint is to hold the beginning for a worker that goes on
         if step:
-            logging.info("going on from global step %d", step)
+            end = "" if step < total else f": training ends at {total}, so nothing is left; give more --epochs for more"
+            logging.info("going on from global step %d%s", step, end)
             checkpoint = harness.latest_checkpoint(logdir) if logdir else None
             if checkpoint is not None:
                 harness.restore_states(checkpoint, session.task)
@@ -274,6 +275,8 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
 
 def go_on_with(batches: data.Batches, state: dict[str, int]) -> None:
     """Goes on with the data that this worker had not seen, unless the data is dealt out in another way now."""
+    if batches.state() == state:  # the chief's, when it has restored the model itself
+        return
     try:
         batches.restore(state)
     except ValueError as error:

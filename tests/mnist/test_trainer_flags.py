@@ -80,3 +80,25 @@ def test_data_that_cannot_be_used_is_one_line() -> None:
 def test_help_lists_the_flags_of_all_its_modules() -> None:
     names = {flag.name for flag in trainer.FLAGS.get_key_flags_for_module(trainer)}
     assert {"logdir", "sync", "max_staleness", "ps_backups", "metrics_port", "log_json", "profile_steps"} <= names
+
+
+REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
+
+
+@pytest.mark.skipif(
+    not os.path.isdir(REAL_MNIST), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there"
+)
+def test_the_log_says_where_a_run_is_kept_and_how_it_goes_on(tmp_path: pathlib.Path) -> None:
+    def trained(*arguments: str) -> str:
+        command = [sys.executable, "-m", "models.mnist.trainer", f"--data_dir={REAL_MNIST}", f"--logdir={tmp_path}"]
+        run = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert run.returncode == 0, run.stderr
+        return run.stderr
+
+    first = trained("--train_steps=30")
+    assert f"checkpoints and TensorBoard events go to {tmp_path}\n" in first
+    assert f"saved {tmp_path}/model.ckpt/30\n" in first
+    assert f"the newest checkpoint is {tmp_path}/model.ckpt/30\n" in first
+    again = trained("--train_steps=30")
+    assert "going on from global step 30: training ends at 30, so nothing is left" in again
+    assert again.count("going on with the data at epoch 0.05") == 1
