@@ -14,6 +14,9 @@ _log = logging.getLogger(__name__)
 _TELL_EVERY_SECS = 10.0
 """How often a wait says for whom."""
 
+LONGEST_SECS = 1e9
+"""Waits are no longer (31 years): Python's end with an error where a C clock does, and infinity is beyond it."""
+
 ExcInfo = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
 
@@ -98,13 +101,14 @@ class Coordinator:
         """Waits until a stop is requested.
 
         Args:
-            timeout: seconds to wait at most; not above 0 only looks, None waits without limit.
+            timeout: seconds to wait at most; not above 0 only looks, None waits without limit, as infinity does.
 
         Returns:
             Whether a stop was requested.
         """
+        limit = None if timeout is None else min(timeout, LONGEST_SECS)
         with self._changed:
-            return self._changed.wait_for(lambda: self._stopping, timeout)
+            return self._changed.wait_for(lambda: self._stopping, limit)
 
     @contextmanager
     def stop_on_exception(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ class Role(enum.Enum):
     """Who decides."""
 
     CHIEF = "chief"
-    OTHER = "other"
+    OTHER = "worker"
 
 
 class Action(enum.Enum):
@@ -47,6 +47,7 @@ class Report:
         origins: why tasks that should go on from a mirror started without values.
         not_ready: what a ready operation of the user's own still misses; empty when nothing.
         checkpoint: path of the newest whole checkpoint, None when there is none.
+        logdirs: log directories of the runs that the tasks' values belong to, as far as they were told.
     """
 
     unreachable: str = ""
@@ -58,6 +59,7 @@ class Report:
     origins: Sequence[str] = ()
     not_ready: str = ""
     checkpoint: str | None = None
+    logdirs: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,28 @@ def decide(now: float, role: Role, report: Report, options: Options) -> Decision
     if report.unreachable:
         return _wait(now, options, report.unreachable)
     return _for_chief(now, report, options) if role is Role.CHIEF else _for_other(now, report, options)
+
+
+def other_run(report: Report, logdir: str, step: int | None) -> str:
+    """What a chief that keeps a live model must say aloud: that it is another run's. Empty when nothing tells so.
+
+    Args:
+        report: what the cluster reports.
+        logdir: the chief's own log directory, in the form of those in the report; empty for none.
+        step: the global step of the live model, None when it is not known.
+    """
+    others = [directory for directory in dict.fromkeys(report.logdirs) if directory != logdir]
+    if not logdir or not others:
+        return ""
+    at = "" if step is None else f" (at step {step})"
+    own = (
+        "which holds no checkpoint" if report.checkpoint is None else f"whose newest checkpoint is {report.checkpoint}"
+    )
+    return (
+        f"the live model{at} is that of a run in {_some(others)}, but the log directory of this chief is {logdir}, "
+        f"{own}: that model is kept and trained on. If you meant to begin a new run, stop all tasks and start the ps "
+        "tasks again too: the variables live on them"
+    )
 
 
 def _for_chief(now: float, report: Report, options: Options) -> Decision:

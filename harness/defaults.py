@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -69,15 +70,21 @@ def summary_op(graph: rt.Graph) -> Any:
 
 
 def write_graph_text(graph: rt.Graph, directory: str) -> None:
-    """Writes ``graph.pbtxt``, the graph as a text that people can read, whole or not at all."""
+    """Writes ``graph.pbtxt``, the graph as a text that people can read, whole or not at all; a full disk is logged."""
     from etils import epath
 
     from harness.graph_def import graph_def
 
     folder = epath.Path(directory)  # which may be gs://bucket/run
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "graph.pbtxt.tmp").write_text(text_format.MessageToString(graph_def(graph)))
-    (folder / "graph.pbtxt.tmp").replace(folder / "graph.pbtxt")
+    path, unfinished = folder / "graph.pbtxt", folder / "graph.pbtxt.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text_format.MessageToString(graph_def(graph)))
+        unfinished.replace(path)
+    except OSError as error:  # it is for people to look at: no training depends on it
+        logging.warning("%s is not written: %s", path, error)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
 
 
 def ready_for_local_init_op(graph: rt.Graph) -> Any:

@@ -1,20 +1,81 @@
-"""One event file, and the thread that writes to it: adding an event costs the step loop a put into a queue."""
+"""One event file, and the thread that writes to it: adding an event costs the step loop a put into a queue.
+
+A disk that is full or fails never reaches the training loop. It is told once, events wait in memory for room, and those
+for which there is no place any more are lost and counted (``events_lost_total``). The file only ever grows along one
+stream of whole records, so whoever reads it meanwhile, TensorBoard too, finds at worst a record whose rest is to come.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import socket
+import struct
 import threading
 import time
 from typing import Any
 
 from absl import logging
 from tensorboardX.proto import event_pb2
-from tensorboardX.record_writer import RecordWriter
+from tensorboardX.record_writer import RecordWriter, masked_crc32c
 
+import runtime as rt
+
+KEEP_BYTES = 16 << 20
+"""How many bytes of events wait in memory for a disk that takes none; what comes then is lost."""
+_FLUSH_BYTES = 1 << 20
+_RETRY_SECS = 2.0
 _LOOK_SECS = 0.5
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class RecordFile:
+    """Records in TensorFlow's format, in a local file: what is not safely there yet is kept, and written again.
+
+    Args:
+        path: the file; made when something is first flushed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: int | None = None
+        self._synced = 0
+        self._kept = bytearray()
+
+    def write(self, data: bytes) -> None:
+        """Adds a record to those that the next flush writes."""
+        length = struct.pack("<Q", len(data))
+        self._kept += length + struct.pack("<I", masked_crc32c(length))
+        self._kept += data
+        self._kept += struct.pack("<I", masked_crc32c(data))
+
+    def flush(self) -> None:
+        """Writes everything to disk.
+
+        Raises:
+            OSError: it did not work; the next flush writes the same bytes to the same place.
+        """
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            data, written = memoryview(bytes(self._kept)), 0
+            while written < len(data):
+                written += os.pwrite(self._file, data[written:], self._synced + written)
+            os.fsync(self._file)
+        except OSError:  # a file system that comes back may need the file to be opened again
+            self.close()
+            raise
+        self._synced += written
+        self._kept.clear()
+
+    def close(self) -> None:
+        """Closes the file; what was not flushed is dropped."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # everything that counts has been synced
+                os.close(self._file)
+            self._file = None
 
 
 class EventFile:
@@ -22,28 +83,35 @@ class EventFile:
 
     Args:
         logdir: an existing directory, or a place that tensorboardX can write to (gs://, s3://).
-        max_queue: how many events may wait to be written before ``put`` blocks.
+        max_queue: how many events may wait for the writer thread before ``put`` blocks.
         flush_secs: how often what was written is flushed to disk.
         suffix: end of the file's name.
+
+    Attributes:
+        path: the file.
+        lost: how many events there was no place for.
+
+    Raises:
+        OSError: the file cannot be made, and not because the disk is full.
     """
 
     def __init__(self, logdir: str, max_queue: int, flush_secs: float, suffix: str) -> None:
         self.path = _new_path(logdir, suffix)
-        self.failure: Exception | None = None
+        self.lost = 0
         self._flush_secs = flush_secs
-        self._records = RecordWriter(self.path)
+        self._local = "://" not in self.path
+        self._records = RecordFile(self.path) if self._local else RecordWriter(self.path)
+        self._waiting = 0  # events that were not flushed yet, and
+        self._waiting_bytes = 0  # their size
+        self._told_lost = 0
+        self._failure = ""
         self._queue: queue.Queue[Any] = queue.Queue(max(1, max_queue))
         self._thread = threading.Thread(target=self._run, name=f"events {os.path.basename(self.path)}", daemon=True)
         self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._thread.start()
 
     def put(self, event: Any) -> None:
-        """Queues an event; blocks while the queue is full.
-
-        Raises:
-            Exception: what made writing fail before.
-        """
-        self.check()
+        """Queues an event; blocks while the queue is full."""
         while True:
             try:
                 self._queue.put(event, timeout=_LOOK_SECS)
@@ -52,63 +120,73 @@ class EventFile:
                 if not self._thread.is_alive():  # closed by another thread at this moment
                     return
 
-    def check(self) -> None:
-        """Raises what made writing fail, if something did."""
-        if self.failure is not None:
-            raise self.failure
-
-    def flush(self) -> None:
-        """Returns when every event that was put is on disk.
-
-        Raises:
-            Exception: what made writing fail.
-        """
-        self.check()
+    def flush(self) -> bool:
+        """Tries to write everything; returns whether every event that was put until now is on disk, or lost."""
         done = threading.Event()
-        self._queue.put(done)
+        self.put(done)
         while not done.wait(_LOOK_SECS):
             if not self._thread.is_alive():
                 break
-        self.check()
+        return not self._failure
 
     def close(self) -> None:
-        """Flushes, ends the thread and closes the file.
-
-        Raises:
-            Exception: what made writing fail.
-        """
-        self._queue.put(None)
+        """Flushes, ends the thread and closes the file; what the disk does not take now is lost."""
+        self.put(None)
         self._thread.join()
-        try:
-            self._records.close()
-        finally:
-            self.check()
+        if self._failure:
+            self._lose(self._waiting)
+            self._told_lost = self.lost
+            logging.error("%s lost: %s cannot be written: %s", _events(self.lost), self.path, self._failure)
+            if not self._local:
+                return  # its close() would try to write everything once more
+        self._records.close()
 
     def _write(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
+        data = event.SerializeToString()
+        if self._failure and self._waiting_bytes + len(data) > KEEP_BYTES:
+            self._lose(1)
+            return
+        self._records.write(data)
+        self._waiting += 1
+        self._waiting_bytes += len(data)
+
+    def _lose(self, count: int) -> None:
+        self.lost += count
+        rt.metrics.add("events_lost_total", count)
+
+    def _flush(self) -> None:
+        """Writes what waits; whatever goes wrong is told, not raised: nobody's training depends on it."""
+        try:
+            self._records.flush()
+        except Exception as error:
+            if not self._failure:
+                logging.error(
+                    "events cannot be written to %s: %s; training goes on, and the next %d MB of them wait in memory",
+                    *(self.path, error, KEEP_BYTES >> 20),
+                )
+            self._failure = str(error) or type(error).__name__
+            return
+        self._waiting = self._waiting_bytes = 0
+        if self._failure:
+            self._failure = ""
+            missing, self._told_lost = self.lost - self._told_lost, self.lost
+            logging.warning("events are written again to %s; %s lost", self.path, _events(missing))
 
     def _run(self) -> None:
-        next_flush = 0.0  # the first event is flushed at once
-        dirty = True
+        due = 0.0  # the first event is flushed at once
         while True:
             try:
-                wait = next_flush - time.monotonic() if dirty else None
-                item = self._queue.get(timeout=None if wait is None else max(wait, 0.0))
+                wait = max(0.0, due - time.monotonic()) if self._waiting else None
+                item = self._queue.get(timeout=wait)
             except queue.Empty:
                 item = _NOTHING
-            if self.failure is None:
-                try:
-                    if isinstance(item, event_pb2.Event):
-                        self._write(item)
-                        dirty = True
-                    if dirty and (item is None or isinstance(item, threading.Event) or time.monotonic() >= next_flush):
-                        self._records.flush()
-                        dirty = False
-                        next_flush = time.monotonic() + self._flush_secs
-                except Exception as error:  # goes on taking events, so that nobody blocks; the next call raises it
-                    self.failure = error
-                    dirty = False
-                    logging.error("events can no longer be written to %s: %s", self.path, error)
+            if isinstance(item, event_pb2.Event):
+                self._write(item)
+            asked = item is None or isinstance(item, threading.Event)
+            much = self._local and not self._failure and self._waiting_bytes >= _FLUSH_BYTES
+            if self._waiting and (asked or much or time.monotonic() >= due):
+                self._flush()
+                due = time.monotonic() + (self._flush_secs if not self._failure else _RETRY_SECS)
             if item is None:
                 return
             if isinstance(item, threading.Event):
@@ -118,6 +196,10 @@ class EventFile:
 _NOTHING = object()
 
 
+def _events(count: int) -> str:
+    return "1 event was" if count == 1 else f"{count or 'no'} events were"
+
+
 def _new_path(logdir: str, suffix: str) -> str:
     """A file name that no writer has: reopening within a second must not write over what is there."""
     second = int(time.time())
@@ -125,7 +207,12 @@ def _new_path(logdir: str, suffix: str) -> str:
         path = f"{logdir.rstrip('/')}/events.out.tfevents.{second:010d}.{socket.gethostname()}{suffix}"
         if "://" in path:
             return path
-        with contextlib.suppress(FileExistsError):
+        try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             return path
-        second += 1
+        except FileExistsError:
+            second += 1
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return path  # made when there is room

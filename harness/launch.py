@@ -1,10 +1,10 @@
 r"""Starts a whole cluster on this machine: `python -m harness.launch --ps=1 --workers=2 -- COMMAND...`.
 
-Every task runs COMMAND with --ps_hosts, --worker_hosts, --job_name and --task_index added, on free ports, and with its
-attempt number (0 for the first start) in the environment variable BELLWETHER_ATTEMPT. The launcher prefixes the
-tasks' lines, starts a task that dies again, stops the ps tasks when the workers are done, passes Ctrl-C and SIGTERM on,
-and leaves no process behind. Its exit code is that of the first task that failed for good, 128+signal if a signal
-ended it, 2 for bad arguments, else 0.
+Every task runs COMMAND with --ps_hosts, --worker_hosts, --job_name and --task_index added, on free ports. In its
+environment are BELLWETHER_ATTEMPT, which start of the task this is, from 0, and BELLWETHER_TASK_NUMBER, which of the
+tasks it is, from 0, the ps first. The launcher prefixes the tasks' lines, starts a task that dies again, stops the ps
+tasks when the workers are done, passes Ctrl-C and SIGTERM on, and leaves no process behind. Its exit code is that of
+the first task that failed for good, 128+signal if a signal ended it, 2 for bad arguments, else 0.
 """
 
 import shutil
@@ -34,7 +34,8 @@ _MAX_RESTARTS = flags.DEFINE_integer(
 _GRACE_SECS = flags.DEFINE_float(
     "grace_secs",
     policy.Options.grace_secs,
-    "Seconds that tasks asked to stop have before they are killed: the workers first, then as long for the ps tasks.",
+    "Seconds that tasks asked to stop have before they are killed: the workers first, then as long for the ps tasks. "
+    "Give the chief time for its last checkpoint: more than the trainer's --preempt_grace_secs. A second signal kills.",
     lower_bound=0.0,
 )
 _COLOR = flags.DEFINE_enum(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import runtime as rt
-from harness.coordinator import Coordinator
+from harness.coordinator import LONGEST_SECS, Coordinator
 from harness.global_step import get_global_step
 from harness.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from harness.hooks.checkpoint import CheckpointSaverHook
@@ -70,12 +70,12 @@ class MonitoredSession:
         self._graph = rt.get_default_graph()
         self._graph_was_final = self._graph.finalized
         self._hooks = list(hooks or ())
-        self._grace_secs = stop_grace_period_secs
+        self._grace_secs = min(stop_grace_period_secs, LONGEST_SECS)
         self._coord = Coordinator(clean_stop_exception_types=[])
         creator = session_creator or ChiefSessionCreator()
         chief = is_chief(creator)
         self._checkpoint_dir: str | None = getattr(creator, "checkpoint_dir", None) if chief else None
-        self._life = Lifecycle(self._coord, chief, stop_grace_period_secs)
+        self._life = Lifecycle(self._coord, chief, self._grace_secs)
         for hook in self._hooks:
             hook.begin()
         own = creator if isinstance(creator, TrainingSessionCreator) else None
@@ -106,9 +106,21 @@ class MonitoredSession:
             if hasattr(hook, "leads"):
                 hook.leads = self._life.leads
         if not self._life.late:
-            for runner in self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS):
-                runner.create_threads(self._session, coord=self._coord, daemon=True, start=True)
-            self._greet_first(self._session)
+            try:
+                for runner in self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS):
+                    runner.create_threads(self._session, coord=self._coord, daemon=True, start=True)
+                self._greet_first(self._session)
+            except BaseException:  # nobody gets this session, so nobody will close it
+                self._abandon()
+                raise
+
+    def _abandon(self) -> None:
+        """Ends the threads and the session, without what is done at the end of training."""
+        self._coord.request_stop()
+        self._life.close()
+        self._session = None
+        if not self._graph_was_final:
+            self._graph.unsafe_unfinalize()
 
     def _greet(self, session: rt.Session) -> None:
         for hook in self._hooks:
@@ -285,11 +297,7 @@ class MonitoredSession:
             if clean:
                 raise  # else the block's own error is the one to tell
         finally:
-            self._coord.request_stop()
-            self._life.close()
-            self._session = None
-            if not self._graph_was_final:
-                self._graph.unsafe_unfinalize()
+            self._abandon()
 
     def _leave_hooks(self, session: rt.Session) -> None:
         for hook in self._hooks:

@@ -17,20 +17,22 @@ import json
 import logging as std_logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from absl import flags, logging
 
 import runtime as rt
-from harness.launcher.tasks import ATTEMPT_VARIABLE
+from harness.launcher.tasks import ATTEMPT_VARIABLE, NUMBER_VARIABLE
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer(
     "metrics_port",
     None,
-    "Port of an HTTP endpoint with this task's figures for Prometheus; 0 takes a free one. Off when not given.",
+    "Port of an HTTP endpoint with this task's figures for Prometheus; 0 takes a free one. Under harness.launch "
+    "this is the first task's, and each further task has the next one, the ps first. Off when not given.",
     lower_bound=0,
+    upper_bound=65535,
 )
 flags.DEFINE_bool("log_json", False, "Log one JSON object a line: time, level, task, source, message.")
 flags.DEFINE_string(
@@ -104,17 +106,32 @@ def configure_logging(task: str, as_json: bool = False) -> None:
 def watched(server: rt.Server) -> Iterator[None]:
     """Names the server's task in the log lines, and offers its figures at ``--metrics_port`` while the block runs.
 
-    Raises:
-        OSError: the port is in use.
+    Under the launcher each task has a port of its own: the flag's and those after it. A port that is in use costs the
+    figures, not the training: an error is logged.
     """
     configure_logging(f"{server.task.job}/{server.task.index}", FLAGS.log_json)
     if FLAGS.metrics_port is None:
         yield
         return
+    with _endpoint(server, metrics_port(FLAGS.metrics_port, os.environ)):
+        yield
+
+
+def metrics_port(first: int, environ: Mapping[str, str]) -> int:
+    """The port of this task where several tasks of one host were given the same flag; 0 stays any free one."""
+    return first and first + int(environ.get(NUMBER_VARIABLE, "0"))
+
+
+def _endpoint(server: rt.Server, port: int) -> contextlib.AbstractContextManager[object]:
     from harness.prometheus import Endpoint
 
-    with Endpoint(server, FLAGS.metrics_port):
-        yield
+    try:
+        return Endpoint(server, port)
+    except (OSError, OverflowError) as error:
+        logging.error(
+            "no figures for Prometheus at port %d: %s; give another --metrics_port, or 0 for any free one", port, error
+        )
+        return contextlib.nullcontext()
 
 
 class StepProfiler:
@@ -193,10 +210,14 @@ class StepProfiler:
         if self._state == "running":
             import jax
 
-            self._mark(None)
-            jax.profiler.stop_trace()
-            logging.info("the profile is below %s/plugins/profile", self._directory)
             self._state = "done"
+            self._mark(None)
+            try:
+                jax.profiler.stop_trace()
+            except Exception as error:  # a full disk, say: no training depends on it
+                logging.error("the profile is not written below %s: %s", self._directory, error)
+            else:
+                logging.info("the profile is below %s/plugins/profile", self._directory)
 
     def __enter__(self) -> StepProfiler:
         """Gives the profiler itself."""

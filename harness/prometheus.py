@@ -33,6 +33,7 @@ _HELP = {
     "device_memory_bytes": "memory in use on the accelerator",
     "device_peak_memory_bytes": "the most memory that was in use on the accelerator",
     "errors_total": "calls that failed",
+    "events_lost_total": "events for TensorBoard that a full or failing disk did not take",
     "global_step": "the global step, on the task that holds it",
     "host_cpus": "CPU cores of the host",
     "host_load": "load average of the host over a minute",

@@ -114,6 +114,8 @@ class QueueRunner:
                     through = True
                     return
         except Exception as error:
+            if coord is not None and coord.should_stop() and isinstance(error, rt.CancelledError):
+                return  # it waited for room when the stop closed the queue
             if coord is not None:
                 coord.request_stop(error)
                 return

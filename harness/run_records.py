@@ -33,6 +33,7 @@ class Record:
         addresses: of these, as far as they told them.
         done: tasks that need this one no more.
         origin: why the task started without the values that it should have had a mirror of.
+        logdir: log directory of the run that the task's values belong to; empty when nobody has told.
     """
 
     phase: str = "new"
@@ -42,6 +43,7 @@ class Record:
     joined: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
     origin: str = ""
+    logdir: str = field(default="", kw_only=True)
     addresses: Mapping[str, str] = field(default_factory=dict)
     address: str = ""
 
@@ -86,9 +88,16 @@ class RunRecords:
         before = self.look()
         return any(r.generation != before[task].generation for task, r in self._ask("load").items() if task in before)
 
-    def open(self) -> None:
-        """Orders the tasks to let everybody train. Raises PermissionDeniedError when another chief leads."""
-        self._ask("open")
+    def open(self, logdir: str = "") -> None:
+        """Orders the tasks to let everybody train.
+
+        Args:
+            logdir: log directory of the run that the values belong to now; empty changes nothing.
+
+        Raises:
+            PermissionDeniedError: another chief leads.
+        """
+        self._ask("open", logdir=logdir)
 
     def finish(self, gone: list[str]) -> None:
         """Tells the tasks that training is over; ``gone`` are tasks that will not say so themselves any more."""
@@ -188,4 +197,5 @@ def _record(answer: Mapping[str, Any]) -> Record:
         answer["origin"],
         answer["addresses"],
         answer["address"],
+        logdir=answer["logdir"],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.checkpoints.saving import SaveHandle
 
 _LOGGED_RATES = 10
-"""How many step rates are logged; the events go on."""
+"""How many step rates are logged; where there are events, these go on."""
 
 
 class Checkpoints:
@@ -200,11 +200,12 @@ class Checkpoints:
             )
         if self._writer is not None:
             self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
+        logging.info("saved %s", path)
 
     def _on_disk(self) -> str | None:
         """The newest checkpoint of this path: a run that has just been restored is saved already."""
         try:
-            found = self._saver.last_checkpoints
+            found: Sequence[str] = getattr(self._saver, "last_checkpoints", ())  # a saver of another make may not tell
         except rt.UnavailableError:  # the disk is away: the save tells
             return None
         here = bool(found) and rt.zarr.absolute(os.path.dirname(found[-1])) == rt.zarr.absolute(self._path)
@@ -354,7 +355,8 @@ class StepCounter:
             self._writer.add_scalars({self._tag: rate}, step)
         if self._logged < _LOGGED_RATES:
             self._logged += 1
-            logging.info("%s: %g", self._tag, rate)
+            rest = " (further rates: in the events only)" if self._logged == _LOGGED_RATES and self._writer else ""
+            logging.info("%s: %g%s", self._tag, rate, rest)
         return rate
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -131,6 +132,7 @@ class SessionManager:
         )
 
         records = self.records(master, config, Role.CHIEF)
+        logdir = _place(checkpoint_dir)
 
         def attempt(session: rt.Session, reopen: opening.Reopen) -> rt.Session | None:
             report = self._report(session, records, _newest(saver, checkpoint_dir, checkpoint_filename_with_path))
@@ -144,7 +146,10 @@ class SessionManager:
                 )
             if records is not None:
                 records.claim()
-            if decision.action is not Action.KEEP:
+            if decision.action is Action.KEEP:
+                if warning := decisions.other_run(report, logdir, self._live_step(session, report)):
+                    logging.warning("%s", warning)
+            else:
                 live = self._live_step(session, report)
                 if records is not None and records.load():
                     session = reopen()  # this one is cut off too
@@ -155,7 +160,7 @@ class SessionManager:
                     _initialize(session, init_op, init_feed_dict, init_fn)
             self._make_ready(session, init_op, init_fn, report)
             if records is not None:
-                records.open()
+                records.open(logdir)
             return session
 
         return self._until(attempt, master, config, options, Role.CHIEF)
@@ -293,6 +298,7 @@ class SessionManager:
             chief=next((record.chief for record in looked.values() if record.chief), ""),
             origins=[record.origin for record in looked.values() if record.origin],
             checkpoint=checkpoint,
+            logdirs=[record.logdir for record in looked.values() if record.logdir],
         )
 
     def _decide(self, role: Role, report: decisions.Report, options: decisions.Options) -> decisions.Decision:
@@ -376,6 +382,13 @@ def _newest(saver: Any, directory: str | None, path: str | None) -> str | None:
 
     found: str | None = latest_checkpoint(str(directory))
     return found
+
+
+def _place(directory: str | None) -> str:
+    """A directory in the form that tells whether it is another one; empty for none."""
+    if not directory or "://" in directory:
+        return directory or ""
+    return os.path.realpath(directory)
 
 
 def _names(array: Any) -> list[str]:

@@ -42,9 +42,11 @@ class Supervisor(SupervisorParts):
         local_init_op: run in every new session of every task. Default: initialises the local variables.
         logdir: directory of checkpoints and events; None or "" for neither. Only the chief writes there.
         summary_op: string tensor of a serialized summary, run by a timer. Default: all summaries merged.
-        saver: saves and restores. Default: a ``Saver`` of all variables.
+        saver: saves and restores: any object with ``save(sess, path, global_step=)`` and ``restore(sess, path)``.
+            Default: a ``Saver`` of all variables.
         global_step: integer variable that counts the steps. Default: the graph's global step.
-        save_summaries_secs: seconds between summaries and step rates; 0 for none.
+        save_summaries_secs: seconds between summaries and step rates; 0 for none. Here and below ``math.inf`` is a
+            period like any other: once at the start, and never again.
         save_model_secs: seconds between checkpoints; 0 for none but a last one at a clean end.
         recovery_wait_secs: seconds between looks at a ready operation of the user's own.
         stop_grace_secs: seconds that threads, steps and other tasks have to end after a stop.

@@ -13,7 +13,7 @@ import numpy as np
 import runtime as rt
 
 _PARTS = {
-    "saver": ("save",),
+    "saver": ("save", "restore"),
     "session_manager": ("prepare_session", "wait_for_session"),
     "summary_writer": ("add_summary", "close"),
 }

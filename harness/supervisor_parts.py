@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import runtime as rt
 from harness import defaults, supervisor_checks
-from harness.coordinator import Coordinator
+from harness.coordinator import LONGEST_SECS, Coordinator
 from harness.global_step import get_global_step
 from harness.lifecycle import Lifecycle
 from harness.patience import STOP_GRACE_SECS
@@ -46,6 +46,7 @@ class SupervisorParts:
         check = supervisor_checks
         check.seconds(off=True, save_summaries_secs=save_summaries_secs, save_model_secs=save_model_secs)
         check.seconds(recovery_wait_secs=recovery_wait_secs, stop_grace_secs=stop_grace_secs)
+        stop_grace_secs = min(stop_grace_secs, LONGEST_SECS)
         check.values(
             graph=graph,
             is_chief=is_chief,

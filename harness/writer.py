@@ -28,6 +28,9 @@ class FileWriter:
     Several processes may write into one directory, each with its own ``filename_suffix``; TensorBoard shows a directory
     as one run, so series that several processes write under one tag belong in directories of their own.
 
+    A disk that is full or fails is logged, and no method raises because of it: what is added meanwhile waits in memory,
+    up to 16 MiB, and is written when there is room; what is more is lost and counted (``events_lost_total``).
+
     Args:
         logdir: the directory, made if it is not there.
         graph: a graph to write at once.
@@ -35,6 +38,9 @@ class FileWriter:
         flush_secs: how often events are flushed to disk, seconds; the first one is at once. By default every 2 s,
             and every 120 s in a cloud store, where a flush writes the whole file again.
         filename_suffix: end of the file names.
+
+    Raises:
+        OSError: the directory or the file cannot be made (a full disk is no reason for the file).
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class FileWriter:
         self._lock = threading.Lock()
         self._metadata_tags: set[str] = set()
         self._described: set[str] = set()
+        self._described_at_loss = 0
         self._warned = False
         self._file: EventFile | None = None
         self._finalizer: Any = None
@@ -65,8 +72,9 @@ class FileWriter:
         file = EventFile(self._logdir, *self._options)
         self._file = file
         # A program that ends without closing loses nothing.
-        self._finalizer = weakref.finalize(self, _close_at_exit, file)
+        self._finalizer = weakref.finalize(self, EventFile.close, file)
         self._described.clear()
+        self._described_at_loss = 0
         self._warned = False
 
     def get_logdir(self) -> str:
@@ -90,7 +98,6 @@ class FileWriter:
 
         Raises:
             TypeError: it is neither.
-            OSError: the writer could not write what was added before.
         """
         if isinstance(summary, bytes):
             message = summary_pb2.Summary.FromString(summary)
@@ -101,14 +108,21 @@ class FileWriter:
             message = summary_pb2.Summary.FromString(summary.SerializeToString())
         else:
             raise TypeError(f"add_summary takes bytes or a Summary, not {type(summary).__name__}")
-        for value in message.value:  # readers keep what the first one of a tag says about it
-            if value.HasField("metadata"):
-                with self._lock:
-                    known = value.tag in self._described
-                    self._described.add(value.tag)
-                if known:
-                    value.ClearField("metadata")
+        self._describe_once(message)
         self._add(event_pb2.Event(summary=message), global_step)
+
+    def _describe_once(self, message: Any) -> None:
+        """Takes out what has been said about tags: readers keep what the first value of a tag says about it."""
+        with self._lock:
+            lost = 0 if self._file is None else self._file.lost
+            if lost != self._described_at_loss:  # perhaps the very values that said it
+                self._described.clear()
+                self._described_at_loss = lost
+            for value in message.value:
+                if value.HasField("metadata"):
+                    if value.tag in self._described:
+                        value.ClearField("metadata")
+                    self._described.add(value.tag)
 
     def add_scalars(self, values: Mapping[str, float], global_step: Any = None) -> None:
         """Adds one number for each tag."""
@@ -179,11 +193,7 @@ class FileWriter:
                 self.add_event(event)
 
     def add_event(self, event: Any) -> None:
-        """Adds an Event message as it is.
-
-        Raises:
-            OSError: the writer could not write what was added before.
-        """
+        """Adds an Event message as it is."""
         file = self._file
         if file is None:
             if not self._warned:
@@ -200,22 +210,13 @@ class FileWriter:
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Returns when everything that was added is on disk.
-
-        Raises:
-            OSError: it could not be written.
-        """
+    def flush(self) -> bool:
+        """Tries to write everything that was added; returns whether it is on disk (what is lost is logged)."""
         file = self._file
-        if file is not None:
-            file.flush()
+        return file is None or file.flush()
 
     def close(self) -> None:
-        """Flushes and closes the file; what is added later is dropped with a warning. Does nothing the second time.
-
-        Raises:
-            OSError: something could not be written.
-        """
+        """Flushes and closes the file; what is added later is dropped with a warning. Does nothing the second time."""
         with self._lock:
             file, self._file = self._file, None
         if file is not None:
@@ -235,13 +236,6 @@ class FileWriter:
     def __exit__(self, *_: object) -> None:
         """Closes the writer."""
         self.close()
-
-
-def _close_at_exit(file: EventFile) -> None:
-    try:
-        file.close()
-    except Exception as error:  # nobody is left to raise it to
-        logging.error("events of %s were lost: %s", file.path, error)
 
 
 class FileWriterCache:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 from absl import logging
 
 import runtime as rt
@@ -120,6 +121,7 @@ class StepCounterHook(SessionRunHook):
         self._step: Any = None
         self._last: int | None = None
         self._warnings = 0
+        self._known: dict[frozenset[rt.Operation], bool] = {}
 
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
@@ -138,16 +140,41 @@ class StepCounterHook(SessionRunHook):
             self._timer.update_last_triggered_step(step)
             assert self._counter is not None
             self._counter.count(step, time.monotonic())
-        if step == self._last and self._warnings < _STANDING_WARNINGS:
+        stands = step == self._last and self._warnings < _STANDING_WARNINGS
+        if stands and self._trains(run_context.original_args.fetches):
             self._warnings += 1
             logging.warning(
                 "the global step did not move in the last step (%d): give it to the optimizer's minimize()", step
             )
         self._last = step
 
+    def _trains(self, fetches: Any) -> bool:
+        """Whether a step writes any variable: one that only evaluates need not move the global step."""
+        elements = map(self._step.graph.as_graph_element, jax.tree.leaves(fetches))
+        operations = frozenset(getattr(element, "op", element) for element in elements)
+        if operations not in self._known:
+            self._known[operations] = _writes(operations)
+        return self._known[operations]
+
+
+def _writes(operations: Iterable[rt.Operation]) -> bool:
+    """Whether a step that fetches these operations writes any variable."""
+    waiting, seen = list(operations), set()
+    while waiting:
+        op = waiting.pop()
+        if getattr(op.body, "variables", ()):
+            return True
+        if op not in seen:
+            seen.add(op)
+            waiting += [tensor.op for tensor in op.inputs]
+            waiting += op.control_inputs
+    return False
+
 
 class SummarySaverHook(SessionRunHook):
     """Writes summaries every so many global steps or seconds; they are fetched in the user's own step, with its feeds.
+
+    Without ``output_dir`` and ``summary_writer`` nothing is written; a warning says so.
 
     Args:
         save_steps: steps between summaries; exactly one of this and ``save_secs``.
@@ -184,12 +211,15 @@ class SummarySaverHook(SessionRunHook):
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
         self._writer = writer_of(self._output_dir, self._writer)
+        if self._writer is None:
+            logging.warning("SummarySaverHook was given no output_dir and no summary_writer: no summary is written")
         self._step = required_global_step("SummarySaverHook")
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Asks for the summary when it is time; the first step is always summarised."""
         op = self._summary_op if self._summary_op is not None else self._scaffold.summary_op
-        self._asked = op is not None and (self._next is None or self._timer.should_trigger_for_step(self._next))
+        wanted = op is not None and self._writer is not None
+        self._asked = wanted and (self._next is None or self._timer.should_trigger_for_step(self._next))
         return SessionRunArgs({"step": self._step, **({"summary": op} if self._asked else {})})
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -253,8 +283,11 @@ class ProfilerHook(SessionRunHook):
             self._timer.update_last_triggered_step(step)
             path = os.path.join(self._output_dir, f"timeline-{step}.json")
             logging.info("Saving timeline for %d into '%s'.", step, path)
-            os.makedirs(self._output_dir or ".", exist_ok=True)
-            timeline.write(path, run_values.run_metadata)
+            try:
+                os.makedirs(self._output_dir or ".", exist_ok=True)
+                timeline.write(path, run_values.run_metadata)
+            except OSError as error:  # no training depends on it
+                logging.error("the timeline is not written: %s", error)
             if self._writer is not None:
                 self._writer.add_run_metadata(run_values.run_metadata, f"step_{step}", step)
         self._next = step + 1

@@ -1,8 +1,10 @@
 """From the bytes that tasks write to prefixed lines: one stream that a human or `grep` can read."""
 
 import collections
+import io
 import os
 import re
+import select
 from collections.abc import Sequence
 from typing import BinaryIO, TextIO
 
@@ -59,12 +61,22 @@ def _clean(line: bytearray) -> str:
 
 
 class Printer:
-    """Writes `name | line`, the names aligned, and coloured where that is wanted."""
+    """Writes `name | line`, the names aligned, and coloured where that is wanted.
 
-    def __init__(self, stream: BinaryIO, names: Sequence[str], colour: bool) -> None:
+    Nobody's training depends on these lines: those that a full disk does not take are lost, and counted in their place
+    when there is room again.
+
+    Attributes:
+        failure: why the last lines could not be written; empty when they were.
+    """
+
+    def __init__(self, stream: BinaryIO | io.RawIOBase, names: Sequence[str], colour: bool) -> None:
         """Writes to `stream`; `names` are all the names that will come, in the order that gives them colours."""
-        self._stream = stream
+        self._stream = getattr(stream, "raw", stream)  # unbuffered: a buffer would write again what has failed
         self._prefixes = {name: _prefix(name, names, colour) for name in names}
+        self._lost = 0
+        self._torn = False
+        self.failure = ""
 
     def write(self, name: str, lines: Sequence[str]) -> None:
         """Writes `lines` of the task `name`.
@@ -72,10 +84,28 @@ class Printer:
         Raises:
             BrokenPipeError: when nobody reads the stream any more.
         """
-        if lines:
-            prefix = self._prefixes[name]
-            self._stream.write("".join(f"{prefix}{line}\n" for line in lines).encode())
-            self._stream.flush()
+        if not lines:
+            return
+        text = "".join(f"{self._prefixes[name]}{line}\n" for line in lines)
+        if self._lost:
+            missing = "1 line is" if self._lost == 1 else f"{self._lost} lines are"
+            text = f"{chr(10) * self._torn}... {missing} missing: {self.failure}\n{text}"
+        left = memoryview(text.encode())
+        try:
+            while left:
+                written = self._stream.write(left)
+                if written is None:  # a stream that does not block, and is full: somebody else has made it so
+                    select.select([], [self._stream], [])
+                    continue
+                self._torn = left[written - 1] != ord("\n") if written else self._torn
+                left = left[written:]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._lost += len(lines)
+            self.failure = str(error)
+        else:
+            self._lost, self.failure = 0, ""
 
 
 def _prefix(name: str, names: Sequence[str], colour: bool) -> str:

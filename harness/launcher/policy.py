@@ -43,7 +43,8 @@ class Options:
     """What the user may choose; all times in seconds."""
 
     max_restarts: int = 3
-    grace_secs: float = 10.0
+    grace_secs: float = 40.0
+    """More than the 30 s that `harness.preemptible` gives a chief for its last checkpoint, by default."""
     backoff_secs: float = 0.5
     max_backoff_secs: float = 30.0
     forgive_secs: float = 60.0

@@ -155,6 +155,7 @@ class Runner:
     def _show(self, task: TaskId, lines: Sequence[str]) -> None:
         if self._reader_left:
             return
+        before = self._tasks_out.failure
         try:
             self._tasks_out.write(str(task), lines)
         except BrokenPipeError:
@@ -162,6 +163,11 @@ class Runner:
             self._reader_left = True
             self._say("nobody reads the output any more")
             signal.raise_signal(signal.SIGTERM)
+        if self._tasks_out.failure and not before:
+            self._say(
+                f"the tasks' output cannot be written: {self._tasks_out.failure}; the tasks go on, their lines are lost"
+                " until there is room"
+            )
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -194,7 +200,7 @@ class Runner:
         try:
             popen = subprocess.Popen(
                 script + arguments(self._command, self._topology, task),
-                env=environment(os.environ, task, attempt),
+                env=environment(os.environ, self._topology, task, attempt),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from harness.launcher.policy import PS, WORKER, TaskId
 
 ATTEMPT_VARIABLE = "BELLWETHER_ATTEMPT"
+NUMBER_VARIABLE = "BELLWETHER_TASK_NUMBER"
+"""Which of its launcher's tasks a task is, from 0: for what each task of a host needs one of, such as a port."""
 OWN_FLAGS = ("ps_hosts", "worker_hosts", "job_name", "task_index")
 
 _PS_ENVIRONMENT = {
@@ -44,9 +46,10 @@ def arguments(command: Sequence[str], topology: Topology, task: TaskId) -> list[
     ]
 
 
-def environment(base: Mapping[str, str], task: TaskId, attempt: int) -> dict[str, str]:
-    """The environment of one task: `base`, the attempt number (0 for the first start), and what a ps needs."""
-    own = {"PYTHONUNBUFFERED": "1", ATTEMPT_VARIABLE: str(attempt)}
+def environment(base: Mapping[str, str], topology: Topology, task: TaskId, attempt: int) -> dict[str, str]:
+    """The environment of one task: `base`, its number, the attempt (0 for the first start), and what a ps needs."""
+    number = topology.tasks().index(task)
+    own = {"PYTHONUNBUFFERED": "1", NUMBER_VARIABLE: str(number), ATTEMPT_VARIABLE: str(attempt)}
     return {**base, **own, **(_PS_ENVIRONMENT if task.job == PS else {})}
 
 

@@ -148,7 +148,7 @@ class LocalCluster:
         """
         identity = self._task(task)
         attempt = len(self._processes.lives(task))
-        environ = {**environment(self._env, identity, attempt), **env}
+        environ = {**environment(self._env, self._topology, identity, attempt), **env}
         if self._links is not None:
             proxy = f"127.0.0.1:{self._links.ports[task]}"
             environ |= {"BELLWETHER_PROXY": proxy, "BELLWETHER_FAST_PATH": "0", "no_grpc_proxy": "", "no_proxy": ""}

@@ -7,8 +7,11 @@ or restores, checkpoints, writes summaries, and at the end prints the accuracy o
     python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.trainer       # a cluster on this machine
     python -m models.mnist.trainer --ps_hosts=a:2222 --worker_hosts=b:2222,c:2222 --job_name=worker --task_index=1
     python -m models.mnist.trainer                                                        # one process, no cluster
+
+Flags may come from files: --flagfile=configs/mnist_async.flags; further flags after it have the last word.
 """
 
+import math
 import os
 import sys
 import time
@@ -25,6 +28,7 @@ import harness
 import runtime as rt
 from harness import monitoring
 from models.mnist import data, modes
+from models.mnist.idx import DataError
 from models.mnist.model import MODELS
 from models.mnist.pictures import Pictures
 
@@ -43,8 +47,13 @@ flags.DEFINE_string(
 )
 flags.DEFINE_enum("model", "mlp", sorted(MODELS), "mlp: 784-hidden-10 with sigmoid. cnn: two convolutions, two layers.")
 flags.DEFINE_integer("hidden_units", 100, "Width of the hidden layer, in units.", lower_bound=1)
-flags.DEFINE_float("epochs", 20.0, "Passes over the training data, by all workers together.", lower_bound=0.0)
-flags.DEFINE_integer("train_steps", None, "Global steps to train, instead of --epochs.", lower_bound=0)
+flags.DEFINE_float(
+    "epochs",
+    20.0,
+    "Passes over the training data, by all workers together. 1e9 for a run that is stopped by hand.",
+    lower_bound=0.0,
+)
+flags.DEFINE_integer("train_steps", None, "Global step at which training ends, instead of --epochs.", lower_bound=0)
 flags.DEFINE_integer("batch_size", 100, "Examples in one worker's step.", lower_bound=1)
 flags.DEFINE_enum("optimizer", "adam", ["sgd", "momentum", "adagrad", "adam"], "Update rule.")
 flags.DEFINE_float("learning_rate", None, "Learning rate. Default: 0.5 sgd, 0.05 momentum, 0.1 adagrad, 0.005 adam.")
@@ -52,7 +61,7 @@ flags.DEFINE_enum(
     "decay", None, ["none", "linear"], "Learning rate over the run. Default: linear to 0 for adam, else none."
 )
 flags.DEFINE_float(
-    "clip_norm", None, "Clip each worker's gradients to this global norm before the push.", lower_bound=0.0
+    "clip_norm", None, "Clip each worker's gradients to this global norm before the push. Default: no clipping."
 )
 flags.DEFINE_integer(
     "prefetch", 0, "1 overlaps push and pull with computing: faster, gradients are one step older.", 0, 1
@@ -62,8 +71,13 @@ flags.DEFINE_bool(
     "skip_unchanged", False, "Read the parameters over the wire only when they have changed since the last read."
 )
 flags.DEFINE_integer("accumulate", 1, "Batches to each pull and push of a worker.", lower_bound=1)
-flags.DEFINE_integer("seed", 1, "Seed of the initial values and the order of the data.")
-flags.DEFINE_float("save_model_secs", 60.0, "Seconds between checkpoints; 0 saves none.", lower_bound=0.0)
+flags.DEFINE_integer("seed", 1, "Seed of the initial values and the order of the data.", lower_bound=0)
+flags.DEFINE_float(
+    "save_model_secs",
+    60.0,
+    "Seconds between checkpoints, beside the last one at the end; 0 saves only that one.",
+    lower_bound=0.0,
+)
 flags.DEFINE_enum(
     "checkpoint_transfer",
     "shared",
@@ -75,12 +89,29 @@ flags.DEFINE_float(
     "test_epochs", 1.0, "Epochs between the chief's tests for TensorBoard; 0: only the one at the end.", lower_bound=0.0
 )
 flags.DEFINE_float(
-    "preempt_grace_secs", 30.0, "Seconds that a worker has for a last checkpoint after SIGTERM.", lower_bound=0.0
+    "preempt_grace_secs",
+    30.0,
+    "Seconds that a worker has after SIGTERM, the chief for a last checkpoint. What kills it later (--grace_secs of "
+    "harness.launch, a cluster manager) must give it more.",
+    lower_bound=0.0,
 )
-flags.DEFINE_integer("log_every_steps", 500, "Global steps between progress lines.", lower_bound=1)
+flags.DEFINE_integer(
+    "log_every_steps", 500, "Global steps (those of all workers) between each worker's progress lines.", lower_bound=1
+)
 flags.DEFINE_float(
     "start_timeout_secs", None, "Seconds to wait for the cluster to start. Default: no limit.", lower_bound=0.0
 )
+
+flags.register_validator(
+    "epochs", math.isfinite, "give a number; 1e9 is more than anybody waits for, where a run is to be stopped by hand"
+)
+flags.register_validator(
+    "clip_norm", lambda norm: norm is None or norm > 0, "give a norm above 0, or leave it out for no clipping"
+)
+flags.register_validator("learning_rate", lambda rate: rate is None or math.isfinite(rate), "give a number")
+
+flags.adopt_module_key_flags(modes)  # --help lists them too
+flags.adopt_module_key_flags(monitoring)
 
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
 
@@ -107,8 +138,10 @@ def main(argv: list[str]) -> None:
     monitoring.configure_logging(f"{FLAGS.job_name}/{FLAGS.task_index}", FLAGS.log_json)
     if wrong := modes.problem(len(FLAGS.ps_hosts)):
         sys.exit(wrong)
-    if FLAGS.profile_steps and not FLAGS.logdir:
-        sys.exit("--profile_steps needs a --logdir to write to")
+    try:
+        monitoring.StepProfiler.from_flags(FLAGS.logdir)
+    except ValueError as error:
+        sys.exit(str(error))
     if FLAGS.sync == modes.COLLECTIVE:
         collective()
         return
@@ -163,7 +196,10 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
         leads: whether this process restores or initialises.
         logdir: for checkpoints and events; None or empty writes none.
     """
-    mnist = data.load(FLAGS.data_dir)
+    try:
+        mnist = data.load(FLAGS.data_dir)
+    except DataError as error:
+        sys.exit(f"worker {FLAGS.task_index}: {error}")
     if FLAGS.task_index == 0:
         logging.info("data: %s", mnist)
     workers = len(FLAGS.worker_hosts) or 1
@@ -191,8 +227,9 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
         summary_op=None,  # its tensors need a batch: the loop runs it
     )
     summarises = is_chief and supervisor.summary_writer is not None and FLAGS.save_summaries_secs > 0
-    if is_chief and not logdir:
-        logging.info("--logdir is empty: no summaries and no checkpoints are written")
+    if is_chief:
+        kept = f"checkpoints and TensorBoard events go to {logdir}"
+        logging.info("%s", kept if logdir else "--logdir is empty: no summaries and no checkpoints are written")
     progress = harness.Progress(total, every=FLAGS.log_every_steps)
     next_summary = time.monotonic()
     test_steps = FLAGS.test_epochs * len(mnist.train) / batch or float("inf")
@@ -207,7 +244,8 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
         if not leads:
             checkpoint_data()  # not earlier: no checkpoint is to hold the beginning for a worker that goes on
         if step:
-            logging.info("going on from global step %d", step)
+            end = "" if step < total else f": training ends at {total}, so nothing is left; give more --epochs for more"
+            logging.info("going on from global step %d%s", step, end)
             checkpoint = harness.latest_checkpoint(logdir) if logdir else None
             if checkpoint is not None:
                 harness.restore_states(checkpoint, session.task)
@@ -230,11 +268,15 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
             accuracy = write_test(session, graph, supervisor, mnist.test, int(step))
     progress.close()
     if is_chief:
+        if logdir:
+            logging.info("the newest checkpoint is %s", harness.latest_checkpoint(logdir))
         print(f"Test-Accuracy: {accuracy:.4f}", flush=True)
 
 
 def go_on_with(batches: data.Batches, state: dict[str, int]) -> None:
     """Goes on with the data that this worker had not seen, unless the data is dealt out in another way now."""
+    if batches.state() == state:  # the chief's, when it has restored the model itself
+        return
     try:
         batches.restore(state)
     except ValueError as error:
@@ -255,7 +297,7 @@ def build(cluster: rt.ClusterSpec | None, total: int, workers: int) -> Graph:
         loss = rt.call(harness.accumulated(model.loss_fn, FLAGS.accumulate), pulled, images, labels, name="loss")
         accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
         predictions = rt.call(model.predictions, params, images, name="predictions")
-        clip = optax.clip_by_global_norm(FLAGS.clip_norm) if FLAGS.clip_norm else None
+        clip = None if FLAGS.clip_norm is None else optax.clip_by_global_norm(FLAGS.clip_norm)
         optimizer = modes.together(harness.Optimizer(update_rule(total), before_push=clip), workers)
         train_op = optimizer.minimize(loss, global_step=global_step)
         harness.summary.scalar("cost", loss)
@@ -270,7 +312,9 @@ def update_rule(total: int) -> optax.GradientTransformation:
     """The optax transformation that the flags describe."""
     rate = LEARNING_RATES[FLAGS.optimizer] if FLAGS.learning_rate is None else FLAGS.learning_rate
     decay = FLAGS.decay or ("linear" if FLAGS.optimizer == "adam" else "none")
-    schedule = optax.linear_schedule(rate, 0.0, max(total, 1)) if decay == "linear" else rate
+    # Optax counts updates in int32, and its count stays at the largest.
+    last = min(max(total, 1), np.iinfo(np.int32).max)
+    schedule = optax.linear_schedule(rate, 0.0, last) if decay == "linear" else rate
     rules = {
         "sgd": optax.sgd,
         "momentum": lambda rate: optax.sgd(rate, momentum=0.9),

@@ -59,6 +59,7 @@ class RunRecord:
         self._leader = 0
         self._leader_name = ""
         self._leader_address = ""
+        self._logdir = ""
         self._phase = NEW
         self._joined: dict[str, str] = {}  # with the address
         self._done: dict[str, None] = {}
@@ -74,7 +75,8 @@ class RunRecord:
 
         Returns:
             ``address`` (of this task), ``phase``, ``leader`` (0: nobody), ``leader_name``, ``leader_address``,
-            ``generation``, ``joined`` and ``done`` (task names), ``addresses`` (of those who joined), ``origin``.
+            ``generation``, ``joined`` and ``done`` (task names), ``addresses`` (of those who joined), ``origin``,
+            ``logdir`` (of the run that the values belong to, empty when nobody has told).
 
         Raises:
             InvalidArgumentError: no such action.
@@ -100,6 +102,7 @@ class RunRecord:
                 "addresses": {name: address for name, address in self._joined.items() if address},
                 "done": list(self._done),
                 "origin": self.origin,
+                "logdir": self._logdir,
             }
         if left and self.when_all_done is not None:
             self.when_all_done()
@@ -118,6 +121,7 @@ class RunRecord:
             "leader_name": self._leader_name,
             "leader_address": self._leader_address,
             "phase": self._phase,
+            "logdir": self._logdir,
             "joined": dict(self._joined),
             "done": list(self._done),
             "leave": self._leave,
@@ -129,6 +133,7 @@ class RunRecord:
             self.generation = int(state["generation"])
             self._leader, self._leader_name = int(state["leader"]), str(state["leader_name"])
             self._leader_address = str(state["leader_address"])
+            self._logdir = str(state.get("logdir", ""))
             self._phase, self._leave = str(state["phase"]), bool(state["leave"])
             self._joined, self._done = dict(state["joined"]), dict.fromkeys(state["done"])
 
@@ -167,12 +172,14 @@ class RunRecord:
         if self.when_loading is not None:
             self.when_loading()
         self._phase = LOADING
+        self._logdir = ""
         if self._has_values():
             self.generation += 1
 
     def _on_open(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
-        """The variables may be used."""
+        """The variables may be used; they belong to the run in ``logdir``, where the leader has one."""
         self._check_leader(message, task)
+        self._logdir = str(message.get("logdir", "")) or self._logdir
         if self._phase == FINISHED:
             self._done.clear()
             self._leave = False

@@ -112,7 +112,7 @@ class Shards:
                 if all(t == (epoch, _owner) for t in told):
                     self._epoch = epoch
                     self._claimed.update(asked)
-                    logging.info("coordinates checkpoints under epoch %d", epoch)
+                    logging.info("this task leads the saving of checkpoints now, as chief number %d of the run", epoch)
                     return epoch
                 wait.wait(random.uniform(0.0, 0.05 * 2**attempt))
             raise AbortedError("another chief keeps claiming the same tasks: run one chief only")

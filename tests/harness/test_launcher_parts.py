@@ -210,9 +210,10 @@ def test_arguments_and_environment() -> None:
         "--task_index=1",
     ]
     base = {"PATH": "p", "JAX_PLATFORMS": "cuda"}
-    worker = environment(base, WORKER1, 2)
-    assert worker == {"PATH": "p", "JAX_PLATFORMS": "cuda", "PYTHONUNBUFFERED": "1", "BELLWETHER_ATTEMPT": "2"}
-    ps = environment(base, PS0, 0)
+    worker = environment(base, topology, WORKER1, 2)
+    own = {"PYTHONUNBUFFERED": "1", "BELLWETHER_ATTEMPT": "2", "BELLWETHER_TASK_NUMBER": "2"}
+    assert worker == {"PATH": "p", "JAX_PLATFORMS": "cuda", **own}
+    ps = environment(base, topology, PS0, 0)
     assert (ps["JAX_PLATFORMS"], ps["CUDA_VISIBLE_DEVICES"], ps["BELLWETHER_ATTEMPT"]) == ("cpu", "", "0")
     assert claimed_flags(["x", "--task_index=1", "--task_index_of=2", "-job_name", "ps"]) == [
         "--task_index=1",

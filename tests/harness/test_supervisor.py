@@ -138,7 +138,7 @@ def of_another_graph() -> rt.Operation:
         ("save_model_secs", "600", TypeError, "save_model_secs is a number of seconds, not '600'"),
         ("stop_grace_secs", None, TypeError, "stop_grace_secs is a number of seconds, not None"),
         ("recovery_wait_secs", float("nan"), ValueError, "recovery_wait_secs is a number of seconds and cannot be nan"),
-        ("saver", "s", TypeError, r"saver has no save\(\): 's'"),
+        ("saver", "s", TypeError, r"saver has no save\(\) and no restore\(\): 's'"),
         ("session_manager", "m", TypeError, r"session_manager has no prepare_session\(\) and no wait_for_session\(\)"),
         ("summary_writer", "w", TypeError, r"summary_writer has no add_summary\(\)"),
         ("init_op", "nope", ValueError, "init_op: the graph has no operation 'nope'"),

@@ -1,6 +1,5 @@
 """FileWriter: files, order, threads, failures, and what a restart leaves of a crashed run."""
 
-import os
 import pathlib
 import re
 import subprocess
@@ -101,23 +100,6 @@ def test_closed_writer_drops_and_warns_once(tmp_path: pathlib.Path, caplog: pyte
     writer.flush()
     assert caplog.text.count("closed FileWriter") == 1
     assert len(events(tmp_path)) == 1
-
-
-def test_failure_of_the_thread_comes_out_at_the_next_call(tmp_path: pathlib.Path) -> None:
-    writer = FileWriter(tmp_path, max_queue=2)
-    assert writer.path is not None
-    writer.flush()
-    file = writer._file
-    assert file is not None
-    os.close(file._records._writer.fileno())  # what a disk that goes away looks like
-    writer.add_scalars({"a": 1.0}, 1)
-    with pytest.raises(OSError):
-        writer.flush()
-    for _ in range(5):  # more than the queue holds: nobody blocks
-        with pytest.raises(OSError):
-            writer.add_scalars({"a": 1.0}, 2)
-    with pytest.raises(OSError):
-        writer.close()
 
 
 def test_a_program_that_forgets_to_close_loses_nothing(tmp_path: pathlib.Path) -> None:

@@ -65,6 +65,7 @@ def test_each_mode_has_its_optimizer(parsed: Any) -> None:
         (["--sync", "--max_staleness=1"], "--max_staleness"),
         (["--sync_timeout_secs=1"], "--sync_timeout_secs"),
         (["--profile_steps=5:7", "--logdir="], "--profile_steps needs a --logdir"),
+        (["--profile_steps=7"], "--profile_steps=7: give the first step and the end, as in 100:105"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(arguments: list[str], names: str) -> None:

@@ -1,0 +1,286 @@
+"""Event files on disks that fail, and event files that are damaged: telemetry never ends training."""
+
+import errno
+import os
+import pathlib
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboardX.proto import summary_pb2
+from tensorboardX.record_writer import masked_crc32c
+
+import runtime as rt
+from harness import FileWriter, event_file
+from harness.purge import points_to_repeat, read_events
+
+_pwrite = os.pwrite
+
+
+class Disk:
+    """A disk with a certain room; what a write asks beyond it is not written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = 1 << 40
+        self.refused = threading.Event()
+        monkeypatch.setattr(event_file.os, "pwrite", self.pwrite)
+
+    def pwrite(self, file: int, data: Any, offset: int) -> int:
+        fits = min(len(data), self.room - offset)
+        if fits <= 0:
+            self.refused.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return _pwrite(file, bytes(data[:fits]), offset)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    yield Disk(monkeypatch)
+    monkeypatch.undo()
+
+
+def events_file(logdir: pathlib.Path) -> pathlib.Path:
+    (path,) = logdir.glob("events.out.tfevents.*")
+    return path
+
+
+def steps(path: pathlib.Path) -> list[int]:
+    return [event.step for event in read_events(str(path)) if event.HasField("summary")]
+
+
+def test_a_full_disk_delays_events_and_the_file_is_readable_all_the_time(
+    tmp_path: pathlib.Path, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FileWriter(tmp_path) as writer:
+        for step in range(3):
+            writer.add_scalars({"a": step}, step)
+        assert writer.flush()
+        path = events_file(tmp_path)
+        disk.room = path.stat().st_size + 17  # in the middle of a record
+        reader = EventFileLoader(str(path))
+        assert [event.step for event in reader.Load()][1:] == [0, 1, 2]
+        for step in range(3, 6):
+            writer.add_scalars({"a": step}, step)
+        assert not writer.flush()
+        assert not writer.flush()
+        assert path.stat().st_size == disk.room  # a torn record, as a real disk leaves it
+        assert steps(path) == [0, 1, 2]
+        assert list(reader.Load()) == []  # TensorBoard waits for the rest
+        assert caplog.text.count("training goes on") == 1
+        disk.room = 1 << 40
+        writer.add_scalars({"a": 6.0}, 6)
+        assert writer.flush()
+        assert [event.step for event in reader.Load()] == [3, 4, 5, 6]
+        assert "are written again" in caplog.text
+    assert steps(path) == list(range(7))
+
+
+def test_events_beyond_what_is_kept_are_counted_and_whole_ones_follow(
+    tmp_path: pathlib.Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_file, "KEEP_BYTES", 200)
+    before = rt.metrics.read().get("events_lost_total", 0.0)
+    with FileWriter(tmp_path, max_queue=2) as writer:
+        writer.flush()
+        path = events_file(tmp_path)
+        disk.room = path.stat().st_size
+        for step in range(100):  # more than the queue holds: nobody blocks
+            writer.add_scalars({"a": step}, step)
+            assert not writer.flush()
+        disk.room = 1 << 40
+        writer.flush()
+        writer.add_scalars({"a": 100.0}, 100)
+    found = steps(path)
+    assert found[-1] == 100 and found[:-1] == list(range(len(found) - 1)) and 0 < len(found) < 50
+    lost = 101 - len(found)
+    assert rt.metrics.read()["events_lost_total"] - before == lost
+    assert f"; {lost} events were lost" in caplog.text
+
+
+def test_what_a_tag_means_is_said_again_after_a_loss(
+    tmp_path: pathlib.Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_file, "KEEP_BYTES", 0)
+    with FileWriter(tmp_path) as writer:
+        assert writer.flush()
+        value = summary_pb2.Summary.Value(tag="h", simple_value=1.0)
+        value.metadata.plugin_data.plugin_name = "scalars"
+        summary = summary_pb2.Summary(value=[value])
+        disk.room = events_file(tmp_path).stat().st_size
+        for step in range(2):  # the first one waits, the second is lost
+            writer.add_summary(summary, step)
+            assert not writer.flush()
+        disk.room = 1 << 40
+        for step in range(2, 4):
+            assert writer.flush()
+            writer.add_summary(summary, step)
+    events = [event for event in read_events(str(events_file(tmp_path))) if event.HasField("summary")]
+    said = {event.step: event.summary.value[0].HasField("metadata") for event in events}
+    assert said == {0: True, 2: True, 3: False}
+
+
+def test_a_disk_that_stays_full_costs_the_events_only(
+    tmp_path: pathlib.Path, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = FileWriter(tmp_path)
+    writer.add_scalars({"a": 0.0}, 0)
+    assert writer.flush()
+    disk.room = 0
+    writer.add_scalars({"a": 1.0}, 1)
+    assert not writer.flush()
+    writer.close()
+    assert "1 event was lost" in caplog.text
+    writer.reopen()
+    writer.add_scalars({"a": 2.0}, 2)
+    assert not writer.flush()
+    writer.close()
+
+
+def test_a_disk_without_a_free_inode_is_waited_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, full = os.open, True
+
+    def refuse(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if full and "tfevents" in str(path):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(event_file.os, "open", refuse)
+    with FileWriter(tmp_path) as writer:
+        writer.add_scalars({"a": 1.0}, 1)
+        assert not writer.flush()
+        full = False
+        assert writer.flush()
+    assert steps(events_file(tmp_path)) == [1]
+
+
+def test_a_failed_sync_writes_the_same_bytes_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = True
+
+    def fsync(file: int) -> None:
+        if broken:
+            os.ftruncate(file, size)  # what a kernel may do with pages that it could not write
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with FileWriter(tmp_path) as writer:
+        assert writer.flush()
+        size = events_file(tmp_path).stat().st_size
+        monkeypatch.setattr(event_file.os, "fsync", fsync)
+        writer.add_scalars({"a": 1.0}, 1)
+        assert not writer.flush()
+        broken = False
+        assert writer.flush()
+    assert steps(events_file(tmp_path)) == [1]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_story_of_a_full_disk_gives_a_prefix_of_the_same_stream(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("records") / "file"
+    with pytest.MonkeyPatch.context() as patch:
+        disk = Disk(patch)
+        records = event_file.RecordFile(str(path))
+        stream = b""
+        for _ in range(data.draw(st.integers(1, 12))):
+            payload = data.draw(st.binary(max_size=40))
+            header = struct.pack("<Q", len(payload))
+            stream += header + struct.pack("<I", masked_crc32c(header))
+            stream += payload + struct.pack("<I", masked_crc32c(payload))
+            records.write(payload)
+            disk.room = data.draw(st.one_of(st.just(1 << 40), st.integers(0, len(stream))))
+            try:
+                records.flush()
+            except OSError:
+                on_disk = path.read_bytes()
+                assert stream.startswith(on_disk) and len(on_disk) < len(stream)
+            else:
+                assert path.read_bytes() == stream
+        disk.room = 1 << 40
+        records.flush()
+        records.close()
+    assert path.read_bytes() == stream
+
+
+# -- damage --------------------------------------------------------------------------------------------------------
+
+
+def write_run(logdir: pathlib.Path, first: int, end: int) -> pathlib.Path:
+    with FileWriter(logdir) as writer:
+        writer.add_session_log("START", first)
+        for step in range(first, end):
+            writer.add_scalars({"loss": step, "rate": 2.0 * step}, step)
+        path = writer.path
+    assert path is not None
+    return pathlib.Path(path)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    damage=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), max_size=8),
+    cut=st.one_of(st.none(), st.integers(0, 1 << 20)),
+    tail=st.binary(max_size=64),
+)
+def test_a_damaged_file_never_keeps_a_chief_from_starting_and_gives_no_wrong_point(
+    whole_run: tuple[pathlib.Path, bytes], damage: list[tuple[int, int]], cut: int | None, tail: bytes
+) -> None:
+    path, good = whole_run
+    data = bytearray(good)
+    for place, change in damage:
+        data[place % len(data)] ^= change
+    if cut is not None:
+        del data[cut % len(data) :]
+    path.write_bytes(bytes(data) + tail)
+    points = points_to_repeat(str(path.parent), 20)
+    for event in points:
+        (value,) = event.summary.value
+        assert value.tag in ("loss", "rate") and event.step < 20
+        assert value.simple_value == event.step * (1 if value.tag == "loss" else 2)
+    if bytes(data) + tail == good:
+        assert [event.step for event in points] == [19, 19]
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, bytes]:
+    path = write_run(tmp_path_factory.mktemp("damage"), 0, 30)
+    return path, path.read_bytes()
+
+
+def test_a_bad_record_costs_itself_and_a_bad_length_the_rest(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_run(tmp_path, 0, 30)
+    good = path.read_bytes()
+    starts, at = [], 0
+    while at < len(good):
+        starts.append(at)
+        at += struct.unpack_from("<Q", good, at)[0] + 16
+    data = bytearray(good)
+    data[starts[22] + 12 : starts[23]] = bytes(starts[23] - starts[22] - 12)  # step 20 and its checksum
+    path.write_bytes(data)
+    assert steps(path) == [step for step in range(30) if step != 20]
+    assert "1 record" in caplog.text and str(path) in caplog.text
+    caplog.clear()
+    data = bytearray(good)
+    data[starts[22]] ^= 1  # a length
+    path.write_bytes(data)
+    assert steps(path) == list(range(20))
+    assert "the rest of it is skipped" in caplog.text and str(path) in caplog.text
+    with FileWriter(tmp_path) as writer:  # the chief that starts again
+        writer.add_session_log("START", 10)
+        writer.add_scalars({"loss": 10.0}, 10)
+
+
+def test_a_file_that_cannot_be_read_is_told_of_and_left_out(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_run(tmp_path, 0, 30)
+    (tmp_path / "events.out.tfevents.0000000001.gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "events.out.tfevents.0000000002.directory").mkdir()
+    assert [event.step for event in points_to_repeat(str(tmp_path), 20)] == [19, 19]
+    assert "gone" in caplog.text and "directory" in caplog.text

@@ -1,0 +1,86 @@
+"""Seconds that mean "never": services and ends take any number, infinity too."""
+
+import math
+import pathlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import harness
+import runtime as rt
+from harness.saver import latest_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+@pytest.mark.parametrize("never", [1e10, math.inf])
+def test_services_that_are_due_once_and_never_again(tmp_path: pathlib.Path, never: float) -> None:
+    more = harness.get_or_create_global_step().assign_add(1)
+    harness.summary.scalar("one", rt.constant(1.0))
+    sv = harness.Supervisor(
+        logdir=str(tmp_path),
+        save_model_secs=never,
+        save_summaries_secs=never,
+        recovery_wait_secs=never,
+        stop_grace_secs=never,
+    )
+    with sv.managed_session("") as sess:
+        saved = threading.Event()
+        sv.loop(never, saved.set)
+        assert saved.wait(30)
+        while latest_checkpoint(str(tmp_path)) is None:
+            assert not sv.coord.wait_for_stop(0.01)
+        for _ in range(5):
+            sess.run(more)
+        assert not sv.should_stop()
+    path = latest_checkpoint(str(tmp_path))
+    assert path is not None and path.endswith("/5")
+
+
+@pytest.mark.parametrize("never", [1e10, math.inf])
+def test_a_monitored_session_with_endless_patience(tmp_path: pathlib.Path, never: float) -> None:
+    more = harness.get_or_create_global_step().assign_add(1)
+    with harness.MonitoredTrainingSession(
+        "",
+        checkpoint_dir=str(tmp_path),
+        save_checkpoint_secs=never,
+        save_summaries_secs=never,
+        log_step_count_steps=None,
+        stop_grace_period_secs=never,
+        hooks=[harness.StopAtStepHook(last_step=3)],
+    ) as sess:
+        while not sess.should_stop():
+            sess.run(more)
+    path = latest_checkpoint(str(tmp_path))
+    assert path is not None and path.endswith("/3")
+
+
+@pytest.mark.parametrize("never", [1e10, math.inf])
+def test_a_monitored_session_that_fails_with_endless_patience(tmp_path: pathlib.Path, never: float) -> None:
+    more = harness.get_or_create_global_step().assign_add(1)
+    with (
+        pytest.raises(ZeroDivisionError),
+        harness.MonitoredTrainingSession(
+            "", checkpoint_dir=str(tmp_path), save_checkpoint_steps=1, stop_grace_period_secs=never
+        ) as sess,
+    ):
+        sess.run(more)
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("never", [1e10, math.inf])
+def test_a_coordinator_waits_as_long_as_it_is_told(never: float) -> None:
+    coord = harness.Coordinator()
+    waiting = threading.Thread(target=coord.wait_for_stop, args=(never,), daemon=True)
+    waiting.start()
+    coord.request_stop()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    other = threading.Thread(target=lambda: None)
+    other.start()
+    coord.join([other], stop_grace_period_secs=never)

@@ -1,0 +1,104 @@
+"""The trainer's flags: what is refused in one line, what a value means, and runs that are meant to go on for ever."""
+
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from models.mnist import trainer
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def parsed() -> Iterator[Any]:
+    with flagsaver.flagsaver():
+        trainer.FLAGS.mark_as_parsed()
+        yield trainer.FLAGS
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("seed", "-1", "seed"),
+        ("clip_norm", "0", "leave it out"),
+        ("clip_norm", "-1", "leave it out"),
+        ("clip_norm", "nan", "leave it out"),
+        ("epochs", "inf", "1e9"),
+        ("epochs", "nan", "1e9"),
+        ("epochs", "-1", "epochs"),
+        ("learning_rate", "nan", "learning_rate"),
+        ("batch_size", "0", "batch_size"),
+        ("metrics_port", "65536", "metrics_port"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(parsed: Any, name: str, value: str, says: str) -> None:
+    with pytest.raises((flags.IllegalFlagValueError, flags.ValidationError), match=says):
+        parsed[name].parse(value)
+        parsed.validate_all_flags()
+
+
+def test_defaults_and_ordinary_values_are_taken(parsed: Any) -> None:
+    parsed.validate_all_flags()
+    for name, value in [("seed", "0"), ("clip_norm", "0.5"), ("epochs", "1e9")]:
+        parsed[name].parse(value)
+    parsed.validate_all_flags()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
+def test_a_run_that_is_meant_to_be_stopped_by_hand_can_begin(parsed: Any, optimizer: str) -> None:
+    parsed.optimizer = optimizer
+    parsed.decay = "linear"
+    rule = trainer.update_rule(round(1e9 * 600))
+    weights = {"w": jnp.ones(2)}
+    updates, _ = rule.update({"w": jnp.ones(2)}, rule.init(weights), weights)
+    expected = {"sgd": -0.5, "momentum": -0.05, "adagrad": -0.0953, "adam": -0.005}[optimizer]
+    assert updates["w"].tolist() == pytest.approx([expected, expected], rel=1e-2)
+
+
+def test_data_that_cannot_be_used_is_one_line() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "models.mnist.trainer", "--logdir="],
+        cwd=ROOT,
+        env={**os.environ, "MNIST_DIR": "/nowhere/at/all"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("worker 0: MNIST_DIR=/nowhere/at/all has neither train-images")
+
+
+def test_help_lists_the_flags_of_all_its_modules() -> None:
+    names = {flag.name for flag in trainer.FLAGS.get_key_flags_for_module(trainer)}
+    assert {"logdir", "sync", "max_staleness", "ps_backups", "metrics_port", "log_json", "profile_steps"} <= names
+
+
+REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
+
+
+@pytest.mark.skipif(
+    not os.path.isdir(REAL_MNIST), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there"
+)
+def test_the_log_says_where_a_run_is_kept_and_how_it_goes_on(tmp_path: pathlib.Path) -> None:
+    def trained(*arguments: str) -> str:
+        command = [sys.executable, "-m", "models.mnist.trainer", f"--data_dir={REAL_MNIST}", f"--logdir={tmp_path}"]
+        run = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert run.returncode == 0, run.stderr
+        return run.stderr
+
+    first = trained("--train_steps=30")
+    assert f"checkpoints and TensorBoard events go to {tmp_path}\n" in first
+    assert f"saved {tmp_path}/model.ckpt/30\n" in first
+    assert f"the newest checkpoint is {tmp_path}/model.ckpt/30\n" in first
+    again = trained("--train_steps=30")
+    assert "going on from global step 30: training ends at 30, so nothing is left" in again
+    assert again.count("going on with the data at epoch 0.05") == 1
