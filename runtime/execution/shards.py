@@ -204,11 +204,7 @@ class Shards:
             raise CancelledError(f"{CUT_OFF}: the checkpoint that was under way is none", task=self._task)
         try:
             keys = [(s.container, s.name) for s in order.slices]
-            missing = self._store.uninitialized(keys)
-            if missing:
-                raise FailedPreconditionError(
-                    f"Attempting to use uninitialized value {', '.join(missing)}", task=self._task
-                )
+            self._store.check_initialized(keys, self._task)
             taken = self._store.snapshot(keys)
         finally:
             self._gate.resume()

@@ -385,8 +385,8 @@ class Worker:
                 if _HUNG_UP in error.message and not caller_is_gone():
                     continue  # it was told of an older connection of the lane
                 raise
-        buffers = [np.asarray(outputs[i]) for i in registered.call.replies]
         registered.prepared.wait(done)  # the inputs lie in the connection's buffer, which the next call overwrites
+        buffers = [np.asarray(outputs[i]) for i in registered.call.replies]
         return Reply(buffers, remember=registered.remember, dynamic=registered.dynamic)
 
     def _answer_read(
