@@ -18,7 +18,7 @@ class _Resource:
 
     def __init__(self, type: str, kernel: str, name: str, described: Mapping[str, Any], container: str) -> None:  # noqa: A002
         graph = get_default_graph()
-        full = graph.unique_name(name, mark_as_used=False)
+        full = graph.unique_name(name)
         self._described = {**described, "name": full, "container": container}
         self._kernel = kernel
         with graph.control_dependencies(None):
@@ -26,7 +26,7 @@ class _Resource:
                 type,
                 Host(f"{kernel}/open", {"resource": self._described}, True, full),
                 outputs=[((), np.dtype(object))],
-                name=name,
+                name=full + "/",
             )
 
     @property

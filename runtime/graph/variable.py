@@ -64,11 +64,9 @@ class Variable(Operators):
             initial_value, static, wanted = _call_elsewhere(graph, initial_value, dtype, name or "Variable")
         assert static is not None
         with graph.control_dependencies(None):
-            full = graph.unique_name(name or "Variable", mark_as_used=False)
+            full = graph.unique_name(name or "Variable")  # taken now: another thread gets another one
             self.spec = VariableSpec(full, static, wanted, container, local)
-            self._op = graph.add_operation(
-                "Variable", Read(self.spec), outputs=[(static, wanted)], name=name or "Variable"
-            )
+            self._op = graph.add_operation("Variable", Read(self.spec), outputs=[(static, wanted)], name=full + "/")
             with graph.name_scope(full + "/"):
                 with graph.device(lambda op: self._op.device):
                     value = initial_value() if callable(initial_value) else initial_value
