@@ -147,6 +147,7 @@ def _differentiate(
         f"{op.name}_grad",
         type="Gradient",
         colocate_with=op,
+        wide=op.wide,
     )
     for place, result in zip(needed, grad.outputs, strict=True):
         collected.setdefault(op.inputs[place], []).append(result)

@@ -13,6 +13,7 @@ import numpy as np
 from runtime.device import current_device, device, fresh_device_stack
 from runtime.graph.bodies import Body, Nothing, Shape
 from runtime.graph.operators import Operators
+from runtime.graph.tracing import x64_enabled
 
 if TYPE_CHECKING:
     from runtime.graph.variable import Variable
@@ -111,10 +112,23 @@ class Operation:
         inputs: tensors it consumes.
         control_inputs: operations that must have run before it.
         device: what was asked for, merged from the scopes; what runs is decided by the planner.
+        wide: whether its function is traced in JAX's 64-bit mode, whatever it is given: that was on when it was made.
         outputs: its tensors.
     """
 
-    __slots__ = ("graph", "id", "name", "type", "body", "inputs", "control_inputs", "device", "outputs", "__weakref__")
+    __slots__ = (
+        "graph",
+        "id",
+        "name",
+        "type",
+        "body",
+        "inputs",
+        "control_inputs",
+        "device",
+        "wide",
+        "outputs",
+        "__weakref__",
+    )
 
     def __init__(
         self,
@@ -126,6 +140,7 @@ class Operation:
         inputs: tuple[Tensor, ...],
         control_inputs: tuple[Operation, ...],
         device: str,
+        wide: bool,
         outputs: Sequence[tuple[Shape | None, np.dtype[Any]]],
     ) -> None:
         self.graph = graph
@@ -136,6 +151,7 @@ class Operation:
         self.inputs = inputs
         self.control_inputs = control_inputs
         self.device = device
+        self.wide = wide
         self.outputs = tuple(Tensor(self, i, shape, dtype) for i, (shape, dtype) in enumerate(outputs))
 
     def __repr__(self) -> str:
@@ -247,6 +263,7 @@ class Graph:
         name: str | None = None,
         control_inputs: Sequence[Operation] = (),
         colocate_with: Operation | None = None,
+        wide: bool = False,
     ) -> Operation:
         """Adds one operation; the building block under every function that makes tensors.
 
@@ -255,9 +272,11 @@ class Graph:
             body: what it does.
             inputs: tensors of this graph.
             outputs: (static shape, dtype) of each output.
-            name: wanted name, made unique; defaults to ``type``.
+            name: wanted name, made unique; defaults to ``type``. With a slash at its end, the name itself, which
+                ``unique_name`` has given.
             control_inputs: operations to run before it, besides those of the enclosing scopes.
             colocate_with: take this operation's device instead of the scopes' device.
+            wide: trace its function in JAX's 64-bit mode; so it is in any case when that is on now.
 
         Raises:
             RuntimeError: the graph is finalized.
@@ -277,7 +296,8 @@ class Graph:
             full = wanted[:-1] if wanted.endswith("/") else self.unique_name(wanted)
             control = tuple(dict.fromkeys((*self._control, *control_inputs)))
             where = colocate_with.device if colocate_with is not None else current_device(_OpInfo(type, full, outputs))
-            op = Operation(self, len(self._operations), full, type, body, tuple(inputs), control, where, outputs)
+            wide = wide or x64_enabled()
+            op = Operation(self, len(self._operations), full, type, body, tuple(inputs), control, where, wide, outputs)
             self._operations.append(op)
             self._by_name[full] = op
             return op

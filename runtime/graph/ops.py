@@ -184,7 +184,8 @@ def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: 
     wide = True if any(_names_64_bits(leaf) for leaf in leaves) else None  # asked for by an argument such as dtype
     out_tree, outputs = infer(flat_fn, [(t.shape, t.dtype) for t in tensors], label, wide)
     kind = None if "<" in getattr(fn, "__name__", "<") else _function_name(fn)
-    op = pure(lambda *arrays: tuple(jax.tree.leaves(flat_fn(*arrays))), tensors, outputs, label, type=kind)
+    flat = lambda *arrays: tuple(jax.tree.leaves(flat_fn(*arrays)))  # noqa: E731
+    op = pure(flat, tensors, outputs, label, type=kind, wide=bool(wide))
     return jax.tree.unflatten(out_tree, list(op.outputs))
 
 
@@ -196,11 +197,18 @@ def pure(
     *,
     type: str | None = None,  # noqa: A002
     colocate_with: Operation | None = None,
+    wide: bool = False,
 ) -> Operation:
     """Adds an operation whose flat function and output shapes are already known."""
     graph = inputs[0].graph if inputs else get_default_graph()
     return graph.add_operation(
-        type or name.rsplit("/", 1)[-1], Pure(fn), inputs, outputs, name=name, colocate_with=colocate_with
+        type or name.rsplit("/", 1)[-1],
+        Pure(fn),
+        inputs,
+        outputs,
+        name=name,
+        colocate_with=colocate_with,
+        wide=wide,
     )
 
 
