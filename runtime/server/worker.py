@@ -26,6 +26,7 @@ from runtime.errors import (
 from runtime.execution.background import step_aside
 from runtime.execution.cancel import Cancellation
 from runtime.execution.executor import Executor, slots_of
+from runtime.execution.fitting import check_call
 from runtime.execution.gate import Gate
 from runtime.execution.mirrors import Header, Mirrors, message, read_message
 from runtime.execution.pieces import PIECE_SPEC, PULL, PUSH, Piece
@@ -40,7 +41,7 @@ from runtime.server.registered import FetchFrom, RegisteredCall
 from runtime.server.registry import NOBODY, Registry
 from runtime.server.trace import TracedStage, Tracer, traced_fetch
 from runtime.server.turns import Turns
-from runtime.server.unchanged import ReadVersion, answer
+from runtime.server.unchanged import ReadVersion, answer, can_skip
 from runtime.transport.codec import Layout
 from runtime.transport.connection import caller_is_gone, current_lane
 from runtime.transport.listener import Reply
@@ -170,6 +171,7 @@ class Worker:
 
         Raises:
             AbortedError: the variables were restored since then.
+            InvalidArgumentError: its parts do not fit together, or its program is refused.
         """
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
@@ -192,6 +194,9 @@ class Worker:
         found = None if handle else self.registry.find(digest, session)
         if found is not None:
             return found
+        check_call(call, self.task)
+        if versioned and not can_skip(call):
+            raise InvalidArgumentError("only a read of variables can tell that nothing has changed", task=self.task)
         prepared = self.executor.prepare(call.stage, generation)
         versions = ReadVersion(self.store, slots_of(prepared), generation) if versioned else None
         registered = RegisteredCall(call, prepared, writes or {}, versions)
