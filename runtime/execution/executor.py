@@ -23,7 +23,7 @@ from runtime.execution.gate import Gate
 from runtime.execution.interrupts import HeldBack
 from runtime.execution.kernels import RAW, Context, find_kernel
 from runtime.execution.store import Claim, Slot, Store
-from runtime.graph.tracing import is_64_bit
+from runtime.graph.tracing import has_less_than_a_byte, is_64_bit
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.tensor_spec import TensorSpec
 
@@ -98,6 +98,8 @@ class PreparedStage:
         if stage.host and stage.program is not None:
             given = stage.program.arguments[len(stage.reads) :]
         self._wide = [i for i, s in enumerate(given) if is_64_bit(s.dtype)]
+        arguments = () if stage.program is None else stage.program.arguments
+        self._narrow = [i for i, s in enumerate(arguments) if has_less_than_a_byte(s.dtype)]
         self._handed_out = [
             (o.index, self._slots[o.index], self._specs[o.index])
             for o in stage.outputs
@@ -179,6 +181,11 @@ class PreparedStage:
             arguments.append(value.copy() if written and slot.readers else value)
         if not self._one_device:
             arguments = [self._here(value) for value in arguments]
+        if self._narrow:  # what a program gives has another layout than what one is compiled for; numpy's has any
+            arguments = [*arguments, *inputs]
+            for i in self._narrow:
+                arguments[i] = np.asarray(arguments[i])
+            return self._executable(*arguments)
         return self._executable(*arguments, *inputs)
 
     def _exchanged(self, results: Sequence[Any]) -> list[Any]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
@@ -29,6 +31,14 @@ _SMALLEST = 1
 def is_64_bit(dtype: np.dtype[Any]) -> bool:
     """Whether JAX holds ``dtype`` only in 64-bit mode."""
     return bool(dtype.kind in "iuf" and dtype.itemsize == 8) or dtype == np.complex128
+
+
+def has_less_than_a_byte(dtype: np.dtype[Any]) -> bool:
+    """Whether XLA packs several elements of ``dtype`` into a byte: int4 and the like."""
+    if dtype.itemsize > 1 or dtype.hasobject or dtype.kind == "b":
+        return False
+    limits_of: Callable[..., Any] = ml_dtypes.finfo if jnp.issubdtype(dtype, np.floating) else ml_dtypes.iinfo
+    return int(limits_of(dtype).bits) < 8
 
 
 def x64_enabled() -> bool:
@@ -92,8 +102,7 @@ def infer(
     large, smallest, exact = _guesses([shape for shape, _ in inputs])
     found, least = tried(large), tried(smallest)
     if found:
-        structure = jax.tree.structure(found[0])
-        found += [result for result in least if jax.tree.structure(result) == structure]
+        found += [result for result in least if _same_structure(result, found[0])]
     else:
         found = least + tried(exact)
     if not found:
@@ -103,6 +112,11 @@ def infer(
     versions = zip(*(jax.tree.leaves(result) for result in found), strict=True)
     shapes_of = [_common_shape([leaf.shape for leaf in same]) for same in versions]
     return tree, [(shape, leaf.dtype) for shape, leaf in zip(shapes_of, leaves, strict=True)]
+
+
+def _same_structure(one: Any, other: Any) -> bool:
+    trees: tuple[Any, Any] = jax.tree.structure(one), jax.tree.structure(other)
+    return bool(trees[0] == trees[1])
 
 
 _Guesses = list[tuple[int, int]]
