@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.device import current_device, device, fresh_device_stack
+from runtime.device import DeviceScopes, current_device, device, device_scopes, within_device_scopes
 from runtime.graph.bodies import Body, Nothing, Shape
 from runtime.graph.operators import Operators
 from runtime.graph.tracing import x64_enabled
@@ -181,14 +181,43 @@ class Graph:
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
-        """Makes this the graph to which new operations of this thread are added."""
-        stack = _graph_stack()
+        """Makes this the graph to which new operations of this thread are added, unless their inputs say otherwise.
+
+        Scopes (devices, names, control dependencies) belong to the graph in which they were opened.
+        """
+        stack, outer = _graph_stack(), get_default_graph()
+        left = outer._devices
         stack.append(self)
+        outer._local.devices = device_scopes()  # it may be entered again from here
         try:
-            with fresh_device_stack():
+            with within_device_scopes(self._devices):
                 yield self
         finally:
+            outer._local.devices = left
             del stack[_last(stack, self) :]
+
+    @staticmethod
+    def of(*inputs: Any) -> Graph:
+        """The graph that an operation of these inputs is added to: theirs, or the default one when they have none.
+
+        Args:
+            *inputs: tensors, operations, variables and what belongs to a graph; anything else does not count.
+
+        Raises:
+            ValueError: two of them are of different graphs; names both.
+        """
+        first = None
+        for item in inputs:
+            if not isinstance(item, Tensor | Operation) and not hasattr(item, "_as_graph_element"):
+                continue
+            if first is None:
+                first = item
+            elif item.graph is not first.graph:
+                raise ValueError(
+                    f"{item.name!r} is of another graph than {first.name!r} ({item.graph} and {first.graph}): an "
+                    "operation takes inputs of one graph"
+                )
+        return get_default_graph() if first is None else first.graph
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
@@ -225,6 +254,11 @@ class Graph:
     def get_name_scope(self) -> str:
         """The open name scope without the slash at its end, ``""`` at the top."""
         return self._scope.removesuffix("/")
+
+    @property
+    def _devices(self) -> DeviceScopes:
+        """The device scopes that were open in this graph where this thread left it for another one."""
+        return getattr(self._local, "devices", ())
 
     @property
     def _scope(self) -> str:
@@ -282,6 +316,7 @@ class Graph:
             RuntimeError: the graph is finalized.
             ValueError: the name is not valid, or an input belongs to another graph.
         """
+        Graph.of(*inputs)
         for tensor in inputs:
             if tensor.graph is not self:
                 raise ValueError(f"{tensor.name!r} is of another graph than the operation {name or type!r}")
@@ -295,12 +330,19 @@ class Graph:
                 )
             full = wanted[:-1] if wanted.endswith("/") else self.unique_name(wanted)
             control = tuple(dict.fromkeys((*self._control, *control_inputs)))
-            where = colocate_with.device if colocate_with is not None else current_device(_OpInfo(type, full, outputs))
+            where = colocate_with.device if colocate_with is not None else self._asked(_OpInfo(type, full, outputs))
             wide = wide or x64_enabled()
             op = Operation(self, len(self._operations), full, type, body, tuple(inputs), control, where, wide, outputs)
             self._operations.append(op)
             self._by_name[full] = op
             return op
+
+    def _asked(self, op: _OpInfo) -> str:
+        """The device that the scopes of this graph ask for."""
+        if get_default_graph() is self:
+            return current_device(op)
+        with within_device_scopes(self._devices):
+            return current_device(op)
 
     def finalize(self) -> None:
         """Makes the graph read only: a step loop that adds operations by mistake fails instead of slowing down."""
@@ -502,15 +544,16 @@ def no_op(name: str | None = None) -> Operation:
 
 def group(*items: Any, name: str | None = None) -> Operation:
     """One operation that is done when all ``items`` (operations, tensors, variables, nested lists of them) are."""
-    graph = get_default_graph()
-    flat: list[Operation] = []
+    flat: list[Any] = []
 
     def collect(item: Any) -> None:
         if isinstance(item, list | tuple):
             for inner in item:
                 collect(inner)
         else:
-            flat.append(graph.as_operation(item))
+            flat.append(item)
 
     collect(items)
-    return graph.add_operation("NoOp", Nothing(), name=name or "group_deps", control_inputs=flat)
+    with Graph.of(*flat).as_default() as graph:
+        before = [graph.as_operation(item) for item in flat]
+        return graph.add_operation("NoOp", Nothing(), name=name or "group_deps", control_inputs=before)
