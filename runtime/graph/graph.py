@@ -319,7 +319,9 @@ class Graph:
         Graph.of(*inputs)
         for tensor in inputs:
             if tensor.graph is not self:
-                raise ValueError(f"{tensor.name!r} is of another graph than the operation {name or type!r}")
+                raise ValueError(
+                    f"{tensor.name!r} is of another graph than {name or type!r} ({tensor.graph} and {self})"
+                )
         with self._lock:
             if self._finalized:
                 raise RuntimeError(f"Graph is finalized and cannot be modified: {name or type!r} was not added")

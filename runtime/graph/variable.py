@@ -251,7 +251,7 @@ class Variable(Operators):
     def _update(
         self, kind: str, name: str | None, fn: Callable[..., Any], value: Any, overwrites: bool = False
     ) -> Tensor:
-        with self.graph.as_default(), self.graph.device(lambda op: self._op.device):
+        with Graph.of(self, value).as_default(), self.graph.device(lambda op: self._op.device):
             if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
                 tensor = as_tensor(value)
             else:

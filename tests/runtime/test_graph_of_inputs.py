@@ -118,7 +118,7 @@ def test_scopes_are_those_of_the_graph() -> None:
             assert rt.constant(1.0).device == ""
             with rt.device("/job:ps"):
                 assert rt.constant(1.0).device == "/job:ps"
-                assert ((model.w + 1.0).device, (model.w + 1.0).name) == ("/job:worker", "theirs/add_2:0")
+                assert ((model.w + 1.0).device, (model.w + 1.0).name) == ("/job:worker", "theirs/add_3:0")
                 with model.graph.as_default():  # as in TensorFlow, what was opened in it holds
                     assert rt.constant(1.0).device == "/job:worker"
         assert (model.w + 1.0).device == "/job:worker"
