@@ -51,6 +51,7 @@ class Lifecycle:
         self._records: RunRecords | None = None
         self._global_step: Any = None
         self._reached: int | None = None
+        self._without_value: frozenset[str] = frozenset()
         self._ending = threading.Event()
 
     def open(
@@ -79,7 +80,8 @@ class Lifecycle:
             recover: whether the session recovers by itself.
             global_step: the global step, or None.
             on_recovery: called with each new session after a recovery.
-            probe: fetched now and then by the chief, so that it finds out who is lost while it does something else.
+            probe: names of variables without a value, fetched now and then by the chief, so that it finds out which and
+                who is lost while it does something else.
             give_up_secs: how long ``ready`` waits at most, for the log.
         """
         self.patience.renew()
@@ -88,6 +90,8 @@ class Lifecycle:
         attempt = os.environ.get(ATTEMPT_VARIABLE, "0")
         if attempt != "0":
             logging.info("this is start number %d of this task", int(attempt) + 1)
+
+        probes = recover and self.is_chief and records is not None and probe is not None
 
         def opener(recovering: bool) -> rt.Session:
             while True:
@@ -104,6 +108,8 @@ class Lifecycle:
                 try:
                     if records is not None:
                         records.join()
+                    if probes:
+                        self._without_value = _names(session, probe)
                     return session
                 except LOST_CONTACT as error:  # a task was lost just after it was ready
                     session.close()
@@ -123,7 +129,7 @@ class Lifecycle:
         if self.late:
             self.coord.request_stop()
         self._ending = threading.Event()
-        if recover and self.is_chief and records is not None and probe is not None and not self.late:
+        if probes and not self.late:
             threading.Thread(target=self._probe, args=(self.session, probe), name="probe-tasks", daemon=True).start()
         threading.Thread(target=self._watch, args=(self.session, self._ending), name="watch-stop", daemon=True).start()
         return self.session
@@ -141,7 +147,9 @@ class Lifecycle:
         while not self.coord.wait_for_stop(PROBE_SECS):
             raw = session.raw
             try:
-                raw.run(probe, timeout_secs=_WAIT_SECS)
+                lost = sorted(_names(raw, probe) - self._without_value)
+                if lost:  # an update that failed has taken them along
+                    raise rt.AbortedError(f"variables have lost their values: {', '.join(lost)}")
             except RuntimeError:
                 if raw is session.raw:
                     return  # it is closed: this is the end
@@ -261,3 +269,7 @@ class Lifecycle:
         self.patience.end()
         if self.session is not None:
             self.session.close()
+
+
+def _names(session: rt.Session, probe: rt.Tensor) -> frozenset[str]:
+    return frozenset(name.decode() for name in session.run(probe, timeout_secs=_WAIT_SECS))

@@ -16,13 +16,17 @@ import runtime as rt
 from harness.opening import LOST_CONTACT
 from harness.patience import Patience
 
+_MEMORY_TRIES = 3
+"""Recoveries without a good step in between from a step for which there was too little memory: a fourth is no use."""
+
 
 class ManagedSession(rt.Session):
     """A session whose ``run`` survives the loss of tasks.
 
     When a step raises UnavailableError or AbortedError, a new session is opened (the chief restores what is lost, the
     others wait for that), and the step is run again in it: the caller sees a step that took longer. Any number of
-    threads may use it; one of them recovers, the others wait for that.
+    threads may use it; one of them recovers, the others wait for that. A step for which there is too little memory,
+    and which takes the values of variables along, is tried a few times.
 
     Args:
         open_session: opens a session that is ready for training; told whether it is a recovery. It bounds its waits.
@@ -59,6 +63,7 @@ class ManagedSession(rt.Session):
         self._seen: int | None = None
         self._lost: tuple[int, int] | None = None
         self._closed = False
+        self._out_of_memory = 0
         self.last_loss: rt.OpError | None = None
         """What the last recovery was for; names the task."""
         self.recoveries = 0
@@ -74,6 +79,7 @@ class ManagedSession(rt.Session):
         Raises:
             BaseException: what has stopped the coordinator, such as the failure of a service thread.
             UnavailableError, AbortedError: a task was lost, and the session does not recover, or is to stop.
+            ResourceExhaustedError: it needs more memory than a task has.
             DeadlineExceededError: it was not possible to recover in time; names who is missing.
             OutOfRangeError: the chief has finished training meanwhile.
         """
@@ -104,6 +110,7 @@ class ManagedSession(rt.Session):
 
     def note(self, fetches: Any, result: Any) -> None:
         """Remembers what a step gave, for telling what was lost."""
+        self._out_of_memory = 0
         before, self._last = self._last, (fetches, result)
         if not _alike(before[0], fetches):  # the steps of a loop are: only the last of them is looked into
             self._see(before)
@@ -129,6 +136,13 @@ class ManagedSession(rt.Session):
                 raise self._failed
             if self._closed or self._patience.exhausted():
                 raise error
+            if isinstance(error, rt.OpError) and error.out_of_memory:
+                self._out_of_memory += 1
+                if self._out_of_memory > _MEMORY_TRIES:
+                    text = (
+                        f"{error.message} (also after {_MEMORY_TRIES} recoveries: give it less to do, or more memory)"
+                    )
+                    raise rt.ResourceExhaustedError(text, task=error.task) from error
             started = time.monotonic()
             logging.warning("recovering: %s%s", error, self._limit)
             if isinstance(error, rt.OpError):

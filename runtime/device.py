@@ -75,9 +75,31 @@ def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
 
 @contextmanager
 def fresh_device_stack() -> Iterator[None]:
-    """Makes the scopes outside not count: a graph that becomes the default starts without any."""
+    """Makes the scopes outside not count."""
     with device(None):
         yield
+
+
+DeviceScopes = tuple[DeviceSpec | DeviceFunction, ...]
+
+
+def device_scopes() -> DeviceScopes:
+    """The open scopes, outer ones first."""
+    return _stack.get()
+
+
+@contextmanager
+def within_device_scopes(scopes: DeviceScopes) -> Iterator[None]:
+    """Puts other scopes in the place of the open ones: each graph has its own.
+
+    Args:
+        scopes: what ``device_scopes`` gave where the graph was left; none to begin with.
+    """
+    token = _stack.set(scopes)
+    try:
+        yield
+    finally:
+        _stack.reset(token)
 
 
 def current_device(op: OpInfo) -> str:

@@ -10,9 +10,9 @@ The whole tree, with the status code of each type and the built-in exception it 
     |-- NotFoundError             5  LookupError: no such variable, checkpoint, session or task
     |-- AlreadyExistsError        6  the name is taken
     |-- PermissionDeniedError     7  PermissionError: known who you are, and it is not allowed
-    |-- ResourceExhaustedError    8  out of memory, or over a configured limit
+    |-- ResourceExhaustedError    8  out of memory, or over a configured limit; no variable has lost its value
     |-- FailedPreconditionError   9  uninitialised variable, closed session: do something first
-    |-- AbortedError             10  the task restarted and its state is gone; make a new session
+    |-- AbortedError             10  the task restarted, or an update that failed took values along; make a new session
     |-- OutOfRangeError          11  the end of the input
     |-- UnimplementedError       12  the task does not know this operation, method or version
     |-- InternalError            13  a broken invariant: a bug of ours
@@ -25,6 +25,9 @@ Catching the built-in works too: `except ConnectionError` catches `UnavailableEr
 
 from types import MappingProxyType
 from typing import ClassVar, Final
+
+OUT_OF_MEMORY: Final = "out of memory"
+"""How the message of a computation begins that needed more memory than its task has."""
 
 
 class OpError(Exception):
@@ -45,6 +48,14 @@ class OpError(Exception):
         super().__init__(message)
         self.message = message
         self.task = task
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether a computation needed more memory than its task has.
+
+        It is a `ResourceExhaustedError`, or an `AbortedError` where variables have lost their values with it.
+        """
+        return self.message.startswith(OUT_OF_MEMORY)
 
     def __str__(self) -> str:
         """The message, with the task in front when there is one."""
@@ -111,7 +122,7 @@ class FailedPreconditionError(OpError):
 
 
 class AbortedError(OpError):
-    """The task restarted and its state is gone: a new session is needed."""
+    """The task restarted, or a failed update took values along: state is gone, and a new session is needed."""
 
     code = 10
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ def operand(value: Any) -> Any:
     return array
 
 
-def _flat(value: Any) -> list[Any]:
+def _flat(value: Iterable[Any]) -> list[Any]:
     return [leaf for item in value for leaf in (_flat(item) if isinstance(item, list | tuple) else [item])]
 
 
@@ -118,13 +118,14 @@ def make(
         tensors: dict[str, Any] = {}
         others: dict[str, Any] = {}
         arguments = _alike(bound.arguments) if alike else bound.arguments
-        for parameter, value in arguments.items():
-            convert = _CONVERT.get(kinds[parameter])
-            if convert is not None:
-                tensors[parameter] = convert(value)
-            else:
-                others[parameter] = _other(kinds[parameter], value)
-        return run(kind, fn, tensors, others, label)
+        with rt.Graph.of(*_flat(arguments.values())).as_default():
+            for parameter, value in arguments.items():
+                convert = _CONVERT.get(kinds[parameter])
+                if convert is not None:
+                    tensors[parameter] = convert(value)
+                else:
+                    others[parameter] = _other(kinds[parameter], value)
+            return run(kind, fn, tensors, others, label)
 
     lifted.__signature__ = signature  # type: ignore[attr-defined]
     lifted.__doc__ = doc or fn.__doc__

@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 
-from runtime.errors import InvalidArgumentError
+from runtime.errors import InvalidArgumentError, ResourceExhaustedError
 from runtime.execution.allow import load_program
+from runtime.execution.failures import meaning, one_line
 from runtime.plan.plan import Program
 
 Executable = Callable[..., list[Any]]
@@ -87,5 +88,5 @@ def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Exe
         with jax.enable_x64(True), on_device:
             return jax.jit(run, donate_argnums=tuple(donate)).lower(*avals).compile()
     except Exception as error:
-        text = " ".join(str(error).split())[:500]
-        raise InvalidArgumentError(f"the program could not be compiled for {device}: {text}") from error
+        kind = ResourceExhaustedError if meaning(error) is ResourceExhaustedError else InvalidArgumentError
+        raise kind(f"the program could not be compiled for {device}: {one_line(error)}") from error

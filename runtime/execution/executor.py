@@ -8,13 +8,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.errors import AbortedError, InternalError, InvalidArgumentError, OpError
+from runtime.errors import (
+    OUT_OF_MEMORY,
+    AbortedError,
+    InternalError,
+    InvalidArgumentError,
+    OpError,
+    ResourceExhaustedError,
+)
 from runtime.execution.cancel import Cancellation
 from runtime.execution.compiler import Compiler, Executable
+from runtime.execution.failures import meaning, one_line
 from runtime.execution.gate import Gate
+from runtime.execution.interrupts import HeldBack
 from runtime.execution.kernels import RAW, Context, find_kernel
 from runtime.execution.store import Claim, Slot, Store
-from runtime.graph.tracing import is_64_bit
+from runtime.graph.tracing import has_less_than_a_byte, is_64_bit
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.tensor_spec import TensorSpec
 
@@ -89,6 +98,8 @@ class PreparedStage:
         if stage.host and stage.program is not None:
             given = stage.program.arguments[len(stage.reads) :]
         self._wide = [i for i, s in enumerate(given) if is_64_bit(s.dtype)]
+        arguments = () if stage.program is None else stage.program.arguments
+        self._narrow = [i for i, s in enumerate(arguments) if has_less_than_a_byte(s.dtype)]
         self._handed_out = [
             (o.index, self._slots[o.index], self._specs[o.index])
             for o in stage.outputs
@@ -104,17 +115,19 @@ class PreparedStage:
         """Runs the stage.
 
         Args:
-            inputs: one array (numpy or jax) for each input. Numpy arrays that are 64-byte aligned are read in place,
-                so they must not change until the outputs are ready.
+            inputs: one array (numpy or jax) for each input. They are lent: numpy arrays that are 64-byte aligned are
+                read in place, so they must not change until the outputs are ready, and may change then.
             client: the session that it runs for.
             cancelled: ends the waits of host kernels.
 
         Returns:
             One array for each output (jax arrays that may still be being computed, or numpy arrays), and something
-            for ``wait``.
+            for ``wait``. None shares memory with the inputs.
 
         Raises:
-            AbortedError: the variables were restored since the stage was registered.
+            AbortedError: the variables were restored since the stage was registered; or they have lost their values,
+                now or before, with a program that failed: names them.
+            ResourceExhaustedError: out of memory; no variable has lost its value.
             FailedPreconditionError: a variable is not initialised; names it.
             InvalidArgumentError: a variable has another shape or dtype than this graph expects.
         """
@@ -129,23 +142,21 @@ class PreparedStage:
             inputs = [self._here(value) for value in inputs]
         results: Sequence[Any] = ()
         handed: list[Any] = []
-        store, executable, task = self._store, self._executable, self._task
-        # The program may run on this thread, so only who needs the same variables waits for it.
-        with self._claim:
-            # A fence that comes now does no harm: whoever gives the variables new values must claim them first.
-            if store.run.generation != self._generation:
-                raise self._fenced()
-            if executable is not None:
-                arguments = []
-                for slot, spec, written in self._reads:
-                    value = slot.checked(spec, task)
-                    # Somebody holds the array and has not pinned it yet: update a copy instead of donating it.
-                    arguments.append(value.copy() if written and slot.readers else value)
-                if not self._one_device:
-                    arguments = [self._here(value) for value in arguments]
-                results = self._executed(executable, (*arguments, *inputs))
-            if self._slots:
-                handed = self._exchanged(results)
+        try:
+            if not self._slots:
+                results = self._computed(inputs)
+            else:
+                # The program may run on this thread, so only who needs the same variables waits for it.
+                with HeldBack(), self._claim:
+                    results = self._computed(inputs)
+                    handed = self._exchanged(results)
+        except OpError:
+            raise
+        except Exception as error:
+            raise self._failed(error) from error
+        except BaseException as error:  # raised by a handler of another signal: what was donated may be gone
+            self._lost(error)
+            raise
         computed = results[len(self._writes) :]
         if handed:
             handed = self._pinned(handed)
@@ -156,12 +167,34 @@ class PreparedStage:
         outputs = [next(values) if isinstance(o, VariableOutput) else computed[o.index] for o in self.stage.outputs]
         return outputs, done
 
+    def _computed(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Within the claim: runs the program."""
+        # A fence that comes now does no harm: whoever gives the variables new values must claim them first.
+        if self._store.run.generation != self._generation:
+            raise self._fenced()
+        if self._executable is None:
+            return ()
+        arguments = []
+        for slot, spec, written in self._reads:
+            value = slot.checked(spec, self._task)
+            # Somebody holds the array and has not pinned it yet: update a copy instead of donating it.
+            arguments.append(value.copy() if written and slot.readers else value)
+        if not self._one_device:
+            arguments = [self._here(value) for value in arguments]
+        if self._narrow:  # what a program gives has another layout than what one is compiled for; numpy's has any
+            arguments = [*arguments, *inputs]
+            for i in self._narrow:
+                arguments[i] = np.asarray(arguments[i])
+            return self._executable(*arguments)
+        return self._executable(*arguments, *inputs)
+
     def _exchanged(self, results: Sequence[Any]) -> list[Any]:
         """Within the claim: gives written variables their new values, and references to those that are handed out."""
         store, fresh = self._store, False
         with store.lock:
             for (slot, spec), new in zip(self._writes, results, strict=False):
-                fresh = fresh or slot.value is None
+                if slot.value is None:
+                    fresh, slot.lost = True, ""
                 slot.value, slot.spec = new, spec
             if fresh:
                 store.changed.notify_all()
@@ -169,14 +202,6 @@ class PreparedStage:
             for _, slot, _ in self._handed_out:
                 slot.readers += 1
             return handed
-
-    def _executed(self, executable: Executable, arguments: Sequence[Any]) -> Sequence[Any]:
-        try:
-            return executable(*arguments)
-        except OpError:
-            raise
-        except Exception as error:
-            raise self._failed(error) from error
 
     def _pinned(self, values: list[Any]) -> list[Any]:
         """Makes handed-out variables safe from later updates, then lets updates donate again.
@@ -191,7 +216,11 @@ class PreparedStage:
             self._store.release(slot for _, slot, _ in self._handed_out)
 
     def wait(self, done: Any) -> None:
-        """Waits until a run is done and its inputs may be overwritten; takes what ``run`` gave last."""
+        """Waits until a run is done and its inputs may be overwritten; takes what ``run`` gave last.
+
+        Raises:
+            AbortedError, ResourceExhaustedError: the program has failed; as ``run``.
+        """
         if done is None:
             return
         try:
@@ -230,16 +259,47 @@ class PreparedStage:
             if len(results) != call.results:
                 raise InternalError(f"kernel {call.kernel!r} gave {len(results)} results, not {call.results}")
             values.extend(results)
-        return [values[o.index] for o in self.stage.outputs]
+        return [_owned(values[o.index], inputs) for o in self.stage.outputs]
 
     def _fenced(self) -> AbortedError:
         return AbortedError("its variables were restored since the session began", task=self._task)
 
     def _failed(self, error: Exception) -> OpError:
-        names = ", ".join(self.stage.operations[:5])
-        text = " ".join(str(error).split())[:500]
-        kind = InvalidArgumentError if isinstance(error, TypeError | ValueError) else InternalError
-        return kind(f"running [{names}] on {self.stage.device.name}: {text}", task=self._task)
+        kind = meaning(error)
+        text = f"running [{self._label}] on {self.stage.device.name}: {one_line(error)}"
+        if kind is ResourceExhaustedError:
+            text = f"{OUT_OF_MEMORY} {text}"
+        lost = self._lost(error)
+        if lost:
+            text = f"{text}; with it these variables have lost their values, restore or initialise them: {lost}"
+            return AbortedError(text, task=self._task)
+        return kind(text, task=self._task)
+
+    def _lost(self, error: BaseException) -> str:
+        """The names of those variables that have no value any more, because what was donated to a program is gone."""
+        return ", ".join(
+            self._store.drop_lost(self._slots, f"it was lost when [{self._label}] failed: {one_line(error)}")
+        )
+
+    @property
+    def _label(self) -> str:
+        return ", ".join(self.stage.operations[:5])
+
+
+def _owned(output: Any, inputs: Sequence[Any]) -> Any:
+    """An output of a host stage, in memory of its own.
+
+    It outlives the call: another stage fetches it, or it is kept with the reply. The inputs, of which a kernel may have
+    handed one on, do not: they lie in the buffer of a connection.
+    """
+    lent = (i for i in inputs if isinstance(i, np.ndarray))
+    if isinstance(output, np.ndarray) and any(_shares(output, i) for i in lent):
+        return output.copy()
+    return output
+
+
+def _shares(output: np.ndarray[Any, Any], lent: np.ndarray[Any, Any]) -> bool:
+    return output is lent or not output.flags.owndata and np.may_share_memory(output, lent)
 
 
 class GuardedUpdate:

@@ -60,6 +60,9 @@ class Context:
 
 
 Kernel = Callable[[Context, Mapping[str, Any], Sequence[Array]], Sequence[Array]]
+"""Its inputs are lent, for as long as the call lasts: they lie in memory that the next call overwrites. What it keeps
+of them it copies. What it hands on need not be copied: a stage's outputs own their memory (see ``executor``)."""
+
 KERNELS: dict[str, Kernel] = {}
 _HOMES = {
     "accumulator": "runtime.execution.resources",
@@ -160,7 +163,6 @@ def _value_or(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array
 @kernel("assign")
 def _assign(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
     value = np.array(inputs[0], dtype=object)
-    value.flags.writeable = False  # readers get this array itself
     context.store.replace({(attrs["container"], attrs["variable"]): (value, TensorSpec(value.shape, value.dtype))})
     return [value]
 

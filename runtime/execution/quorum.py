@@ -85,7 +85,7 @@ class Quorum:
 
         Raises:
             CancelledError, DeadlineExceededError: the wait was ended.
-            AbortedError: the variables were restored meanwhile.
+            AbortedError: the variables were restored meanwhile, or have lost their values.
         """
         with self._changed:
             self._check_open()
@@ -116,7 +116,7 @@ class Quorum:
                 gradients.withdraw(piece)
                 raise
             if piece.fenced:
-                raise AbortedError("its variables were restored since the session began")
+                raise AbortedError("its variables were restored or have lost their values since the session began")
             return gradients.now, bool(piece.counted)
 
     def _meet(self, worker: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.errors import FailedPreconditionError, InternalError
+from runtime.errors import AbortedError, FailedPreconditionError, InternalError
 from runtime.execution.accumulator import MEAN, reduce_in_order
 from runtime.execution.quorum_values import UNKNOWN, Array, Counts, Decision, Rules, Target
 
@@ -27,7 +27,7 @@ class Piece:
         promised: a chief was told that it is here.
         kept: whether the arrays are copies.
         counted: whether it was applied; None while that is open.
-        fenced: dropped, as the variables were restored.
+        fenced: dropped, as the variables were restored or have lost their values.
     """
 
     worker: int
@@ -163,7 +163,11 @@ class Round:
         """Applies the mean of the chosen pieces, in the order of the workers: the same gradients give the same bits."""
         assert self.target is not None and self.step is not None
         several = None if self._rules.alone else dict.fromkeys(self._rules.tasks, 1)
-        self.target.apply(self._means(sorted(chosen, key=lambda p: p.worker)), (self._id, self.step), several)
+        try:
+            self.target.apply(self._means(sorted(chosen, key=lambda p: p.worker)), (self._id, self.step), several)
+        except AbortedError:  # the variables are not what the pieces are for any more: whoever waits must know
+            self.drop(fenced=True)
+            raise
         taken = {id(p) for p in chosen}
         for piece in self.pieces:
             piece.counted = id(piece) in taken

@@ -231,11 +231,7 @@ class Shards:
         held = False
         try:
             keys = [(s.container, s.name) for s in order.slices]
-            missing = self._store.uninitialized(keys)
-            if missing:
-                raise FailedPreconditionError(
-                    f"Attempting to use uninitialized value {', '.join(missing)}", task=self._task
-                )
+            self._store.check_initialized(keys, self._task)
             taken = self._store.snapshot(keys)
             values = self._store.values(keys)
         finally:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
+import jax
 import numpy as np
 
-from runtime.errors import FailedPreconditionError, InvalidArgumentError
+from runtime.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, OpError
 from runtime.execution.cancel import Cancellation
+from runtime.execution.failures import one_line
 from runtime.execution.run_record import RunRecord
 from runtime.tensor_spec import TensorSpec
 
@@ -30,17 +32,19 @@ class Slot:
         lock: held while a stage computes with the value; see ``Claim``.
         value: a ``jax.Array`` (an object array for strings), or None while it is not initialised.
         spec: shape and dtype of the value.
+        lost: why there is no value any more, when a program that failed has taken it along; else empty.
         readers: how many references to the value are handed out and not yet pinned; while there are any, an update
             must not donate the array.
     """
 
-    __slots__ = ("key", "lock", "value", "spec", "readers")
+    __slots__ = ("key", "lock", "value", "spec", "lost", "readers")
 
     def __init__(self, key: Key) -> None:
         self.key = key
         self.lock = threading.Lock()
         self.value: Any = None
         self.spec: TensorSpec | None = None
+        self.lost = ""
         self.readers = 0
 
     def checked(self, spec: TensorSpec, task: str) -> Any:
@@ -48,11 +52,12 @@ class Slot:
 
         Raises:
             FailedPreconditionError: not initialised.
+            AbortedError: not any more.
             InvalidArgumentError: it was initialised with another shape or dtype.
         """
         value = self.value
         if value is None:
-            raise FailedPreconditionError(f"Attempting to use uninitialized value {self.key[1]}", task=task)
+            raise self.missing(task)
         if self.spec is not spec and self.spec != spec:
             assert self.spec is not None
             raise InvalidArgumentError(
@@ -61,6 +66,13 @@ class Slot:
                 task=task,
             )
         return value
+
+    def missing(self, task: str = "") -> OpError:
+        """The error of a variable without a value; sessions that recover make one good that was lost."""
+        text = f"Attempting to use uninitialized value {self.key[1]}"
+        return (
+            AbortedError(f"{text}: {self.lost}", task=task) if self.lost else FailedPreconditionError(text, task=task)
+        )
 
 
 class Claim:
@@ -109,7 +121,7 @@ class Store:
         self.changed = threading.Condition(self.lock)
         """Notified when a variable becomes initialised, a container is cleared or the run record changes."""
         self._slots: dict[Key, Slot] = {}
-        self.run = RunRecord(self.changed, lambda: any(s.value is not None for s in self._slots.values()))
+        self.run = RunRecord(self.changed, lambda: any(s.value is not None or s.lost for s in self._slots.values()))
         self._resources: dict[Key, Any] = {}
 
     def slot(self, container: str, name: str) -> Slot:
@@ -121,6 +133,23 @@ class Store:
         """Names of those of ``keys`` that have no value, in the order given."""
         with self.lock:
             return [key[1] for key in keys if key not in self._slots or self._slots[key].value is None]
+
+    def check_initialized(self, keys: Iterable[Key], task: str) -> None:
+        """Sees that variables have values.
+
+        Raises:
+            FailedPreconditionError: some of ``keys`` are not initialised; names them.
+            AbortedError: one of them is not any more.
+        """
+        with self.lock:
+            slots = [self._slots.get(key) or Slot(key) for key in keys]
+            empty = [slot for slot in slots if slot.value is None]
+        for slot in empty:
+            if slot.lost:
+                raise slot.missing(task)
+        if empty:
+            names = ", ".join(slot.key[1] for slot in empty)
+            raise FailedPreconditionError(f"Attempting to use uninitialized value {names}", task=task)
 
     def wait_initialized(self, keys: Iterable[Key], timeout: float, cancelled: Cancellation) -> list[str]:
         """Waits until all ``keys`` have values; gives the names of those that still have none after ``timeout`` s."""
@@ -143,7 +172,7 @@ class Store:
             keys: which variables; all initialised ones by default.
 
         Raises:
-            FailedPreconditionError: one of ``keys`` is not initialised.
+            FailedPreconditionError, AbortedError: one of ``keys`` is not initialised, or not any more.
         """
         with self.lock:
             chosen = [self._initialized(k) for k in keys] if keys is not None else list(self._slots.values())
@@ -151,13 +180,19 @@ class Store:
             taken = self._referenced([self._initialized(k) for k in keys] if keys is not None else chosen)
         try:
             return {slot.key: np.asarray(value) for slot, value in taken}
+        except Exception as error:  # an update that still ran has failed
+            self.drop_lost((slot for slot, _ in taken), f"it was lost: {one_line(error)}")
+            for slot, _ in taken:
+                if slot.lost:
+                    raise slot.missing() from error
+            raise
         finally:
             self.release(slot for slot, _ in taken)
 
     def _initialized(self, key: Key) -> Slot:
-        slot = self._slots.get(key)
-        if slot is None or slot.value is None:
-            raise FailedPreconditionError(f"Attempting to use uninitialized value {key[1]}")
+        slot = self._slots.get(key) or Slot(key)
+        if slot.value is None:
+            raise slot.missing()
         return slot
 
     @staticmethod
@@ -193,13 +228,37 @@ class Store:
         return {key: weakref.ref(value) for key, value in held if value is not None}
 
     def replace(self, values: dict[Key, tuple[Any, TensorSpec]]) -> Values:
-        """Gives several variables new values in one step (a restore); gives what they hold then."""
+        """Gives several variables new values in one step (a restore); gives what they hold then.
+
+        String arrays are made read-only: readers get a variable's own array.
+        """
         slots = [self.slot(*key) for key in values]
         with Claim(slots), self.lock:
             for slot in slots:
                 slot.value, slot.spec = values[slot.key]
+                slot.lost = ""
+                if slot.spec.is_string:
+                    slot.value.flags.writeable = False
             self.changed.notify_all()
             return {slot.key: weakref.ref(slot.value) for slot in slots}
+
+    def drop_lost(self, slots: Iterable[Slot], why: str) -> list[str]:
+        """Makes variables uninitialised whose arrays are no more: a program that they were donated to has failed.
+
+        Args:
+            slots: of the variables to look at.
+            why: what to tell of them.
+
+        Returns:
+            The names of those that have lost their values, now or before.
+        """
+        slots = list(slots)
+        with Claim(slots):
+            gone = [slot for slot in slots if _is_gone(slot.value)]
+            with self.lock:
+                for slot in gone:
+                    slot.value, slot.spec, slot.lost = None, None, why
+        return [slot.key[1] for slot in slots if slot.lost]
 
     def variables(self) -> list[tuple[Key, TensorSpec]]:
         """Key and spec of every initialised variable."""
@@ -226,7 +285,7 @@ class Store:
             slots = [slot for key, slot in self._slots.items() if chosen is None or key[0] in chosen]
         with Claim(slots), self.lock:
             for slot in slots:
-                slot.value = slot.spec = None
+                slot.value, slot.spec, slot.lost = None, None, ""
             dropped = [(k, r) for k, r in self._resources.items() if chosen is None or k[0] in chosen]
             for key, _ in dropped:
                 del self._resources[key]
@@ -235,3 +294,13 @@ class Store:
             close = getattr(resource, "close", None)
             if close is not None:
                 close()
+
+
+def _is_gone(value: Any) -> bool:
+    """Whether an array was donated to a program, or is what a program would have given that has failed."""
+    if not isinstance(value, jax.Array):
+        return False
+    try:
+        return value.is_deleted() or value.block_until_ready() is None
+    except Exception:  # whatever the program has raised
+        return True

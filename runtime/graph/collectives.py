@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.graph.bodies import Host
-from runtime.graph.graph import Tensor
+from runtime.graph.graph import Graph, Tensor
 from runtime.graph.ops import as_tensor
 
 
@@ -31,8 +31,9 @@ def group_broadcast(tensors: Sequence[Any], name: str = "group_broadcast") -> li
 
 
 def _collective(kernel: str, tensors: Sequence[Any], name: str) -> list[Tensor]:
-    inputs = [as_tensor(t) for t in tensors]
-    op = inputs[0].graph.add_operation(
+    with Graph.of(*tensors).as_default() as graph:
+        inputs = [as_tensor(t) for t in tensors]
+    op = graph.add_operation(
         name.rsplit("/", 1)[-1], Host(kernel, {}, True), inputs, [(t.shape, t.dtype) for t in inputs], name=name
     )
     return list(op.outputs)

@@ -54,7 +54,7 @@ def gradients(
     wanted = {tensor for group in targets for tensor in group}
     stopped = {tensor for item in stop_gradients for tensor in _sources(graph.get_operations(), item)}
 
-    with graph.name_scope(name), graph.control_dependencies(None):
+    with graph.as_default(), graph.name_scope(name), graph.control_dependencies(None):
         between = _between(outputs, wanted, stopped)
         collected: dict[Tensor, list[Tensor]] = {}
         for y, start in zip(outputs, starts, strict=True):
@@ -147,6 +147,7 @@ def _differentiate(
         f"{op.name}_grad",
         type="Gradient",
         colocate_with=op,
+        wide=op.wide,
     )
     for place, result in zip(needed, grad.outputs, strict=True):
         collected.setdefault(op.inputs[place], []).append(result)

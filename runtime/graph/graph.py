@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.device import current_device, device, fresh_device_stack
+from runtime.device import DeviceScopes, current_device, device, device_scopes, within_device_scopes
 from runtime.graph.bodies import Body, Nothing, Shape
 from runtime.graph.operators import Operators
+from runtime.graph.tracing import x64_enabled
 
 if TYPE_CHECKING:
     from runtime.graph.variable import Variable
@@ -111,10 +112,23 @@ class Operation:
         inputs: tensors it consumes.
         control_inputs: operations that must have run before it.
         device: what was asked for, merged from the scopes; what runs is decided by the planner.
+        wide: whether its function is traced in JAX's 64-bit mode, whatever it is given: that was on when it was made.
         outputs: its tensors.
     """
 
-    __slots__ = ("graph", "id", "name", "type", "body", "inputs", "control_inputs", "device", "outputs", "__weakref__")
+    __slots__ = (
+        "graph",
+        "id",
+        "name",
+        "type",
+        "body",
+        "inputs",
+        "control_inputs",
+        "device",
+        "wide",
+        "outputs",
+        "__weakref__",
+    )
 
     def __init__(
         self,
@@ -126,6 +140,7 @@ class Operation:
         inputs: tuple[Tensor, ...],
         control_inputs: tuple[Operation, ...],
         device: str,
+        wide: bool,
         outputs: Sequence[tuple[Shape | None, np.dtype[Any]]],
     ) -> None:
         self.graph = graph
@@ -136,6 +151,7 @@ class Operation:
         self.inputs = inputs
         self.control_inputs = control_inputs
         self.device = device
+        self.wide = wide
         self.outputs = tuple(Tensor(self, i, shape, dtype) for i, (shape, dtype) in enumerate(outputs))
 
     def __repr__(self) -> str:
@@ -165,14 +181,43 @@ class Graph:
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
-        """Makes this the graph to which new operations of this thread are added."""
-        stack = _graph_stack()
+        """Makes this the graph to which new operations of this thread are added, unless their inputs say otherwise.
+
+        Scopes (devices, names, control dependencies) belong to the graph in which they were opened.
+        """
+        stack, outer = _graph_stack(), get_default_graph()
+        left = outer._devices
         stack.append(self)
+        outer._local.devices = device_scopes()  # it may be entered again from here
         try:
-            with fresh_device_stack():
+            with within_device_scopes(self._devices):
                 yield self
         finally:
+            outer._local.devices = left
             del stack[_last(stack, self) :]
+
+    @staticmethod
+    def of(*inputs: Any) -> Graph:
+        """The graph that an operation of these inputs is added to: theirs, or the default one when they have none.
+
+        Args:
+            *inputs: tensors, operations, variables and what belongs to a graph; anything else does not count.
+
+        Raises:
+            ValueError: two of them are of different graphs; names both.
+        """
+        first = None
+        for item in inputs:
+            if not isinstance(item, Tensor | Operation) and not hasattr(item, "_as_graph_element"):
+                continue
+            if first is None:
+                first = item
+            elif item.graph is not first.graph:
+                raise ValueError(
+                    f"{item.name!r} is of another graph than {first.name!r} ({item.graph} and {first.graph}): an "
+                    "operation takes inputs of one graph"
+                )
+        return get_default_graph() if first is None else first.graph
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
@@ -211,6 +256,11 @@ class Graph:
         return self._scope.removesuffix("/")
 
     @property
+    def _devices(self) -> DeviceScopes:
+        """The device scopes that were open in this graph where this thread left it for another one."""
+        return getattr(self._local, "devices", ())
+
+    @property
     def _scope(self) -> str:
         return str(getattr(self._local, "scope", ""))
 
@@ -247,6 +297,7 @@ class Graph:
         name: str | None = None,
         control_inputs: Sequence[Operation] = (),
         colocate_with: Operation | None = None,
+        wide: bool = False,
     ) -> Operation:
         """Adds one operation; the building block under every function that makes tensors.
 
@@ -255,17 +306,22 @@ class Graph:
             body: what it does.
             inputs: tensors of this graph.
             outputs: (static shape, dtype) of each output.
-            name: wanted name, made unique; defaults to ``type``.
+            name: wanted name, made unique; defaults to ``type``. With a slash at its end, the name itself, which
+                ``unique_name`` has given.
             control_inputs: operations to run before it, besides those of the enclosing scopes.
             colocate_with: take this operation's device instead of the scopes' device.
+            wide: trace its function in JAX's 64-bit mode; so it is in any case when that is on now.
 
         Raises:
             RuntimeError: the graph is finalized.
             ValueError: the name is not valid, or an input belongs to another graph.
         """
+        Graph.of(*inputs)
         for tensor in inputs:
             if tensor.graph is not self:
-                raise ValueError(f"{tensor.name!r} is of another graph than the operation {name or type!r}")
+                raise ValueError(
+                    f"{tensor.name!r} is of another graph than {name or type!r} ({tensor.graph} and {self})"
+                )
         with self._lock:
             if self._finalized:
                 raise RuntimeError(f"Graph is finalized and cannot be modified: {name or type!r} was not added")
@@ -276,11 +332,19 @@ class Graph:
                 )
             full = wanted[:-1] if wanted.endswith("/") else self.unique_name(wanted)
             control = tuple(dict.fromkeys((*self._control, *control_inputs)))
-            where = colocate_with.device if colocate_with is not None else current_device(_OpInfo(type, full, outputs))
-            op = Operation(self, len(self._operations), full, type, body, tuple(inputs), control, where, outputs)
+            where = colocate_with.device if colocate_with is not None else self._asked(_OpInfo(type, full, outputs))
+            wide = wide or x64_enabled()
+            op = Operation(self, len(self._operations), full, type, body, tuple(inputs), control, where, wide, outputs)
             self._operations.append(op)
             self._by_name[full] = op
             return op
+
+    def _asked(self, op: _OpInfo) -> str:
+        """The device that the scopes of this graph ask for."""
+        if get_default_graph() is self:
+            return current_device(op)
+        with within_device_scopes(self._devices):
+            return current_device(op)
 
     def finalize(self) -> None:
         """Makes the graph read only: a step loop that adds operations by mistake fails instead of slowing down."""
@@ -482,15 +546,16 @@ def no_op(name: str | None = None) -> Operation:
 
 def group(*items: Any, name: str | None = None) -> Operation:
     """One operation that is done when all ``items`` (operations, tensors, variables, nested lists of them) are."""
-    graph = get_default_graph()
-    flat: list[Operation] = []
+    flat: list[Any] = []
 
     def collect(item: Any) -> None:
         if isinstance(item, list | tuple):
             for inner in item:
                 collect(inner)
         else:
-            flat.append(graph.as_operation(item))
+            flat.append(item)
 
     collect(items)
-    return graph.add_operation("NoOp", Nothing(), name=name or "group_deps", control_inputs=flat)
+    with Graph.of(*flat).as_default() as graph:
+        before = [graph.as_operation(item) for item in flat]
+        return graph.add_operation("NoOp", Nothing(), name=name or "group_deps", control_inputs=before)

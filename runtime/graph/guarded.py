@@ -250,7 +250,7 @@ def _together(
             for tensor in op.inputs:
                 literal = tensor.op.body
                 given.append(literal.value if isinstance(literal, Constant) else values[tensor])
-            wide = needs_64_bit([np.dtype(a.dtype) for a in given] + [t.dtype for t in op.outputs])
+            wide = op.wide or needs_64_bit([np.dtype(a.dtype) for a in given] + [t.dtype for t in op.outputs])
             jaxpr = trace(body.fn, [aval(a.shape, a.dtype) for a in given], wide)
             now.update(zip(body.variables, jax.extend.core.jaxpr_as_fun(jaxpr)(*given), strict=False))
         return tuple(now[v] for v in specs)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from runtime.graph.bodies import Host, Shape
-from runtime.graph.graph import Operation, Tensor, get_default_graph
+from runtime.graph.graph import Graph, Operation, Tensor
 from runtime.graph.ops import as_tensor
 
 
@@ -35,8 +35,8 @@ def host_call(
         stateful: runs for its effect.
         resource: name of the store resource it works on; such an operation lives with the variables.
     """
-    tensors: list[Tensor] = [as_tensor(i) for i in inputs]
-    graph = tensors[0].graph if tensors else get_default_graph()
+    with Graph.of(*inputs).as_default() as graph:
+        tensors: list[Tensor] = [as_tensor(i) for i in inputs]
     label = kernel.rsplit("/", 1)[-1]
     return graph.add_operation(
         type or label,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from runtime.graph.bodies import Host
-from runtime.graph.graph import GraphKeys, Operation, Tensor, get_default_graph, group
+from runtime.graph.graph import Graph, GraphKeys, Operation, Tensor, get_default_graph, group
 from runtime.graph.ops import as_tensor, constant
 from runtime.graph.variable import Variable
 
@@ -84,11 +84,17 @@ def wait_until_initialized(
     Returns:
         A 1-D string tensor with the names of the variables that have no value even then (empty when all have one).
     """
-    return _uninitialized(var_list, name, "wait_initialized", [as_tensor(timeout_secs)])
+    return _uninitialized(var_list, name, "wait_initialized", [timeout_secs])
 
 
-def _uninitialized(var_list: Sequence[Variable] | None, name: str, kernel: str, inputs: Sequence[Tensor]) -> Tensor:
-    graph = get_default_graph()
+def _uninitialized(var_list: Sequence[Variable] | None, name: str, kernel: str, given: Sequence[Any]) -> Tensor:
+    with Graph.of(*(var_list or ()), *given).as_default() as graph:
+        return _names_of(graph, var_list, name, kernel, [as_tensor(value) for value in given])
+
+
+def _names_of(
+    graph: Graph, var_list: Sequence[Variable] | None, name: str, kernel: str, inputs: Sequence[Tensor]
+) -> Tensor:
     looked_at = list(graph.variables() if var_list is None else var_list)
     by_device: dict[tuple[str, bool], list[Variable]] = {}
     for v in looked_at:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy
 import numpy as np
 
-from runtime.graph.graph import Tensor
+from runtime.graph.graph import Graph, Tensor
 from runtime.graph.ops import call
 from runtime.graph.random import random_key
 
@@ -67,8 +67,9 @@ def _lift_random(fn: Callable[..., Any]) -> Callable[..., Any]:
     def sampler(*args: Any, seed: int | None = None, name: str | None = None, **kwargs: Any) -> Any:
         if args and isinstance(args[0], Tensor) or "key" in kwargs:
             return call(fn, *args, name=name or fn.__name__, **kwargs)
-        key = random_key(seed, name=f"{name or fn.__name__}/key")
-        return call(fn, key, *args, name=name or fn.__name__, **kwargs)
+        with Graph.of(*jax.tree.leaves((args, kwargs))).as_default():
+            key = random_key(seed, name=f"{name or fn.__name__}/key")
+            return call(fn, key, *args, name=name or fn.__name__, **kwargs)
 
     sampler.__doc__ = (
         f"jax.random.{fn.__name__} with a key that is new in every step unless ``key=`` is given; ``seed=`` fixes its "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.graph import Operation, Tensor
+from runtime.graph.graph import Graph, Operation, Tensor
 from runtime.graph.host import host_call
 from runtime.graph.ops import as_tensor, identity
 
@@ -31,8 +31,8 @@ def Print(  # noqa: N802 - TF1's name
         summarize: how many elements of each tensor to show.
         name: name scope of the operations.
     """
-    tensor = as_tensor(x)
-    with tensor.graph.name_scope(name or "Print"):
+    with Graph.of(x, *data).as_default() as graph, graph.name_scope(name or "Print"):
+        tensor = as_tensor(x)
         shown = host_call(
             "print",
             list(data),
@@ -41,7 +41,7 @@ def Print(  # noqa: N802 - TF1's name
             type="Print",
             stateful=True,
         )
-        with tensor.graph.control_dependencies([shown]):
+        with graph.control_dependencies([shown]):
             return identity(tensor, "value")
 
 
@@ -62,7 +62,8 @@ def check(
     Raises:
         InvalidArgumentError: ``predicate`` is not bool; and, when the step runs, not all of it is true.
     """
-    tensor = as_tensor(predicate)
+    with Graph.of(predicate, *data).as_default():
+        tensor = as_tensor(predicate)
     if tensor.dtype.kind != "b":
         raise InvalidArgumentError(f"check: {tensor.name!r} must be bool, compare it with something")
     return host_call(

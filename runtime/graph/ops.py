@@ -11,7 +11,7 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.bodies import Constant, Feed, Host, Pure, Shape
-from runtime.graph.graph import Operation, Tensor, get_default_graph
+from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
 from runtime.graph.tracing import infer, is_64_bit, x64_enabled
 
 EMBED_BYTES = 1024
@@ -163,9 +163,15 @@ def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: 
 
     Raises:
         InvalidArgumentError: JAX cannot trace ``fn`` for these shapes and dtypes.
+        ValueError: there are tensors of two graphs; names both.
     """
     label = name or _function_name(fn)
     leaves, tree = jax.tree.flatten((args, kwargs))
+    with Graph.of(*leaves).as_default():
+        return _called(fn, leaves, tree, label)
+
+
+def _called(fn: Callable[..., Any], leaves: list[Any], tree: Any, label: str) -> Any:
     places, tensors = [], []
     for i, leaf in enumerate(leaves):
         if is_tensor(leaf) or (isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > EMBED_BYTES):
@@ -184,7 +190,8 @@ def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: 
     wide = True if any(_names_64_bits(leaf) for leaf in leaves) else None  # asked for by an argument such as dtype
     out_tree, outputs = infer(flat_fn, [(t.shape, t.dtype) for t in tensors], label, wide)
     kind = None if "<" in getattr(fn, "__name__", "<") else _function_name(fn)
-    op = pure(lambda *arrays: tuple(jax.tree.leaves(flat_fn(*arrays))), tensors, outputs, label, type=kind)
+    flat = lambda *arrays: tuple(jax.tree.leaves(flat_fn(*arrays)))  # noqa: E731
+    op = pure(flat, tensors, outputs, label, type=kind, wide=bool(wide))
     return jax.tree.unflatten(out_tree, list(op.outputs))
 
 
@@ -196,11 +203,17 @@ def pure(
     *,
     type: str | None = None,  # noqa: A002
     colocate_with: Operation | None = None,
+    wide: bool = False,
 ) -> Operation:
     """Adds an operation whose flat function and output shapes are already known."""
-    graph = inputs[0].graph if inputs else get_default_graph()
-    return graph.add_operation(
-        type or name.rsplit("/", 1)[-1], Pure(fn), inputs, outputs, name=name, colocate_with=colocate_with
+    return Graph.of(*inputs).add_operation(
+        type or name.rsplit("/", 1)[-1],
+        Pure(fn),
+        inputs,
+        outputs,
+        name=name,
+        colocate_with=colocate_with,
+        wide=wide,
     )
 
 

@@ -44,20 +44,23 @@ def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
         name: operation name; without ``seed`` it tells the operations of one graph apart.
 
     Returns:
-        A typed key (``jax.random.key``) as raw data, uint32[2].
+        A typed key (``jax.random.key``) as raw data: uint32[2], or what keys of JAX's default implementation
+        (``jax_default_prng_impl``) are made of.
     """
     graph = get_default_graph()
-    label = graph.unique_name(name, mark_as_used=False)
+    label = graph.unique_name(name)
+    impl = str(jax.config.jax_default_prng_impl)  # type: ignore[attr-defined]
+    words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl))).shape
     fixed = seed is not None or graph.seed is not None
     own = zlib.crc32(label.encode()) if seed is None else seed
     base = (graph.seed or 0, own)
 
     def make_key(step: Any) -> tuple[Any]:
-        key = jax.random.key(base[0] & 0xFFFFFFFF)
+        key = jax.random.key(base[0] & 0xFFFFFFFF, impl=impl)
         key = jax.random.fold_in(key, base[1] & 0xFFFFFFFF)
         for word in (2, 3) if fixed else (0, 1, 2, 3):
             key = jax.random.fold_in(key, step[word])
         return (jax.random.key_data(key),)
 
-    op = pure(make_key, [step_id()], [((2,), np.dtype(np.uint32))], name, type="RandomKey")
+    op = pure(make_key, [step_id()], [(words, np.dtype(np.uint32))], f"{label}/", type="RandomKey")
     return op.outputs[0]

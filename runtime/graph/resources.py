@@ -18,7 +18,7 @@ class _Resource:
 
     def __init__(self, type: str, kernel: str, name: str, described: Mapping[str, Any], container: str) -> None:  # noqa: A002
         graph = get_default_graph()
-        full = graph.unique_name(name, mark_as_used=False)
+        full = graph.unique_name(name)
         self._described = {**described, "name": full, "container": container}
         self._kernel = kernel
         with graph.control_dependencies(None):
@@ -26,7 +26,7 @@ class _Resource:
                 type,
                 Host(f"{kernel}/open", {"resource": self._described}, True, full),
                 outputs=[((), np.dtype(object))],
-                name=name,
+                name=full + "/",
             )
 
     @property
@@ -143,7 +143,7 @@ class Queue(_Resource):
         if any(shape is None for shape in self.shapes):
             raise InvalidArgumentError(f"queue {self.name!r}: give it shapes= to dequeue several elements as one batch")
         first = int(n) if isinstance(n, int | np.integer) and not up_to else None
-        with self._op.graph.device(lambda op: self._op.device):
+        with self.graph.as_default(), self.graph.device(lambda op: self._op.device):
             count = as_tensor(n) if hasattr(n, "op") else constant(n, np.int32, name="n")
         outputs = [((first, *(s or ())), d) for s, d in zip(self.shapes, self.dtypes, strict=True)]
         op = self._add("dequeue_many", [count], outputs, name=name, up_to=up_to)
@@ -159,7 +159,8 @@ class Queue(_Resource):
             )
         tensors = []
         for i, (value, dtype, shape) in enumerate(zip(items, self.dtypes, self.shapes, strict=True)):
-            tensor = as_tensor(value, dtype)
+            with self.graph.as_default():
+                tensor = as_tensor(value, dtype)
             wanted = None if shape is None else (*batch, *shape)
             if (
                 tensor.dtype != dtype
@@ -291,7 +292,8 @@ class ConditionalAccumulator(_Resource):
             worker: int, who computed it; -1 tells workers apart by their sessions.
             name: operation name.
         """
-        gradient = as_tensor(grad, self.dtype)
+        with self.graph.as_default():
+            gradient = as_tensor(grad, self.dtype)
         if gradient.dtype != self.dtype:
             raise InvalidArgumentError(
                 f"accumulator {self.name!r} takes {self.dtype.name}, got {_show(gradient.dtype)}"
@@ -322,7 +324,7 @@ class ConditionalAccumulator(_Resource):
     def _integer(self, value: Any, what: str) -> Tensor:
         if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
             return as_tensor(value)
-        with self._op.graph.device(lambda op: self._op.device):
+        with self.graph.as_default(), self.graph.device(lambda op: self._op.device):
             return constant(value, np.int64, name=what)
 
 

@@ -1,7 +1,8 @@
 """From a JAX function to shapes and jaxprs: the only module that traces user code.
 
-Each operation is traced by itself, under 64-bit mode exactly when one of its own arrays is 64 bits wide. So an int64
-global step can live in a program whose other parts keep JAX's 32-bit defaults.
+Each operation is traced by itself, under 64-bit mode when one of its own arrays is 64 bits wide, or when the user had
+JAX in that mode as it was made. So an int64 global step can live in a program whose other parts keep JAX's 32-bit
+defaults, and who has asked for 64 bits gets what JAX gives.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
@@ -21,10 +24,21 @@ _UNKNOWN_SIZES = (5040, 10080)
 """What stands for an unknown dimension while shapes are inferred: two sizes that most reshapes divide.
 An output dimension that differs between the two depends on an unknown one. Nothing of that size is ever allocated."""
 
+_SMALLEST = 1
+"""Tried besides: what a slice (``x[:100]``) or a minimum cuts all large sizes down to depends on an unknown one too."""
+
 
 def is_64_bit(dtype: np.dtype[Any]) -> bool:
     """Whether JAX holds ``dtype`` only in 64-bit mode."""
     return bool(dtype.kind in "iuf" and dtype.itemsize == 8) or dtype == np.complex128
+
+
+def has_less_than_a_byte(dtype: np.dtype[Any]) -> bool:
+    """Whether XLA packs several elements of ``dtype`` into a byte: int4 and the like."""
+    if dtype.itemsize > 1 or dtype.hasobject or dtype.kind == "b":
+        return False
+    limits_of: Callable[..., Any] = ml_dtypes.finfo if jnp.issubdtype(dtype, np.floating) else ml_dtypes.iinfo
+    return int(limits_of(dtype).bits) < 8
 
 
 def x64_enabled() -> bool:
@@ -69,9 +83,10 @@ def infer(
         raise InvalidArgumentError(f"{what}: a string tensor cannot be an argument of a numeric function")
     if wide is None:
         wide = needs_64_bit([dtype for _, dtype in inputs]) or x64_enabled()
-    found: list[Any] = []
-    failed: Exception | None = None
-    for guesses in _guesses([shape for shape, _ in inputs]):
+    failed: list[Exception] = []
+
+    def tried(guesses: Sequence[tuple[int, int]]) -> list[Any]:
+        results = []
         for rank, size in guesses:
             avals = [
                 aval([size if d is None else d for d in ((None,) * rank if shape is None else shape)], dtype)
@@ -79,34 +94,49 @@ def infer(
             ]
             try:
                 with jax.enable_x64(wide):
-                    found.append(jax.eval_shape(fn, *avals))
+                    results.append(jax.eval_shape(fn, *avals))
             except Exception as error:
-                failed = failed or error
-        if found:
-            break
+                failed.append(error)
+        return results
+
+    large, smallest, exact = _guesses([shape for shape, _ in inputs])
+    found, least = tried(large), tried(smallest)
+    if found:
+        found += [result for result in least if _same_structure(result, found[0])]
+    else:
+        found = least + tried(exact)
     if not found:
-        assert failed is not None
         shapes = ", ".join(f"{dtype.name}{'?' if shape is None else list(shape)}" for shape, dtype in inputs)
-        raise InvalidArgumentError(f"{what}({shapes}): {_one_line(failed)}") from failed
+        raise InvalidArgumentError(f"{what}({shapes}): {_one_line(failed[0])}") from failed[0]
     leaves, tree = jax.tree.flatten(found[0])
     versions = zip(*(jax.tree.leaves(result) for result in found), strict=True)
     shapes_of = [_common_shape([leaf.shape for leaf in same]) for same in versions]
     return tree, [(shape, leaf.dtype) for shape, leaf in zip(shapes_of, leaves, strict=True)]
 
 
-def _guesses(shapes: Sequence[Shape | None]) -> list[list[tuple[int, int]]]:
-    """What to put in the place of unknown ranks and sizes: (rank, size) pairs, then those to try when none works.
+def _same_structure(one: Any, other: Any) -> bool:
+    trees: tuple[Any, Any] = jax.tree.structure(one), jax.tree.structure(other)
+    return bool(trees[0] == trees[1])
 
-    An unknown size that must agree with a known one (``[None] + [3]``) fails with any size but that, or 1.
+
+_Guesses = list[tuple[int, int]]
+
+
+def _guesses(shapes: Sequence[Shape | None]) -> tuple[_Guesses, _Guesses, _Guesses]:
+    """What to put in the place of unknown ranks and sizes: (rank, size) pairs of large sizes, the smallest, exact ones.
+
+    An unknown size that must agree with a known one (``[None] + [3]``) fails with any size but that, or 1: the exact
+    ones are for when no large one works.
     """
     if all(shape is not None and None not in shape for shape in shapes):
-        return [[(0, 0)]]
+        return [(0, 0)], [], []
     ranks = range(5) if None in shapes else range(1)
     known = dict.fromkeys(d for shape in shapes if shape is not None for d in shape if d is not None)
-    return [
+    return (
         [(rank, size) for rank in ranks for size in _UNKNOWN_SIZES],
-        [(rank, size) for rank in ranks for size in dict.fromkeys((1, *known))],
-    ]
+        [(rank, _SMALLEST) for rank in ranks],
+        [(rank, size) for rank in ranks for size in known if size != _SMALLEST],
+    )
 
 
 def _common_shape(shapes: Sequence[tuple[int, ...]]) -> Shape | None:

@@ -64,11 +64,9 @@ class Variable(Operators):
             initial_value, static, wanted = _call_elsewhere(graph, initial_value, dtype, name or "Variable")
         assert static is not None
         with graph.control_dependencies(None):
-            full = graph.unique_name(name or "Variable", mark_as_used=False)
+            full = graph.unique_name(name or "Variable")  # taken now: another thread gets another one
             self.spec = VariableSpec(full, static, wanted, container, local)
-            self._op = graph.add_operation(
-                "Variable", Read(self.spec), outputs=[(static, wanted)], name=name or "Variable"
-            )
+            self._op = graph.add_operation("Variable", Read(self.spec), outputs=[(static, wanted)], name=full + "/")
             with graph.name_scope(full + "/"):
                 with graph.device(lambda op: self._op.device):
                     value = initial_value() if callable(initial_value) else initial_value
@@ -253,7 +251,7 @@ class Variable(Operators):
     def _update(
         self, kind: str, name: str | None, fn: Callable[..., Any], value: Any, overwrites: bool = False
     ) -> Tensor:
-        with self.graph.device(lambda op: self._op.device):
+        with Graph.of(self, value).as_default(), self.graph.device(lambda op: self._op.device):
             if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
                 tensor = as_tensor(value)
             else:
@@ -316,10 +314,12 @@ def update(
         return (*new, *((new[0],) if first else ()), *out)
 
     shapes = [(specs[0].shape, specs[0].dtype)] if first else []
-    op = variables[0].graph.add_operation(
+    with Graph.of(*variables, *inputs).as_default() as graph:
+        tensors = [as_tensor(i) for i in inputs]
+    op = graph.add_operation(
         name.rsplit("/", 1)[-1],
         Update(specs, body),
-        [as_tensor(i) for i in inputs],
+        tensors,
         [*shapes, *((tuple(s), as_dtype(d)) for s, d in outputs)],
         name=name,
         colocate_with=variables[0].op,

@@ -94,7 +94,7 @@ def _trace_one(op: Operation, body: Pure | Update, inputs: Sequence[TensorSpec])
     if isinstance(body, Update) and not body.overwrites:
         arguments = [*(TensorSpec(v.shape, v.dtype) for v in body.variables), *arguments]
     outputs = () if isinstance(body, Guarded) else op.outputs
-    wide = needs_64_bit([s.dtype for s in arguments] + [t.dtype for t in outputs])
+    wide = op.wide or needs_64_bit([s.dtype for s in arguments] + [t.dtype for t in outputs])
     if any(s.dtype == object for s in arguments):
         raise InvalidArgumentError(f"operation {op.name!r}: a string tensor cannot enter a numeric computation")
     try:

@@ -150,7 +150,6 @@ def _variable(slot: Slot, value: Any, kinds: Mapping[Any, Any]) -> Entry:
 def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> Any:
     array, device = entry.arrays[0], entry.meta["device"]
     if device is None:
-        array.flags.writeable = False  # readers get a string array itself
         return array
     with jax.enable_x64(True):  # else 64-bit arrays are narrowed
         return jax.device_put(array, devices[device[0], device[1]], may_alias=False).block_until_ready()

@@ -182,7 +182,7 @@ class MasterSession:
         part = COMPUTE  # of a plan without stages
         for phase, part, awaited in prepared.schedule:
             if awaited >= 0:
-                values[awaited] = np.asarray(values[awaited])
+                values[awaited] = _arrived(values[awaited], running)
                 now = _clock()
                 parts_ns[COMPUTE] += now - last
                 last = now
@@ -460,6 +460,16 @@ class Master:
             self._sessions.clear()
         for session in sessions:
             session.close()
+
+
+def _arrived(value: Any, running: Sequence[tuple[LocalCall, Any]]) -> np.ndarray[Any, Any]:
+    """``value`` when it is computed; if that failed, the error of the stage that did."""
+    try:
+        return np.asarray(value)
+    except Exception:
+        for call, done in running:
+            call.registered.prepared.wait(done)
+        raise
 
 
 def _matches(task: str, filters: Sequence[str]) -> bool:

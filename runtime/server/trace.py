@@ -86,10 +86,10 @@ class TracedStage:
         """Runs the stage; see ``PreparedStage.run``."""
         start = time.time_ns()
         outputs, done = self._prepared.run(inputs, client, cancelled)
+        self._prepared.wait(done)
         for output in outputs:
             if hasattr(output, "block_until_ready"):
                 output.block_until_ready()
-        self._prepared.wait(done)
         end = time.time_ns()
         call, device = self._call, self._call.stage.device.name
         names = call.stage.operations

@@ -26,6 +26,7 @@ from runtime.errors import (
 from runtime.execution.background import step_aside
 from runtime.execution.cancel import HUNG_UP, Cancellation
 from runtime.execution.executor import Executor, slots_of
+from runtime.execution.fitting import check_call
 from runtime.execution.gate import Gate
 from runtime.execution.mirrors import Header, Mirrors, message, read_message
 from runtime.execution.pieces import PIECE_SPEC, PULL, PUSH, Piece
@@ -40,7 +41,7 @@ from runtime.server.registered import FetchFrom, RegisteredCall
 from runtime.server.registry import NOBODY, Registry
 from runtime.server.trace import TracedStage, Tracer, traced_fetch
 from runtime.server.turns import Turns
-from runtime.server.unchanged import ReadVersion, answer
+from runtime.server.unchanged import ReadVersion, answer, can_skip
 from runtime.transport.codec import Layout
 from runtime.transport.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
 from runtime.transport.listener import Reply
@@ -170,7 +171,8 @@ class Worker:
 
         Raises:
             AbortedError: the variables were restored since then.
-            InvalidArgumentError: a kernel that may wait shares the stage with others.
+            InvalidArgumentError: its parts do not fit together, its program is refused, or a kernel that may wait
+                shares the stage with others.
         """
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
@@ -195,6 +197,9 @@ class Worker:
         found = None if handle else self.registry.find(digest, session)
         if found is not None:
             return found
+        check_call(call, self.task)
+        if versioned and not can_skip(call):
+            raise InvalidArgumentError("only a read of variables can tell that nothing has changed", task=self.task)
         prepared = self.executor.prepare(call.stage, generation)
         versions = ReadVersion(self.store, slots_of(prepared), generation) if versioned else None
         registered = RegisteredCall(call, prepared, writes or {}, versions)
@@ -396,8 +401,8 @@ class Worker:
                 if HUNG_UP in error.message and not caller_is_gone():
                     continue  # it was told of an older connection of the lane
                 raise
-        buffers = [np.asarray(outputs[i]) for i in registered.call.replies]
         registered.prepared.wait(done)  # the inputs lie in the connection's buffer, which the next call overwrites
+        buffers = [np.asarray(outputs[i]) for i in registered.call.replies]
         return Reply(buffers, remember=registered.remember, dynamic=registered.dynamic)
 
     def _answer_read(

@@ -1,0 +1,116 @@
+"""Whether the parts of a stage call fit together. A peer's may not: then it is refused before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from runtime.errors import InvalidArgumentError
+from runtime.plan.plan import Program, ProgramOutput, Stage, StageCall, VariableOutput
+from runtime.tensor_spec import TensorSpec
+
+
+def check_call(call: StageCall, task: str) -> None:
+    """Checks that every index of a stage call refers to something, and that its program is one of its stage.
+
+    That a program is what it declares is known from elsewhere (``allow.load_program``); here it is compared with the
+    stage.
+
+    Raises:
+        InvalidArgumentError: something does not fit; says what.
+    """
+    stage = call.stage
+    try:
+        _check_variables(stage)
+        available = len(call.inputs)
+        if stage.inputs is not None:
+            _equal("inputs", available, len(stage.inputs))
+        if stage.host:
+            available = _check_kernels(stage, available)
+        if stage.program is not None:
+            _check_program(stage, stage.program)
+        elif stage.reads or stage.writes:
+            raise InvalidArgumentError("variables are read or written by no program")
+        if stage.host:
+            _check_outputs(stage, available)
+        else:
+            _check_outputs(stage, 0 if stage.program is None else len(stage.program.results) - len(stage.writes))
+        _equal("outputs", len(call.outputs), len(stage.outputs))
+        _within("remote inputs", call.remote, len(call.inputs))
+        _within("held outputs", call.holds, len(stage.outputs))
+        _within("replies", call.replies, len(stage.outputs))
+    except InvalidArgumentError as error:
+        names = ", ".join(stage.operations[:5])
+        raise InvalidArgumentError(
+            f"the stage of [{names}] does not fit together: {error.message}", task=task
+        ) from None
+
+
+def _check_variables(stage: Stage) -> None:
+    seen: set[tuple[str, str]] = set()
+    for variable in stage.variables:
+        key = (variable.container, variable.name)
+        if key in seen:
+            raise InvalidArgumentError(f"variable {variable.name!r} comes twice")
+        seen.add(key)
+    for what, indices in (("variables read", stage.reads), ("variables written", stage.writes)):
+        _within(what, indices, len(stage.variables))
+        if len(set(indices)) < len(indices):
+            raise InvalidArgumentError(f"{what}: {list(indices)} has one twice")
+    if stage.writes and not stage.writes_state:
+        raise InvalidArgumentError("it writes variables and does not say so")
+
+
+def _check_kernels(stage: Stage, available: int) -> int:
+    """Checks the kernels' arguments; gives how many values there are after the last."""
+    if stage.program is not None and len(stage.host) != 1:
+        raise InvalidArgumentError(f"an update is guarded by one kernel, not by {len(stage.host)}")
+    for call in stage.host:
+        _within(f"arguments of {call.kernel}", call.arguments, available)
+        if call.results < 0:
+            raise InvalidArgumentError(f"{call.kernel} gives {call.results} results")
+        available += call.results
+    return available
+
+
+def _check_program(stage: Stage, program: Program) -> None:
+    variables = [TensorSpec(v.shape, v.dtype) for v in stage.variables]
+    _same("variables read", program.arguments[: len(stage.reads)], [variables[i] for i in stage.reads])
+    _same("variables written", program.results[: len(stage.writes)], [variables[i] for i in stage.writes])
+    if not stage.host:  # a guarded update's inputs are what its kernel makes of the stage's
+        _same("inputs", program.arguments[len(stage.reads) :], stage.inputs)
+
+
+def _check_outputs(stage: Stage, computed: int) -> None:
+    """Checks the outputs; ``computed`` is how many values there are that are not variables."""
+    specs = stage.output_specs
+    if specs is not None:
+        _equal("outputs", len(specs), len(stage.outputs))
+    for i, output in enumerate(stage.outputs):
+        if isinstance(output, VariableOutput):
+            _within("outputs", [output.index], len(stage.variables))
+            variable = stage.variables[output.index]
+            made: TensorSpec | None = TensorSpec(variable.shape, variable.dtype)
+        else:
+            assert isinstance(output, ProgramOutput)
+            _within("outputs", [output.index], computed)
+            program = None if stage.host else stage.program
+            made = None if program is None else program.results[len(stage.writes) + output.index]
+        if specs is not None and made is not None:
+            _same("outputs", [made], [specs[i]])
+
+
+def _within(what: str, indices: Iterable[int], count: int) -> None:
+    for index in indices:
+        if not 0 <= index < count:
+            raise InvalidArgumentError(f"{what}: there is no number {index} among {count}")
+
+
+def _equal(what: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise InvalidArgumentError(f"{found} {what} where the stage has {wanted}")
+
+
+def _same(what: str, found: Sequence[TensorSpec], wanted: Sequence[TensorSpec] | None) -> None:
+    if wanted is None or list(found) != list(wanted):
+        shown = "of any kind" if wanted is None else ", ".join(map(str, wanted)) or "none"
+        raise InvalidArgumentError(f"{what}: the program has {', '.join(map(str, found)) or 'none'}, the stage {shown}")
