@@ -132,8 +132,10 @@ def test_training_on_what_a_queue_gives_is_still_pull_compute_push() -> None:
         with rt.control_dependencies([w.assign_add(gradient)]):
             train = step.assign_add(1)
         plan = make_plan([train.op, step.value()], {}, DEVICES)
-    assert phases(plan) == [(0,), (1,), (2,)]
-    assert [len([c for c in plan.stages if c.wave == wave]) for wave in range(3)] == [2, 1, 1]
+    found = phases(plan)
+    assert all(len(waves) == 1 for waves in found)
+    stages = [[c.stage.device.job for c in plan.stages if c.wave in waves] for waves in found]
+    assert stages == [["ps", "worker"], ["worker"], ["ps"]] or stages == [["worker", "ps"], ["worker"], ["ps"]]
 
 
 def test_every_kernel_that_may_wait_is_there() -> None:
