@@ -94,7 +94,9 @@ class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
         name: str = "random_shuffle_queue",
     ) -> None:
         _no_names(names)
-        super().__init__(capacity, min_after_dequeue, _dtypes(dtypes), _shapes(shapes), seed, name, shared_name=shared_name)
+        super().__init__(
+            capacity, min_after_dequeue, _dtypes(dtypes), _shapes(shapes), seed, name, shared_name=shared_name
+        )
 
 
 class ConditionalAccumulator(rt.ConditionalAccumulator):

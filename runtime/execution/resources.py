@@ -63,7 +63,7 @@ def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T], 
 
     key = f"{kind.__name__}:{described['name']}"  # a queue and an accumulator of one name are two things
     found = context.store.resource(described["container"], key, make_named)
-    if found.described != described:
+    if not isinstance(found.what, kind) or found.described != described:
         differing = sorted(k for k in {*described, *found.described} if described.get(k) != found.described.get(k))
         raise InvalidArgumentError(
             f"resource {described['name']!r} is there with another {', '.join(differing)}: "
