@@ -43,7 +43,7 @@ class Supervisor(SupervisorParts):
         logdir: directory of checkpoints and events; None or "" for neither. Only the chief writes there.
         summary_op: string tensor of a serialized summary, run by a timer. Default: all summaries merged.
         saver: saves and restores. Default: a ``Saver`` of all variables.
-        global_step: integer variable that counts the steps. Default: the graph's global step.
+        global_step: variable that counts the steps. Default: the graph's global step.
         save_summaries_secs: seconds between summaries and step rates; 0 for none.
         save_model_secs: seconds between checkpoints; 0 for none but a last one at a clean end.
         recovery_wait_secs: seconds between looks at a ready operation of the user's own.
