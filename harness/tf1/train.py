@@ -81,7 +81,6 @@ LAZY: dict[str, str] = {
             "NanTensorHook",
             "ProfilerHook",
             "QueueRunner",
-            "Saver",
             "Scaffold",
             "SecondOrStepTimer",
             "SessionCreator",
@@ -112,7 +111,9 @@ LAZY: dict[str, str] = {
     },
     "ClusterSpec": "runtime.ClusterSpec",
     "NewCheckpointReader": "harness.load_checkpoint",
-    "SummaryWriter": "harness.FileWriter",
+    "Saver": "harness.tf1.saver.Saver",
+    "SaverDef": "harness.tf1.saver.SaverDef",
+    "SummaryWriter": "harness.tf1.saver.FileWriter",
     "SummaryWriterCache": "harness.FileWriterCache",
     "Supervisor": "harness.tf1.supervisor.Supervisor",
 }
