@@ -12,8 +12,8 @@ FLAGS = flags.FLAGS
 
 def done_queue(index, workers):
     """The queue on a ps; everybody finds it by its shared name."""
-    with tf.device("/job:ps/task:%d" % index):
-        return tf.FIFOQueue(workers, tf.int32, shared_name="done_queue%d" % index)
+    with tf.device(f"/job:ps/task:{index}"):
+        return tf.FIFOQueue(workers, tf.int32, shared_name=f"done_queue{index}")
 
 
 def main(_):

@@ -17,7 +17,7 @@ if FLAGS.job_name == "ps":
     server.join()
 
 # A ps never comes here: join() does not return.
-with tf.device(tf.train.replica_device_setter(worker_device="/job:worker/task:%d" % FLAGS.task_index, cluster=cluster)):
+with tf.device(tf.train.replica_device_setter(worker_device=f"/job:worker/task:{FLAGS.task_index}", cluster=cluster)):
     global_step = tf.get_variable("global_step", [], initializer=tf.constant_initializer(0), trainable=False)
     x = tf.placeholder("float", [None, 2], name="points")
     y = tf.placeholder(tf.int32, [None], name="sides")
@@ -35,13 +35,13 @@ sv = tf.train.Supervisor(
 )
 rng = np.random.RandomState(FLAGS.task_index)
 with sv.managed_session(server.target) as sess:
-    writer = tf.summary.FileWriter(FLAGS.log_dir + "/worker%d" % FLAGS.task_index, graph=tf.get_default_graph())
+    writer = tf.summary.FileWriter(f"{FLAGS.log_dir}/worker{FLAGS.task_index}", graph=tf.get_default_graph())
     for i in range(30):
         points = rng.randn(50, 2)
         sides = np.floor((np.sign(points[:, 0]) + 1) / 2)  # float64, as one-hot and class labels often are
         _, loss, summary, step = sess.run([train_op, cost, summary_op, global_step], {x: points, y: sides})
         writer.add_summary(summary, i)
     writer.close()
-    print("accuracy %.2f step %d" % (sess.run(hits, {x: points, y: sides}).mean(), step), flush=True)
+    print(f"accuracy {sess.run(hits, {x: points, y: sides}).mean():.2f} step {step:.0f}", flush=True)
 sv.stop()
 print("done", flush=True)

@@ -19,7 +19,7 @@ def main(_):
 
     is_chief = FLAGS.task_index == 0
     with tf.device(
-        tf.train.replica_device_setter(worker_device="/job:worker/task:%d" % FLAGS.task_index, cluster=cluster)
+        tf.train.replica_device_setter(worker_device=f"/job:worker/task:{FLAGS.task_index}", cluster=cluster)
     ):
         global_step = tf.train.get_or_create_global_step()
         target = tf.get_variable("target", [], initializer=tf.constant_initializer(8.0))
@@ -34,7 +34,7 @@ def main(_):
     with tf.train.MonitoredTrainingSession(master=server.target, is_chief=is_chief, hooks=hooks) as sess:
         while not sess.should_stop():
             _, value, step = sess.run([train_op, target, global_step])
-        print("target %.2f step %d" % (value, step), flush=True)
+        print(f"target {value:.2f} step {step}", flush=True)
 
 
 if __name__ == "__main__":
