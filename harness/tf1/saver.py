@@ -73,7 +73,7 @@ class Saver(harness.Saver):
             **options,
         )
 
-    def save(  # type: ignore[override]
+    def save(
         self,
         sess: Any,
         save_path: str | os.PathLike[str],
