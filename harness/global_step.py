@@ -1,16 +1,21 @@
-"""The global step: one integer variable that counts the updates of the whole cluster."""
+"""The global step: one variable that counts the updates of the whole cluster, in whole numbers whatever its dtype."""
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
 import runtime as rt
 
 NAME = "global_step"
+
+_told: weakref.WeakSet[rt.Operation] = weakref.WeakSet()
+"""Global steps of which a warning has told that they cannot count for ever."""
 
 
 def get_global_step(graph: rt.Graph | None = None) -> Any:
@@ -20,7 +25,8 @@ def get_global_step(graph: rt.Graph | None = None) -> Any:
         graph: the default graph when not given.
 
     Returns:
-        A variable or tensor, or None when there is none (or it is no integer, which is told).
+        A variable or tensor, or None when there is none (or it holds no number, which is told). It may be of a
+        floating type: then a warning tells where it stands still.
     """
     graph = graph or rt.get_default_graph()
     collected = graph.get_collection(rt.GraphKeys.GLOBAL_STEP)
@@ -37,10 +43,30 @@ def get_global_step(graph: rt.Graph | None = None) -> Any:
                 found = graph.get_tensor_by_name(f"{NAME}:0")
             except KeyError:
                 return None
-    if found.dtype.kind not in "iu":
-        logging.warning("the global step %r is %s, not an integer: ignored", found.name, found.dtype.name)
+    if not can_count(found):
+        logging.warning("the global step %r is %s, not a number: ignored", found.name, found.dtype.name)
         return None
     return found
+
+
+def can_count(step: Any) -> bool:
+    """Whether a variable or tensor holds a real number; warns once of one that will stand still some day.
+
+    Args:
+        step: a variable or tensor of any dtype. A floating one, which TensorFlow 1's ``get_variable`` makes where no
+            dtype is given, counts whole steps up to 2 to the number of its digits: 1 more is rounded away.
+    """
+    if np.issubdtype(step.dtype, np.integer):
+        return True
+    if not jnp.issubdtype(step.dtype, np.floating):
+        return False
+    if step.op not in _told:
+        _told.add(step.op)
+        last = 2 ** (jnp.finfo(step.dtype).nmant + 1)  # type: ignore[no-untyped-call]
+        logging.warning(
+            "the global step %r is %s, which stands still at %d: give it dtype int64", step.name, step.dtype.name, last
+        )
+    return True
 
 
 def create_global_step(graph: rt.Graph | None = None) -> rt.Variable:

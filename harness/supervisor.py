@@ -44,7 +44,7 @@ class Supervisor(SupervisorParts):
         summary_op: string tensor of a serialized summary, run by a timer. Default: all summaries merged.
         saver: saves and restores: any object with ``save(sess, path, global_step=)`` and ``restore(sess, path)``.
             Default: a ``Saver`` of all variables.
-        global_step: integer variable that counts the steps. Default: the graph's global step.
+        global_step: variable that counts the steps. Default: the graph's global step.
         save_summaries_secs: seconds between summaries and step rates; 0 for none. Here and below ``math.inf`` is a
             period like any other: once at the start, and never again.
         save_model_secs: seconds between checkpoints; 0 for none but a last one at a clean end.

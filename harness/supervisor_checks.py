@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import runtime as rt
+from harness.global_step import can_count
 
 _PARTS = {
     "saver": ("save", "restore"),
@@ -91,8 +92,8 @@ def operations(graph: rt.Graph, **given: Any) -> None:
         dtype = np.dtype(element.dtype) if isinstance(element, rt.Tensor) else None
         if name == "summary_op" and (dtype is None or dtype.kind not in "OSUT"):
             raise ValueError(f"summary_op is a string tensor of a serialized summary, not {element!r}")
-        if name == "global_step" and (dtype is None or dtype.kind not in "iu"):
-            raise ValueError(f"global_step is an integer variable, not {element!r}")
+        if name == "global_step" and (dtype is None or not can_count(element)):
+            raise ValueError(f"global_step is a variable that holds a number, not {element!r}")
 
 
 def parts(default: object, **given: Any) -> None:

@@ -219,9 +219,12 @@ class SyncReplicas(WrappedOptimizer):
         return _made(self._ready, self.name, "ready_for_local_init_op")
 
     def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
-        """A hook for monitored sessions; starts the chief's runner, unless the session does so by itself."""
-        self.get_init_tokens_op(num_tokens)
-        return _Hook(self, is_chief)
+        """A hook for monitored sessions; starts the chief's runner, unless the session does so by itself.
+
+        It may be made before ``apply_gradients``; what is wrong is told when the session begins, as
+        ``get_init_tokens_op`` tells it.
+        """
+        return _Hook(self, is_chief, num_tokens)
 
 
 def _made(item: _T | None, name: str, what: str) -> _T:
@@ -231,13 +234,14 @@ def _made(item: _T | None, name: str, what: str) -> _T:
 
 
 class _Hook(SessionRunHook):
-    def __init__(self, sync: SyncReplicas, is_chief: bool) -> None:
+    def __init__(self, sync: SyncReplicas, is_chief: bool, num_tokens: int) -> None:
         self._sync = sync
         self._is_chief = is_chief
+        self._num_tokens = num_tokens
 
     def begin(self) -> None:
         """Looks that there is something to run."""
-        self._sync.get_chief_queue_runner()
+        self._sync.get_init_tokens_op(self._num_tokens)
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
         """Starts the chief's runner; one that runs already is left alone."""

@@ -92,7 +92,7 @@ class DType:
         if other is None:
             return False
         try:
-            return bool(self.dtype == np.dtype(other))  # type: ignore[call-overload]
+            return bool(self.dtype == as_dtype(other).dtype)
         except TypeError:
             return False
 
@@ -136,29 +136,49 @@ DTYPES = {
 for _alias, _name in {"half": "float16", "double": "float64"}.items():
     DTYPES[_alias] = DTYPES[_name]
 _BY_NUMPY = {dtype.dtype: dtype for dtype in DTYPES.values()}
+_BY_NAME = {**DTYPES, "float": DTYPES["float32"]}
+_BY_PYTHON_TYPE: dict[type, str] = {
+    float: "float32",  # numpy has 64 bits here, TensorFlow has not
+    bool: "bool",
+    str: "string",
+    bytes: "string",
+    object: "string",
+}
 
 
 def as_dtype(type_value: Any) -> DType:
-    """The data type that ``type_value`` names: a DType, a numpy dtype or type, or a name.
+    """The data type that ``type_value`` names, by TensorFlow's rules.
+
+    Args:
+        type_value: a DType, a numpy dtype or type, TensorFlow's name ("float" is float32), or Python's ``float``
+            (float32), ``bool`` or ``str``.
 
     Raises:
         TypeError: it is no dtype, or one that no tensor can have.
     """
     if isinstance(type_value, DType):
         return type_value
-    if isinstance(type_value, str) and type_value in DTYPES:
-        return DTYPES[type_value]
-    if type_value in (str, bytes):
-        return DTYPES["string"]
+    if isinstance(type_value, str):
+        found = _BY_NAME.get(type_value.removesuffix("_ref"))
+    elif isinstance(type_value, type) and type_value in _BY_PYTHON_TYPE:
+        found = DTYPES[_BY_PYTHON_TYPE[type_value]]
+    else:
+        found = _of_numpy(type_value)
+    if found is None:
+        plain = type_value is int or type_value is complex
+        widths = "; give one with a width, such as tf.int32 or tf.complex64" if plain else ""
+        raise TypeError(f"{type_value!r} is not a data type of tensors{widths}")
+    return found
+
+
+def _of_numpy(type_value: Any) -> DType | None:
+    if type_value is None or type_value is int or type_value is complex:
+        return None  # numpy has widths for these, TensorFlow has none
     try:
-        found = np.dtype(type_value)
+        dtype = np.dtype(type_value)
     except TypeError:
-        raise TypeError(f"{type_value!r} is not a data type") from None
-    if found.kind in "SU":
-        return DTYPES["string"]
-    if type_value is None or found not in _BY_NUMPY:
-        raise TypeError(f"{type_value!r} is not a data type of tensors")
-    return _BY_NUMPY[found]
+        return None
+    return DTYPES["string"] if dtype.kind in "SU" else _BY_NUMPY.get(dtype)
 
 
 def to_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[Any, Any]:

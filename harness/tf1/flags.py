@@ -8,6 +8,8 @@ from typing import Any
 
 from absl import flags as absl_flags
 
+absl_flags.disclaim_key_flags()  # flags defined by the functions below are those of the program that calls them
+
 
 class FlagValues:
     """The flags of the program. Reading one parses the command line; flags that nobody defined are left alone."""
@@ -38,8 +40,20 @@ FLAGS = FlagValues()
 """The flags of the program."""
 
 
+def _free(flag_name: str) -> None:
+    """Makes room for a flag of the program that absl has for itself: ``log_dir``, most of all.
+
+    TensorFlow 1.0 knew nothing of absl, so any name was the program's. absl's logging works on; where it looks for its
+    own flag it finds the program's.
+    """
+    known = absl_flags.FLAGS
+    if flag_name in known and str(known.find_module_defining_flag(flag_name)).startswith("absl."):
+        delattr(known, flag_name)
+
+
 def _definer(shown: str, kind: str, define: Callable[..., Any]) -> Callable[..., Any]:
     def define_flag(flag_name: str, default_value: Any = None, docstring: str = "", **options: Any) -> Any:
+        _free(flag_name)
         return define(flag_name, default_value, docstring, **options)
 
     define_flag.__name__ = define_flag.__qualname__ = shown
@@ -57,6 +71,7 @@ DEFINE_list = _definer("DEFINE_list", "a list, separated by commas", absl_flags.
 
 def DEFINE_enum(flag_name: str, default_value: Any, enum_values: list[str], docstring: str = "") -> Any:  # noqa: N802
     """Defines a flag that is one of ``enum_values``; ``absl.flags.DEFINE_enum``."""
+    _free(flag_name)
     return absl_flags.DEFINE_enum(flag_name, default_value, enum_values, docstring)
 
 

@@ -307,10 +307,22 @@ def _cross(a: Array, b: Array, name: str | None = None) -> Any:
 def _norm(
     tensor: Array, ord: Any = "euclidean", axis: Static = None, keep_dims: bool = False, name: str | None = None
 ) -> Any:  # noqa: A002, E501
-    """The norm of vectors (or of all elements): "euclidean", 1, 2, or numpy.inf."""
-    orders = {"euclidean": 2, "fro": 2}
+    """The norm of vectors (or of all elements): "euclidean", 1, 2, or numpy.inf; of matrices where ``axis`` is a pair.
+
+    Of matrices it is "euclidean" or "fro", 1, or numpy.inf; the largest singular value (2) needs LAPACK, which a task
+    refuses.
+    """
+    pair = isinstance(axis, list | tuple)
+    if pair and (len(axis) != 2 or axis[0] == axis[1]):
+        raise ValueError(f"'axis' must be None, an integer, or a tuple of 2 unique integers, got {axis}")
+    if pair and ord not in ("euclidean", "fro", 1, np.inf):
+        raise ValueError(f"'ord' must be a supported matrix norm in ['euclidean', 'fro', 1, inf], got {ord}")
+    if not pair and isinstance(ord, str) and ord != "euclidean":
+        raise ValueError(f"'ord' must be a supported vector norm, got {ord}")
+    orders: dict[Any, Any] = {"euclidean": "fro" if pair else 2}
     flat = jnp.ravel(tensor) if axis is None else tensor
-    found = jnp.linalg.norm(flat, orders.get(ord, ord), None if axis is None else axis, keepdims=keep_dims)
+    over = tuple(axis) if pair else axis
+    found = jnp.linalg.norm(flat, orders.get(ord, ord), over, keepdims=keep_dims and axis is not None)
     return found.reshape((1,) * jnp.ndim(tensor)) if axis is None and keep_dims else found
 
 

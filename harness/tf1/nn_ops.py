@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -172,9 +172,16 @@ def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = N
     return jnp.sum(predictions > own, 1) < k
 
 
-def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> Any:  # noqa: A002
+class TopKV2(NamedTuple):
+    """The ``values`` that ``top_k`` found, and their int32 ``indices``; fetched, a pair of arrays under these names."""
+
+    values: Any
+    indices: Any
+
+
+def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> TopKV2:  # noqa: A002
     """``jax.lax.top_k``: (values, indices) along the last axis."""
-    return tuple(top_k_op(input, k, name))
+    return TopKV2(*top_k_op(input, k, name))
 
 
 # -- dropout and normalisation ---------------------------------------------------------------------------------------

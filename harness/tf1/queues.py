@@ -1,4 +1,4 @@
-"""Queues and accumulators by TensorFlow's arguments; ``shared_name`` is the name."""
+"""Queues and accumulators by TensorFlow's arguments."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FIFOQueue(_Components, rt.FIFOQueue):
         name: str = "fifo_queue",
     ) -> None:
         _no_names(names)
-        super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), shared_name or name)
+        super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), name, shared_name=shared_name)
 
 
 class PaddingFIFOQueue(_Components, rt.PaddingFIFOQueue):
@@ -76,7 +76,7 @@ class PaddingFIFOQueue(_Components, rt.PaddingFIFOQueue):
         name: str = "padding_fifo_queue",
     ) -> None:
         _no_names(names)
-        super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), shared_name or name)
+        super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), name, shared_name=shared_name)
 
 
 class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
@@ -94,7 +94,9 @@ class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
         name: str = "random_shuffle_queue",
     ) -> None:
         _no_names(names)
-        super().__init__(capacity, min_after_dequeue, _dtypes(dtypes), _shapes(shapes), seed, shared_name or name)
+        super().__init__(
+            capacity, min_after_dequeue, _dtypes(dtypes), _shapes(shapes), seed, name, shared_name=shared_name
+        )
 
 
 class ConditionalAccumulator(rt.ConditionalAccumulator):
@@ -108,7 +110,7 @@ class ConditionalAccumulator(rt.ConditionalAccumulator):
         name: str = "conditional_accumulator",
         reduction_type: str = "MEAN",
     ) -> None:
-        super().__init__(_dtypes(dtype), _shapes(shape), shared_name or name, reduction_type)
+        super().__init__(_dtypes(dtype), _shapes(shape), name, reduction_type, shared_name=shared_name)
 
 
 OPS: dict[str, Any] = {

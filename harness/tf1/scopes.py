@@ -81,10 +81,9 @@ def _in_scope(key: str, name: str) -> list[Any]:
 
 @dataclass
 class _Store:
-    """The variables of one graph that ``get_variable`` made, and the scope names in use."""
+    """The variables of one graph that ``get_variable`` made."""
 
     variables: dict[str, Any] = field(default_factory=dict)
-    scopes: dict[str, int] = field(default_factory=dict)
 
 
 _stores: weakref.WeakKeyDictionary[rt.Graph, _Store] = weakref.WeakKeyDictionary()
@@ -100,6 +99,18 @@ def _stack() -> list[tuple[rt.Graph, VariableScope]]:
     if stack is None:
         stack = _threads.scopes = []
     return stack
+
+
+def _opened() -> dict[str, int]:
+    """How often each variable scope of the default graph was opened by this thread, by its full name.
+
+    Default names are numbered by it. Leaving a scope forgets those below it, so that a model built a second time, in
+    the same scope opened again, finds its layers under the names that they had.
+    """
+    by_graph: weakref.WeakKeyDictionary[rt.Graph, dict[str, int]] | None = getattr(_threads, "opened", None)
+    if by_graph is None:
+        by_graph = _threads.opened = weakref.WeakKeyDictionary()
+    return by_graph.setdefault(rt.get_default_graph(), {})
 
 
 _tops: weakref.WeakKeyDictionary[rt.Graph, VariableScope] = weakref.WeakKeyDictionary()
@@ -142,56 +153,90 @@ def variable_scope(
 
     Args:
         name_or_scope: a name, appended to that of the open scope; or a scope to open again; or None.
-        default_name: with None, a name that is made unique by a number.
+        default_name: with None, a name that is made unique by a number. The numbers begin again when the scope around
+            it is opened again.
         values: not needed.
         initializer: default initializer of the variables inside.
         regularizer: default regularizer of the variables inside.
         caching_device: not needed.
         partitioner: must be None: see ``rt.variables`` for a table in parts.
         custom_getter: a function ``(getter, name, *args, **kwargs)`` around ``get_variable``.
-        reuse: True, ``AUTO_REUSE``, or None to take that of the open scope.
+        reuse: True, ``AUTO_REUSE``, or None to take that of the open scope, or of the one given.
         dtype: default dtype of the variables inside.
         use_resource: not needed.
 
     Raises:
-        ValueError: neither a name nor a default name, or one that needs a partitioner.
+        ValueError: neither a name nor a default name, one that needs a partitioner, or ``reuse=True`` without a name.
     """
     if name_or_scope is None and default_name is None:
         raise ValueError("variable_scope: give a name or a default_name")
+    if name_or_scope is None and reuse:
+        raise ValueError("reuse=True cannot be used without a name_or_scope")
     _no_partitioner(partitioner)
     outer = get_variable_scope()
-    if isinstance(name_or_scope, VariableScope):
-        base, name = name_or_scope, name_or_scope.name
-        shown = name.rsplit("/", 1)[-1]
+    again = isinstance(name_or_scope, VariableScope)
+    if again:
+        base, name, shown = name_or_scope, name_or_scope.name, name_or_scope.name.rsplit("/", 1)[-1]
     else:
         prefix = f"{outer.name}/" if outer.name else ""
         own = name_or_scope if name_or_scope is not None else _unique(prefix, str(default_name))
-        base, name, shown = outer, prefix + own, own
-    with rt.name_scope(shown or None) as opened:
+        base, name, shown = (
+            outer,
+            prefix + own,
+            own if default_name is None or name_or_scope is not None else default_name,
+        )
+    with _numbered(name, again), _named(shown) as opened:
         scope = replace(
             base,
             name=name,
-            reuse=_inherited(reuse, base.reuse, outer.reuse),
+            reuse=reuse or base.reuse,  # never back to making below one that finds
             initializer=base.initializer if initializer is None else initializer,
             regularizer=base.regularizer if regularizer is None else regularizer,
             dtype=base.dtype if dtype is None else as_dtype(dtype).dtype,
             custom_getter=base.custom_getter if custom_getter is None else custom_getter,
-            original_name_scope=opened,
+            original_name_scope=base.original_name_scope if again else opened,
         )
         with _current(scope):
             yield scope
 
 
-def _inherited(asked: Any, base: Any, outer: Any) -> Any:
-    """``reuse`` of an inner scope: what is asked for, but never back to making below one that finds."""
-    return asked or base or outer
+def _named(name: str) -> Any:
+    """The name scope of a variable scope; one without a name stays in the name scope that is open."""
+    if name:
+        return rt.name_scope(name)
+    scope = rt.get_default_graph().get_name_scope()
+    return contextlib.nullcontext(f"{scope}/" if scope else "")
+
+
+@contextlib.contextmanager
+def _numbered(name: str, again: bool) -> Iterator[None]:
+    """Counts the opening of the scope ``name``, and puts the counts below it back when it is left.
+
+    TensorFlow's rule: after a scope that was given by name they are 0; after a scope object that was opened ``again``
+    all counts are what they were before.
+    """
+    counts = _opened()
+    counts[name] = counts.get(name, 0) + 1
+    before = dict(counts) if again else None
+    try:
+        yield
+    finally:
+        if before is None:
+            for key in [k for k in counts if k.startswith(f"{name}/")]:
+                del counts[key]
+        else:
+            counts.clear()
+            counts.update(before)
 
 
 def _unique(prefix: str, name: str) -> str:
-    used = _store().scopes
-    count = used.get(prefix + name, 0)
-    used[prefix + name] = count + 1
-    return name if not count else f"{name}_{count}"
+    """``name``, with the first number that makes it the name of a scope that is not counted."""
+    counts = _opened()
+    candidate, number = name, 0
+    while counts.get(prefix + candidate, 0):
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
 
 
 def variable_op_scope(

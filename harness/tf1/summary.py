@@ -13,7 +13,7 @@ from harness.summary import merge as merge
 from harness.summary import merge_all as merge_all
 from harness.summary import scalar as scalar
 from harness.summary import text as text
-from harness.writer import FileWriter as FileWriter
+from harness.tf1.saver import FileWriter as FileWriter
 from harness.writer import FileWriterCache as FileWriterCache
 
 SummaryWriter = FileWriter

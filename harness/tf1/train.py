@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 import runtime as rt
 from harness.global_step import global_step
@@ -30,10 +31,22 @@ class Server(rt.Server):
             raise rt.NotFoundError(f"No server factory registered for protocol {protocol!r}: there is 'grpc'")
         super().__init__(server_or_cluster_def, job_name, task_index, _apply(config), start, **options)
 
+    def join(self) -> NoReturn:
+        """Serves until the process is no longer needed, and ends the program then, or the thread that called it.
+
+        As in TensorFlow the program never comes back from it: a ps goes on into the worker's code otherwise. It is over
+        when training is, when SIGTERM arrives, and when ``stop`` is called; see ``rt.Server.join``, which returns.
+
+        Raises:
+            SystemExit: always, with the code 0.
+        """
+        super().join()
+        sys.exit(0)
+
     @staticmethod
-    def create_local_server(config: Any = None, start: bool = True) -> rt.Server:
+    def create_local_server(config: Any = None, start: bool = True) -> Server:
         """A cluster of one task on a free port of this machine."""
-        return rt.Server.create_local_server(_apply(config), start)
+        return Server({"local": ["localhost:0"]}, "local", 0, config=config, start=start)
 
 
 def replica_device_setter(
@@ -68,7 +81,6 @@ LAZY: dict[str, str] = {
             "NanTensorHook",
             "ProfilerHook",
             "QueueRunner",
-            "Saver",
             "Scaffold",
             "SecondOrStepTimer",
             "SessionCreator",
@@ -99,7 +111,9 @@ LAZY: dict[str, str] = {
     },
     "ClusterSpec": "runtime.ClusterSpec",
     "NewCheckpointReader": "harness.load_checkpoint",
-    "SummaryWriter": "harness.FileWriter",
+    "Saver": "harness.tf1.saver.Saver",
+    "SaverDef": "harness.tf1.saver.SaverDef",
+    "SummaryWriter": "harness.tf1.saver.FileWriter",
     "SummaryWriterCache": "harness.FileWriterCache",
     "Supervisor": "harness.tf1.supervisor.Supervisor",
 }

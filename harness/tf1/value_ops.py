@@ -31,8 +31,9 @@ def convert_to_tensor(
 
 
 def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> Any:
-    """A tensor to feed; see ``rt.placeholder``. A shape may hold None."""
-    return rt.placeholder(as_dtype(dtype).dtype, None if shape is None else static_number(shape, "the shape"), name)
+    """A tensor to feed; see ``rt.placeholder``. A shape may hold None. What its dtype cannot hold is cut to fit."""
+    sizes = None if shape is None else static_number(shape, "the shape")
+    return rt.placeholder(as_dtype(dtype).dtype, sizes, name, casting="unsafe")
 
 
 def placeholder_with_default(input: Any, shape: Any, name: str | None = None) -> Any:  # noqa: A002

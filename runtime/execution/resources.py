@@ -61,7 +61,8 @@ def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T], 
         resource = make()
         return Named(resource, described, lambda: on_clear(resource))
 
-    found = context.store.resource(described["container"], described["name"], make_named)
+    key = f"{kind.__name__}:{described['name']}"  # a queue and an accumulator of one name are two things
+    found = context.store.resource(described["container"], key, make_named)
     if not isinstance(found.what, kind) or found.described != described:
         differing = sorted(k for k in {*described, *found.described} if described.get(k) != found.described.get(k))
         raise InvalidArgumentError(

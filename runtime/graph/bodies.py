@@ -41,7 +41,13 @@ class VariableSpec:
 
 @dataclass(frozen=True)
 class Feed:
-    """A placeholder: its value comes with the step."""
+    """A placeholder: its value comes with the step.
+
+    Attributes:
+        casting: numpy's word for what may be done to a value of another dtype: "same_value" or "unsafe".
+    """
+
+    casting: str = "same_value"
 
 
 @dataclass(frozen=True, eq=False)

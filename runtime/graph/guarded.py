@@ -11,7 +11,7 @@ import numpy as np
 from runtime.errors import InvalidArgumentError
 from runtime.graph.bodies import Constant, Guarded, Host, Shape, Update, VariableSpec
 from runtime.graph.graph import Operation, Tensor
-from runtime.graph.ops import as_tensor
+from runtime.graph.ops import as_tensor, kind_of
 from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.graph.variable import Variable
 
@@ -26,7 +26,7 @@ class Quorum:
     step are dropped and counted.
 
     Args:
-        beside: a variable on the task. Where ``leads``, it is the step: an integer that every update adds 1 to.
+        beside: a variable on the task. Where ``leads``, it is the step: a number that every update adds 1 to.
         needed: gradients in one aggregate.
         total: workers there are; below ``needed``, each gives several gradients to an aggregate.
         alone: the task decides by itself when enough are in. With several tasks a chief must, so that it is the same
@@ -53,8 +53,8 @@ class Quorum:
             raise InvalidArgumentError(
                 f"{name}: needs at least 1 gradient of at least 1 worker, not {needed} of {total}"
             )
-        if leads and (beside.dtype.kind not in "iu" or beside.shape != ()):
-            raise InvalidArgumentError(f"{name}: the step {beside.name!r} must be one integer")
+        if leads and (kind_of(beside.dtype) not in (1, 2) or beside.shape != ()):
+            raise InvalidArgumentError(f"{name}: the step {beside.name!r} must be one number")
         self._beside = beside
         self._leads = leads
         self.name = name

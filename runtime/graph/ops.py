@@ -59,7 +59,7 @@ def as_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[A
 
 def _cast(array: np.ndarray[Any, Any], wanted: np.dtype[Any], what: str) -> np.ndarray[Any, Any]:
     """``array`` as ``wanted``, if that loses no more than precision."""
-    if _kind(array.dtype) > _kind(wanted):
+    if kind_of(array.dtype) > kind_of(wanted):
         raise InvalidArgumentError(f"{what}: {array.dtype.name} does not become {wanted.name} by itself: cast it first")
     if wanted.kind in "iu" and array.dtype.kind in "iu" and array.size:
         limits = np.iinfo(wanted)
@@ -70,7 +70,7 @@ def _cast(array: np.ndarray[Any, Any], wanted: np.dtype[Any], what: str) -> np.n
     return array.astype(wanted, copy=False)
 
 
-def _kind(dtype: np.dtype[Any]) -> int:
+def kind_of(dtype: np.dtype[Any]) -> int:
     """0 for booleans, 1 for integers, 2 for real and 3 for complex numbers, 4 for what is none of these."""
     kinds: tuple[Any, ...] = (np.bool_, np.integer, np.floating, np.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 4)
@@ -87,7 +87,9 @@ def _string_array(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any
     return out
 
 
-def placeholder(dtype: Any, shape: Sequence[int | None] | None = None, name: str | None = None) -> Tensor:
+def placeholder(
+    dtype: Any, shape: Sequence[int | None] | None = None, name: str | None = None, *, casting: str = "same_value"
+) -> Tensor:
     """A tensor whose value is fed with each step.
 
     Args:
@@ -95,10 +97,17 @@ def placeholder(dtype: Any, shape: Sequence[int | None] | None = None, name: str
         shape: static shape; ``None`` for a dimension lets it differ from step to step (one program is compiled for
             each size met); ``None`` as a whole accepts any shape.
         name: operation name, "Placeholder" by default.
+        casting: what is done to values of another dtype. "same_value" converts those that the dtype can hold (rounding
+            reals) and refuses others; "unsafe" cuts those to fit, as numpy does, and warns once.
+
+    Raises:
+        InvalidArgumentError: no such casting.
     """
+    if casting not in ("same_value", "unsafe"):
+        raise InvalidArgumentError(f"placeholder {name!r}: casting is 'same_value' or 'unsafe', not {casting!r}")
     static: Shape | None = None if shape is None else tuple(None if d is None else int(d) for d in shape)
     op = get_default_graph().add_operation(
-        "Placeholder", Feed(), outputs=[(static, as_dtype(dtype))], name=name or "Placeholder"
+        "Placeholder", Feed(casting), outputs=[(static, as_dtype(dtype))], name=name or "Placeholder"
     )
     return op.outputs[0]
 

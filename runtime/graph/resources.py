@@ -16,22 +16,36 @@ from runtime.graph.ops import as_dtype, as_tensor, constant
 class _Resource:
     """A named resource: one operation that stands for it, and operations on it that run where it lives."""
 
-    def __init__(self, type: str, kernel: str, name: str, described: Mapping[str, Any], container: str) -> None:  # noqa: A002
+    def __init__(
+        self,
+        type: str,  # noqa: A002
+        kernel: str,
+        name: str,
+        described: Mapping[str, Any],
+        container: str,
+        shared_name: str | None,
+    ) -> None:
         graph = get_default_graph()
         full = graph.unique_name(name)
-        self._described = {**described, "name": full, "container": container}
+        key = shared_name or full
+        self._described = {**described, "name": key, "container": container}
         self._kernel = kernel
         with graph.control_dependencies(None):
             self._op = graph.add_operation(
                 type,
-                Host(f"{kernel}/open", {"resource": self._described}, True, full),
+                Host(f"{kernel}/open", {"resource": self._described}, True, key),
                 outputs=[((), np.dtype(object))],
                 name=full + "/",
             )
 
     @property
     def name(self) -> str:
-        """Its name: sessions and graphs that use the same name on the same device share it."""
+        """The name of its operation, unique in the graph."""
+        return self._op.name
+
+    @property
+    def shared_name(self) -> str:
+        """What it goes by on its task: sessions, graphs and objects that use the same one there share it."""
         return str(self._described["name"])
 
     @property
@@ -61,7 +75,7 @@ class _Resource:
     ) -> Operation:
         return self._op.graph.add_operation(
             f"{self._op.type}/{what}",
-            Host(f"{self._kernel}/{what}", {"resource": self._described, **attrs}, stateful, self.name),
+            Host(f"{self._kernel}/{what}", {"resource": self._described, **attrs}, stateful, self.shared_name),
             inputs,
             outputs,
             name=name or f"{self._op.name.rsplit('/', 1)[-1]}_{what}",
@@ -85,6 +99,7 @@ class Queue(_Resource):
         shapes: Any,
         name: str,
         container: str,
+        shared_name: str | None,
         **options: Any,  # noqa: A002
     ) -> None:
         self.dtypes: tuple[np.dtype[Any], ...] = tuple(as_dtype(d) for d in _listed(dtypes))
@@ -96,7 +111,7 @@ class Queue(_Resource):
             "shapes": [None if s is None else list(s) for s in self.shapes],
             **options,
         }
-        super().__init__(type, "queue", name, described, container)
+        super().__init__(type, "queue", name, described, container, shared_name)
 
     def enqueue(self, values: Any, name: str | None = None) -> Operation:
         """Adds one element; waits while the queue is full.
@@ -183,14 +198,22 @@ class FIFOQueue(Queue):
         capacity: most elements it holds; 0 or less for no limit.
         dtypes: dtype of each component, or one dtype.
         shapes: static shape of each component, or None: then elements may differ and only ``dequeue`` works.
-        name: its name, shared by all sessions of the cluster.
+        name: name of its operation.
         container: named container of the store.
+        shared_name: what sessions and graphs share it by, as it is; by default the operation's name with its scopes.
     """
 
     def __init__(
-        self, capacity: int, dtypes: Any, shapes: Any = None, name: str = "fifo_queue", container: str = ""
+        self,
+        capacity: int,
+        dtypes: Any,
+        shapes: Any = None,
+        name: str = "fifo_queue",
+        container: str = "",
+        *,
+        shared_name: str | None = None,
     ) -> None:
-        super().__init__("FIFOQueueV2", "fifo", capacity, dtypes, shapes, name, container)
+        super().__init__("FIFOQueueV2", "fifo", capacity, dtypes, shapes, name, container, shared_name)
 
 
 class PaddingFIFOQueue(Queue):
@@ -200,16 +223,24 @@ class PaddingFIFOQueue(Queue):
         capacity: most elements it holds.
         dtypes: dtype of each component, or one dtype.
         shapes: static shape of each component, None for a size that differs from element to element.
-        name: its name, shared by all sessions of the cluster.
+        name: name of its operation.
         container: named container of the store.
+        shared_name: what sessions and graphs share it by, as it is; by default the operation's name with its scopes.
     """
 
     def __init__(
-        self, capacity: int, dtypes: Any, shapes: Any, name: str = "padding_fifo_queue", container: str = ""
+        self,
+        capacity: int,
+        dtypes: Any,
+        shapes: Any,
+        name: str = "padding_fifo_queue",
+        container: str = "",
+        *,
+        shared_name: str | None = None,
     ) -> None:
         if shapes is None:
             raise InvalidArgumentError(f"queue {name!r}: a padding queue needs the shapes of its components")
-        super().__init__("PaddingFIFOQueueV2", "padding", capacity, dtypes, shapes, name, container)
+        super().__init__("PaddingFIFOQueueV2", "padding", capacity, dtypes, shapes, name, container, shared_name)
 
 
 class RandomShuffleQueue(Queue):
@@ -221,8 +252,9 @@ class RandomShuffleQueue(Queue):
         dtypes: dtype of each component, or one dtype.
         shapes: static shape of each component, or None.
         seed: fixes the sequence of draws.
-        name: its name, shared by all sessions of the cluster.
+        name: name of its operation.
         container: named container of the store.
+        shared_name: what sessions and graphs share it by, as it is; by default the operation's name with its scopes.
     """
 
     def __init__(
@@ -234,6 +266,8 @@ class RandomShuffleQueue(Queue):
         seed: int | None = None,
         name: str = "random_shuffle_queue",
         container: str = "",
+        *,
+        shared_name: str | None = None,
     ) -> None:
         super().__init__(
             "RandomShuffleQueueV2",
@@ -243,6 +277,7 @@ class RandomShuffleQueue(Queue):
             shapes,
             name,
             container,
+            shared_name,
             min_after_dequeue=int(min_after_dequeue),
             seed=seed,
         )
@@ -257,9 +292,10 @@ class ConditionalAccumulator(_Resource):
     Args:
         dtype: of the gradients.
         shape: static shape, None for a size that may differ.
-        name: its name, shared by all sessions of the cluster.
+        name: name of its operation.
         reduction: "mean" or "sum".
         container: named container of the store.
+        shared_name: what sessions and graphs share it by, as it is; by default the operation's name with its scopes.
     """
 
     def __init__(
@@ -269,6 +305,8 @@ class ConditionalAccumulator(_Resource):
         name: str = "conditional_accumulator",
         reduction: str = "mean",
         container: str = "",
+        *,
+        shared_name: str | None = None,
     ) -> None:
         if reduction.lower() not in ("mean", "sum"):
             raise InvalidArgumentError(f"accumulator {name!r}: reduction {reduction!r} is neither 'mean' nor 'sum'")
@@ -281,7 +319,7 @@ class ConditionalAccumulator(_Resource):
             "shape": None if self.shape is None else list(self.shape),
             "reduction": reduction.lower(),
         }
-        super().__init__("ConditionalAccumulator", "accumulator", name, described, container)
+        super().__init__("ConditionalAccumulator", "accumulator", name, described, container, shared_name)
 
     def apply_grad(self, grad: Any, local_step: Any = 0, *, worker: Any = -1, name: str | None = None) -> Tensor:
         """Offers a gradient; gives whether it was accepted (bool).

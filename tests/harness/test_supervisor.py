@@ -83,8 +83,8 @@ def test_collections_give_the_defaults(graph: rt.Graph) -> None:
     assert harness.Supervisor(saver=None).init_op is v.initializer
 
 
-def test_a_global_step_that_is_no_integer_is_ignored() -> None:
-    rt.Variable(0.0, name="global_step")
+def test_a_global_step_that_is_no_number_is_ignored() -> None:
+    rt.Variable("none", name="global_step")
     assert harness.Supervisor().global_step is None
 
 
@@ -146,13 +146,14 @@ def of_another_graph() -> rt.Operation:
         ("local_init_op", 5, TypeError, "local_init_op: 5 has invalid type int"),
         ("ready_op", [], TypeError, "ready_op: .* has invalid type list"),
         ("ready_for_local_init_op", {}, TypeError, "ready_for_local_init_op: .* has invalid type dict"),
-        ("global_step", "half:0", ValueError, "global_step is an integer variable, not .*half:0"),
+        ("global_step", "word:0", ValueError, "global_step is a variable that holds a number, not .*word:0"),
         ("summary_op", "half:0", ValueError, "summary_op is a string tensor of a serialized summary, not .*half:0"),
     ],
 )
 def test_mistakes_are_refused_at_once_and_by_name(name: str, value: Any, error: type[Exception], words: str) -> None:
     counting()
     rt.constant(np.float32(0.5), name="half")
+    rt.constant("one", name="word")
     with pytest.raises(error, match=words):
         harness.Supervisor(**{name: value})
 

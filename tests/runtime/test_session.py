@@ -157,7 +157,7 @@ def feed_errors() -> list[Any]:
             id="size",
         ),
         p("floats", 1.0, ValueError, r"Cannot feed value of shape \(\)", id="rank"),
-        p("flags", [1], TypeError, "int64 does not become bool", id="int to bool"),
+        p("flags", [2], TypeError, "int64 does not become bool", id="int to bool"),
         p("texts", [1], TypeError, "but the placeholder takes strings", id="number to string"),
         p("missing:0", 1, TypeError, "Cannot interpret feed_dict key as Tensor: .*'missing'", id="unknown name"),
         p(
@@ -186,6 +186,21 @@ def test_feeds_that_do_not_fit(session: rt.Session, key: Any, value: Any, error:
     with pytest.raises(error, match=said) as caught:
         session.run(rt.constant(1), {key: value})
     assert "\n" not in str(caught.value)
+
+
+def test_a_feed_of_another_dtype_is_converted_when_no_value_changes(session: rt.Session) -> None:
+    ints, flags = rt.placeholder(np.int32, [2], name="ints"), rt.placeholder(np.bool_, [2], name="flags")
+    reals = rt.placeholder(np.float32, [2], name="reals")
+    got = session.run([ints, flags, reals], {ints: np.array([1.0, 2.0]), flags: [0, 1], reals: np.array([1 + 0j, 0.1])})
+    assert [g.tolist() for g in got[:2]] == [[1, 2], [False, True]] and [g.dtype for g in got] == [
+        np.int32,
+        np.bool_,
+        np.float32,
+    ]
+    np.testing.assert_array_equal(got[2], np.float32([1, 0.1]))
+    for tensor, value in ((ints, [np.nan, 1.0]), (ints, [3e9, 1.0]), (flags, [0.5, 1.0]), (reals, [1j, 0])):
+        with pytest.raises(TypeError, match=f"value fed for '{tensor.name}'.*does not become"):
+            session.run(tensor, {tensor: value})
 
 
 def test_a_tensor_is_no_value(session: rt.Session) -> None:

@@ -117,7 +117,7 @@ def test_what_must_be_given_is_asked_for() -> None:
         for early in (
             sync.get_chief_queue_runner,
             sync.get_init_tokens_op,
-            lambda: sync.make_session_run_hook(True),
+            sync.make_session_run_hook(True).begin,
             lambda: sync.accepted,
         ):
             with pytest.raises(ValueError, match="apply_gradients should be called"):

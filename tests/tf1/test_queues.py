@@ -23,7 +23,7 @@ def test_a_list_is_a_list_of_components() -> None:
             sess.run(one.close())
             with pytest.raises(tf.errors.OutOfRangeError):
                 sess.run(one.dequeue())
-        assert two.name == "two"
+        assert (two.name, two.shared_name) == ("fifo_queue", "two")
         with pytest.raises(ValueError, match="has 2 components, 1 were given"):
             two.enqueue([1])
         with pytest.raises(ValueError, match="names= is not in harness.tf1"):
@@ -44,3 +44,62 @@ def test_shuffling_padding_and_accumulating() -> None:
             assert sess.run(padded.dequeue_many(2)).tolist() == [[1, 0], [2, 3]]
             sess.run(mean.apply_grad(tf.constant([2.0, 4.0]), local_step=0))
             assert sess.run(mean.take_grad(1)).tolist() == [2.0, 4.0]
+
+
+def test_queues_of_one_shared_name_are_one_queue() -> None:
+    with tf.Graph().as_default():
+        one = tf.FIFOQueue(10, tf.int32, shapes=[[]], shared_name="tokens")
+        with tf.name_scope("worker"):
+            other = tf.FIFOQueue(10, tf.int32, shapes=[[]], shared_name="tokens", name="mine")
+        apart = tf.FIFOQueue(10, tf.int32, shapes=[[]], name="tokens")
+        by_node_name = tf.FIFOQueue(10, tf.int32, shapes=[[]], shared_name="worker/lonely")
+        with tf.name_scope("worker/"):
+            lonely = tf.FIFOQueue(10, tf.int32, shapes=[[]], name="lonely")
+        with tf.Session() as sess:
+            sess.run([one.enqueue(1), lonely.enqueue(7)])
+            sess.run(other.enqueue(2))
+            assert sess.run([one.size(), other.size(), by_node_name.size(), lonely.size()]) == [2, 2, 1, 1]
+            assert sess.run(apart.size()) == 2, "without a shared name the operation's name is the key"
+            assert sess.run(apart.dequeue()) == 1
+        assert [q.name for q in (one, other, apart, lonely)] == ["fifo_queue", "worker/mine", "tokens", "worker/lonely"]
+
+
+def test_accumulators_of_one_shared_name_are_one_accumulator() -> None:
+    with tf.Graph().as_default():
+        one = tf.ConditionalAccumulator(tf.float32, [], shared_name="mean")
+        with tf.name_scope("worker"):
+            other = tf.ConditionalAccumulator(tf.float32, [], shared_name="mean")
+        with tf.Session() as sess:
+            sess.run(other.apply_grad(tf.constant(3.0), local_step=0))
+            assert sess.run(one.num_accumulated()) == 1
+
+
+def test_a_queue_and_an_accumulator_of_one_shared_name_are_two_things() -> None:
+    with tf.Graph().as_default():
+        queue = tf.FIFOQueue(10, tf.int32, shapes=[[]], shared_name="both")
+        mean = tf.ConditionalAccumulator(tf.float32, [], shared_name="both")
+        with tf.Session() as sess:
+            sess.run(queue.enqueue(1))
+            assert sess.run([queue.size(), mean.num_accumulated()]) == [1, 0]
+
+
+def test_a_shared_queue_of_another_kind_is_refused_by_its_shared_name() -> None:
+    with tf.Graph().as_default():
+        tf.FIFOQueue(10, tf.int32, shapes=[[]], shared_name="tokens")
+        with tf.Session() as sess:
+            sess.run(tf.get_default_graph().get_operations()[0])
+            other = tf.FIFOQueue(11, tf.int32, shapes=[[]], shared_name="tokens", name="larger")
+            with pytest.raises(tf.errors.InvalidArgumentError, match="'tokens' is there with another capacity"):
+                sess.run(other.size())
+
+
+def test_graphs_of_several_sessions_meet_in_a_shared_name() -> None:
+    server = tf.train.Server.create_local_server()
+    with tf.Graph().as_default(), server:
+        first = tf.FIFOQueue(10, tf.int32, shapes=[[]], shared_name="done")
+        with tf.Session(server.target) as sess:
+            sess.run(first.enqueue(5))
+        with tf.Graph().as_default(), tf.name_scope("another/graph"):
+            second = tf.FIFOQueue(10, tf.int32, shapes=[[]], shared_name="done", name="other")
+            with tf.Session(server.target) as sess:
+                assert sess.run(second.dequeue()) == 5

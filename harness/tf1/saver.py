@@ -1,0 +1,134 @@
+"""``tf.train.Saver`` and ``tf.summary.FileWriter``: the harness's, by all of TensorFlow's arguments in their order."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import harness
+from harness import writer as _writer
+
+
+class SaverDef:
+    """Names of TensorFlow's checkpoint formats; the format here is Orbax's whichever is asked for."""
+
+    LEGACY, V1, V2 = 0, 1, 2
+
+
+class Saver(harness.Saver):
+    """``harness.Saver``; graphs are not saved, and names of formats and of graph files are accepted without an effect.
+
+    Args:
+        var_list: as in ``harness.Saver``; so are the arguments that are not told of.
+        reshape: must be False: a variable takes values of its own shape.
+        sharded: not needed: every task writes its own variables.
+        max_to_keep: the last so many checkpoints are kept; None or 0 keeps all.
+        keep_checkpoint_every_n_hours: besides, one is kept for every so many hours.
+        name: not used, as are ``restore_sequentially``, ``write_version``, ``save_relative_paths`` and ``filename``.
+        restore_sequentially: see ``name``.
+        saver_def: must be None.
+        builder: must be None.
+        defer_build: look for the variables when the first save or restore comes.
+        allow_empty: saving nothing is no error.
+        write_version: see ``name``.
+        pad_step_number: pad the step in the name with zeros to eight digits.
+        save_relative_paths: see ``name``; nothing in a checkpoint holds an absolute path.
+        filename: see ``name``.
+        options: further ones of ``harness.Saver``.
+
+    Raises:
+        ValueError: ``reshape``, ``saver_def`` or ``builder`` is given.
+    """
+
+    def __init__(
+        self,
+        var_list: Any = None,
+        reshape: bool = False,
+        sharded: bool = False,
+        max_to_keep: int | None = 5,
+        keep_checkpoint_every_n_hours: float | None = 10000.0,
+        name: str | None = None,
+        restore_sequentially: bool = False,
+        saver_def: Any = None,
+        builder: Any = None,
+        defer_build: bool = False,
+        allow_empty: bool = False,
+        write_version: int = SaverDef.V2,
+        pad_step_number: bool = False,
+        save_relative_paths: bool = False,
+        filename: str | None = None,
+        **options: Any,
+    ) -> None:
+        if reshape:
+            raise ValueError("Saver: reshape=True is not in harness.tf1: restore the variable and use tf.reshape")
+        if saver_def is not None or builder is not None:
+            raise ValueError("Saver: saver_def and builder are not in harness.tf1: give it the variables")
+        super().__init__(
+            var_list,
+            max_to_keep=max_to_keep,
+            keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours,
+            pad_step_number=pad_step_number,
+            allow_empty=allow_empty,
+            defer_build=defer_build,
+            **options,
+        )
+
+    def save(
+        self,
+        sess: Any,
+        save_path: str | os.PathLike[str],
+        global_step: Any = None,
+        latest_filename: str | None = None,
+        meta_graph_suffix: str = "meta",
+        write_meta_graph: bool = True,
+        write_state: bool = True,
+        strip_default_attrs: bool = False,
+        **options: Any,
+    ) -> Any:
+        """``harness.Saver.save``.
+
+        Args:
+            sess: a session of the cluster.
+            save_path: ``logdir/model.ckpt``.
+            global_step: the step in the name.
+            latest_filename: must be None or "checkpoint": no file lists the checkpoints, their directory does.
+            meta_graph_suffix: not used, as are ``write_meta_graph`` and ``strip_default_attrs``: no graph is written.
+            write_meta_graph: see above.
+            write_state: must be True, for the reason of ``latest_filename``.
+            strip_default_attrs: see above.
+            options: further ones of ``harness.Saver.save``.
+
+        Raises:
+            ValueError: another ``latest_filename``, or ``write_state=False``.
+        """
+        if latest_filename not in (None, "checkpoint") or not write_state:
+            given = "write_state=False" if not write_state else f"latest_filename={latest_filename!r}"
+            raise ValueError(
+                f"Saver.save: {given} cannot keep a checkpoint out of tf.train.latest_checkpoint, which looks into "
+                "the directory: save into a directory of its own"
+            )
+        return super().save(sess, save_path, global_step, **options)
+
+
+class FileWriter(_writer.FileWriter):
+    """``harness.FileWriter``, with TensorFlow's order of arguments.
+
+    Args:
+        logdir: the directory, made if it is not there.
+        graph: a graph to write at once.
+        max_queue: how many events may wait to be written before adding one blocks.
+        flush_secs: how often events are flushed to disk, seconds; every 2 s by default (120 s in a cloud store).
+        graph_def: a graph, or a GraphDef message, to write at once; ``graph`` goes before it.
+        filename_suffix: end of the file names.
+    """
+
+    def __init__(
+        self,
+        logdir: str | os.PathLike[str],
+        graph: Any = None,
+        max_queue: int = 10,
+        flush_secs: float | None = None,
+        graph_def: Any = None,
+        filename_suffix: str | None = None,
+    ) -> None:
+        super().__init__(logdir, graph_def if graph is None else graph, max_queue, flush_secs, filename_suffix)

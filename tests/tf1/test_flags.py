@@ -1,0 +1,57 @@
+"""Flags of a program that absl has for itself."""
+
+import subprocess
+import sys
+import textwrap
+
+from tests.tf1.kit import ROOT
+
+
+def _run(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *argv], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_program_may_have_a_flag_that_absl_has() -> None:
+    ended = _run(
+        """
+        import harness.tf1 as tf
+        import harness.supervisor
+        from absl import logging
+        tf.app.flags.DEFINE_string("log_dir", "/tmp/mine", "where events go")
+        tf.app.flags.DEFINE_enum("v", "b", ["a", "b"], "which")
+        FLAGS = tf.app.flags.FLAGS
+        def main(_):
+            print(FLAGS.log_dir, FLAGS.v, FLAGS.alsologtostderr)
+            logging.warning("logging works")
+        tf.app.run()
+        """,
+        "--log_dir=/tmp/given",
+    )
+    assert (ended.returncode, ended.stdout) == (0, "/tmp/given b False\n"), ended.stderr
+    assert "logging works" in ended.stderr
+
+
+def test_help_shows_the_flags_of_the_program() -> None:
+    program = """
+        import harness.tf1 as tf
+        tf.app.flags.DEFINE_string("ps_hosts", "", "addresses of the ps")
+        tf.app.run(lambda argv: None)
+        """
+    ended = _run(program, "--help")
+    assert "--ps_hosts: addresses of the ps" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_a_flag_that_the_program_defines_twice_is_refused() -> None:
+    ended = _run(
+        """
+        import sys, types
+        import harness.tf1 as tf
+        tf.app.flags.DEFINE_string("log_dir", "", "mine")
+        other = types.ModuleType("other")
+        sys.modules["other"] = other
+        exec("import harness.tf1 as tf\\ntf.app.flags.DEFINE_integer('log_dir', 1, 'theirs')", vars(other))
+        """
+    )
+    assert ended.returncode == 1 and "DuplicateFlagError" in ended.stderr and "'log_dir'" in ended.stderr

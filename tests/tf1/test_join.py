@@ -1,0 +1,72 @@
+"""``tf.train.Server.join`` never returns into the program: classic ones go on with the worker's code after it."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import harness.tf1 as tf
+import runtime as rt
+from tests.tf1.kit import ROOT
+
+PS = """
+    import signal
+    import threading
+    import time
+    import harness.tf1 as tf
+
+    def tell():
+        while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            time.sleep(0.01)
+        print("serving", flush=True)
+
+    server = tf.train.Server.create_local_server()
+    threading.Thread(target=tell).start()
+    try:
+        server.join()
+        print("went on as a worker", flush=True)
+    finally:
+        print("left", flush=True)
+"""
+
+
+def _ends(how: signal.Signals) -> tuple[int, str]:
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PS)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "serving\n"
+        process.send_signal(how)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, said
+
+
+def test_sigterm_ends_a_ps_program_that_has_no_return_after_join() -> None:
+    assert _ends(signal.SIGTERM) == (0, "left\n")
+
+
+def test_a_server_that_is_stopped_ends_the_thread_that_joined_it() -> None:
+    server = tf.train.Server.create_local_server()
+    assert isinstance(server, tf.train.Server)
+    after: list[object] = []
+
+    def serve() -> None:
+        try:
+            server.join()
+            after.append("went on")
+        except SystemExit as ended:
+            after.append(ended.code)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive() and after == [0]
+
+
+def test_the_runtimes_own_join_returns() -> None:
+    server = rt.Server.create_local_server()
+    server.stop()
+    assert server.join() is None
