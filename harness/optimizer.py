@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -257,7 +258,7 @@ def _restored(leaves: Sequence[Any], first: Any) -> Any:
 
 
 def _is_key(leaf: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
 def _abstract(value: Any) -> jax.ShapeDtypeStruct:

@@ -258,7 +258,7 @@ def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Any:
 
 def _limits(dtype: Any) -> tuple[Any, Any]:
     """The smallest and the largest finite value."""
-    kind: Any = jnp.finfo(dtype) if jnp.issubdtype(dtype, np.floating) else jnp.iinfo(dtype)
+    kind: Any = jnp.finfo(dtype) if jnp.issubdtype(dtype, np.floating) else jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
     whole = jnp.issubdtype(dtype, np.integer)
     return (int(kind.min), int(kind.max)) if whole else (float(kind.min), float(kind.max))
 

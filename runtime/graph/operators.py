@@ -139,7 +139,7 @@ def _nothing(dtype: Any) -> Any:
         return jnp.asarray(np.nan, dtype)
     if dtype == np.bool_:
         return jnp.asarray(True)
-    limits = jnp.iinfo(dtype)
+    limits = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
     return jnp.asarray(limits.min if limits.min < 0 else limits.max, dtype)
 
 
