@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 import runtime as rt
 from harness import narrow
 from harness.checkpoints.partitions import slot_of
+from harness.separable import what_mixes
 
 GradientAndVariable = tuple[rt.Tensor | None, rt.Variable]
 
@@ -21,11 +25,12 @@ class Optimizer:
 
     Every variable has its own optax state, kept in slot variables on the variable's own task: ``mlp/w1/adam/mu`` beside
     ``mlp/w1``. One atomic program per task updates all variables of that task with their slots. Because each variable
-    is updated by itself, a transformation that needs all gradients at once does not belong into ``transformation``:
-    give it as ``before_push``.
+    is updated by itself, a transformation that needs all gradients at once (``optax.clip_by_global_norm``,
+    ``optax.apply_if_finite``) is refused as ``transformation``: give it as ``before_push``.
 
     Args:
-        transformation: e.g. ``optax.adam(1e-3)``. Schedules count the updates that the variable has had.
+        transformation: e.g. ``optax.adam(1e-3)``. Schedules count the updates that the variable has had. Random keys in
+            its state (``optax.add_noise``) differ from variable to variable.
         before_push: a stateless optax transformation of all gradients together, applied on the worker before they are
             pushed: ``optax.clip_by_global_norm(1.0)``. It sees this worker's gradients, not an average of all workers.
         extra_args: tensors that the transformation's update gets as keyword arguments in each step, such as a learning
@@ -33,7 +38,8 @@ class Optimizer:
         name: first part of the names of operations.
 
     Raises:
-        InvalidArgumentError: ``before_push`` keeps a state (it would be lost between steps).
+        InvalidArgumentError: ``before_push`` keeps a state (it would be lost between steps), or the update of one
+            variable by ``transformation`` depends on other variables; names the part of it that does so.
     """
 
     def __init__(
@@ -54,6 +60,18 @@ class Optimizer:
         ):
             raise rt.InvalidArgumentError(
                 "before_push keeps a state, which a worker loses when it restarts: use a stateless one"
+            )
+        mixing = what_mixes(transformation, {k: _abstract(v) for k, v in self._extra_args.items()})
+        if mixing is not None:
+            part, keeps_state = mixing
+            raise rt.InvalidArgumentError(
+                f"{name}: with {part} the update of a variable depends on other variables, but here each is updated by "
+                "itself, on its own task: "
+                + (
+                    f"leave {part} out; what all gradients together need must be a stateless before_push"
+                    if keeps_state
+                    else f"give {part} as before_push, which sees all gradients of a worker"
+                )
             )
 
     def minimize(
@@ -101,6 +119,7 @@ class Optimizer:
 
         Args:
             grads_and_vars: what ``compute_gradients`` gave, possibly changed; pairs with a None gradient are left out.
+                A variable in several pairs gets one update after the other, in their order, as one atomic program.
             global_step: variable to add 1 to when the gradients are in.
             name: operation name.
 
@@ -151,33 +170,31 @@ class Optimizer:
 
     def _update(self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> rt.Operation:
         """The update of all variables of one task, with their slots, as one program."""
-        variables = [v for _, v in pairs]
+        variables = list(dict.fromkeys(v for _, v in pairs))
+        places = [variables.index(v) for _, v in pairs]
         slots = [list(self._slots_of(v).values()) for v in variables]
-        structures = [self._structure(v) for v in variables]
         counts = [len(s) for s in slots]
         extra = [rt.as_tensor(value) for value in self._extra_args.values()]
 
         def step(*arrays: Any) -> tuple[list[Any], tuple[()]]:
-            old = list(arrays[: len(variables)])
-            states = list(arrays[len(variables) : len(variables) + sum(counts)])
+            values = list(arrays[: len(variables)])
+            stored = list(arrays[len(variables) : len(variables) + sum(counts)])
             gradients = arrays[len(variables) + sum(counts) : -len(extra) or None]
             given = dict(zip(self._extra_args, arrays[-len(extra) :], strict=True)) if extra else {}
-            new_values, new_states = [], []
-            for value, gradient, structure, count in zip(old, gradients, structures, counts, strict=True):
-                state = jax.tree.unflatten(structure, states[:count])
-                del states[:count]
+            states = []
+            for value, count in zip(values, counts, strict=True):
+                states.append(_restored(stored[:count], self._transformation.init(value)))
+                del stored[:count]
+            for place, gradient in zip(places, gradients, strict=True):
+                value = values[place]
                 gradient = gradient.astype(value.dtype)  # it may have crossed the wire in fewer bits
-                change, state = self._transformation.update(gradient, state, value, **given)
-                new_values.append(optax.apply_updates(value, change))
-                new_states += jax.tree.leaves(state)
-            return [*new_values, *new_states], ()
+                change, states[place] = self._transformation.update(gradient, states[place], value, **given)
+                values[place] = optax.apply_updates(value, change)
+            return [*values, *(leaf for state in states for leaf in _stored(state))], ()
 
         everything = [*variables, *(s for group in slots for s in group)]
         applied: rt.Operation = rt.update(everything, step, [*(g for g, _ in pairs), *extra], name="apply")
         return applied
-
-    def _structure(self, variable: rt.Variable) -> Any:
-        return jax.tree.structure(self._state(variable))
 
     def _state(self, variable: rt.Variable) -> Any:
         return jax.eval_shape(self._transformation.init, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
@@ -201,18 +218,55 @@ class Optimizer:
         return slots
 
     def _initial(self, variable: rt.Variable, index: int) -> Callable[[], rt.Tensor]:
-        init = self._transformation.init
+        init, name = self._transformation.init, variable.spec.name
+
+        def begin(value: Any) -> Any:
+            return _stored(init(value), own_keys_of=name)[index]
 
         def make() -> rt.Tensor:
             if rt.get_default_graph() is not variable.graph:  # the graph only wants to know the shape
-                leaf = jax.tree.leaves(self._state(variable))[index]
+                leaf = jax.eval_shape(begin, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
                 return rt.placeholder(leaf.dtype, leaf.shape)
-            tensor: rt.Tensor = rt.call(
-                lambda v: jax.tree.leaves(init(v))[index], variable.initial_value, name="initial"
-            )
+            tensor: rt.Tensor = rt.call(begin, variable.initial_value, name="initial")
             return tensor
 
         return make
+
+
+def _stored(state: Any, own_keys_of: str | None = None) -> list[Any]:
+    """The leaves of an optax state as slot variables hold them: the bits of random keys, all else as it is.
+
+    Args:
+        state: the state.
+        own_keys_of: name of a variable; its keys become others than those of other variables.
+    """
+    leaves = jax.tree.leaves(state)
+    if own_keys_of is not None:
+        number = zlib.crc32(own_keys_of.encode())
+        leaves = [jax.random.fold_in(leaf, number) if _is_key(leaf) else leaf for leaf in leaves]
+    return [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
+
+
+def _restored(leaves: Sequence[Any], first: Any) -> Any:
+    """The state that ``_stored`` gave ``leaves`` of; ``first`` is one of the same structure and kinds."""
+    kinds, structure = jax.tree.flatten(first)
+    whole = [
+        jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(kind)) if _is_key(kind) else leaf
+        for leaf, kind in zip(leaves, kinds, strict=True)
+    ]
+    return jax.tree.unflatten(structure, whole)
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _abstract(value: Any) -> jax.ShapeDtypeStruct:
+    """What an extra argument is like when a step runs, as far as it is known."""
+    if not isinstance(value, rt.Tensor | rt.Variable):
+        value = np.asarray(value)
+    shape = () if value.shape is None else tuple(1 if d is None else d for d in value.shape)
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(value.dtype))
 
 
 def _by_device(pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> dict[str, list[tuple[rt.Tensor, rt.Variable]]]:

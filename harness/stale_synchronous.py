@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import runtime as rt
 from harness.optimizer import GradientAndVariable, Optimizer
 from harness.sync_replicas import worker_of
-from harness.wrapped_optimizer import WrappedOptimizer
+from harness.wrapped_optimizer import WrappedOptimizer, updates_of
 
 
 class StaleSynchronous(WrappedOptimizer):
@@ -46,8 +46,9 @@ class StaleSynchronous(WrappedOptimizer):
         if global_step is None:
             raise rt.InvalidArgumentError(f"{self.name}: a global step is needed: workers meet on the ps that holds it")
         train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
-        beside = [op for op in train.control_inputs if op.device == global_step.device]
-        others = [op for op in train.control_inputs if op.device != global_step.device]
+        updates = updates_of(train)
+        beside = [op for op in updates if op.device == global_step.device]
+        others = [op for op in updates if op.device != global_step.device]
         worker = worker_of(grads_and_vars) if self._worker is None else self._worker
         with global_step.graph.as_default(), rt.name_scope(None), rt.control_dependencies(None):
             meet = rt.bounded_update(global_step, beside, self._max_staleness, worker, name=self.name)

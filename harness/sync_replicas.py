@@ -12,7 +12,7 @@ from harness.coordinator import Coordinator
 from harness.hooks.base import SessionRunHook
 from harness.optimizer import GradientAndVariable, Optimizer
 from harness.sync_chief import SyncRunner, orders
-from harness.wrapped_optimizer import WrappedOptimizer
+from harness.wrapped_optimizer import WrappedOptimizer, updates_of
 
 _T = TypeVar("_T")
 _TASK = re.compile(r"/task:(\d+)")
@@ -104,9 +104,10 @@ class SyncReplicas(WrappedOptimizer):
         graph = global_step.graph
         with graph.as_default():
             train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
+            updates = updates_of(train)
             worker = self._number(grads_and_vars)
             with rt.name_scope(None), rt.control_dependencies(None):
-                return self._synchronous(train, grads_and_vars, global_step, worker)
+                return self._synchronous(updates, grads_and_vars, global_step, worker)
 
     def _number(self, grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
         if self._worker is not None:
@@ -121,13 +122,13 @@ class SyncReplicas(WrappedOptimizer):
 
     def _synchronous(
         self,
-        train: rt.Operation,
+        applied: Sequence[rt.Operation],
         grads_and_vars: Sequence[GradientAndVariable],
         global_step: rt.Variable,
         worker: int | None,
     ) -> rt.Operation:
         groups: dict[str, list[rt.Operation]] = {global_step.device: []}
-        for op in train.control_inputs:
+        for op in applied:
             groups.setdefault(op.device, []).append(op)
         beside = {v.device: v for g, v in grads_and_vars if g is not None} | {global_step.device: global_step}
         alone = len(groups) == 1

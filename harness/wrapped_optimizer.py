@@ -8,6 +8,15 @@ import runtime as rt
 from harness.optimizer import GradientAndVariable, Optimizer
 
 
+def updates_of(train: rt.Operation) -> list[rt.Operation]:
+    """The updates that ``train``, just made by ``Optimizer.apply_gradients``, stands for.
+
+    What the caller's open ``control_dependencies`` hold goes before them and is none of them.
+    """
+    before = train.graph.under_control
+    return [op for op in train.control_inputs if op not in before]
+
+
 class WrappedOptimizer:
     """An optimizer that changes how the updates of another one come together: what is not that is the other's.
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
+from harness.tf1.dtypes import to_array
 from harness.tf1.lift import Array, Function, Static, Type, constant, is_tensor, op
 from harness.tf1.static import looks_at_shape_only
 
@@ -174,9 +175,14 @@ def one_hot(
     """``jax.nn.one_hot`` with other values than 1 and 0 where asked for; float32 by default."""
     hot = jax.nn.one_hot(indices, depth, axis=-1 if axis is None else axis, dtype=bool)
     given = [v for v in (on_value, off_value) if v is not None]
-    kind = dtype or (jnp.result_type(*given) if given else np.dtype(np.float32))
+    kind = dtype or (_own_dtype(given[0]) if given else np.dtype(np.float32))
     on, off = (1 if on_value is None else on_value), (0 if off_value is None else off_value)
     return jnp.where(hot, jnp.asarray(on, kind), jnp.asarray(off, kind))
+
+
+def _own_dtype(value: Any) -> Any:
+    """The dtype that TensorFlow gives a value: int32 and float32 for Python numbers, whatever is beside them."""
+    return value.dtype if hasattr(value, "dtype") else to_array(value).dtype
 
 
 @op("Diag")

@@ -6,22 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from harness.tf1.lift import Array, Arrays, Function, Static, op
+from harness.tf1.math_ops import maximum, minimum
 
 
 @op("clip_by_value")
 def clip_by_value(t: Array, clip_value_min: Array, clip_value_max: Array, name: str | None = None) -> Any:
-    """``jax.numpy.clip``."""
-    return jnp.clip(t, clip_value_min, clip_value_max)
+    """``t`` within limits; its derivative is 1 at the limits too."""
+    return jnp.where(jnp.less(t, clip_value_min), minimum(clip_value_min, clip_value_max), minimum(t, clip_value_max))
 
 
 @op("clip_by_norm")
 def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | None = None) -> Any:
     """``t``, scaled down where its Euclidean norm over ``axes`` (all) is above ``clip_norm``."""
     over = tuple(axes) if isinstance(axes, list) else axes
-    norm = jnp.sqrt(jnp.sum(jnp.square(t), over, keepdims=True))
-    return t * (clip_norm / jnp.maximum(norm, clip_norm))
+    squares = jnp.sum(jnp.square(t), over, keepdims=True)
+    norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), squares)  # no NaN in its derivative
+    return t * clip_norm / maximum(norm, clip_norm)
 
 
 @op("clip_by_average_norm")
@@ -43,14 +46,17 @@ def global_norm(t_list: Sequence[Any], name: str | None = None) -> Any:
 
 @op("clip_by_global_norm")
 def _clip_all(t_list: Arrays, clip_norm: Array, norm: Array, name: str | None = None) -> Any:
-    scale = clip_norm / jnp.maximum(norm, clip_norm)
-    return tuple(t * scale for t in t_list)
+    scale = jnp.where(jnp.isfinite(norm), clip_norm / maximum(norm, clip_norm), np.nan)
+    return tuple((t * scale).astype(jnp.result_type(t)) for t in t_list)
 
 
 def clip_by_global_norm(
     t_list: Sequence[Any], clip_norm: Any, use_norm: Any = None, name: str | None = None
 ) -> tuple[list[Any], Any]:
-    """All tensors scaled by one factor so that their common norm is at most ``clip_norm``, and the norm before."""
+    """All tensors scaled by one factor so that their common norm is at most ``clip_norm``, and the norm before.
+
+    All become NaN where the norm is not finite.
+    """
     norm = global_norm(t_list, name) if use_norm is None else use_norm
     clipped = iter(_clip_all([t for t in t_list if t is not None], clip_norm, norm, name))
     return [None if t is None else next(clipped) for t in t_list], norm

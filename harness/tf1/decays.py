@@ -1,4 +1,4 @@
-"""Learning rates that change with the global step, as float32 tensors."""
+"""Learning rates that change with the global step: float32, or of the dtype of a learning rate that is a tensor."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from harness.tf1.lift import Array, Function, Static, op
+from harness.tf1.dtypes import to_array
+from harness.tf1.lift import Array, Function, Static, Type, is_tensor, op
 
 
-def _progress(global_step: Any, decay_steps: Any, staircase: bool) -> Any:
-    p = jnp.asarray(global_step).astype(np.float32) / jnp.asarray(decay_steps).astype(np.float32)
+def _progress(global_step: Any, decay_steps: Any, staircase: bool, kind: Any) -> Any:
+    p = jnp.asarray(global_step).astype(kind) / jnp.asarray(decay_steps).astype(kind)
     return jnp.floor(p) if staircase else p
 
 
-def _rate(learning_rate: Any) -> Any:
-    return jnp.asarray(learning_rate).astype(np.float32)
+def _kind(learning_rate: Any) -> Any:
+    """The dtype to compute in: that of the learning rate where it is a floating point tensor, else float32."""
+    own = getattr(learning_rate, "dtype", np.dtype(np.float32))
+    return own if jnp.issubdtype(own, np.floating) else np.dtype(np.float32)
+
+
+def _as(value: Any, kind: Any) -> Any:
+    return jnp.asarray(value).astype(kind)
 
 
 @op("ExponentialDecay")
@@ -30,8 +37,9 @@ def exponential_decay(
     name: str | None = None,
 ) -> Any:
     """``learning_rate * decay_rate ** (global_step / decay_steps)``, in whole steps with ``staircase``."""
-    rate = jnp.asarray(decay_rate).astype(np.float32)
-    return _rate(learning_rate) * rate ** _progress(global_step, decay_steps, staircase)
+    kind = _kind(learning_rate)
+    rate = _as(decay_rate, kind)
+    return _as(learning_rate, kind) * rate ** _progress(global_step, decay_steps, staircase, kind)
 
 
 @op("NaturalExpDecay")
@@ -44,8 +52,9 @@ def natural_exp_decay(
     name: str | None = None,
 ) -> Any:
     """``learning_rate * exp(-decay_rate * global_step / decay_steps)``."""
-    rate = jnp.asarray(decay_rate).astype(np.float32)
-    return _rate(learning_rate) * jnp.exp(-rate * _progress(global_step, decay_steps, staircase))
+    kind = _kind(learning_rate)
+    rate = _as(decay_rate, kind)
+    return _as(learning_rate, kind) * jnp.exp(-rate * _progress(global_step, decay_steps, staircase, kind))
 
 
 @op("InverseTimeDecay")
@@ -58,8 +67,9 @@ def inverse_time_decay(
     name: str | None = None,
 ) -> Any:
     """``learning_rate / (1 + decay_rate * global_step / decay_steps)``."""
-    rate = jnp.asarray(decay_rate).astype(np.float32)
-    return _rate(learning_rate) / (1 + rate * _progress(global_step, decay_steps, staircase))
+    kind = _kind(learning_rate)
+    rate = _as(decay_rate, kind)
+    return _as(learning_rate, kind) / (1 + rate * _progress(global_step, decay_steps, staircase, kind))
 
 
 @op("PolynomialDecay")
@@ -73,12 +83,12 @@ def polynomial_decay(
     name: str | None = None,
 ) -> Any:
     """From ``learning_rate`` down to ``end_learning_rate`` in ``decay_steps``; ``cycle`` begins again, more slowly."""
-    step = jnp.asarray(global_step).astype(np.float32)
-    steps = jnp.asarray(decay_steps).astype(np.float32)
+    kind = _kind(learning_rate)
+    step, steps = _as(global_step, kind), _as(decay_steps, kind)
     if cycle:
         steps = steps * jnp.maximum(1.0, jnp.ceil(step / steps))
-    end = _rate(end_learning_rate)
-    return (_rate(learning_rate) - end) * (1 - jnp.minimum(step, steps) / steps) ** _rate(power) + end
+    end = _as(end_learning_rate, kind)
+    return (_as(learning_rate, kind) - end) * (1 - jnp.minimum(step, steps) / steps) ** _as(power, kind) + end
 
 
 @op("CosineDecay")
@@ -86,25 +96,31 @@ def cosine_decay(
     learning_rate: Array, global_step: Array, decay_steps: Array, alpha: Array = 0.0, name: str | None = None
 ) -> Any:
     """Half a cosine from ``learning_rate`` down to ``alpha * learning_rate``."""
-    done = jnp.minimum(_progress(global_step, decay_steps, False), 1.0)
-    return _rate(learning_rate) * ((1 - _rate(alpha)) * 0.5 * (1 + jnp.cos(np.pi * done)) + _rate(alpha))
+    kind = _kind(learning_rate)
+    done = jnp.minimum(_progress(global_step, decay_steps, False, kind), 1.0)
+    least = _as(alpha, kind)
+    return _as(learning_rate, kind) * ((1 - least) * 0.5 * (1 + jnp.cos(np.pi * done)) + least)
 
 
 @op("PiecewiseConstant")
-def _piecewise(x: Array, boundaries: Static, values: Static, name: str | None = None) -> Any:
+def _piecewise(x: Array, boundaries: Static, values: Static, dtype: Type, name: str | None = None) -> Any:
     place = jnp.sum(jnp.asarray(x) > jnp.asarray(boundaries))
-    return jnp.asarray(values, np.float32)[place]
+    return jnp.asarray(values, dtype)[place]
 
 
 def piecewise_constant(x: Any, boundaries: Sequence[Any], values: Sequence[Any], name: str | None = None) -> Any:
-    """``values[i]`` while ``x`` is at most ``boundaries[i]``, the last value after that.
+    """``values[i]`` while ``x`` is at most ``boundaries[i]``, the last value after that; of the dtype of the values.
 
     Raises:
         ValueError: there is not one more value than boundaries.
     """
     if len(values) != len(boundaries) + 1:
         raise ValueError(f"piecewise_constant: {len(boundaries)} boundaries go with one more value, not {len(values)}")
-    return _piecewise(x, boundaries, values, name)
+    return _piecewise(x, boundaries, values, _dtype_of(values[0]), name)
+
+
+def _dtype_of(value: Any) -> Any:
+    return value.dtype if is_tensor(value) else to_array(value).dtype
 
 
 DECAYS: dict[str, Function] = {

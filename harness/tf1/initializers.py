@@ -13,6 +13,11 @@ from harness.tf1 import array_ops, random_ops
 from harness.tf1.dtypes import as_dtype, to_array
 from harness.tf1.lift import constant
 
+_MODES = ("fan_in", "fan_out", "fan_avg")
+_DISTRIBUTIONS = ("normal", "truncated_normal", "untruncated_normal", "uniform")
+_LEFT_AFTER_THE_CUT = 0.87962566103423978
+"""The standard deviation of a normal distribution of 1 that is cut off at two standard deviations."""
+
 
 class Initializer:
     """Makes an initial value: ``initializer(shape, dtype=tf.float32, partition_info=None)``."""
@@ -113,9 +118,13 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
     Args:
         scale: see above.
         mode: "fan_in", "fan_out" or "fan_avg".
-        distribution: "normal" (truncated) or "uniform".
+        distribution: "normal" or "truncated_normal" (the same, with the standard deviation that is left after the cut),
+            "untruncated_normal", or "uniform".
         seed: seed of the draw.
         dtype: default dtype.
+
+    Raises:
+        ValueError: another mode or distribution, or a scale that is not positive.
     """
 
     scale: float = 1.0
@@ -124,15 +133,29 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: Any = np.float32
 
+    def __post_init__(self) -> None:
+        """Checks the arguments."""
+        if self.scale <= 0:
+            raise ValueError(f"variance_scaling_initializer: scale={self.scale}, it must be positive")
+        if self.mode not in _MODES:
+            raise ValueError(f"variance_scaling_initializer: mode={self.mode!r} is none of {_MODES}")
+        if self.distribution.lower() not in _DISTRIBUTIONS:
+            raise ValueError(
+                f"variance_scaling_initializer: distribution={self.distribution!r} is none of {_DISTRIBUTIONS}"
+            )
+
     def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
         """See ``Initializer``."""
         fan_in, fan_out = fans(shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
         variance = self.scale / max(1.0, n)
-        if self.distribution == "uniform":
+        distribution = self.distribution.lower()
+        if distribution == "uniform":
             limit = math.sqrt(3 * variance)
             return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
-        return random_ops.truncated_normal(shape, 0.0, math.sqrt(variance), dtype, self.seed)
+        if distribution == "untruncated_normal":
+            return random_ops.random_normal(shape, 0.0, math.sqrt(variance), dtype, self.seed)
+        return random_ops.truncated_normal(shape, 0.0, math.sqrt(variance) / _LEFT_AFTER_THE_CUT, dtype, self.seed)
 
 
 def glorot_uniform_initializer(seed: int | None = None, dtype: Any = np.float32) -> Initializer:

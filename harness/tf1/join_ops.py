@@ -10,8 +10,9 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.array_ops import as_tensor
-from harness.tf1.lift import Array, Arrays, Function, Static, op
-from harness.tf1.static import static_number
+from harness.tf1.indices import axis_size, check_known, inside, literal
+from harness.tf1.lift import Array, Arrays, Function, Static, op, operand
+from harness.tf1.static import Deferred, static, static_number
 
 
 @op("concat")
@@ -62,12 +63,17 @@ def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unst
 
 
 @op("split")
-def _split_op(value: Array, at: Any, axis: Static, name: str | None = None) -> Any:
+def _split_op(value: Array, at: Any, axis: Static, total: int | None, name: str | None = None) -> Any:
+    found = jnp.shape(value)[axis]
+    if total is not None and found != total:
+        raise ValueError(f"split: the sizes add up to {total}, axis {axis} has {found}")
     return tuple(jnp.split(value, at, axis))
 
 
 def split(*args: Any, **kwargs: Any) -> list[Any]:
     """``split(value, num_or_size_splits, axis=0, name)``, or ``split(split_dim, num_split, value, name)`` before 1.0.
+
+    Sizes must add up to the size of the axis.
 
     Args:
         *args: as above.
@@ -86,11 +92,14 @@ def split(*args: Any, **kwargs: Any) -> list[Any]:
         raise TypeError(f"split: takes {', '.join(order)}, not {', '.join(sorted(unknown)) or len(args)}")
     axis = static_number(given.get("split_dim" if old else "axis", 0), "split: the axis")
     parts = static_number(given["num_split" if old else "num_or_size_splits"], "split: the number of parts")
+    value, total = given["value"], None
     at: Any = parts
     if isinstance(parts, list):
-        value = as_tensor(given["value"])
-        at = np.cumsum(_sizes(parts, value, axis))[:-1].tolist()
-    return list(_split_op(given["value"], at, axis, given.get("name")))
+        value = as_tensor(value)
+        sizes = _sizes(parts, value, axis)
+        at, total = np.cumsum(sizes)[:-1].tolist(), sum(sizes)
+        value = _of_size(value, axis, total)
+    return list(_split_op(value, at, axis, total, given.get("name")))
 
 
 def split_v(*args: Any, **kwargs: Any) -> list[Any]:
@@ -103,12 +112,27 @@ def _whole(value: Any) -> bool:
 
 
 def _sizes(parts: list[int], value: rt.Tensor, axis: int) -> list[int]:
-    if -1 not in parts:
-        return parts
     total = None if value.shape is None else value.shape[axis]
-    if total is None:
-        raise ValueError(f"split: the size of axis {axis} of {value.name!r} is not known, so -1 cannot be worked out")
-    return [total - sum(parts) - 1 if p == -1 else p for p in parts]
+    if -1 in parts:
+        if total is None:
+            raise ValueError(
+                f"split: the size of axis {axis} of {value.name!r} is not known, so -1 cannot be worked out"
+            )
+        parts = [total - sum(parts) - 1 if p == -1 else p for p in parts]
+    if min(parts) < 0 or total is not None and sum(parts) != total:
+        raise ValueError(f"split: the sizes {parts} do not add up to {total}, the size of axis {axis}")
+    return parts
+
+
+def _of_size(value: rt.Tensor, axis: int, size: int) -> rt.Tensor:
+    """``value`` with a static size in the place of an unknown one: the step is traced with what is fed."""
+    if value.shape is None or value.shape[axis] is not None:
+        return value
+    shape = list(value.shape)
+    shape[axis] = size
+    same: rt.Tensor = rt.identity(value)
+    same.shape = tuple(shape)
+    return same
 
 
 @op("Slice")
@@ -156,25 +180,65 @@ def reverse(tensor: Array, axis: Static, name: str | None = None) -> Any:
 
 
 @op("Gather")
+def _gather_op(params: Array, indices: Array, axis: Static, name: str | None = None) -> Any:
+    return jnp.take(params, inside(indices, jnp.shape(params)[axis]), axis=axis, mode="fill")
+
+
 def gather(
-    params: Array, indices: Array, validate_indices: bool | None = None, name: str | None = None, axis: Static = 0
+    params: Any, indices: Any, validate_indices: bool | None = None, name: str | None = None, axis: Any = 0
 ) -> Any:
-    """``jax.numpy.take``. An index out of range gives NaN (the limit, for integers), not an error."""
-    return jnp.take(params, jnp.asarray(indices), axis=axis)
+    """``jax.numpy.take``; an index that the step computes and that lies outside gives NaN (integers: their limit).
+
+    Raises:
+        InvalidArgumentError: a literal index lies outside.
+    """
+    check_known(indices, axis_size(operand(params), axis), "gather")
+    return _gather_op(params, indices, axis, name)
 
 
 @op("GatherNd")
-def gather_nd(params: Array, indices: Array, name: str | None = None) -> Any:
-    """The slices of ``params`` that the last axis of ``indices`` points to."""
-    places = jnp.moveaxis(jnp.asarray(indices), -1, 0)
-    return jnp.asarray(params)[tuple(places)]
+def _gather_nd_op(params: Array, indices: Array, name: str | None = None) -> Any:
+    return jnp.asarray(params).at[_places(indices, jnp.shape(params))].get(mode="fill")
+
+
+def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
+    """The slices of ``params`` that the last axis of ``indices`` points to; outside as with ``gather``.
+
+    Raises:
+        InvalidArgumentError: a literal index lies outside.
+    """
+    _check_places(indices, operand(params).shape, "gather_nd")
+    return _gather_nd_op(params, indices, name)
 
 
 @op("ScatterNd")
-def scatter_nd(indices: Array, updates: Array, shape: Static, name: str | None = None) -> Any:
-    """Zeros of ``shape`` with ``updates`` added at ``indices``."""
-    places = jnp.moveaxis(jnp.asarray(indices), -1, 0)
-    return jnp.zeros(shape, jnp.result_type(updates)).at[tuple(places)].add(updates)
+def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | None = None) -> Any:
+    places = _places(indices, tuple(shape))
+    return jnp.zeros(shape, jnp.result_type(updates)).at[places].add(updates, mode="drop")
+
+
+def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
+    """Zeros of ``shape`` with ``updates`` added at ``indices``, except those that the step computes and lie outside.
+
+    Raises:
+        InvalidArgumentError: a literal index lies outside.
+    """
+    known = static(shape)
+    _check_places(indices, None if isinstance(known, Deferred) else known, "scatter_nd")
+    return _scatter_nd_op(indices, updates, shape, name)
+
+
+def _places(indices: Any, shape: Any) -> Any:
+    """One array of places for each axis that the last axis of ``indices`` has a number for."""
+    columns = jnp.moveaxis(jnp.asarray(indices), -1, 0)
+    return tuple(inside(column, size) for column, size in zip(columns, shape, strict=False))
+
+
+def _check_places(indices: Any, shape: Any, what: str) -> None:
+    known = literal(indices)
+    if known is not None and shape is not None and known.ndim:
+        for column, size in zip(np.moveaxis(known, -1, 0), shape, strict=False):
+            check_known(column, size, what)
 
 
 @op("Select")
@@ -194,9 +258,20 @@ def top_k_op(input: Array, k: Static, name: str | None = None) -> Any:  # noqa: 
 
 
 @op("InvertPermutation")
-def invert_permutation(x: Array, name: str | None = None) -> Any:
-    """``jax.numpy.argsort``."""
+def _invert_permutation_op(x: Array, name: str | None = None) -> Any:
     return jnp.argsort(x).astype(jnp.result_type(x))
+
+
+def invert_permutation(x: Any, name: str | None = None) -> Any:
+    """``jax.numpy.argsort`` of a permutation; of what else the step computes, it is just that.
+
+    Raises:
+        InvalidArgumentError: a literal is no permutation.
+    """
+    known = literal(x)
+    if known is not None and sorted(known.tolist()) != _count(known.size):
+        raise rt.InvalidArgumentError(f"invert_permutation: {known.tolist()} is no permutation")
+    return _invert_permutation_op(x, name)
 
 
 def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
+from harness.tf1.indices import check_known, inside
 from harness.tf1.lift import Array, Arrays, Function, Static, Type, from_table, op, operand
 
 
@@ -22,7 +23,29 @@ def _div(x: Any, y: Any) -> Any:
 
 def _truncatediv(x: Any, y: Any) -> Any:
     """Division rounded towards zero."""
-    return jnp.trunc(jnp.true_divide(x, y)).astype(jnp.result_type(x, y))
+    kind = jnp.result_type(x, y)
+    if jnp.issubdtype(kind, np.integer):
+        return jax.lax.div(*jnp.broadcast_arrays(jnp.asarray(x, kind), jnp.asarray(y, kind)))
+    return jnp.trunc(jnp.true_divide(x, y)).astype(kind)
+
+
+def _abs(x: Any) -> Any:
+    """The absolute value; its derivative at 0 is 0."""
+    return jnp.where(jnp.equal(x, 0), jnp.zeros_like(jnp.abs(x)), jnp.abs(x))
+
+
+def _is_nan(x: Any) -> Any:
+    return jnp.isnan(x) if jnp.issubdtype(jnp.result_type(x), np.inexact) else False
+
+
+def maximum(x: Any, y: Any) -> Any:
+    """The larger one; of two equal ones ``x``, which gets the whole derivative."""
+    return jnp.where(jnp.greater_equal(x, y) | _is_nan(x), x, y)
+
+
+def minimum(x: Any, y: Any) -> Any:
+    """The smaller one; of two equal ones ``x``, which gets the whole derivative."""
+    return jnp.where(jnp.less_equal(x, y) | _is_nan(x), x, y)
 
 
 def _squared_difference(x: Any, y: Any) -> Any:
@@ -31,7 +54,7 @@ def _squared_difference(x: Any, y: Any) -> Any:
 
 
 _UNARY: dict[str, tuple[str, Function]] = {
-    "abs": ("Abs", jnp.abs),
+    "abs": ("Abs", _abs),
     "acos": ("Acos", jnp.arccos),
     "asin": ("Asin", jnp.arcsin),
     "atan": ("Atan", jnp.arctan),
@@ -81,8 +104,8 @@ _BINARY: dict[str, tuple[str, Function]] = {
     "logical_and": ("LogicalAnd", jnp.logical_and),
     "logical_or": ("LogicalOr", jnp.logical_or),
     "logical_xor": ("LogicalXor", jnp.logical_xor),
-    "maximum": ("Maximum", jnp.maximum),
-    "minimum": ("Minimum", jnp.minimum),
+    "maximum": ("Maximum", maximum),
+    "minimum": ("Minimum", minimum),
     "mod": ("FloorMod", jnp.mod),
     "multiply": ("Mul", jnp.multiply),
     "not_equal": ("NotEqual", jnp.not_equal),
@@ -107,11 +130,14 @@ def _axes(axis: Any) -> Any:
 
 
 def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
-    """The mean; of integers an integer, as in TensorFlow."""
-    if not jnp.issubdtype(jnp.result_type(x), np.integer):
+    """The mean; of integers an integer, rounded towards zero, as in TensorFlow."""
+    kind = jnp.result_type(x)
+    if not jnp.issubdtype(kind, np.integer):
         return jnp.mean(x, axis, keepdims=keepdims)
-    count = jnp.ones_like(x).sum(axis, keepdims=keepdims)
-    return (jnp.sum(x, axis, keepdims=keepdims) // count).astype(jnp.result_type(x))
+    with jax.enable_x64(True):  # the sum may not fit the type
+        total = jnp.sum(jnp.asarray(x).astype(np.int64), axis, keepdims=keepdims)
+        count = jnp.full(total.shape, jnp.size(x) // max(total.size, 1), np.int64)
+        return jax.lax.div(total, count).astype(kind)
 
 
 def _same_type(fn: Function) -> Function:
@@ -223,8 +249,26 @@ def _cast(x: Any, dtype: Any, name: str | None = None) -> Any:
 @op("saturate_cast")
 def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Any:
     """``value`` as ``dtype``, limited to what that can hold."""
-    limits = as_dtype(dtype)
-    return jnp.clip(value, limits.min, limits.max).astype(dtype)
+    own, wanted = (_limits(d) for d in (jnp.result_type(value), dtype))
+    lowest, highest = max(own[0], wanted[0]), min(own[1], wanted[1])
+    if jnp.issubdtype(jnp.result_type(value), np.floating):
+        return jnp.clip(value, *(_towards_zero(x, jnp.result_type(value)) for x in (lowest, highest))).astype(dtype)
+    return jnp.clip(value, lowest, highest).astype(dtype)
+
+
+def _limits(dtype: Any) -> tuple[Any, Any]:
+    """The smallest and the largest finite value."""
+    kind: Any = jnp.finfo(dtype) if jnp.issubdtype(dtype, np.floating) else jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
+    whole = jnp.issubdtype(dtype, np.integer)
+    return (int(kind.min), int(kind.max)) if whole else (float(kind.min), float(kind.max))
+
+
+def _towards_zero(limit: Any, dtype: Any) -> Any:
+    """``limit`` in a floating point dtype; where it is between two of its numbers, the one nearer to zero."""
+    rounded = np.asarray(limit, dtype)
+    if abs(float(rounded)) > abs(limit):
+        rounded = np.nextafter(rounded, np.zeros((), dtype))
+    return rounded
 
 
 @op("Bitcast")
@@ -305,25 +349,37 @@ def _cross(a: Array, b: Array, name: str | None = None) -> Any:
 
 @op("Norm")
 def _norm(
-    tensor: Array, ord: Any = "euclidean", axis: Static = None, keep_dims: bool = False, name: str | None = None
-) -> Any:  # noqa: A002, E501
-    """The norm of vectors (or of all elements): "euclidean", 1, 2, or numpy.inf; of matrices where ``axis`` is a pair.
+    tensor: Array,
+    ord: Any = "euclidean",  # noqa: A002
+    axis: Static = None,
+    keep_dims: bool | None = None,
+    name: str | None = None,
+    keepdims: bool | None = None,
+) -> Any:
+    """The norm of vectors (or of all elements): "euclidean", inf or a number; of matrices where ``axis`` is a pair.
 
     Of matrices it is "euclidean" or "fro", 1, or numpy.inf; the largest singular value (2) needs LAPACK, which a task
     refuses.
     """
+    x = jnp.asarray(tensor)
     pair = isinstance(axis, list | tuple)
     if pair and (len(axis) != 2 or axis[0] == axis[1]):
         raise ValueError(f"'axis' must be None, an integer, or a tuple of 2 unique integers, got {axis}")
     if pair and ord not in ("euclidean", "fro", 1, np.inf):
         raise ValueError(f"'ord' must be a supported matrix norm in ['euclidean', 'fro', 1, inf], got {ord}")
-    if not pair and isinstance(ord, str) and ord != "euclidean":
+    if not pair and ord != "euclidean" and (not isinstance(ord, int | float) or ord <= 0):
         raise ValueError(f"'ord' must be a supported vector norm, got {ord}")
-    orders: dict[Any, Any] = {"euclidean": "fro" if pair else 2}
-    flat = jnp.ravel(tensor) if axis is None else tensor
-    over = tuple(axis) if pair else axis
-    found = jnp.linalg.norm(flat, orders.get(ord, ord), over, keepdims=keep_dims and axis is not None)
-    return found.reshape((1,) * jnp.ndim(tensor)) if axis is None and keep_dims else found
+    over = tuple(axis) if pair else tuple(range(x.ndim)) if axis is None else (axis,)
+    if ord in ("euclidean", "fro", 2):
+        found = jnp.sqrt(jnp.sum(x * jnp.conj(x), over, keepdims=True).real)
+    elif pair:  # the largest sum of a column, or of a row
+        first, second = (over[0], over[1]) if ord == 1 else (over[1], over[0])
+        found = jnp.max(jnp.sum(jnp.abs(x), first, keepdims=True), second, keepdims=True)
+    elif ord == np.inf:
+        found = jnp.max(jnp.abs(x), over, keepdims=True)
+    else:
+        found = jnp.sum(jnp.abs(x) ** ord, over, keepdims=True) ** (1.0 / ord)
+    return found if keep_dims or keepdims else jnp.squeeze(found, over)
 
 
 @op("Complex")
@@ -339,11 +395,21 @@ def _trace(x: Array, name: str | None = None) -> Any:
 
 
 @op("UnsortedSegmentSum")
-def _unsorted_segment_sum(data: Array, segment_ids: Array, num_segments: Static, name: str | None = None) -> Any:
-    """``jax.ops.segment_sum``."""
-    ids = jnp.ravel(segment_ids)
+def _segment_sum_op(data: Array, segment_ids: Array, num_segments: Static, name: str | None = None) -> Any:
+    ids = inside(jnp.ravel(segment_ids), num_segments)
     rows = jnp.reshape(data, (ids.size, *jnp.shape(data)[jnp.ndim(segment_ids) :]))
     return jax.ops.segment_sum(rows, ids, num_segments)
+
+
+def _unsorted_segment_sum(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> Any:
+    """``jax.ops.segment_sum``; what has a negative number, or one too large that the step computes, is left out.
+
+    Raises:
+        InvalidArgumentError: a literal number is too large.
+    """
+    if isinstance(num_segments, int | np.integer):
+        check_known(segment_ids, int(num_segments), "unsorted_segment_sum", lowest=None)
+    return _segment_sum_op(data, segment_ids, num_segments, name)
 
 
 OPS |= {

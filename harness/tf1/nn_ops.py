@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
+from harness.tf1.indices import axis_size, check_known, inside
 from harness.tf1.join_ops import top_k_op
 from harness.tf1.lift import Array, Arrays, Function, Static, from_table, op
 from harness.tf1.math_ops import OPS as _MATH
+from harness.tf1.math_ops import _abs
 
 
 def _softsign(features: Any) -> Any:
@@ -24,6 +26,13 @@ def _l2_loss(t: Any) -> Any:
     return jnp.sum(jnp.square(t)) / 2
 
 
+def _selu(features: Any) -> Any:
+    """``scale * elu(features, alpha)`` with the constants of self-normalising networks."""
+    scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+    positive = features >= 0
+    return scale * jnp.where(positive, features, alpha * jnp.expm1(jnp.where(positive, 0, features)))
+
+
 def _zero_fraction(value: Any) -> Any:
     """The part of the elements that is zero."""
     return jnp.mean(jnp.equal(value, 0).astype(np.float32))
@@ -33,7 +42,7 @@ _ACTIVATIONS: dict[str, tuple[str, Function, str]] = {
     "relu": ("Relu", jax.nn.relu, "features"),
     "relu6": ("Relu6", jax.nn.relu6, "features"),
     "elu": ("Elu", jax.nn.elu, "features"),
-    "selu": ("Selu", jax.nn.selu, "features"),
+    "selu": ("Selu", _selu, "features"),
     "softplus": ("Softplus", jax.nn.softplus, "features"),
     "softsign": ("Softsign", _softsign, "features"),
     "swish": ("Swish", jax.nn.silu, "features"),
@@ -60,8 +69,8 @@ def log_softmax(logits: Array, dim: Static = -1, name: str | None = None, axis: 
 
 @op("LeakyRelu")
 def leaky_relu(features: Array, alpha: float = 0.2, name: str | None = None) -> Any:
-    """``jax.nn.leaky_relu``."""
-    return jax.nn.leaky_relu(features, alpha)
+    """``features`` where that is above 0, else ``alpha * features``."""
+    return jnp.where(jnp.greater(features, 0), features, alpha * jnp.asarray(features))
 
 
 @op("BiasAdd")
@@ -109,21 +118,34 @@ def _sparse_xent(labels: Array, logits: Array, name: str | None = None) -> Any:
     whole = jnp.asarray(labels)
     if whole.ndim != jnp.ndim(logits) - 1:
         raise ValueError(f"labels of rank {jnp.ndim(logits) - 1} go with these logits, not of rank {whole.ndim}")
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits), whole[..., None], -1)[..., 0]
+    classes = jnp.shape(logits)[-1]
+    valid = (whole >= 0) & (whole < classes)
+    own = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.where(valid, whole, 0)[..., None], -1)[..., 0]
+    return own * jnp.where(valid, -1.0, np.nan).astype(own.dtype)
 
 
 def sparse_softmax_cross_entropy_with_logits(
     *args: Any, labels: Any = None, logits: Any = None, name: str | None = None
 ) -> Any:
-    """Cross entropy of class numbers: ``(labels=, logits=)``, or ``(logits, labels)`` by position as before 1.0."""
+    """Cross entropy of class numbers: ``(labels=, logits=)``, or ``(logits, labels)`` by position as before 1.0.
+
+    NaN, and so is its gradient, for a label that is no class, as TensorFlow has it on GPU.
+
+    Raises:
+        InvalidArgumentError: a literal label is no class.
+    """
     labels, logits = _labels_and_logits(args, labels, logits, "sparse_softmax_cross_entropy_with_logits")
+    check_known(labels, axis_size(logits, -1), "sparse_softmax_cross_entropy_with_logits")
     return _sparse_xent(labels, logits, name)
 
 
 @op("SoftmaxCrossEntropyWithLogits")
 def _softmax_xent(labels: Array, logits: Array, dim: Static, stop: bool, name: str | None = None) -> Any:
     wanted = jax.lax.stop_gradient(jnp.asarray(labels)) if stop else jnp.asarray(labels)
-    return -jnp.sum(wanted * jax.nn.log_softmax(logits, dim), dim)
+    loss = -jnp.sum(wanted * jax.nn.log_softmax(logits, dim), dim)
+    # TensorFlow's gradient is softmax - labels, also for labels that do not sum to 1. What is added is 0.
+    scale = jax.nn.logsumexp(logits, dim)
+    return loss + (1 - jnp.sum(wanted, dim)) * (scale - jax.lax.stop_gradient(scale))
 
 
 def softmax_cross_entropy_with_logits(
@@ -144,7 +166,9 @@ def softmax_cross_entropy_with_logits_v2(
 
 @op("logistic_loss")
 def _sigmoid_xent(labels: Array, logits: Array, name: str | None = None) -> Any:
-    return jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+    positive = jnp.greater_equal(logits, 0)
+    relu, minus_abs = jnp.where(positive, logits, 0), jnp.where(positive, jnp.negative(logits), logits)
+    return relu - logits * labels + jnp.log1p(jnp.exp(minus_abs))
 
 
 def sigmoid_cross_entropy_with_logits(
@@ -162,14 +186,19 @@ def weighted_cross_entropy_with_logits(
 ) -> Any:
     """Sigmoid cross entropy with the positive targets weighted by ``pos_weight``."""
     weight = 1 + (pos_weight - 1) * targets
-    return (1 - targets) * logits + weight * (jnp.log1p(jnp.exp(-jnp.abs(logits))) + jax.nn.relu(-logits))
+    return (1 - targets) * logits + weight * (jnp.log1p(jnp.exp(-_abs(logits))) + jax.nn.relu(-logits))
 
 
 @op("InTopK")
 def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = None) -> Any:
-    """Whether the target's prediction is among the ``k`` largest; ties count as in."""
-    own = jnp.take_along_axis(predictions, jnp.asarray(targets)[:, None], 1)
-    return jnp.sum(predictions > own, 1) < k
+    """Whether the target's prediction is among the ``k`` largest; ties count as in.
+
+    False where a prediction of the row is not finite, or the target is no class.
+    """
+    wanted = jnp.asarray(targets)
+    valid = (wanted >= 0) & (wanted < jnp.shape(predictions)[1])
+    own = jnp.take_along_axis(predictions, jnp.where(valid, wanted, 0)[:, None], 1)
+    return valid & jnp.all(jnp.isfinite(predictions), 1) & (jnp.sum(predictions > own, 1) < k)
 
 
 class TopKV2(NamedTuple):
@@ -270,11 +299,8 @@ def local_response_normalization(
 
 @op("embedding_lookup")
 def _lookup(tables: Arrays, ids: Array, by_rows: bool, max_norm: Any, name: str | None = None) -> Any:
-    ids = jnp.asarray(ids)
-    if len(tables) == 1:
-        rows = jnp.take(tables[0], ids, axis=0)
-    else:
-        rows = jnp.take(_joined(tables, by_rows), ids, axis=0)
+    ids = inside(ids, sum(t.shape[0] for t in tables))
+    rows = jnp.take(tables[0] if len(tables) == 1 else _joined(tables, by_rows), ids, axis=0, mode="fill")
     if max_norm is None:
         return rows
     norms = jnp.sqrt(jnp.sum(jnp.square(rows), tuple(range(ids.ndim, rows.ndim)), keepdims=True))
@@ -300,16 +326,20 @@ def embedding_lookup(
 ) -> Any:
     """The rows ``ids`` of a table, or of a list of parts of one.
 
-    The whole parts travel to the worker; ``partition_strategy`` is "mod" (row i lies in part i % n) or "div".
+    The whole parts travel to the worker; ``partition_strategy`` is "mod" (row i lies in part i % n) or "div". An id
+    that the step computes and that is no row gives NaN.
 
     Raises:
         ValueError: no parts, or another strategy.
+        InvalidArgumentError: a literal id is no row.
     """
     tables = list(params) if isinstance(params, list | tuple) else [params]
     if not tables or partition_strategy not in ("mod", "div"):
         raise ValueError(
             f"embedding_lookup: strategy {partition_strategy!r} on {len(tables)} parts; use 'mod' or 'div'"
         )
+    sizes = [axis_size(table) for table in tables]
+    check_known(ids, None if None in sizes else sum(s or 0 for s in sizes), "embedding_lookup")
     return _lookup(tables, ids, partition_strategy == "div", max_norm, name)
 
 

@@ -51,9 +51,7 @@ class _Optimizer(harness.Optimizer):
         """``harness.Optimizer.compute_gradients``; ``grad_loss`` is the gradient of ``loss`` to start from."""
         if grad_loss is None:
             return super().compute_gradients(loss, var_list)
-        with loss.graph.as_default():
-            variables = list(rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list))
-        return list(zip(rt.gradients(loss, variables, grad_loss), variables, strict=True))
+        return _gradients_from(loss, var_list, grad_loss)
 
     def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
         """The slot variable, by TensorFlow's name ("momentum", "m" ...) or the harness's; None when there is none."""
@@ -62,6 +60,14 @@ class _Optimizer(harness.Optimizer):
     def get_name(self) -> str:
         """The name it was given."""
         return self.name
+
+
+def _gradients_from(
+    loss: rt.Tensor, var_list: Sequence[rt.Variable] | None, grad_loss: Any
+) -> list[tuple[rt.Tensor | None, rt.Variable]]:
+    with loss.graph.as_default():
+        variables = list(rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list))
+    return list(zip(rt.gradients(loss, variables, grad_loss), variables, strict=True))
 
 
 class _Scaled(NamedTuple):
@@ -342,7 +348,22 @@ class SyncReplicasOptimizer(harness.SyncReplicas):
         grad_loss: Any = None,
     ) -> rt.Operation:
         """``harness.SyncReplicas.minimize``."""
-        return super().minimize(loss, global_step, var_list, name)
+        pairs = self.compute_gradients(loss, var_list, grad_loss=grad_loss)
+        return self.apply_gradients(pairs, global_step, name)
+
+    def compute_gradients(
+        self,
+        loss: rt.Tensor,
+        var_list: Sequence[rt.Variable] | None = None,
+        gate_gradients: Any = None,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: Any = None,
+    ) -> list[tuple[rt.Tensor | None, rt.Variable]]:
+        """Those of this worker; ``grad_loss`` is the gradient of ``loss`` to start from."""
+        if grad_loss is None:
+            return super().compute_gradients(loss, var_list)
+        return _gradients_from(loss, var_list, grad_loss)
 
 
 OPTIMIZERS: dict[str, Any] = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype, to_array
+from harness.tf1.indices import check_known, literal
 from harness.tf1.lift import constant, is_tensor
 from harness.tf1.shapes import TensorShape
 
@@ -130,10 +131,20 @@ def _scatter(kind: str) -> Any:
             )
 
         what = updates if is_tensor(updates) else to_array(updates).astype(ref.dtype)
-        return ref.update(change, _index(indices), what, name=name or f"Scatter{kind.capitalize()}")
+        rows, where = ref.shape[0], _index(indices)
+        check_known(indices, rows, f"scatter_{kind} of {ref.op.name!r}")
+        checks = []
+        if literal(indices) is None:  # a program cannot raise, so somebody looks before the variable is changed
+            inside = rt.call(lambda i: (i >= 0) & (i < rows), where, name=f"scatter_{kind}_inside")
+            checks = [rt.check(inside, f"scatter_{kind} of {ref.op.name!r}: not all in [0, {rows}): ", [where])]
+        with rt.control_dependencies(checks):
+            return ref.update(change, where, what, name=name or f"Scatter{kind.capitalize()}")
 
     scatter.__name__ = scatter.__qualname__ = f"scatter_{kind}"
-    scatter.__doc__ = f"``ref.update`` of the rows ``indices``: {kind}, in one atomic step; gives the new value."
+    scatter.__doc__ = (
+        f"``ref.update`` of the rows ``indices``: {kind}, in one atomic step; gives the new value. "
+        "InvalidArgumentError, and nothing is changed, when one of them is no row."
+    )
     return scatter
 
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.bodies import Pure, Read
-from runtime.graph.graph import Operation, Tensor, _show_dtype
-from runtime.graph.ops import as_tensor, pure
+from runtime.graph.graph import Graph, Operation, Tensor, _show_dtype
+from runtime.graph.ops import as_tensor, identity, pure
 from runtime.graph.variable import Variable
 
 
@@ -35,7 +35,7 @@ def gradients(
 
     Returns:
         The structure of ``xs`` with a tensor of the same shape and dtype in each place, or None where ``ys`` does not
-        depend on it.
+        depend on it. Under ``control_dependencies`` they are there when those operations have run.
 
     Raises:
         InvalidArgumentError: a ``y`` is not a floating point tensor.
@@ -54,7 +54,7 @@ def gradients(
     wanted = {tensor for group in targets for tensor in group}
     stopped = {tensor for item in stop_gradients for tensor in _sources(graph.get_operations(), item)}
 
-    with graph.as_default(), graph.name_scope(name), graph.control_dependencies(None):
+    with graph.as_default(), graph.name_scope(name) as scope, graph.control_dependencies(None):
         between = _between(outputs, wanted, stopped)
         collected: dict[Tensor, list[Tensor]] = {}
         for y, start in zip(outputs, starts, strict=True):
@@ -69,7 +69,19 @@ def gradients(
             _total([_sum(collected[t]) for t in group if t in collected], leaf)
             for group, leaf in zip(targets, leaves, strict=True)
         ]
-    return jax.tree.unflatten(tree, results)
+    with graph.name_scope(scope):
+        return jax.tree.unflatten(tree, [_after_control(graph, result) for result in results])
+
+
+def _after_control(graph: Graph, gradient: Tensor | None) -> Tensor | None:
+    """``gradient`` once the operations of the open ``control_dependencies`` have run.
+
+    The backward operations themselves need not wait: they are pure functions of tensors. So they stay in the stage of
+    the forward pass, and an update on another task that a gradient waits for costs no round trip between the two.
+    """
+    if gradient is None or not graph.under_control:
+        return gradient
+    return identity(gradient, "gradient", colocate_with=gradient.op)
 
 
 def _sources(operations: Sequence[Operation], x: Any) -> list[Tensor]:

@@ -247,6 +247,11 @@ class Graph:
         finally:
             self._local.control = old
 
+    @property
+    def under_control(self) -> tuple[Operation, ...]:
+        """The operations of this thread's open ``control_dependencies``: what is made now runs after them."""
+        return self._control
+
     def device(self, spec: Any) -> Any:
         """Same as ``runtime.device``, for code that holds a graph."""
         return device(spec)

@@ -110,7 +110,57 @@ class Operators:
         return _apply("invert", operator.invert, self)
 
     def __getitem__(self, item: Any) -> Any:
-        return _apply("getitem", lambda array, index: array[index], self, item)
+        _check_bounds(self, item)
+        return _apply("getitem", _item, self, item)
+
+
+def _check_bounds(tensor: Any, item: Any) -> None:
+    """Raises IndexError for a number that an axis of known size has not."""
+    for axis, index in _numbers(item, tensor.shape):
+        size = tensor.shape[axis]
+        if isinstance(index, int | np.integer) and size is not None and not -size <= index < size:
+            raise IndexError(f"index {index} is out of bounds for axis {axis} of {tensor.name!r} with size {size}")
+
+
+def _item(array: Any, item: Any) -> Any:
+    """``array[item]``, and nothing where a number in ``item`` is out of bounds, which only the step may know.
+
+    XLA has no errors and would give the last element: nothing is NaN, or the integer or bool furthest from zero.
+    """
+    picked = array[item]
+    inside = [(-array.shape[axis] <= i) & (i < array.shape[axis]) for axis, i in _numbers(item, array.shape)]
+    if all(isinstance(ok, bool | np.bool_) and ok for ok in inside):
+        return picked
+    return jnp.where(jnp.all(jnp.stack([jnp.asarray(ok) for ok in inside])), picked, _nothing(picked.dtype))
+
+
+def _nothing(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, np.inexact):
+        return jnp.asarray(np.nan, dtype)
+    if dtype == np.bool_:
+        return jnp.asarray(True)
+    limits = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
+    return jnp.asarray(limits.min if limits.min < 0 else limits.max, dtype)
+
+
+def _numbers(item: Any, shape: Any) -> list[tuple[int, Any]]:
+    """(axis, number) for each integer or integer scalar in an index; none where an index is of another kind."""
+    parts = item if isinstance(item, tuple) else (item,)
+    if shape is None or not all(_is_number(p) or p is None or p is ... or isinstance(p, slice) for p in parts):
+        return []
+    taken = sum(p is not None and p is not ... for p in parts)
+    found, axis = [], 0
+    for part in parts:
+        if _is_number(part) and axis < len(shape):
+            found.append((axis, part))
+        axis += 0 if part is None else len(shape) - taken if part is ... else 1
+    return found
+
+
+def _is_number(part: Any) -> bool:
+    if isinstance(part, int | np.integer):
+        return not isinstance(part, bool)
+    return getattr(part, "shape", None) == () and getattr(part, "dtype", np.dtype(bool)).kind in "iu"
 
 
 def _binary(name: str, fn: Callable[[Any, Any], Any], self: Operators, other: Any) -> Any:

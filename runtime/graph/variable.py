@@ -28,7 +28,12 @@ class Variable(Operators):
 
     The name and the device are its identity: two sessions, or two graphs, that make a variable of the same name on
     the same device share its value. A variable ``w`` adds the operations ``w`` (its value), ``w/initial_value``,
-    ``w/Assign`` (its initialiser) and ``w/read``. Arithmetic and ``rt.call`` take a variable for its value.
+    ``w/Assign`` (its initialiser) and ``w/read``.
+
+    Arithmetic and ``rt.call`` take a variable for its value: ``w/read``, which a step reads once. Under
+    ``control_dependencies`` that is a new read, after the operations it names, as with every operation that is made
+    there: ``with rt.control_dependencies([train_op]): after = rt.identity(w)`` is the trained value. What is made under
+    the same dependencies shares one read.
 
     Args:
         initial_value: array, number, string, tensor, or a function of no arguments that makes one of these (it is
@@ -75,6 +80,7 @@ class Variable(Operators):
                     "Assign", None, lambda value: (value, value), self.initial_value, overwrites=True
                 ).op
                 self._snapshot = identity(self._op.outputs[0], "read", colocate_with=self._op)
+        self._reads_after: dict[tuple[Operation, ...], Tensor] = {}
         self.trainable = trainable
         if collections is None:
             collections = [GraphKeys.LOCAL_VARIABLES if local else GraphKeys.GLOBAL_VARIABLES]
@@ -141,17 +147,26 @@ class Variable(Operators):
             self._initializer = self.assign(value, name="Assign").op
 
     def value(self) -> Tensor:
-        """The tensor ``w/read``: its value in this step, the same for all who use it."""
-        return self._snapshot
+        """What stands for the variable in arithmetic: ``w/read``, or a read after the open ``control_dependencies``."""
+        before = self.graph.under_control
+        if not before:
+            return self._snapshot
+        if before not in self._reads_after:
+            with self.graph.name_scope(None):
+                self._reads_after[before] = self._read(f"{self._op.name}/read")
+        return self._reads_after[before]
 
     def read_value(self) -> Tensor:
-        """A new read: under ``control_dependencies`` it sees what those operations wrote."""
+        """A read of its own, which shares nothing: under ``control_dependencies`` it comes after those operations."""
+        return self._read(f"{self._op.name.rsplit('/', 1)[-1]}/ReadVariable")
+
+    def _read(self, name: str) -> Tensor:
         graph = self.graph
         op = graph.add_operation(
             "ReadVariable",
             Read(self.spec),
             outputs=[(self.spec.shape, self.spec.dtype)],
-            name=f"{self._op.name.rsplit('/', 1)[-1]}/ReadVariable",
+            name=name,
             colocate_with=self._op,
         )
         return op.outputs[0]
@@ -202,12 +217,13 @@ class Variable(Operators):
             raise InvalidArgumentError(f"no variable {message.variable_name!r} here: {error.args[0]}") from None
         if not isinstance(made._op.body, Read):
             raise InvalidArgumentError(f"{message.variable_name!r} is not a variable but {made._op.type}")
+        made._reads_after = {}
         made.spec = made._op.body.variable
         made.trainable = message.trainable
         return made
 
     def _as_tensor(self) -> Tensor:
-        return self._snapshot
+        return self.value()
 
     def _as_graph_element(self) -> Tensor:
         return self._op.outputs[0]

@@ -1,0 +1,119 @@
+"""Whether a gradient transformation treats every variable by itself, found from what its update computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import optax
+from jax.interpreters import partial_eval
+
+_SHAPES = ((), (2,), (2, 3), (2, 2, 2, 3))
+"""Shapes of the variables that are tried, each twice: what a transformation does may depend on the rank."""
+
+
+def what_mixes(transformation: optax.GradientTransformation, extra_args: Mapping[str, Any]) -> tuple[str, bool] | None:
+    """The part of ``transformation`` whose update of one variable depends on other variables.
+
+    The update is traced for several variables, not run: what it depends on does not depend on any values.
+
+    Args:
+        transformation: an optax transformation, or a chain or a wrapper of some.
+        extra_args: keyword arguments of its update, as abstract arrays.
+
+    Returns:
+        The name of the smallest part that does so and whether it keeps a state, or None: every variable by itself, or a
+        transformation that can be traced for one variable only and has no part that does otherwise.
+    """
+    mixes = _mixes(transformation, extra_args)
+    if mixes is False:
+        return None
+    for part in _parts(transformation):
+        found = what_mixes(part, extra_args)
+        if found is not None:
+            return found
+    if mixes is None:
+        return None
+    state = jax.eval_shape(transformation.init, _variables())
+    return _name(transformation), bool(jax.tree.leaves(state))
+
+
+def _variables() -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(shape, "float32") for shape in _SHAPES for _ in range(2)]
+
+
+def _mixes(transformation: optax.GradientTransformation, extra_args: Mapping[str, Any]) -> bool | None:
+    """Whether an update depends on another variable, directly or by way of the state; None: it cannot be traced."""
+    params = _variables()
+    count = len(params)
+    update = optax.with_extra_args_support(transformation).update
+
+    def step(gradients: Any, values: Any, state: Any, extra: Any) -> Any:
+        return update(gradients, state, values, **extra)
+
+    try:
+        begun, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
+        stepped, (updates, _) = jax.make_jaxpr(step, return_shape=True)(params, params, state, dict(extra_args))
+    except Exception:  # whatever a function of the user's raises for a tree that is not its own
+        return None
+    if len(jax.tree.leaves(updates)) != count:
+        return None
+    behind = [_inputs(begun, i) for i in range(len(begun.out_avals))]  # of each leaf of the state: which variables
+    used = [_inputs(stepped, i) for i in range(len(stepped.out_avals))]
+
+    def variables(of: set[int]) -> set[int]:
+        direct = {i % count for i in of if i < 2 * count}  # gradients, then values, then the state
+        return direct.union(*(behind[i - 2 * count] for i in of if 2 * count <= i < 2 * count + len(behind)))
+
+    while (now := [old | variables(new) for old, new in zip(behind, used[count:], strict=True)]) != behind:
+        behind = now
+    return any(variables(of) - {i} for i, of in enumerate(used[:count]))
+
+
+def _inputs(closed: Any, output: int) -> set[int]:
+    """The numbers of the inputs that output number ``output`` of a jaxpr is computed from."""
+    wanted = [i == output for i in range(len(closed.out_avals))]
+    _, used = partial_eval.dce_jaxpr(closed.jaxpr, wanted)
+    return {i for i, is_used in enumerate(used) if is_used}
+
+
+def _parts(transformation: optax.GradientTransformation) -> Iterator[optax.GradientTransformation]:
+    """The transformations that one is made of: what its two functions hold on to."""
+    held = {**_held(transformation.init), **_held(transformation.update)}
+    if "init_fns" in held and "update_fns" in held:  # optax.chain keeps them apart
+        yield from map(optax.GradientTransformationExtraArgs, held["init_fns"], held["update_fns"])
+    for value in held.values():
+        yield from _transformations(value)
+
+
+def _held(fn: Any) -> dict[str, Any]:
+    """The variables that a function or method refers to besides its arguments."""
+    fn = getattr(fn, "__wrapped__", fn)
+    if hasattr(fn, "__self__"):
+        return dict(vars(fn.__self__))
+    names = getattr(getattr(fn, "__code__", None), "co_freevars", ())
+    return {name: cell.cell_contents for name, cell in zip(names, fn.__closure__ or (), strict=True) if _filled(cell)}
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a variable that has no value yet
+        return False
+
+
+def _transformations(value: Any) -> Iterator[optax.GradientTransformation]:
+    if isinstance(value, optax.GradientTransformation):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _transformations(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _transformations(item)
+
+
+def _name(transformation: optax.GradientTransformation) -> str:
+    update = getattr(transformation.update, "__wrapped__", transformation.update)
+    return str(getattr(update, "__qualname__", type(update).__name__)).split(".")[0]

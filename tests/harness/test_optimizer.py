@@ -1,0 +1,198 @@
+"""harness.Optimizer against plain optax: what it may be given, and what it makes of it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import harness
+import runtime as rt
+
+STEPS = 4
+START = {"a": np.array([1.0, -2.0], np.float32), "b": np.array([[3.0], [0.5]], np.float32)}
+
+
+def _loss(params: Any) -> Any:
+    return jnp.sum(params["a"] ** 2) + jnp.sum(params["b"] ** 4)
+
+
+def _by_optax(transformation: optax.GradientTransformation) -> Any:
+    params = jax.tree.map(jnp.asarray, START)
+    state = transformation.init(params)
+    for _ in range(STEPS):
+        change, state = transformation.update(jax.grad(_loss)(params), state, params)
+        params = optax.apply_updates(params, change)
+    return params
+
+
+def _trained(*args: Any, **kwargs: Any) -> Any:
+    with rt.Graph().as_default():
+        params = rt.variables(START, name="model")
+        train = harness.Optimizer(*args, **kwargs).minimize(rt.call(_loss, params))
+        with rt.Session() as session:
+            session.run(rt.global_variables_initializer())
+            for _ in range(STEPS):
+                session.run(train)
+            return session.run(params)
+
+
+CLIP = optax.clip_by_global_norm(1.0)
+
+
+def _by_rank(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: "matrix" if leaf.ndim > 1 else "rest", tree)
+
+
+def _of_one_leaf(leaf: Any) -> str:
+    return "matrix" if leaf.ndim > 1 else "rest"
+
+
+@pytest.mark.parametrize(
+    ("transformation", "part", "advice"),
+    [
+        (CLIP, "clip_by_global_norm", "as before_push"),
+        (optax.chain(CLIP, optax.adam(1e-3)), "clip_by_global_norm", "as before_push"),
+        (optax.chain(optax.adam(1e-3), optax.chain(optax.scale(1.0), CLIP)), "clip_by_global_norm", "as before_push"),
+        (optax.named_chain(("clip", CLIP), ("adam", optax.adam(1e-3))), "clip_by_global_norm", "as before_push"),
+        (optax.masked(CLIP, lambda tree: jax.tree.map(lambda x: x.ndim > 3, tree)), "clip_by_global_norm", "as before"),
+        (
+            optax.multi_transform({"matrix": optax.chain(CLIP, optax.sgd(0.1)), "rest": optax.sgd(0.1)}, _by_rank),
+            "clip_by_global_norm",
+            "as before_push",
+        ),
+        (
+            optax.multi_transform({"matrix": optax.chain(CLIP, optax.sgd(0.1)), "rest": optax.sgd(0.1)}, _of_one_leaf),
+            "clip_by_global_norm",
+            "as before_push",
+        ),
+        (
+            optax.MultiSteps(optax.chain(CLIP, optax.sgd(0.1)), 2).gradient_transformation(),
+            "clip_by_global_norm",
+            "as before_push",
+        ),
+        (
+            optax.inject_hyperparams(lambda rate: optax.chain(CLIP, optax.sgd(rate)))(rate=0.1),
+            "inject_hyperparams",
+            "must be a stateless before_push",
+        ),
+        (optax.apply_if_finite(optax.adam(1e-3), 3), "apply_if_finite", "must be a stateless before_push"),
+        (optax.normalize_by_update_norm(), "normalize_by_update_norm", "as before_push"),
+        (optax.contrib.prodigy(1.0), "prodigy", "must be a stateless before_push"),
+    ],
+    ids=lambda value: None if not isinstance(value, str) else value.split()[0],
+)
+def test_what_needs_all_gradients_at_once_is_refused_by_name(
+    transformation: optax.GradientTransformation, part: str, advice: str
+) -> None:
+    with pytest.raises(rt.InvalidArgumentError, match=f"^mine: with {part} the update .*{advice}"):
+        harness.Optimizer(transformation, name="mine")
+
+
+def test_what_looks_at_another_variable_by_way_of_the_state_is_refused() -> None:
+    """The norm of one update scales the next but one: nothing within one update shows it."""
+
+    def init(params: Any) -> Any:
+        return [jnp.ones(()), jnp.ones(())]
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        scaled = jax.tree.map(lambda u: u / state[1], updates)
+        return scaled, [optax.tree.norm(updates), state[0]]
+
+    with pytest.raises(rt.InvalidArgumentError, match="the update of a variable depends on other variables"):
+        harness.Optimizer(optax.GradientTransformation(init, update))
+
+
+@pytest.mark.parametrize(
+    "transformation",
+    [
+        optax.adamw(1e-2, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)),
+        optax.MultiSteps(optax.adam(1e-2), 2).gradient_transformation(),
+        optax.multi_transform({"matrix": optax.adam(1e-2), "rest": optax.sgd(0.1)}, _by_rank),
+        optax.chain(optax.clip_by_block_rms(0.5), optax.adaptive_grad_clip(0.1), optax.lamb(1e-2)),
+        optax.contrib.muon(1e-2),
+        optax.contrib.schedule_free_adamw(1e-2),
+    ],
+    ids=["adamw", "multisteps", "labels", "lamb", "muon", "schedule_free"],
+)
+def test_what_treats_every_variable_by_itself_gives_what_optax_gives(
+    transformation: optax.GradientTransformation,
+) -> None:
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-7),
+        _trained(transformation),
+        _by_optax(transformation),
+    )
+
+
+def test_clipping_by_the_global_norm_is_right_as_before_push() -> None:
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5),
+        _trained(optax.adam(1e-2), before_push=CLIP),
+        _by_optax(optax.chain(CLIP, optax.adam(1e-2))),
+    )
+
+
+def test_extra_arguments_are_known_when_the_transformation_is_looked_at() -> None:
+    with rt.Graph().as_default():
+        value = rt.placeholder(np.float32, [])
+        with pytest.raises(rt.InvalidArgumentError, match="with scale_by_polyak the update"):
+            harness.Optimizer(optax.polyak_sgd(), extra_args={"value": value})
+        plateau = optax.chain(optax.contrib.reduce_on_plateau(), optax.sgd(0.1))
+        v = rt.Variable(1.0)
+        train = harness.Optimizer(plateau, extra_args={"value": value}).minimize(v * v)
+        with rt.Session() as session:
+            session.run(rt.global_variables_initializer())
+            session.run(train, {value: 1.0})
+            assert session.run(v) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("transformation", "expected"),
+    [
+        (optax.sgd(0.5), [1 - 0.5 * 1 - 0.5 * 2, 0.0]),
+        (optax.sgd(0.5, momentum=0.5), [1 - 0.5 * 1 - 0.5 * (0.5 * 1 + 2), 0.0]),
+    ],
+    ids=["sgd", "momentum"],
+)
+def test_a_variable_in_two_pairs_gets_both_gradients(
+    transformation: optax.GradientTransformation, expected: list[float]
+) -> None:
+    with rt.Graph().as_default():
+        v, w = rt.Variable(1.0, name="v"), rt.Variable(1.0, name="w")
+        one, two = rt.constant(1.0), rt.constant(2.0)
+        train = harness.Optimizer(transformation).apply_gradients([(one, v), (two, w), (two, v)])
+        with rt.Session() as session:
+            session.run(rt.global_variables_initializer())
+            session.run(train)
+            assert session.run([v, w]) == expected
+
+
+def test_random_keys_in_the_state_go_on_and_differ_between_variables() -> None:
+    def noise(draws: int) -> tuple[Any, list[str]]:
+        with rt.Graph().as_default():
+            v, w = (rt.Variable(np.zeros(3, np.float32), name=name) for name in "vw")
+            optimizer = harness.Optimizer(optax.chain(optax.add_noise(1.0, 0.0, jax.random.key(7)), optax.scale(-1.0)))
+            zeros = rt.constant(np.zeros(3, np.float32))
+            train = optimizer.apply_gradients([(zeros, v), (zeros, w)])
+            with rt.Session() as session:
+                session.run(rt.global_variables_initializer())
+                for _ in range(draws):
+                    session.run(train)
+                return session.run([v, w]), optimizer.get_slot_names()
+
+    (once, other), slots = noise(1)
+    twice, _ = noise(2)
+    assert slots == ["add_noise/count", "add_noise/rng_key"]
+    assert np.all(once != 0) and np.all(once != other)
+    second = twice[0] - once
+    assert np.all(second != 0) and not np.allclose(second, once)
+    np.testing.assert_array_equal(noise(1)[0][0], once)  # the same in every run
+
+
+def test_noisy_sgd_trains() -> None:
+    found = _trained(optax.noisy_sgd(0.05, eta=1e-6, key=jax.random.key(0)))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-2), found, _by_optax(optax.sgd(0.05)))
