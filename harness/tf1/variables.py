@@ -102,7 +102,10 @@ def _name(use_locking: Any, name: str | None) -> str | None:
 
 def _as(value: Any, variable: rt.Variable) -> Any:
     """A literal by the variable's dtype."""
-    return value if is_tensor(value) or variable.dtype.hasobject else constant(value, variable.dtype)
+    if is_tensor(value) or variable.dtype.hasobject:
+        return value
+    with variable.graph.as_default():
+        return constant(value, variable.dtype)
 
 
 def assign(ref: Any, value: Any, validate_shape: Any = None, use_locking: Any = None, name: str | None = None) -> Any:
