@@ -61,5 +61,6 @@ def test_a_session_that_waits_for_tasks(monkeypatch: pytest.MonkeyPatch, caplog:
     spec = addresses(ps=1, worker=1)
     with rt.Server(spec, "worker", 0) as server, contextlib.ExitStack() as stack:
         tasks.withdraw(server.address, server)
-        with _said(caplog, "to meet the tasks of the cluster", lambda: rt.Session(server.target).close()):
+        missing = f"still waiting for /job:ps/task:0 at {spec['ps'][0]}"
+        with _said(caplog, missing, lambda: rt.Session(server.target).close()):
             stack.enter_context(rt.Server(spec, "ps", 0))
