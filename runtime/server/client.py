@@ -35,6 +35,7 @@ class Engine(Protocol):
     target: tuple[str, int]
     home: tuple[str, int]
     lives: dict[str, str]
+    id: int
 
     def prepare(self, plan: Plan) -> Any:
         """Registers a plan."""
@@ -53,6 +54,12 @@ class Engine(Protocol):
     def stream(self, task: str) -> Stream:
         """Opens a way to a task for pieces of variables."""
 
+    def silent_secs(self) -> float | None:
+        """For how long a task has given no sign of life; None when the master is elsewhere and cannot tell."""
+
+    def cancel_steps(self) -> None:
+        """Ends the steps under way with CancelledError; a session of a master elsewhere ends with them."""
+
     def close(self) -> None:
         """Ends the session."""
 
@@ -67,6 +74,9 @@ class LocalEngine:
         self.target = self._session.target
         self.home = self._session.home
         self.lives = self._session.lives
+        self.id = self._session.id
+        self.silent_secs = self._session.silent_secs
+        self.cancel_steps = self._session.cancel_steps
         self.run = self._session.run
         self.run_traced = self._session.run_traced
         self.prepare = self._session.prepare
@@ -129,7 +139,7 @@ class RemoteEngine:
         except BaseException:
             self._channel.close()
             raise
-        self._id = answer.session
+        self.id = self._id = answer.session
         self.devices = tuple(device_from_proto(d) for d in answer.devices)
         self.target = (answer.target_job, answer.target_task)
         self.home = (answer.home_job, answer.home_task)
@@ -206,6 +216,14 @@ class RemoteEngine:
             return rpc.call(self._stub.ForwardPiece, request, timeout=PIECE_SECS, task=self._target)
 
         return RelayedStream(ask)
+
+    def silent_secs(self) -> float | None:
+        """None: the master knows, and it is elsewhere."""
+        return None
+
+    def cancel_steps(self) -> None:
+        """Ends the session, and with it the steps under way."""
+        self.close()
 
     def close(self) -> None:
         """Ends the session; a master that is gone is not waited for."""

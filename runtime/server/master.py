@@ -339,6 +339,12 @@ class MasterSession:
             task.close(self.id)
         self._worker.counters.end_session(self.id)
 
+    def silent_secs(self) -> float:
+        """For how long the task that is silent longest has given no sign of life; 0 when all of them do."""
+        peers = [task.peer for task in self.tasks.values() if isinstance(task, RemoteTask)]
+        since = [peer.silent_since for peer in peers if not peer.lost]
+        return max((time.monotonic() - at for at in since if at is not None), default=0.0)
+
     def cancel_steps(self) -> None:
         """Ends the steps under way with CancelledError; the session can still be used."""
         for task in self.tasks.values():
@@ -381,6 +387,11 @@ class Master:
         finally:
             self.close_session(session)
             self.close_all()
+
+    def has_session(self, session: int) -> bool:
+        """Whether a session is one of this master's."""
+        with self._lock:
+            return session in self._sessions
 
     def close_all(self) -> None:
         """Closes every session."""

@@ -81,6 +81,13 @@ def find_local(address: str) -> LocalServer | None:
         return _servers.get(address)
 
 
+def is_local_session(session: int) -> bool:
+    """Whether a session belongs to a master of this process."""
+    with _servers_lock:
+        servers = list(_servers.values())
+    return any(server.master.has_session(session) for server in servers)
+
+
 class Buffers(list[TensorBuffer]):
     """Memory for the replies of one handle, free at the moment; plans that differ in other stages share it."""
 

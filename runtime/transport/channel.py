@@ -27,6 +27,7 @@ from runtime.errors import (
     InternalError,
     OpError,
     ResourceExhaustedError,
+    TaskLeftError,
     UnavailableError,
 )
 from runtime.transport import frames, wire
@@ -46,6 +47,7 @@ from runtime.transport.dial import ChannelOptions, Dialer
 from runtime.transport.endpoint import Endpoint
 
 _MAX_BREAKS = 32
+_GOODBYE = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
 
 
 class Lane:
@@ -361,6 +363,8 @@ class Lane:
         except OpError as error:
             error.task = self.task
             raise
+        if kind == frames.GOODBYE:
+            raise self._farewell()
         if kind not in (frames.REPLY, frames.ERROR) or seq != self._seq or len(start) > length:
             raise InternalError(f"answered call {self._seq} with a frame of kind {kind}, seq {seq}", task=self.task)
         if kind == frames.REPLY and (layout is not None or not flags & frames.DYNAMIC):
@@ -389,6 +393,8 @@ class Lane:
             raise UnavailableError(f"the connection broke {self._breaks} times during one call", task=self.task)
         reason: Exception | None = self._fault
         pause = self._breaks > 1  # not the first time: do not run in circles
+        if self._was_told_goodbye():
+            raise self._farewell()
         while True:
             self._drop_socket()
             now = time.monotonic()
@@ -423,6 +429,15 @@ class Lane:
                 raise
             except OSError as error:
                 reason = error
+
+    def _was_told_goodbye(self) -> bool:
+        """Whether the last that came over the broken connection was the server's goodbye, which nobody has read yet."""
+        with self._sock_lock:
+            return self._sock is not None and self._pending is not None and wire.ends_with(self._sock, _GOODBYE)
+
+    def _farewell(self) -> TaskLeftError:
+        at = f" at {self._endpoint}" if self._endpoint else ""
+        return TaskLeftError(f"it has left{at}: training is over, and nothing more is taken", task=self.task)
 
     def _connect(self, endpoint: Endpoint, timeout: float) -> bool:
         self._attempt += 1

@@ -18,6 +18,7 @@ from runtime.transport.channel import Lane
 from runtime.transport.dial import ChannelOptions, Dialer
 
 _PING: Final = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
+_LEAVES: Final = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
 _GOODBYE: Final = frames.pack_header(frames.MAGIC, frames.GOODBYE, frames.WHOLE_CLIENT, 0, 0, 0, 0)
 
 
@@ -27,6 +28,7 @@ class Heartbeat:
     Attributes:
         silent_since: `time.monotonic()` of the last answer if the peer is given up, else None.
         said_goodbye: whether it said goodbye for the whole client at its end.
+        left: whether the peer said goodbye, and will not answer any more.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Heartbeat:
         """
         self.silent_since: float | None = None
         self.said_goodbye = False
+        self.left = False
         self._dialer = dialer
         self._number = number
         self._options = options
@@ -79,6 +82,8 @@ class Heartbeat:
                     self._missed(answered, marks, error)
                 else:
                     answered = time.monotonic()
+                    if self.left:
+                        return
                     if self.silent_since is not None:
                         logging.info("%s answers again after %.1f s", self._dialer.name, answered - self.silent_since)
                         self.silent_since = None
@@ -110,6 +115,9 @@ class Heartbeat:
             sock.settimeout(max(deadline - time.monotonic(), 0.001))
             sock.sendall(_PING)
             answer = sock.recv(frames.HEADER_BYTES)
+            if answer == _LEAVES:
+                self.left = True
+                return
             if len(answer) != frames.HEADER_BYTES or frames.unpack_header(answer)[1] != frames.PONG:
                 raise ConnectionResetError("the heartbeat's connection was closed")
         finally:

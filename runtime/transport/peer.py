@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from runtime.errors import AbortedError, CancelledError
+from runtime.errors import AbortedError, CancelledError, TaskLeftError, UnavailableError
 from runtime.transport.channel import Lane
 from runtime.transport.dial import ChannelOptions, Dialer
 from runtime.transport.endpoint import Endpoint
@@ -91,6 +91,7 @@ class Peer:
         Raises:
             UnavailableError: the task is gone, or silent for `reconnect_secs`.
             AbortedError: it has restarted since the first contact.
+            TaskLeftError: it has left for good.
             UnauthenticatedError: it refused the credential.
             DeadlineExceededError: the deadline has passed.
             CancelledError: this peer is closed.
@@ -156,8 +157,10 @@ class Peer:
         try:
             lane.open(deadline)
             self._bind(lane.incarnation)
-        except BaseException:
+        except BaseException as error:
             self._discard(lane)
+            if isinstance(error, UnavailableError) and self._heart.left:
+                raise TaskLeftError("it has left: training is over", task=self.task) from error
             raise
         if self._heart_thread is None:
             self._start_heart()
