@@ -26,7 +26,7 @@ flags.DEFINE_list("ps_hosts", [], "Comma-separated host:port of the parameter se
 flags.DEFINE_list("worker_hosts", [], "Comma-separated host:port of the workers.")
 flags.DEFINE_enum("job_name", "worker", ["ps", "worker"], "What this process is.")
 flags.DEFINE_integer("task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.")
-flags.DEFINE_string("logdir", None, "Directory of the checkpoints and ledgers.", required=True)
+flags.DEFINE_string("logdir", "", "Directory of the checkpoints and ledgers; $ENDING_LOGDIR by default.")
 
 STYLES = ("stop", "block", "close", "managed", "should_stop", "monitored")
 """How a worker ends: ``sv.stop()`` after the block of its session, that block alone, the session closed by hand before
@@ -36,6 +36,11 @@ STYLES = ("stop", "block", "close", "managed", "should_stop", "monitored")
 def option(name: str, default: Any) -> Any:
     """What the environment says, of the type of the default."""
     return type(default)(os.environ.get(f"ENDING_{name}", default))
+
+
+def logdir() -> str:
+    """Directory of the checkpoints and ledgers."""
+    return FLAGS.logdir or option("LOGDIR", "")
 
 
 def main(argv: list[str]) -> None:
@@ -84,7 +89,7 @@ class Worker:
     def __init__(self, server: rt.Server, attempt: str) -> None:
         self.server = server
         self.is_chief = FLAGS.task_index == 0
-        self.ledger = Ledger(FLAGS.logdir, f"worker-{FLAGS.task_index}", attempt)
+        self.ledger = Ledger(logdir(), f"worker-{FLAGS.task_index}", attempt)
         logging.get_absl_logger().addHandler(self.ledger)
         here = f"/job:worker/task:{FLAGS.task_index}"
         with rt.device(rt.replica_device_setter(cluster=server.cluster, worker_device=here)):
@@ -117,7 +122,7 @@ class Worker:
             with harness.MonitoredTrainingSession(
                 self.server.target,
                 self.is_chief,
-                checkpoint_dir=FLAGS.logdir,
+                checkpoint_dir=logdir(),
                 hooks=[SlowHook()],
                 scaffold=harness.Scaffold(saver=SlowSaver()),
                 save_checkpoint_secs=option("TIMER_SECS", 3600.0),
@@ -125,12 +130,12 @@ class Worker:
                 config=self.config(),
                 log_step_count_steps=None,
                 stop_grace_period_secs=self.grace_secs,
-            ) as session:
-                self.train(session, session.should_stop)
+            ) as monitored:
+                self.train(monitored, monitored.should_stop)
             return
         sv = harness.Supervisor(
             is_chief=self.is_chief,
-            logdir=FLAGS.logdir,
+            logdir=logdir(),
             saver=SlowSaver() if self.is_chief else None,
             save_model_secs=option("TIMER_SECS", 3600.0),
             save_summaries_secs=0,
@@ -147,12 +152,12 @@ class Worker:
                     sv.request_stop()
                     raise ValueError(option("ERROR", ""))
         elif style == "close":
-            session = sv.prepare_or_wait_for_session(self.server.target, config)
-            self.train(session, None)
-            session.close()
+            closed = sv.prepare_or_wait_for_session(self.server.target, config)
+            self.train(closed, None)
+            closed.close()
         else:
-            with sv.prepare_or_wait_for_session(self.server.target, config) as session:
-                self.train(session, None)
+            with sv.prepare_or_wait_for_session(self.server.target, config) as prepared:
+                self.train(prepared, None)
         if option("EXITS", 0):
             return
         if style != "block":
@@ -168,7 +173,7 @@ class Worker:
         for number in range(option("STEPS", 10)):
             if number == option("PAUSE_AT", -1):
                 say("PAUSED")
-                while not os.path.exists(os.path.join(FLAGS.logdir, f"go-{FLAGS.task_index}")):
+                while not os.path.exists(os.path.join(logdir(), f"go-{FLAGS.task_index}")):
                     time.sleep(0.02)
             if should_stop is not None and should_stop():
                 break

@@ -170,7 +170,7 @@ def _after_first_step(trainer: Any, watch: Stopwatch, report: Callable[[float], 
         finally:
             report(ready)
 
-    rt.Server.join = serve  # type: ignore[method-assign]
+    rt.Server.join = serve  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":
