@@ -153,7 +153,7 @@ class Lifecycle:
         limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
         silence = Silence(session, self._records)
         while not closed.wait(max(0.05, min(_LOOK_SECS, limit / 4))):
-            if not self.coord.should_stop():  # a session was opened anew: it has a watch of its own
+            if self.ended or not self.coord.should_stop():  # or a session was opened anew, which has a watch of its own
                 return
             took = min(session.step_secs(), time.monotonic() - stopped_at)
             if took > 0 and took >= limit and not self._finishing:
@@ -182,6 +182,10 @@ class Lifecycle:
                     return
             except rt.OpError as error:
                 logging.info("probing the tasks: %s", error)
+
+    def limit_silence(self) -> None:
+        """From here on a ps that is silent for too long ends what waits for it, with the session."""
+        self._finishing = True
 
     def leads(self) -> bool:
         """Whether this chief may write checkpoints: no other one has taken its place."""
@@ -293,8 +297,8 @@ class Lifecycle:
         self, session: ManagedSession, final: Callable[[rt.Session], object], over: bool, checkpoint_dir: str | None
     ) -> None:
         saves = self.is_chief and checkpoint_dir is not None and self._global_step is not None
-        if session.left is not None:
-            logging.warning("%s; what was done here since the last checkpoint is not saved", session.left)
+        if session.left is not None or session.raw.left_tasks:
+            self._tell_left(session)
             return
         if session.closed:
             if saves and not self.late:
@@ -317,7 +321,14 @@ class Lifecycle:
             if not self.is_chief:
                 self._tell_too_late(answers.values(), session)
         except (rt.PermissionDeniedError, rt.TaskLeftError, *LOST_CONTACT) as error:
+            if session.raw.left_tasks:
+                self._tell_left(session)
+                return
             logging.warning("could not tell the others that this task is done: %s", error)
+
+    def _tell_left(self, session: ManagedSession) -> None:
+        why = session.left or f"{', '.join(session.raw.left_tasks)} has left: training is over"
+        logging.warning("%s; what was done here since the last checkpoint is not saved", why)
 
     def _tell_too_late(self, records: Iterable[Record], session: ManagedSession) -> None:
         """Tells what this task has trained after the chief had given it up."""

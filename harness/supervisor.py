@@ -336,6 +336,7 @@ class Supervisor(SupervisorParts):
                 if over and not failed(self._coord):
                     self._life.wait_for_others()  # with the services still at work
                 self._coord.request_stop()
+                self._life.limit_silence()
                 self._join_services()
                 self._coord.join(threads, self._stop_grace_secs, ignore_live_threads)
             except (KeyboardInterrupt, SystemExit) as error:  # save, but training is not over

@@ -306,6 +306,11 @@ class Session:
         """
         return self._engine.silent_secs()
 
+    @property
+    def left_tasks(self) -> list[str]:
+        """The tasks that have left for good, as training is over; empty when the master is in another process."""
+        return self._engine.left()
+
     def cancel_steps(self) -> None:
         """Ends the steps under way with CancelledError. A session whose master is in another process ends with them."""
         self._engine.cancel_steps()

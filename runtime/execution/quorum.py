@@ -326,7 +326,7 @@ class Quorum:
             index: of its task: the number of its worker if it has given none yet.
         """
         with self._changed:
-            known = {worker for worker, of in self._clients.items() if of == client}
+            known = {worker for worker, of in self._clients.items() if client and of == client}
             if not known and index not in self._clients and 0 <= index < self._rules.total:
                 known = {index}
             self._retired |= known

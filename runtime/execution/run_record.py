@@ -92,7 +92,7 @@ class RunRecord:
             task to leave then.
         when_loading: called, under the lock, before the leader gives the variables new values.
         origin: why this task began without values, if it should have had some; for the log of a chief.
-        finished_at: ``time.monotonic()`` when the run finished with the request to leave, else None.
+        finished_at: ``time.monotonic()`` when the run finished, else None.
         silent: tells for how long a session has given no sign of life, seconds; None when this task does not know it.
             A server sets it.
         saved: the global step's (container, name), and its value in the last checkpoint, when the chief has told.
@@ -200,7 +200,7 @@ class RunRecord:
             if state["saved"] is not None:
                 key, step = state["saved"]
                 self.saved = ((key[0], key[1]), step)
-            if self._phase == FINISHED and self._leave:
+            if self._phase == FINISHED:
                 self.finished_at = now
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -320,6 +320,7 @@ class RunRecord:
         """
         self._check_leader(message, task)
         self._phase = FINISHED
+        self.finished_at = time.monotonic()
         self._silence_secs = float(message["silence_secs"])
         counter, step = message.get("counter"), message.get("saved_step")
         self.saved = None if counter is None or step is None else ((str(counter[0]), str(counter[1])), int(step))
@@ -337,8 +338,6 @@ class RunRecord:
         self._done[str(message["task"])] = None
         if message.get("leave"):
             self._leave = True
-            if self._phase == FINISHED and self.finished_at is None:
-                self.finished_at = time.monotonic()
 
     def _on_wait_loaded(self, message: Mapping[str, Any], task: str, cancelled: threading.Event) -> None:
         """Waits for ``timeout_secs`` at most until the phase is not loading."""

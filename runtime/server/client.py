@@ -57,6 +57,9 @@ class Engine(Protocol):
     def silent_secs(self) -> float | None:
         """For how long a task has given no sign of life; None when the master is elsewhere and cannot tell."""
 
+    def left(self) -> list[str]:
+        """The tasks that have left for good; empty when the master is elsewhere."""
+
     def cancel_steps(self) -> None:
         """Ends the steps under way with CancelledError; a session of a master elsewhere ends with them."""
 
@@ -76,6 +79,7 @@ class LocalEngine:
         self.lives = self._session.lives
         self.id = self._session.id
         self.silent_secs = self._session.silent_secs
+        self.left = self._session.left
         self.cancel_steps = self._session.cancel_steps
         self.run = self._session.run
         self.run_traced = self._session.run_traced
@@ -220,6 +224,10 @@ class RemoteEngine:
     def silent_secs(self) -> float | None:
         """None: the master knows, and it is elsewhere."""
         return None
+
+    def left(self) -> list[str]:
+        """None that are known here."""
+        return []
 
     def cancel_steps(self) -> None:
         """Ends the session, and with it the steps under way."""

@@ -345,6 +345,10 @@ class MasterSession:
         since = [peer.silent_since for peer in peers if not peer.lost]
         return max((time.monotonic() - at for at in since if at is not None), default=0.0)
 
+    def left(self) -> list[str]:
+        """The tasks that have left for good, as training is over."""
+        return [name for name, task in self.tasks.items() if isinstance(task, RemoteTask) and task.peer.left]
+
     def cancel_steps(self) -> None:
         """Ends the steps under way with CancelledError; the session can still be used."""
         for task in self.tasks.values():

@@ -88,6 +88,7 @@ class Lane:
         self._stalls = 0
         self._fault: Exception | None = None
         self._breaks = 0
+        self._told_goodbye = False
         self._broken = False
         self._cancelled = threading.Event()
 
@@ -365,6 +366,9 @@ class Lane:
             raise
         if kind == frames.GOODBYE:
             raise self._farewell()
+        if len(start) == length + frames.HEADER_BYTES and start[length:] == _GOODBYE:
+            start = start[:length]  # the server has left since it sent this
+            self._told_goodbye = True
         if kind not in (frames.REPLY, frames.ERROR) or seq != self._seq or len(start) > length:
             raise InternalError(f"answered call {self._seq} with a frame of kind {kind}, seq {seq}", task=self.task)
         if kind == frames.REPLY and (layout is not None or not flags & frames.DYNAMIC):
@@ -433,7 +437,9 @@ class Lane:
     def _was_told_goodbye(self) -> bool:
         """Whether the last that came over the broken connection was the server's goodbye, which nobody has read yet."""
         with self._sock_lock:
-            return self._sock is not None and self._pending is not None and wire.ends_with(self._sock, _GOODBYE)
+            if self._sock is None or self._pending is None:
+                return False
+            return self._told_goodbye or wire.ends_with(self._sock, _GOODBYE)
 
     def _farewell(self) -> TaskLeftError:
         at = f" at {self._endpoint}" if self._endpoint else ""

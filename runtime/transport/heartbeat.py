@@ -103,6 +103,9 @@ class Heartbeat:
         deadline = time.monotonic() + timeout
         with self._lock:
             self._busy = True
+        if self._connected and self._sock is not None and wire.ends_with(self._sock, _LEAVES):
+            self.left = True  # it came while nobody looked
+            return
         try:
             if not self._connected:
                 self._attempt += 1

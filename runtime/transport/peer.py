@@ -78,6 +78,11 @@ class Peer:
         return self._incarnation
 
     @property
+    def left(self) -> bool:
+        """Whether the task has said goodbye for good."""
+        return self._heart.left
+
+    @property
     def silent_since(self) -> float | None:
         """`time.monotonic()` of the last sign of life if the heartbeat has given the peer up, else None."""
         return self._heart.silent_since

@@ -94,9 +94,11 @@ def ends_with(sock: socket.socket, frame: bytes) -> bool:
         return False
     tail = b""
     try:
-        while data := sock.recv(_DRAIN_BYTES, socket.MSG_DONTWAIT):
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        while poll.poll(0) and (data := sock.recv(_DRAIN_BYTES)):
             tail = (tail + data)[-len(frame) :]
-    except OSError:  # nothing more, or the connection is broken
+    except (OSError, ValueError):  # the connection is broken, or closed on our side
         return tail == frame
     return tail == frame
 

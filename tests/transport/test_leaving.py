@@ -8,15 +8,14 @@ import pytest
 from runtime.errors import TaskLeftError, UnavailableError
 from runtime.transport import ChannelOptions
 from tests.transport import kit
-from tests.transport.kit import ADD, Desk, addend, make_peer, make_server
+from tests.transport.kit import ADD, addend, make_peer, make_server
 
 pytestmark = pytest.mark.usefixtures("no_open_ends")
 WAYS = pytest.mark.parametrize("prefer_unix", [False, True], ids=["tcp", "unix"])
 
 
 def served(**options: Any) -> tuple[Any, Any]:
-    server = make_server(Desk())
-    server.start()
+    server, _ = make_server()
     gone = threading.Event()
 
     def resolve(timeout: float) -> Any:
