@@ -131,7 +131,8 @@ class Worker:
                 log_step_count_steps=None,
                 stop_grace_period_secs=self.grace_secs,
             ) as monitored:
-                self.train(monitored, monitored.should_stop)
+                if not monitored.should_stop():  # it may have come late
+                    self.train(monitored, monitored.should_stop)
             return
         sv = harness.Supervisor(
             is_chief=self.is_chief,
