@@ -53,7 +53,7 @@ class Lifecycle:
         self.coord = coord
         self.is_chief = is_chief
         self.grace_secs = stop_grace_secs
-        self._answer_secs = min(_WAIT_SECS, max(0.5, stop_grace_secs))
+        self._answer_secs = min(_WAIT_SECS, max(2.0, stop_grace_secs))
         self.patience = Patience(coord, stop_grace_secs)
         self.session: ManagedSession | None = None
         self.silence_secs = max(stop_grace_secs, LEAST_SILENCE_SECS)
@@ -65,7 +65,8 @@ class Lifecycle:
         self._records: RunRecords | None = None
         self._global_step: Any = None
         self._reached: int | None = None
-        self._finishing = False
+        self._finishing = self._waiting = False
+        self._silenced = ""
         self._closed = threading.Event()
         atexit.register(_tell_at_exit, weakref.ref(self))
 
@@ -102,6 +103,7 @@ class Lifecycle:
         self._records, self._global_step, self.late = records, global_step, False
         self._reached = None
         self.ended = self._finishing = False
+        self._silenced = ""
         attempt = os.environ.get(ATTEMPT_VARIABLE, "0")
         if attempt != "0":
             logging.info("this is start number %d of this task", int(attempt) + 1)
@@ -156,12 +158,13 @@ class Lifecycle:
             if self.ended or not self.coord.should_stop():  # or a session was opened anew, which has a watch of its own
                 return
             took = min(session.step_secs(), time.monotonic() - stopped_at)
-            if took > 0 and took >= limit and not self._finishing:
+            if took > 0 and took >= limit and not (self._finishing or self._waiting):
                 logging.warning("a step still runs %.3g s after the stop: it is cancelled", took)
                 session.raw.cancel_steps()
                 session.end_steps()
             if self._finishing and (silent := silence.secs()) >= self.silence_secs:
-                logging.warning("a task has given no sign of life for %.0f s: what waits for it is cancelled", silent)
+                self._silenced = f"a task has given no sign of life for {silent:.0f} s while training was ending"
+                logging.warning("%s: what waits for it is cancelled", self._silenced)
                 session.close()
                 return
 
@@ -204,6 +207,8 @@ class Lifecycle:
         records.answer_secs = self._answer_secs  # from here on a dead task is not waited for any longer
         began = answered_at = time.monotonic()
         wait, said_at, rested = 0.0, -math.inf, -1
+        told_gone: set[str] = set()
+        self._waiting = True
         try:
             while not failed(self.coord):
                 self.patience.deadline = answered_at + self.silence_secs
@@ -225,8 +230,10 @@ class Lifecycle:
                 # One that never came to any of the tasks has the time of a silent one, from now on.
                 quiet = {who: min(secs, now - began) if secs == math.inf else secs for who, secs in silences.items()}
                 left = [who for who, secs in quiet.items() if secs < self.silence_secs]
-                for who in quiet.keys() - set(left):
+                gone = quiet.keys() - set(left)
+                for who in sorted(gone - told_gone):
                     logging.warning("not waiting any longer for %s: no sign of life for %.0f s", who, quiet[who])
+                told_gone = gone
                 if not left:
                     return
                 step = self._step(session)
@@ -237,7 +244,7 @@ class Lifecycle:
                 soonest = min(self.silence_secs - quiet[who] for who in left)
                 wait = min(_WAIT_SECS, max(0.1, soonest))
         finally:
-            self.patience.deadline = None
+            self.patience.deadline, self._waiting = None, False
 
     def _step(self, session: ManagedSession) -> int | None:
         """The global step now; a lost ps is recovered on the way, as the others need it too."""
@@ -273,8 +280,8 @@ class Lifecycle:
                 that ``finish`` may be called again after an interruption.
 
         Raises:
-            AbortedError, UnavailableError: a task was lost meanwhile, and steps with it (``harness/ending.py``). The
-                others are not told that training is over.
+            AbortedError, UnavailableError: a task was lost meanwhile, and steps with it (``harness/ending.py``), or was
+                silent for too long for them to be saved. The others are not told that training is over.
         """
         if self.session is None or self.ended:
             return
@@ -300,13 +307,21 @@ class Lifecycle:
         if session.left is not None or session.raw.left_tasks:
             self._tell_left(session)
             return
+        if self._silenced and saves:
+            raise rt.UnavailableError(f"{self._silenced}; {not_saved(self._reached, str(checkpoint_dir))}")
         if session.closed:
             if saves and not self.late:
                 text = not_saved(self._reached, str(checkpoint_dir))
                 logging.warning("the session was closed before the stop: %s", text)
         elif not self.late:
             if saves:
-                save_the_end(session, final, self._global_step, self._reached, str(checkpoint_dir), over=over)
+                try:
+                    save_the_end(session, final, self._global_step, self._reached, str(checkpoint_dir), over=over)
+                except (rt.CancelledError, RuntimeError) as error:
+                    if not self._silenced:
+                        raise
+                    text = f"{self._silenced}; {not_saved(self._reached, str(checkpoint_dir))}"
+                    raise rt.UnavailableError(text) from error
             else:
                 final(session)
         if self._records is not None and over:
