@@ -156,6 +156,9 @@ class ManagedSession(rt.Session):
                 return
             if self._failed is not None:
                 raise self._failed
+            if not self._closed and (gone := broken.left_tasks):
+                self.left = rt.TaskLeftError("it has left: training is over", task=", ".join(gone))
+                raise self.left from error
             self._patience.start_again()
             if self._closed or self._patience.exhausted():
                 raise error

@@ -17,6 +17,7 @@ from runtime.transport import frames, wire
 from runtime.transport.channel import Lane
 from runtime.transport.dial import ChannelOptions, Dialer
 
+_LOOK_SECS: Final = 0.5
 _PING: Final = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
 _LEAVES: Final = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
 _GOODBYE: Final = frames.pack_header(frames.MAGIC, frames.GOODBYE, frames.WHOLE_CLIENT, 0, 0, 0, 0)
@@ -92,6 +93,18 @@ class Heartbeat:
         finally:
             self._drop()
 
+    def was_told_goodbye(self) -> bool:
+        """Whether the peer has left for good, also when that has not been read yet."""
+        until = time.monotonic() + _LOOK_SECS
+        while not self.left and time.monotonic() < until:
+            with self._lock:
+                if not self._busy:  # else it is being read just now
+                    if self._connected and self._sock is not None and wire.ends_with(self._sock, _LEAVES):
+                        self.left = True
+                    break
+            time.sleep(_LOOK_SECS / 50)
+        return self.left
+
     def wake(self) -> None:
         """Ends a wait for an answer at once, from any thread."""
         with self._lock:
@@ -103,10 +116,10 @@ class Heartbeat:
         deadline = time.monotonic() + timeout
         with self._lock:
             self._busy = True
-        if self._connected and self._sock is not None and wire.ends_with(self._sock, _LEAVES):
-            self.left = True  # it came while nobody looked
-            return
         try:
+            if self.left or (self._connected and self._sock is not None and wire.ends_with(self._sock, _LEAVES)):
+                self.left = True  # it came while nobody looked
+                return
             if not self._connected:
                 self._attempt += 1
                 endpoint = self._dialer.endpoint(None, timeout)

@@ -26,6 +26,7 @@ _BACKLOG: Final = 1024
 _HELLO_SECS: Final = 10.0
 _TURN_SECS: Final = 1.0
 _ASLEEP_SECS: Final = 3.0
+_GOODBYE_SECS: Final = 0.5
 _JOIN_SECS: Final = 5.0
 _LONGEST_UNIX_PATH: Final = 100
 
@@ -220,7 +221,9 @@ class TensorServer:
         while any(connection.busy for connection, _ in pairs) and (left := deadline - time.monotonic()) > 0:
             self._context.progress.wait(left)
             self._context.progress.clear()
-        for connection, _ in pairs:
+        for connection, thread in pairs:
+            if leaving and not connection.busy:
+                thread.join(_GOODBYE_SECS)  # one that was busy says its goodbye by itself
             connection.cut()
             if connection.busy:
                 connection.tell_handler()

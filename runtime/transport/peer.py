@@ -80,7 +80,7 @@ class Peer:
     @property
     def left(self) -> bool:
         """Whether the task has said goodbye for good."""
-        return self._heart.left
+        return self._heart.was_told_goodbye()
 
     @property
     def silent_since(self) -> float | None:
@@ -164,7 +164,7 @@ class Peer:
             self._bind(lane.incarnation)
         except BaseException as error:
             self._discard(lane)
-            if isinstance(error, UnavailableError) and self._heart.left:
+            if isinstance(error, UnavailableError) and self.left:
                 raise TaskLeftError("it has left: training is over", task=self.task) from error
             raise
         if self._heart_thread is None:

@@ -39,7 +39,7 @@ def test_a_call_after_the_server_has_gone(leaving: bool, error: type[Exception],
     server, peer = served(prefer_unix=prefer_unix, heartbeat_secs=60.0)  # nobody but the call finds out
     lane = peer.acquire()
     assert lane.call(ADD, 1, addend(1), kit.NUMBER)
-    server.stop(leaving=leaving)
+    server.stop(1.0, leaving=leaving)
     with pytest.raises(error):
         lane.call(ADD, 2, addend(1), kit.NUMBER)
     peer.release(lane)
@@ -53,7 +53,7 @@ def test_several_calls_later_too(prefer_unix: bool) -> None:
     for lane in (first, second):
         lane.call(ADD, 1, addend(1), kit.NUMBER)
         peer.release(lane)
-    server.stop(leaving=True)
+    server.stop(1.0, leaving=True)
     peer._heart_thread.join(10)  # the heartbeat has found out, and ends
     assert not peer._heart_thread.is_alive()
     for _ in range(3):
