@@ -15,6 +15,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -293,6 +294,7 @@ class Run:
             chief = self._lives("worker:0")
             if "worker:0" in self._gone or task in self._reborn or not chief or chief[-1].code != 0:
                 if self._cluster.running(task):
+                    self._stopped.add(task)
                     self._cluster.stop(task)
             try:
                 self._cluster.wait(task, SILENCE_SECS + LATE_SECS + 20)
@@ -309,9 +311,11 @@ class Run:
                 said = [line for line in self._lines(task) if line.life == life.number]
                 if life.code == 1 and any(EXPECTED_ERROR.search(line.text) for line in said):
                     continue
-                expected = {0, -9} | ({EXIT_CODE} if task in self._stopped else set())
+                # A worker that is stopped before it can hold the signal back, or after, ends by it.
+                expected = {0, -9} | ({EXIT_CODE, -signal.SIGTERM} if task in self._stopped else set())
                 if life.code not in expected:
-                    problems.append(f"{task} ended with code {life.code}: {self._tail(task)}")
+                    tail = "\n".join(["", *(f"    {line.text}" for line in said[-12:])])
+                    problems.append(f"{task} ended with code {life.code}: {tail}")
         return problems
 
     def _untold(self) -> list[str]:
