@@ -12,9 +12,10 @@ UNIT_TESTS := tests/runtime tests/transport tests/mnist tests/tf1
 RUN ?= mnist-$(shell date +%Y%m%d-%H%M%S)
 
 export PYTHONUNBUFFERED := 1
+export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist test test-unit test-lowest chaos bench bench-quick bench-setup lint format proto tensorboard clean
+.PHONY: help setup mnist test test-unit test-lowest chaos endings bench bench-quick bench-setup lint format proto tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -46,6 +47,9 @@ test-lowest: ## The same with the lowest versions of all dependencies that pypro
 
 chaos: $(STAMP) ## Train MNIST under random kills, freezes and cuts, and add up; CHAOS_SECS=60 for a short one.
 	$(BIN)/python -m benchmarks.chaos
+
+endings: $(STAMP) ## Random histories of how runs end, with kills and freezes; RUNS=50, SEED=1 for one again.
+	$(BIN)/python -m benchmarks.endings
 
 bench: $(STAMP) $(PEERS_STAMP) ## Steps per second beside TensorFlow, PyTorch and plain JAX; writes benchmarks/results.
 	$(BIN)/python -m benchmarks.table

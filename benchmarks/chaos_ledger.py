@@ -7,9 +7,15 @@ were done, how many are not accounted for, and how many the restore at its end h
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from harness.launcher.tasks import ATTEMPT_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,27 @@ class Entry:
         if self.what == "log":
             return f"L {self.at:.6f} {self.text}"
         return f"B {self.at:.6f}" if self.what == "begin" else f"D {self.at:.6f} {self.step}"
+
+
+class Ledger(logging.Handler):
+    """Appends to this life's file; what was written survives a kill."""
+
+    def __init__(self, directory: str, task: str, attempt: str | None = None) -> None:
+        super().__init__()
+        attempt = os.environ.get(ATTEMPT_VARIABLE, "0") if attempt is None else attempt
+        path = os.path.join(directory, f"{task}-{attempt}.ledger")
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._write = threading.Lock()
+
+    def enter(self, what: str, step: int = 0, text: str = "") -> None:
+        """Writes one entry."""
+        line = Entry(time.monotonic(), what, step, text).line()
+        with self._write:
+            os.write(self._file, f"{line}\n".encode())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes what is logged."""
+        self.enter("log", text=record.getMessage().replace("\n", " "))
 
 
 @dataclass(frozen=True)

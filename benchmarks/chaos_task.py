@@ -4,10 +4,8 @@ It trains until the file ``end_step`` of the chaos directory tells at which glob
 nobody knows beforehand how many steps there will be.
 """
 
-import logging as std_logging
 import os
 import sys
-import threading
 import time
 
 import jax.numpy as jnp
@@ -16,7 +14,7 @@ from absl import app, flags, logging
 
 import harness
 import runtime as rt
-from benchmarks.chaos_ledger import OPENED, Entry
+from benchmarks.chaos_ledger import OPENED, Ledger
 from harness.launcher.tasks import ATTEMPT_VARIABLE
 from models.mnist import data
 from models.mnist.model import MODELS
@@ -32,27 +30,6 @@ flags.DEFINE_integer("ps_backups_lag", -1, "Mirrors each ps on the next one, so 
 BATCH_SIZE = 100
 LEARNING_RATE = 0.001
 _LOOK_SECS = 0.2
-
-
-class Ledger(std_logging.Handler):
-    """Appends to this life's file; what was written survives a kill."""
-
-    def __init__(self, directory: str, task: str) -> None:
-        super().__init__()
-        attempt = os.environ.get(ATTEMPT_VARIABLE, "0")
-        path = os.path.join(directory, f"{task}-{attempt}.ledger")
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._write = threading.Lock()
-
-    def enter(self, what: str, step: int = 0, text: str = "") -> None:
-        """Writes one entry."""
-        line = Entry(time.monotonic(), what, step, text).line()
-        with self._write:
-            os.write(self._file, f"{line}\n".encode())
-
-    def emit(self, record: std_logging.LogRecord) -> None:
-        """Writes what is logged."""
-        self.enter("log", text=record.getMessage().replace("\n", " "))
 
 
 def main(argv: list[str]) -> None:

@@ -162,15 +162,15 @@ def _after_first_step(trainer: Any, watch: Stopwatch, report: Callable[[float], 
     rt.Session.run = first  # type: ignore[method-assign]
     join = rt.Server.join
 
-    def serve(self: rt.Server) -> None:
+    def serve(self: rt.Server, *arguments: Any) -> None:
         ready = time.clock_gettime(time.CLOCK_BOOTTIME)
         report(ready)
         try:
-            join(self)
+            join(self, *arguments)
         finally:
             report(ready)
 
-    rt.Server.join = serve  # type: ignore[method-assign]
+    rt.Server.join = serve  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def save_the_end(
             try:
                 session.recover(raw, error)
             except (rt.DeadlineExceededError, *LOST_CONTACT) as gone:
-                text = f"{gone.message}; {_not_saved(reached, checkpoint_dir)}; {_ADVICE}"
+                text = f"{gone.message}; {not_saved(reached, checkpoint_dir)}; {_ADVICE}"
                 _tell(type(gone)(text, task=gone.task), gone, over)
                 return
     if reached is not None and now < reached:
@@ -66,7 +66,21 @@ def save_the_end(
         _tell(rt.AbortedError(text, task=loss.task if loss is not None else ""), loss, over)
 
 
-def _not_saved(reached: int | None, checkpoint_dir: str) -> str:
+def saved_step(checkpoint_dir: str) -> int | None:
+    """The step of the newest checkpoint of a directory; None when there is none, or its name does not tell."""
+    from harness.saver import latest_checkpoint
+
+    name = os.path.basename(latest_checkpoint(checkpoint_dir) or "")
+    return int(name) if name.isdigit() else None
+
+
+def not_saved(reached: int | None, checkpoint_dir: str) -> str:
+    """What is lost when nothing is saved any more, in words.
+
+    Args:
+        reached: how far training had come; None when nobody knows.
+        checkpoint_dir: where the newest checkpoint lies.
+    """
     from harness.saver import latest_checkpoint
 
     found = latest_checkpoint(checkpoint_dir)

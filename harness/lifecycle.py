@@ -3,31 +3,41 @@
 Supervisor and MonitoredTrainingSession are two faces of this. It opens the session that recovers by itself, tells the
 run records that this task takes part, and at the end waits, as the chief, for those who still train, lets the caller
 write what is final, and tells everybody that training is over.
+
+Nothing here limits work: another worker may train, and a last save or evaluation may run, for as long as it takes. What
+is limited, by the grace period, is the silence of a task: no sign of life, which a living one gives every second.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import math
 import os
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.ending import save_the_end
+from harness.ending import not_saved, save_the_end, saved_step
 from harness.launcher.tasks import ATTEMPT_VARIABLE
 from harness.managed_session import ManagedSession
 from harness.opening import LOST_CONTACT, PROBE_SECS, TrainingOver
 from harness.patience import Patience, failed
-from harness.run_records import RunRecords, others
+from harness.preemption import shielded
+from harness.run_records import Record, RunRecords
 
 _WAIT_SECS = 10.0
 FAILURE_GRACE_SECS = 10.0
 """How long a step may go on after a service has failed: what it waits for may never come then."""
+_LOOK_SECS = 1.0
+LEAST_SILENCE_SECS = 4.0
+"""A task that has been silent for less is not given up, however short the grace period: signs of life may be late."""
 
 
 class Lifecycle:
@@ -36,23 +46,30 @@ class Lifecycle:
     Args:
         coord: stops it.
         is_chief: the chief waits for the others at the end, and ends the run.
-        stop_grace_secs: how long the end may take once nothing moves any more.
+        stop_grace_secs: how long a task may be silent at the end, and a step under way after a stop may take.
     """
 
     def __init__(self, coord: Coordinator, is_chief: bool, stop_grace_secs: float) -> None:
         self.coord = coord
         self.is_chief = is_chief
         self.grace_secs = stop_grace_secs
-        self._answer_secs = min(_WAIT_SECS, max(0.5, stop_grace_secs))
+        self._answer_secs = min(_WAIT_SECS, max(2.0, stop_grace_secs))
         self.patience = Patience(coord, stop_grace_secs)
         self.session: ManagedSession | None = None
+        self.silence_secs = max(stop_grace_secs, LEAST_SILENCE_SECS)
+        """A task without a sign of life for so long is not waited for at the end."""
         self.late = False
         """Whether the run had finished before this task came."""
+        self.ended = False
+        """Whether this task's part has been brought to an end: nothing is left to save or to tell."""
         self._records: RunRecords | None = None
         self._global_step: Any = None
         self._reached: int | None = None
         self._without_value: frozenset[str] = frozenset()
-        self._ending = threading.Event()
+        self._finishing = self._waiting = False
+        self._silenced = ""
+        self._closed = threading.Event()
+        atexit.register(_tell_at_exit, weakref.ref(self))
 
     def open(
         self,
@@ -87,6 +104,8 @@ class Lifecycle:
         self.patience.renew()
         self._records, self._global_step, self.late = records, global_step, False
         self._reached = None
+        self.ended = self._finishing = False
+        self._silenced = ""
         attempt = os.environ.get(ATTEMPT_VARIABLE, "0")
         if attempt != "0":
             logging.info("this is start number %d of this task", int(attempt) + 1)
@@ -102,12 +121,12 @@ class Lifecycle:
                         raise
                     logging.info("nothing left to do: %s", error)
                     self.late = True
-                    return bare()
+                    session = bare()
                 except rt.OutOfRangeError as error:  # of a function of the user's own: no end of a training to come
                     raise RuntimeError(f"The model could not be made ready: {error}") from error
                 try:
                     if records is not None:
-                        records.join()
+                        records.join(session.id)
                     if probes:
                         self._without_value = _names(session, probe)
                     return session
@@ -128,19 +147,32 @@ class Lifecycle:
         )
         if self.late:
             self.coord.request_stop()
-        self._ending = threading.Event()
+        self._closed.set()  # of a session before this one
+        self._closed = threading.Event()
         if probes and not self.late:
             threading.Thread(target=self._probe, args=(self.session, probe), name="probe-tasks", daemon=True).start()
-        threading.Thread(target=self._watch, args=(self.session, self._ending), name="watch-stop", daemon=True).start()
+        threading.Thread(target=self._watch, args=(self.session, self._closed), name="watch-stop", daemon=True).start()
         return self.session
 
-    def _watch(self, session: ManagedSession, ending: threading.Event) -> None:
-        """A step that waits for a dead task, or for a service that has failed, must not wait for ever."""
+    def _watch(self, session: ManagedSession, closed: threading.Event) -> None:
+        """After a stop: a step must not wait for ever for what will not come, nor the end for a task that is silent."""
         self.coord.wait_for_stop()
-        secs = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
-        if not ending.wait(secs):
-            logging.warning("a step still runs %g s after the stop: it is cancelled", secs)
-            session.close()
+        stopped_at = time.monotonic()
+        limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
+        silence = Silence(session, self._records)
+        while not closed.wait(max(0.05, min(_LOOK_SECS, limit / 4))):
+            if self.ended or not self.coord.should_stop():  # or a session was opened anew, which has a watch of its own
+                return
+            took = min(session.step_secs(), time.monotonic() - stopped_at)
+            if took > 0 and took >= limit and not (self._finishing or self._waiting):
+                logging.warning("a step still runs %.3g s after the stop: it is cancelled", took)
+                session.raw.cancel_steps()
+                session.end_steps()
+            if self._finishing and (silent := silence.secs()) >= self.silence_secs:
+                self._silenced = f"a task has given no sign of life for {silent:.0f} s while training was ending"
+                logging.warning("%s: what waits for it is cancelled", self._silenced)
+                session.close()
+                return
 
     def _probe(self, session: ManagedSession, probe: Any) -> None:
         """Makes the chief restore what is lost even while its training loop is busy elsewhere."""
@@ -162,9 +194,9 @@ class Lifecycle:
             except rt.OpError as error:
                 logging.info("probing the tasks: %s", error)
 
-    def leave_loop(self) -> None:
-        """Notes that training's loop is over: from here on the session is needed for what is left to do."""
-        self._ending.set()
+    def limit_silence(self) -> None:
+        """From here on a ps that is silent for too long ends what waits for it, with the session."""
+        self._finishing = True
 
     def leads(self) -> bool:
         """Whether this chief may write checkpoints: no other one has taken its place."""
@@ -173,42 +205,59 @@ class Lifecycle:
     def wait_for_others(self) -> None:
         """As the chief, waits until all who take part are done; they may need what only a chief can restore.
 
-        The wait ends early when nobody has moved the global step for the grace period, and when a service fails.
+        Whoever lives is waited for, however long it takes. The wait ends early for those who give no sign of life for
+        the grace period, when the tasks with the variables do not answer for so long, and when a service fails.
         """
         records, session = self._records, self.session
-        self._ending.set()
         self._note_reached()
-        if records is not None:
-            records.answer_secs = self._answer_secs  # from here on a dead task is not waited for any longer
-        if records is None or session is None or session.closed or not self.is_chief or self.late:
+        if records is None or session is None or not self.is_chief or self.late or self.ended:
             return
-        moved_at, wait = time.monotonic(), 0.0
-        self.patience.deadline = moved_at + self.grace_secs
-        last = self._step(session)
-        while not failed(self.coord):
-            try:
-                left = records.wait_done(wait)
-            except LOST_CONTACT as error:
-                logging.info("while waiting for the others: %s", error)
-                self.patience.wait(0.2)
-                left = ["tasks that cannot be asked for"]
-            if not left:
-                return
-            now = self._step(session)
-            if now != last:
-                moved_at, last = time.monotonic(), now
-                self.patience.deadline = moved_at + self.grace_secs
-            names = ", ".join(left)
-            if time.monotonic() - moved_at >= self.grace_secs:
-                logging.warning("not waiting any longer for %s: no step was done for %g s", names, self.grace_secs)
-                return
-            logging.info("waiting for %s to finish training (step %s)", names, last)
-            wait = min(_WAIT_SECS, max(0.1, self.grace_secs))
+        records.answer_secs = self._answer_secs  # from here on a dead task is not waited for any longer
+        began = answered_at = time.monotonic()
+        wait, said_at, rested = 0.0, -math.inf, -1
+        told_gone: set[str] = set()
+        self._waiting = True
+        try:
+            while not failed(self.coord):
+                self.patience.deadline = answered_at + self.silence_secs
+                try:
+                    if wait and rested != session.recoveries:  # nobody need keep step with a chief that only waits
+                        records.rest(session.id)
+                        rested = session.recoveries
+                    silences = records.wait_done(wait)
+                    answered_at = now = time.monotonic()
+                except LOST_CONTACT as error:
+                    logging.info("while waiting for the others: %s", error)
+                    silences, now = {}, time.monotonic()
+                    if now - answered_at >= self.silence_secs:
+                        logging.warning("not waiting any longer for the others: the tasks cannot be asked for them")
+                        return
+                    self.patience.wait(0.2)
+                    self._step(session)  # recovers what is lost on the way: the others need it too
+                    continue
+                # One that never came to any of the tasks has the time of a silent one, from now on.
+                quiet = {who: min(secs, now - began) if secs == math.inf else secs for who, secs in silences.items()}
+                left = [who for who, secs in quiet.items() if secs < self.silence_secs]
+                gone = quiet.keys() - set(left)
+                for who in sorted(gone - told_gone):
+                    logging.warning("not waiting any longer for %s: no sign of life for %.0f s", who, quiet[who])
+                told_gone = gone
+                if not left:
+                    return
+                step = self._step(session)
+                if now - said_at >= _WAIT_SECS:
+                    said_at = now
+                    told = [f"{who} (silent for {quiet[who]:.0f} s)" if quiet[who] >= 3 else who for who in left]
+                    logging.info("waiting for %s to finish training (step %s)", ", ".join(told), step)
+                soonest = min(self.silence_secs - quiet[who] for who in left)
+                wait = min(_WAIT_SECS, max(0.1, soonest))
+        finally:
+            self.patience.deadline, self._waiting = None, False
 
     def _step(self, session: ManagedSession) -> int | None:
         """The global step now; a lost ps is recovered on the way, as the others need it too."""
-        if self._global_step is None:
-            return None
+        if self._global_step is None or session.closed:
+            return self._reached
         try:
             step = int(session.run(self._global_step, timeout_secs=self._answer_secs))
             self._reached = max(step, self._reached or 0)
@@ -221,51 +270,119 @@ class Lifecycle:
         if self.session is not None and (step := self.session.reached()) is not None:
             self._reached = max(step, self._reached or 0)
 
-    def finish(self, final: Callable[[rt.Session], object], *, over: bool, checkpoint_dir: str | None = None) -> None:
-        """Ends this task's part: does what is final, then tells the others; bounded by the grace period.
+    def finish(
+        self,
+        final: Callable[[rt.Session], object],
+        *,
+        over: bool,
+        checkpoint_dir: str | None = None,
+        shield: bool = True,
+    ) -> None:
+        """Ends this task's part: does what is final, then tells the others. Does nothing the second time.
 
         Args:
             final: writes the last checkpoint and summaries; called again when a task was lost meanwhile.
             over: training is done; False when it was interrupted and will be taken up again.
             checkpoint_dir: where the chief's checkpoints lie; None when it writes none.
+            shield: SIGTERM and Ctrl-C come out after this instead of within it (``preemption.shielded``). Without
+                that ``finish`` may be called again after an interruption.
 
         Raises:
-            AbortedError, UnavailableError: a task was lost meanwhile, and steps with it (``harness/ending.py``). The
-                others are not told that training is over.
+            AbortedError, UnavailableError: a task was lost meanwhile, and steps with it (``harness/ending.py``), or was
+                silent for too long for them to be saved. The others are not told that training is over.
         """
-        session, records = self.session, self._records
-        self._ending.set()
-        self._note_reached()
-        if session is None:
+        if self.session is None or self.ended:
             return
-        limit = threading.Timer(self.grace_secs, session.close)
-        limit.daemon = True
-        limit.start()
+        self._note_reached()
+        if self._records is not None:
+            self._records.answer_secs = self._answer_secs
+        self._finishing = True
         try:
-            if session.closed:
-                logging.info("the session was closed before the stop: what was done since the last save is not saved")
-            elif not self.late:
-                if self.is_chief and checkpoint_dir is not None and self._global_step is not None:
-                    save_the_end(session, final, self._global_step, self._reached, checkpoint_dir, over=over)
-                else:
-                    final(session)
-            if records is not None and over:
-                self._tell_done(records)
+            with shielded() if shield else contextlib.nullcontext():
+                try:
+                    self._finish(self.session, final, over, checkpoint_dir)
+                except Exception:
+                    self.ended = True
+                    raise
+                self.ended = True
         finally:
-            limit.cancel()
+            self._finishing = False
 
-    def _tell_done(self, records: RunRecords) -> None:
+    def _finish(
+        self, session: ManagedSession, final: Callable[[rt.Session], object], over: bool, checkpoint_dir: str | None
+    ) -> None:
+        saves = self.is_chief and checkpoint_dir is not None and self._global_step is not None
+        if session.left is not None or session.raw.left_tasks:
+            self._tell_left(session)
+            return
+        if self._silenced and saves:
+            raise rt.UnavailableError(f"{self._silenced}; {not_saved(self._reached, str(checkpoint_dir))}")
+        if session.closed:
+            if saves and not self.late:
+                text = not_saved(self._reached, str(checkpoint_dir))
+                logging.warning("the session was closed before the stop: %s", text)
+        elif not self.late:
+            if saves:
+                try:
+                    save_the_end(session, final, self._global_step, self._reached, str(checkpoint_dir), over=over)
+                except (rt.CancelledError, RuntimeError) as error:
+                    if not self._silenced:
+                        raise
+                    text = f"{self._silenced}; {not_saved(self._reached, str(checkpoint_dir))}"
+                    raise rt.UnavailableError(text) from error
+            else:
+                final(session)
+        if self._records is not None and over:
+            self._tell_done(self._records, session, str(checkpoint_dir) if saves else None)
+
+    def _tell_done(self, records: RunRecords, session: ManagedSession, checkpoint_dir: str | None) -> None:
         try:
             if self.is_chief and not self.late:
-                # Whoever was given up by now will not say that it is done.
-                records.finish(others(records.look(), records.task))
-            records.done(leave=ATTEMPT_VARIABLE not in os.environ)
-        except (rt.PermissionDeniedError, *LOST_CONTACT) as error:
+                step = None if checkpoint_dir is None else saved_step(checkpoint_dir)
+                records.finish(self.silence_secs, _key(self._global_step), step)
+            answers = records.done(leave=ATTEMPT_VARIABLE not in os.environ, session=session.id)
+            if not self.is_chief:
+                self._tell_too_late(answers.values(), session)
+        except (rt.PermissionDeniedError, rt.TaskLeftError, *LOST_CONTACT) as error:
+            if session.raw.left_tasks:
+                self._tell_left(session)
+                return
             logging.warning("could not tell the others that this task is done: %s", error)
+
+    def _tell_left(self, session: ManagedSession) -> None:
+        why = session.left or f"{', '.join(session.raw.left_tasks)} has left: training is over"
+        logging.warning("%s; what was done here since the last checkpoint is not saved", why)
+
+    def _tell_too_late(self, records: Iterable[Record], session: ManagedSession) -> None:
+        """Tells what this task has trained after the chief had given it up."""
+        saved = max((record.saved_step for record in records if record.saved_step is not None), default=None)
+        now = self._step(session)
+        if saved is not None and now is not None and now > saved:
+            logging.warning(
+                "the chief has ended training without this task: its last checkpoint is of step %d, steps %d to %d are "
+                "not saved",
+                *(saved, saved + 1, now),
+            )
+
+    def abandon(self) -> None:
+        """Training has ended with an error: nothing is saved, and nobody told that it is over."""
+        self.ended = True
+
+    def at_exit(self) -> None:
+        """The process ends. Tells it if training was not brought to an end before."""
+        if self.session is None or self._records is None or self.ended or self.late or self._closed.is_set():
+            return
+        self._note_reached()
+        reached = "" if self._reached is None else f" (step {self._reached} was the last seen here)"
+        logging.warning(
+            "this process ends without Supervisor.stop() or the end of its session's block: nobody is told that it is "
+            "done%s",
+            f", and what was trained since the last checkpoint is not saved{reached}" if self.is_chief else "",
+        )
 
     def close(self) -> None:
         """Closes the session; never waits for a dead task."""
-        self._ending.set()
+        self._closed.set()
         self.patience.end()
         if self.session is not None:
             self.session.close()
@@ -273,3 +390,43 @@ class Lifecycle:
 
 def _names(session: rt.Session, probe: rt.Tensor) -> frozenset[str]:
     return frozenset(name.decode() for name in session.run(probe, timeout_secs=_WAIT_SECS))
+
+
+class Silence:
+    """For how long a task that a session needs has given no sign of life.
+
+    Args:
+        session: its own master knows, if it is in this process.
+        records: are asked else.
+    """
+
+    def __init__(self, session: ManagedSession, records: RunRecords | None) -> None:
+        self._session = session
+        self._records = records
+        self._answered_at: float | None = None
+
+    def secs(self) -> float:
+        """Seconds; 0 when all give some."""
+        known = self._session.raw.silent_secs
+        if known is not None or self._records is None:
+            return known or 0.0
+        if self._answered_at is None:
+            self._answered_at = time.monotonic()
+        try:
+            self._records.look()
+            self._answered_at = time.monotonic()
+        except LOST_CONTACT as error:
+            logging.info("looking whether all tasks live: %s", error)
+        return time.monotonic() - self._answered_at
+
+
+def _key(variable: Any) -> tuple[str, str] | None:
+    """The (container, name) under which a variable is known on its task."""
+    spec = getattr(variable, "spec", None)
+    return (spec.container, spec.name) if isinstance(variable, rt.Variable) and spec is not None else None
+
+
+def _tell_at_exit(life: weakref.ref[Lifecycle]) -> None:
+    known = life()
+    if known is not None:
+        known.at_exit()

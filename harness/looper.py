@@ -1,11 +1,27 @@
 """The looper thread: something done again and again until the coordinator stops."""
 
+import contextlib
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.coordinator import Coordinator
+from runtime import CancelledError
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def while_open(session: Any) -> Iterator[None]:
+    """What a service does with a session: it is no failure when the program closes that meanwhile."""
+    try:
+        yield
+    except (CancelledError, RuntimeError) as error:
+        if not getattr(session, "closed", False):
+            raise
+        _log.info("the session was closed, a service has nothing left to do: %s", error)
 
 
 class LooperThread(threading.Thread):

@@ -64,6 +64,11 @@ class ManagedSession(rt.Session):
         self._lost: tuple[int, int] | None = None
         self._closed = False
         self._out_of_memory = 0
+        self._steps: dict[int, float] = {}  # by thread: since when it has been running one
+        self.on_exit: Callable[[BaseException | None], object] | None = None
+        """Called when a ``with`` block of the session ends, before it is closed, with the error that ends it."""
+        self.left: rt.TaskLeftError | None = None
+        """Why nothing more can be trained: a task has left, as training is over."""
         self.last_loss: rt.OpError | None = None
         """What the last recovery was for; names the task."""
         self.recoveries = 0
@@ -81,23 +86,47 @@ class ManagedSession(rt.Session):
             UnavailableError, AbortedError: a task was lost, and the session does not recover, or is to stop.
             ResourceExhaustedError: it needs more memory than a task has.
             DeadlineExceededError: it was not possible to recover in time; names who is missing.
-            OutOfRangeError: the chief has finished training meanwhile.
+            OutOfRangeError: the chief has finished training meanwhile. TaskLeftError: a task has left since.
         """
-        while True:
-            if self._coord.should_stop():
-                self._coord.raise_requested_exception()  # a service has failed: not only in the log
-            raw = self.raw
-            try:
-                result = raw.run(fetches, feed_dict, *arguments, **options)
-            except LOST_CONTACT as error:
-                self.recover(raw, error)
-            except (rt.CancelledError, RuntimeError):
-                if not self.replaced(raw):
-                    self._coord.raise_requested_exception()  # the step was cancelled because of that
+        self.begin_step()
+        try:
+            while True:
+                if self._coord.should_stop():
+                    self._coord.raise_requested_exception()  # a service has failed: not only in the log
+                raw = self.raw
+                try:
+                    result = raw.run(fetches, feed_dict, *arguments, **options)
+                except LOST_CONTACT as error:
+                    self.recover(raw, error)
+                except rt.TaskLeftError as error:
+                    self.left = error
                     raise
-            else:
-                self.note(fetches, result)
-                return result
+                except (rt.CancelledError, RuntimeError):
+                    if not self.replaced(raw):
+                        self._coord.raise_requested_exception()  # the step was cancelled because of that
+                        raise
+                else:
+                    self.note(fetches, result)
+                    return result
+        finally:
+            self.end_step()
+
+    def begin_step(self) -> None:
+        """Notes that this thread runs a step from now on."""
+        self._steps[threading.get_ident()] = time.monotonic()
+
+    def end_step(self) -> None:
+        """Notes that this thread runs no step any more."""
+        self._steps.pop(threading.get_ident(), None)
+
+    def end_steps(self) -> None:
+        """Notes that the steps under way have been cancelled."""
+        self._steps.clear()
+
+    def step_secs(self) -> float:
+        """For how long the oldest of the steps under way has been running, seconds; 0 when there is none."""
+        began = min(list(self._steps.values()), default=None)
+        return 0.0 if began is None else time.monotonic() - began
 
     def replaced(self, raw: rt.Session) -> bool:
         """Whether another thread has put a new session in the place of one, and closed that, while a step waited in it.
@@ -134,6 +163,10 @@ class ManagedSession(rt.Session):
                 return
             if self._failed is not None:
                 raise self._failed
+            if not self._closed and (gone := broken.left_tasks):
+                self.left = rt.TaskLeftError("it has left: training is over", task=", ".join(gone))
+                raise self.left from error
+            self._patience.start_again()
             if self._closed or self._patience.exhausted():
                 raise error
             if isinstance(error, rt.OpError) and error.out_of_memory:
@@ -230,6 +263,14 @@ class ManagedSession(rt.Session):
         """Ends the session, and a step that is under way with CancelledError. Never waits for a dead task."""
         self._closed = True
         self.raw.close()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """Ends what belongs to the block (``on_exit``), takes back the defaults and closes the session."""
+        try:
+            if self.on_exit is not None:
+                self.on_exit(value)
+        finally:
+            super().__exit__(kind, value, traceback)
 
     def __getattr__(self, name: str) -> Any:
         if name == "raw" or name.startswith("__"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,10 @@ from harness.lifecycle import Lifecycle
 from harness.managed_session import ManagedSession
 from harness.opening import LOST_CONTACT, TrainingOver
 from harness.patience import STOP_GRACE_SECS, failed
+from harness.preemption import shielded
 from harness.session_creator import ChiefSessionCreator, TrainingSessionCreator, is_chief
 
-_CLEAN_END = (rt.OutOfRangeError, TrainingOver, StopIteration)
+_CLEAN_END = (rt.OutOfRangeError, rt.TaskLeftError, TrainingOver, StopIteration)
 
 
 class StepContext:
@@ -198,20 +200,26 @@ class MonitoredSession:
         session = self._session
         if session is None:
             raise RuntimeError("Session is already closed.")
-        while True:
-            if self._coord.should_stop():
-                self._coord.raise_requested_exception()  # a thread has failed: not only in the log
-                raise RuntimeError("Run called even after should_stop requested.")
-            raw = session.raw
-            try:
-                return once(raw)
-            except LOST_CONTACT as error:
-                session.recover(raw, error)
-            except Exception as error:
-                if type(error) in (rt.CancelledError, RuntimeError) and session.replaced(raw):
-                    continue  # the step waited in a session that the thread that looks after the tasks has replaced
-                self._coord.raise_requested_exception()  # this is what a thread's failure has led to: a closed queue
-                raise
+        session.begin_step()
+        try:
+            while True:
+                if self._coord.should_stop():
+                    self._coord.raise_requested_exception()  # a thread has failed: not only in the log
+                    raise RuntimeError("Run called even after should_stop requested.")
+                raw = session.raw
+                try:
+                    return once(raw)
+                except LOST_CONTACT as error:
+                    session.recover(raw, error)
+                except Exception as error:
+                    if type(error) in (rt.CancelledError, RuntimeError) and session.replaced(raw):
+                        continue  # the step waited in a session that the thread that looks after the tasks has replaced
+                    if isinstance(error, rt.TaskLeftError):
+                        session.left = error
+                    self._coord.raise_requested_exception()  # what a thread's failure has led to: a closed queue
+                    raise
+        finally:
+            session.end_step()
 
     def _run_hooked(
         self,
@@ -282,11 +290,14 @@ class MonitoredSession:
     def _close(self, *, clean: bool, interrupted: bool) -> None:
         if self._session is None:
             return
-        self._life.leave_loop()
         try:
             if clean and not failed(self._coord):
-                self._life.wait_for_others()
-                self._life.finish(self._end_hooks, over=True, checkpoint_dir=self._checkpoint_dir)
+                try:
+                    self._life.wait_for_others()
+                    self._life.finish(self._end_hooks, over=True, checkpoint_dir=self._checkpoint_dir, shield=False)
+                except (KeyboardInterrupt, SystemExit):  # of the end itself
+                    self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
+                    raise
             elif interrupted and not failed(self._coord):  # training is not over: it will be taken up again
                 self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
             else:
@@ -311,7 +322,8 @@ class MonitoredSession:
 
     def _end_hooks(self, session: rt.Session) -> None:
         for hook in self._hooks:
-            hook.end(getattr(session, "raw", session))
+            with shielded() if isinstance(hook, CheckpointSaverHook) else contextlib.nullcontext():
+                hook.end(getattr(session, "raw", session))
 
 
 class SingularMonitoredSession(MonitoredSession):

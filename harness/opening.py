@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import runtime as rt
 from harness.patience import Patience
@@ -44,6 +45,11 @@ def limit_secs(config: rt.SessionConfig | None, max_wait_secs: float | None) -> 
     """
     start = None if config is None else config.start_timeout_secs
     return min(math.inf if secs is None else secs for secs in (start, max_wait_secs))
+
+
+def for_recovery(config: rt.SessionConfig | None) -> rt.SessionConfig | None:
+    """The options for opening a session again: ``start_timeout_secs`` is about the start of the cluster."""
+    return None if config is None else replace(config, start_timeout_secs=None)
 
 
 def until_accepted(

@@ -58,6 +58,10 @@ class Patience:
         self._over.clear()
         self._stopped_at = self.deadline = None
 
+    def start_again(self) -> None:
+        """Contact was lost just now: the whole grace period is there again, however long ago the stop was."""
+        self._stopped_at = None
+
     def end(self) -> None:
         """Ends all waits now."""
         self._over.set()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from absl import logging
@@ -28,25 +28,78 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    watchdogs: list[threading.Timer] = []
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        if watchdogs:  # a second signal: the way out is being taken
-            return
-        logging.warning("SIGTERM: ending within %g s", grace_secs)
-        watchdog = threading.Timer(grace_secs, _cut_off, [grace_secs])
-        watchdog.daemon = True
-        watchdog.start()
-        watchdogs.append(watchdog)
-        raise SystemExit(EXIT_CODE)
-
+    leave = _Leave(grace_secs)
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        for watchdog in watchdogs:
-            watchdog.cancel()
+        leave.end()
+
+
+class _Leave:
+    """The handler of SIGTERM in a preemptible block."""
+
+    def __init__(self, grace_secs: float) -> None:
+        self._grace_secs = grace_secs
+        self._watchdog: threading.Timer | None = None
+        self._raised = False
+
+    def notice(self) -> None:
+        """The signal has come: the grace period begins."""
+        if self._watchdog is None:
+            logging.warning("SIGTERM: ending within %g s", self._grace_secs)
+            self._watchdog = threading.Timer(self._grace_secs, _cut_off, [self._grace_secs])
+            self._watchdog.daemon = True
+            self._watchdog.start()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.notice()
+        if not self._raised:  # with a second signal the way out is being taken
+            self._raised = True
+            raise SystemExit(EXIT_CODE)
+
+    def end(self) -> None:
+        """The block has ended in time."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """A block, such as a last save, after which SIGTERM and Ctrl-C come out that arrive within it.
+
+    A second Ctrl-C comes out at once; the grace period of ``preemptible`` begins with the signal, not after the block.
+    Handlers that are not Python's are left alone, and outside the main thread nothing is done: no signal comes there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        handler = before[number]
+        if number in held and number == signal.SIGINT:
+            handler(number, frame)
+            return
+        if number not in held:
+            held.append(number)
+            logging.warning("%s: as soon as what is being saved is whole", signal.Signals(number).name)
+        notice = getattr(handler, "notice", None)
+        if notice is not None:
+            notice()
+
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Callable[[int, FrameType | None], object]] = {n: h for n, h in found.items() if callable(h)}
+    try:
+        for number in before:
+            signal.signal(number, hold)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in held:
+        before[number](number, None)
 
 
 def _cut_off(grace_secs: float) -> None:

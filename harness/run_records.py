@@ -11,6 +11,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import runtime as rt
@@ -32,6 +33,8 @@ class Record:
         joined: tasks that have taken part.
         addresses: of these, as far as they told them.
         done: tasks that need this one no more.
+        silent: by task that has joined and is not done, for how long it has given no sign of life there, seconds.
+        saved_step: of the last checkpoint of a run that has finished; None when nobody has told.
         origin: why the task started without the values that it should have had a mirror of.
         logdir: log directory of the run that the task's values belong to; empty when nobody has told.
     """
@@ -46,6 +49,8 @@ class Record:
     logdir: str = field(default="", kw_only=True)
     addresses: Mapping[str, str] = field(default_factory=dict)
     address: str = ""
+    silent: Mapping[str, float] = field(default_factory=dict)
+    saved_step: int | None = None
 
 
 class RunRecords:
@@ -99,36 +104,62 @@ class RunRecords:
         """
         self._ask("open", logdir=logdir)
 
-    def finish(self, gone: list[str]) -> None:
-        """Tells the tasks that training is over; ``gone`` are tasks that will not say so themselves any more."""
-        self._ask("finish", gone=gone)
+    def finish(
+        self, silence_secs: float, counter: tuple[str, str] | None = None, saved_step: int | None = None
+    ) -> None:
+        """Tells the tasks that training is over.
+
+        Args:
+            silence_secs: who is not done, and gives no sign of life for so long, is not waited for any longer.
+            counter: the global step's (container, name).
+            saved_step: its value in the last checkpoint; None when there is none.
+        """
+        self._ask("finish", silence_secs=silence_secs, counter=counter, saved_step=saved_step)
 
     def leads(self) -> bool:
         """Whether no other chief has taken the lead; a task that has just restarted knows of none."""
         return all(record.leader in (0, self._number) for record in self.look().values())
 
-    def join(self) -> None:
-        """Tells the tasks that this one takes part."""
-        self._ask("join")
+    def join(self, session: int = 0) -> None:
+        """Tells the tasks that this one takes part.
 
-    def done(self, leave: bool) -> None:
+        Args:
+            session: the session that it trains in: as long as that gives signs of life, the task lives.
+        """
+        self._ask("join", session=session)
+
+    def rest(self, session: int) -> None:
+        """Tells the tasks that this one trains no more in a session, though it still needs them."""
+        self._ask("rest", session=session)
+
+    def done(self, leave: bool, session: int = 0) -> dict[str, Record]:
         """Tells the tasks that this one needs them no more.
 
         Args:
             leave: they may go when nobody needs them; False when somebody else (a launcher) ends them.
+            session: that it has trained in.
         """
-        self._ask("done", leave=leave)
+        return self._ask("done", leave=leave, session=session)
 
     def wait_loaded(self, timeout_secs: float) -> bool:
         """Waits until no chief is loading; returns whether that is so now."""
         answer = self._ask("wait_loaded", wait=timeout_secs)
         return all(record.phase != "loading" for record in answer.values())
 
-    def wait_done(self, timeout_secs: float) -> list[str]:
-        """Waits until all other tasks that take part are done; returns those that are not, with their addresses."""
+    def wait_done(self, timeout_secs: float) -> dict[str, float]:
+        """Waits until all other tasks that take part are done.
+
+        Returns:
+            Those that are not, with their addresses, and for how long they have given no sign of life to any of the
+            tasks, seconds; infinite when they never gave one.
+        """
         records = self._ask("wait_done", wait=timeout_secs)
         addresses = {name: address for record in records.values() for name, address in record.addresses.items()}
-        return [at(name, addresses.get(name, "")) for name in others(records, self.task)]
+        silences = [record.silent for record in records.values()]
+        return {
+            at(name, addresses.get(name, "")): min((silent[name] for silent in silences if name in silent), default=inf)
+            for name in others(records, self.task)
+        }
 
     @property
     def task(self) -> str:
@@ -197,5 +228,7 @@ def _record(answer: Mapping[str, Any]) -> Record:
         answer["origin"],
         answer["addresses"],
         answer["address"],
+        answer["silent"],
+        answer["saved_step"],
         logdir=answer["logdir"],
     )

@@ -16,7 +16,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.figures import figures
-from harness.looper import LooperThread
+from harness.looper import LooperThread, while_open
 from harness.plugins import Layout
 
 ASK_SECS = 2.0
@@ -211,6 +211,7 @@ class SeriesThread(LooperThread):
             if self._series is None:
                 self._series = StandardSeries(rt.probe(self._session.target, ASK_SECS).cluster, self._writer)
                 return  # rates need two looks
-            self._series.write(int(self._session.run(self._global_step)))
+            with while_open(self._session):
+                self._series.write(int(self._session.run(self._global_step)))
         except (rt.UnavailableError, rt.AbortedError, rt.DeadlineExceededError) as error:
             logging.info("no figures of the cluster this time: %s", error)

@@ -12,7 +12,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.looper import LooperThread
+from harness.looper import LooperThread, while_open
 from harness.opening import LOST_CONTACT
 
 if TYPE_CHECKING:
@@ -264,7 +264,8 @@ class CheckpointThread(LooperThread):
         raw = self._session.raw
         began = time.monotonic()
         try:
-            self._checkpoints.save(self._session)
+            with while_open(self._session):
+                self._checkpoints.save(self._session)
         except rt.ResourceExhaustedError as error:
             tell_full(error)
         except LOST_CONTACT as error:
@@ -322,8 +323,15 @@ class SummaryThread(LooperThread):
     """Writes summaries at the start and then every so many seconds."""
 
     def __init__(self, coord: Coordinator, secs: float, session: Any, summaries: Summaries) -> None:
-        super().__init__(coord, secs, target=summaries.write, args=(session,))
+        super().__init__(coord, secs)
         self.name = "write-summaries"
+        self._session = session
+        self._summaries = summaries
+
+    def run_loop(self) -> None:
+        """Writes."""
+        with while_open(self._session):
+            self._summaries.write(self._session)
 
 
 class StepCounter:
@@ -372,4 +380,5 @@ class StepCounterThread(LooperThread):
 
     def run_loop(self) -> None:
         """Counts."""
-        self._counter.count(int(self._session.run(self._global_step)), time.monotonic())
+        with while_open(self._session):
+            self._counter.count(int(self._session.run(self._global_step)), time.monotonic())

@@ -80,8 +80,8 @@ class TrainingSessionCreator(SessionCreator):
 
     @property
     def give_up_secs(self) -> float:
-        """How long a session is waited for at most."""
-        return opening.limit_secs(self._config, self._max_wait_secs)
+        """How long a session is waited for at most in a recovery; at the start ``start_timeout_secs`` counts too."""
+        return self._max_wait_secs
 
     def bare_session(self) -> rt.Session:
         """Opens a session that need not be ready."""
@@ -89,7 +89,8 @@ class TrainingSessionCreator(SessionCreator):
         return rt.Session(self._master, graph, ready.filtered(self._options(), graph, self._max_wait_secs))
 
     def _options(self) -> rt.SessionConfig | None:
-        return ready.patient(self._config, self._max_wait_secs) if self.recovers else self._config
+        config = opening.for_recovery(self._config) if self.recovering else self._config
+        return ready.patient(config, self._max_wait_secs) if self.recovers else config
 
 
 class ChiefSessionCreator(TrainingSessionCreator):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Thread
 from typing import Any
@@ -18,6 +19,8 @@ from harness.patience import failed
 from harness.series import SeriesThread
 from harness.session_manager import GIVE_UP_SECS, SessionManager
 from harness.supervisor_parts import SupervisorParts
+
+_SAY_SECS = 10.0
 
 
 class Supervisor(SupervisorParts):
@@ -61,6 +64,7 @@ class Supervisor(SupervisorParts):
 
     _checkpoints: services.Checkpoints | None = None
     _summaries: services.Summaries | None = None
+    _services: Sequence[Thread] = ()
 
     # -- a session ---------------------------------------------------------------------------------------------
 
@@ -91,17 +95,23 @@ class Supervisor(SupervisorParts):
             recover: open a new session when a task is lost, and run the step again. False: the error comes out.
             max_wait_secs: how long to wait for the model at the start, and in each recovery.
         """
-        over = True
+        over, after_the_stop = True, None
         try:
-            yield self.prepare_or_wait_for_session(
+            session = self.prepare_or_wait_for_session(
                 master,
                 config,
                 max_wait_secs=max_wait_secs,
                 start_standard_services=start_standard_services,
                 recover=recover,
             )
+            session.on_exit = None  # this block ends it
+            yield session
         except Exception as error:
-            self._coord.request_stop(error)
+            if self._coord.should_stop() and not failed(self._coord) and not isinstance(error, rt.OpError):
+                logging.error("error of the block after the stop, raised when training has ended: %r", error)
+                after_the_stop = error
+            else:
+                self._coord.request_stop(error)
         except BaseException:  # Ctrl-C and the like: save, but training is not over
             over = False
             raise
@@ -110,6 +120,8 @@ class Supervisor(SupervisorParts):
                 self._end(over=over, close_summary_writer=close_summary_writer)
             finally:
                 self._life.close()
+        if after_the_stop is not None:
+            raise after_the_stop
 
     def prepare_or_wait_for_session(
         self,
@@ -122,6 +134,10 @@ class Supervisor(SupervisorParts):
         recover: bool = True,
     ) -> ManagedSession:
         """Opens a session that is ready: as the chief makes it so, as another task waits for the chief.
+
+        Where the session is used in a ``with`` block, training ends with the block as in ``stop``, but threads of the
+        program's own need not have ended; the summary writer stays open. An error that leaves the block ends nothing:
+        nobody is told that training is over.
 
         Args:
             master: session target.
@@ -146,9 +162,12 @@ class Supervisor(SupervisorParts):
             config = ready.patient(config, max_wait_secs)
         own = isinstance(manager, SessionManager)
 
+        recovering_config = opening.for_recovery(config)
+
         def open_ready(recovering: bool) -> rt.Session:
+            chosen = recovering_config if recovering else config
             if not self._is_chief:
-                return manager.wait_for_session(master, config=config, max_wait_secs=max_wait_secs)
+                return manager.wait_for_session(master, config=chosen, max_wait_secs=max_wait_secs)
             extra: dict[str, Any] = {"recovering": recovering} if own else {}
             return manager.prepare_session(
                 master,
@@ -157,7 +176,7 @@ class Supervisor(SupervisorParts):
                 checkpoint_dir=self._logdir,
                 wait_for_checkpoint=wait_for_checkpoint,
                 max_wait_secs=max_wait_secs,
-                config=config,
+                config=chosen,
                 init_feed_dict=self._init_feed_dict,
                 init_fn=self._init_fn,
                 **extra,
@@ -171,8 +190,10 @@ class Supervisor(SupervisorParts):
             recover=recover,
             global_step=self._global_step,
             probe=manager.probe if own else None,
-            give_up_secs=opening.limit_secs(config, max_wait_secs),
+            give_up_secs=max_wait_secs,
         )
+        session.on_exit = self._leave_block
+        self._services = []
         if writer is not None and not self._graph_written:
             writer.add_graph(self._graph)
             self._graph_written = True
@@ -224,6 +245,7 @@ class Supervisor(SupervisorParts):
                 threads.append(services.CheckpointThread(self._coord, self._save_model_secs, sess, self._checkpoints))
         for thread in threads:
             thread.start()
+        self._services = threads
         return threads
 
     def start_queue_runners(self, sess: rt.Session, queue_runners: Sequence[Any] | None = None) -> list[Thread]:
@@ -284,6 +306,8 @@ class Supervisor(SupervisorParts):
     ) -> None:
         """Stops threads and services; at a clean end waits for the others, saves and tells them. Closes no session.
 
+        What the end of the session's block, or an earlier ``stop``, has done already is not done again.
+
         Args:
             threads: threads to join beside the Supervisor's own.
             close_summary_writer: whether the writer is closed.
@@ -308,20 +332,50 @@ class Supervisor(SupervisorParts):
         threads: Sequence[Thread] | None = None,
         ignore_live_threads: bool = False,
     ) -> None:
-        self._life.leave_loop()
+        interruption: BaseException | None = None
         try:
-            if over and not failed(self._coord):
-                self._life.wait_for_others()  # with the services still at work
-            self._coord.request_stop()
-            self._coord.join(threads, self._stop_grace_secs, ignore_live_threads)
+            try:
+                if over and not failed(self._coord):
+                    self._life.wait_for_others()  # with the services still at work
+                self._coord.request_stop()
+                self._life.limit_silence()
+                self._join_services()
+                self._coord.join(threads, self._stop_grace_secs, ignore_live_threads)
+            except (KeyboardInterrupt, SystemExit) as error:  # save, but training is not over
+                if self._life.ended or failed(self._coord):
+                    raise
+                interruption, over = error, False
+                self._coord.request_stop()
             directory = None if self._checkpoints is None else self._logdir
             self._life.finish(self._final, over=over, checkpoint_dir=directory)
+            if interruption is not None:
+                raise interruption
         finally:
             self._coord.request_stop()
             if close_summary_writer and self._summary_writer is not None and not self._writer_closed:
                 self._summary_writer.add_session_log("STOP")
                 self._summary_writer.close()
                 self._writer_closed = True
+
+    def _leave_block(self, error: BaseException | None) -> None:
+        """The block of a session from ``prepare_or_wait_for_session`` ends."""
+        if error is None or isinstance(error, rt.OutOfRangeError):
+            self._end(over=True, close_summary_writer=False, ignore_live_threads=True)
+        elif not isinstance(error, Exception):
+            self._end(over=False, close_summary_writer=False, ignore_live_threads=True)
+        else:
+            self._life.abandon()
+
+    def _join_services(self) -> None:
+        """Waits for the services: a save that is under way takes what it takes. After a failure, as for any thread."""
+        for thread in self._services:
+            while thread.is_alive() and thread is not threading.current_thread() and not failed(self._coord):
+                saves = isinstance(thread, services.CheckpointThread)
+                thread.join(_SAY_SECS)
+                if thread.is_alive():
+                    logging.info("stopping: waiting for thread %s", thread.name)
+                if not saves:
+                    break
 
     def _final(self, session: rt.Session) -> None:
         """The last checkpoint and the last summaries, with what was done since the last timer; a summary may fail."""

@@ -14,6 +14,7 @@ The whole tree, with the status code of each type and the built-in exception it 
     |-- FailedPreconditionError   9  uninitialised variable, closed session: do something first
     |-- AbortedError             10  the task restarted, or an update that failed took values along; make a new session
     |-- OutOfRangeError          11  the end of the input
+    |   `-- TaskLeftError            the task has left in order, as training is over
     |-- UnimplementedError       12  the task does not know this operation, method or version
     |-- InternalError            13  a broken invariant: a bug of ours
     |-- UnavailableError         14  ConnectionError: no contact with the task; try again
@@ -131,6 +132,10 @@ class OutOfRangeError(OpError):
     """The end of the input: an exhausted, closed queue or data set."""
 
     code = 11
+
+
+class TaskLeftError(OutOfRangeError):
+    """The task has left in order, as training is over: nobody will answer there any more."""
 
 
 class UnimplementedError(OpError):

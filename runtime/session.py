@@ -298,6 +298,28 @@ class Session:
         job, index = self._engine.target
         return f"/job:{job}/task:{index}"
 
+    @property
+    def id(self) -> int:
+        """The number by which the tasks know the session."""
+        return self._engine.id
+
+    @property
+    def silent_secs(self) -> float | None:
+        """For how long the task of this session that is silent longest has given no sign of life, in seconds.
+
+        0 when all of them answer; None when the session's master is in another process, which does not tell.
+        """
+        return self._engine.silent_secs()
+
+    @property
+    def left_tasks(self) -> list[str]:
+        """The tasks that have left for good, as training is over; empty when the master is in another process."""
+        return self._engine.left()
+
+    def cancel_steps(self) -> None:
+        """Ends the steps under way with CancelledError. A session whose master is in another process ends with them."""
+        self._engine.cancel_steps()
+
     @staticmethod
     def reset(target: str, containers: Sequence[str] | None = None, timeout_secs: float = 10.0) -> None:
         """Closes all sessions of the target's master and clears the named containers, or all, on every task."""

@@ -85,6 +85,10 @@ class Clocks:
             self._clocks = {w: c for w, c in self._clocks.items() if c.client != client}
             self._changed.notify_all()
 
+    def retire(self, client: int, index: int) -> None:
+        """A session trains no more: nobody waits for its worker, unless that does a step after all."""
+        self.end_client(client)
+
     def set_finished(self, finished: bool) -> None:
         """Training is over: workers that have left are not waited for; or it goes on."""
         with self._changed:

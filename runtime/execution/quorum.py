@@ -56,6 +56,8 @@ class Quorum:
         self._wanted = rules.needed
         self._members: set[int] | None = None
         self._seen: set[int] = set()
+        self._clients: dict[int, int] = {}  # by worker: the session of its last gradients
+        self._retired: set[int] = set()
         self._say_at = 0.0
         self._ended: type[OpError] | None = None
 
@@ -67,7 +69,13 @@ class Quorum:
     # -- workers -----------------------------------------------------------------------------------------------
 
     def push(
-        self, worker: int, stamp: int, arrays: Sequence[Array], target: Target, cancelled: Cancellation
+        self,
+        worker: int,
+        stamp: int,
+        arrays: Sequence[Array],
+        target: Target,
+        cancelled: Cancellation,
+        client: int = 0,
     ) -> tuple[int, bool]:
         """Gives gradients and waits until the step that they belong to is over.
 
@@ -79,6 +87,7 @@ class Quorum:
             arrays: the gradients. They must not change while the call lasts.
             target: what they are applied to.
             cancelled: ends the wait; the gradients are withdrawn then, unless a chief was promised them.
+            client: the session that they come from.
 
         Returns:
             The step that the variables are at now, and whether the gradients were applied or will be.
@@ -86,8 +95,11 @@ class Quorum:
         Raises:
             CancelledError, DeadlineExceededError: the wait was ended.
             AbortedError: the variables were restored meanwhile, or have lost their values.
+            OutOfRangeError: training is over, or so many workers are through that no aggregate comes together.
         """
         with self._changed:
+            self._clients[worker] = client
+            self._retired.discard(worker)
             self._check_open()
             gradients = self._round
             gradients.target = target
@@ -131,7 +143,7 @@ class Quorum:
         """Waits; meanwhile says on whom, and gives up on those who are missing when it is time."""
         what = f"waiting for step {self._round.step} of {self._name}"
         while not cancelled.wait_for(
-            self._changed, lambda: self._ended is not None or ready(), what, self._next_look()
+            self._changed, lambda: self._ended is not None or ready() or self._too_few(), what, self._next_look()
         ):
             now = time.monotonic()
             if now >= self._say_at:
@@ -306,6 +318,27 @@ class Quorum:
             self._changed.notify_all()
             self._gathered.notify_all()
 
+    def retire(self, client: int, index: int) -> None:
+        """A session trains no more: its worker gives no gradients, unless it does after all.
+
+        Args:
+            client: the session.
+            index: of its task: the number of its worker if it has given none yet.
+        """
+        with self._changed:
+            known = {worker for worker, of in self._clients.items() if client and of == client}
+            if not known and index not in self._clients and 0 <= index < self._rules.total:
+                known = {index}
+            self._retired |= known
+            self._changed.notify_all()
+
+    def _too_few(self) -> bool:
+        """Whether an aggregate can never come together, as too many workers are through."""
+        rules = self._rules
+        given = [p.worker for p in self._round.pieces if p.worker in self._retired]  # they may have given some before
+        most = (rules.total - len(self._retired)) * rules.each + len(given)
+        return bool(self._retired) and rules.timeout_secs is None and most < rules.needed
+
     def set_finished(self, finished: bool) -> None:
         """Training is over, so that the workers that are missing will not come; or it goes on."""
         with self._changed:
@@ -317,3 +350,9 @@ class Quorum:
         if self._ended is not None:
             over = "was cleared away" if self._ended is CancelledError else "waits no more: training is over"
             raise self._ended(f"{self._name} {over}")
+        if self._too_few():
+            through = sorted(self._retired)
+            raise OutOfRangeError(
+                f"{self._name} waits no more: {self._rules.needed} gradients are needed, and of {self._rules.total} "
+                f"workers {through} are through with training"
+            )

@@ -47,7 +47,7 @@ def _int64(*values: int) -> Array:
 def _push(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     stamp, *gradients = inputs
     step, counted = _quorum(context, attrs).push(
-        _worker(context, attrs), int(stamp), gradients, _guarded(context), context.cancelled
+        _worker(context, attrs), int(stamp), gradients, _guarded(context), context.cancelled, context.client
     )
     return [np.asarray(step, attrs["dtype"]), np.asarray(counted)]
 

@@ -42,6 +42,12 @@ class Named(Generic[T]):
         if hook is not None:
             hook(client)
 
+    def retire(self, client: int, index: int) -> None:
+        """A session trains no more, though it may live on; ``index`` is that of its task."""
+        hook = getattr(self.what, "retire", None)
+        if hook is not None:
+            hook(client, index)
+
     def set_finished(self, finished: bool) -> None:
         """Training has finished, or has begun again."""
         hook = getattr(self.what, "set_finished", None)

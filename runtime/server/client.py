@@ -43,6 +43,7 @@ class Engine(Protocol):
     target: tuple[str, int]
     home: tuple[str, int]
     lives: dict[str, str]
+    id: int
 
     def prepare(self, plan: Plan) -> Any:
         """Registers a plan."""
@@ -61,6 +62,15 @@ class Engine(Protocol):
     def stream(self, task: str) -> Stream:
         """Opens a way to a task for pieces of variables."""
 
+    def silent_secs(self) -> float | None:
+        """For how long a task has given no sign of life; None when the master is elsewhere and cannot tell."""
+
+    def left(self) -> list[str]:
+        """The tasks that have left for good; empty when the master is elsewhere."""
+
+    def cancel_steps(self) -> None:
+        """Ends the steps under way with CancelledError; a session of a master elsewhere ends with them."""
+
     def close(self) -> None:
         """Ends the session."""
 
@@ -75,6 +85,10 @@ class LocalEngine:
         self.target = self._session.target
         self.home = self._session.home
         self.lives = self._session.lives
+        self.id = self._session.id
+        self.silent_secs = self._session.silent_secs
+        self.left = self._session.left
+        self.cancel_steps = self._session.cancel_steps
         self.run = self._session.run
         self.run_traced = self._session.run_traced
         self.prepare = self._session.prepare
@@ -139,7 +153,7 @@ class RemoteEngine:
             self._speaker.close()
             self._channel.close()
             raise
-        self._id = answer.session
+        self.id = self._id = answer.session
         self._closed = threading.Event()
         try:
             threading.Thread(target=self._renew, name=f"renew session at {address}", daemon=True).start()
@@ -243,6 +257,18 @@ class RemoteEngine:
             return rpc.call(self._stub.ForwardPiece, request, timeout=PIECE_SECS, task=self._target)
 
         return RelayedStream(ask)
+
+    def silent_secs(self) -> float | None:
+        """None: the master knows, and it is elsewhere."""
+        return None
+
+    def left(self) -> list[str]:
+        """None that are known here."""
+        return []
+
+    def cancel_steps(self) -> None:
+        """Ends the session, and with it the steps under way."""
+        self.close()
 
     def close(self) -> None:
         """Ends the session; a master that is gone is not waited for."""

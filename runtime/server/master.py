@@ -377,6 +377,21 @@ class MasterSession:
             task.close(self.id)
         self._worker.counters.end_session(self.id)
 
+    def silent_secs(self) -> float:
+        """For how long the task that is silent longest has given no sign of life; 0 when all of them do."""
+        peers = [task.peer for task in self.tasks.values() if isinstance(task, RemoteTask)]
+        since = [peer.silent_since for peer in peers if not peer.lost]
+        return max((time.monotonic() - at for at in since if at is not None), default=0.0)
+
+    def left(self) -> list[str]:
+        """The tasks that have left for good, as training is over."""
+        return [name for name, task in self.tasks.items() if isinstance(task, RemoteTask) and task.peer.left]
+
+    def cancel_steps(self) -> None:
+        """Ends the steps under way with CancelledError; the session can still be used."""
+        for task in self.tasks.values():
+            task.cancel(self.id)
+
     def clear(self, containers: Sequence[str] | None) -> None:
         """Forgets variables and resources of the named containers, or all, on all tasks."""
         for task in self.tasks.values():
@@ -452,6 +467,11 @@ class Master:
         for cancelled in opening:
             cancelled.set("its server has stopped")
         self.close_all()
+
+    def has_session(self, session: int) -> bool:
+        """Whether a session is one of this master's."""
+        with self._lock:
+            return session in self._sessions
 
     def close_all(self) -> None:
         """Closes every session."""

@@ -17,6 +17,7 @@ from absl import logging
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from runtime.cluster import ClusterSpec, TaskId, join_address, split_address
+from runtime.detection import SAY_EVERY_SECS
 from runtime.errors import InvalidArgumentError, UnavailableError, UnknownError
 from runtime.execution.compiler import warm_up
 from runtime.execution.mirrors import Header, message, read_message
@@ -36,8 +37,8 @@ from runtime.transport.listener import ServerCounters, TensorServer
 
 _STOP_SECS = 2.0
 LATE_SECS = 600.0
-"""How long a task that may leave at the end of training waits for workers that have not said that they are done."""
-_LOOK_EVERY_SECS = 10.0
+"""How long a task that may leave at the end of training waits for workers that have not come yet."""
+_LOOK_EVERY_SECS = 1.0
 
 
 class Server:
@@ -110,6 +111,7 @@ class Server:
         run.address = self.address
         run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, "evaluator"))
         run.when_all_done = self._over.set
+        run.silent = self._silent_secs
         self._tensors = TensorServer(
             self.worker,
             host=_loopback(host),
@@ -242,8 +244,18 @@ class Server:
         if not self._open:
             raise UnavailableError("it is starting", task=self.worker.task)
 
-    def stop(self, grace_secs: float = _STOP_SECS) -> None:
-        """Stops serving, closes sessions and connections, and gives the ports back. Does nothing the second time."""
+    def _silent_secs(self, session: int) -> float | None:
+        """For how long a session has given no sign of life here; None when it was never here, or long ago."""
+        return 0.0 if tasks.is_local_session(session) else self._tensors.silent_secs(session)
+
+    def stop(self, grace_secs: float = _STOP_SECS, *, leaving: bool = False) -> None:
+        """Stops serving, closes sessions and connections, and gives the ports back. Does nothing the second time.
+
+        Args:
+            grace_secs: seconds that calls under way have.
+            leaving: training is over: clients that come to know of it only later (they were frozen) are told so, by
+                TaskLeftError. Else they take it for a task that may come back.
+        """
         if self._stopped.is_set():
             return
         tasks.withdraw(self.address, self)
@@ -260,40 +272,68 @@ class Server:
             self._start_grpc()  # gRPC gives a port back only when it stops, and stops only what was started
         self._grpc.stop(grace_secs).wait()
         if self._started:
-            self._tensors.stop(grace_secs)
+            self._tensors.stop(grace_secs, leaving=leaving)
         self._stopped.set()
         self._over.set()
 
-    def join(self) -> None:
+    def join(self, late_secs: float = LATE_SECS) -> None:
         """Serves until ``stop`` is called, or SIGTERM arrives when this is the main thread, or training is over.
 
         Training is over for a task when every task of the other jobs has said so (a Supervisor says it at its end) and
-        none of them runs under a launcher that stops this task itself; then the server stops. Workers that have not
-        said so are waited for ten minutes after the chief has finished.
+        none of them runs under a launcher that stops this task itself; then the server stops. Once the chief has
+        finished, a worker that has not said so is waited for as long as it lives, which its connections tell; one that
+        gives no sign of life until the time is up that the chief gave it (``stop_grace_secs``) is not.
+
+        Args:
+            late_secs: how long workers that have never come are waited for after the chief has finished.
         """
         if threading.current_thread() is threading.main_thread():
             before = signal.getsignal(signal.SIGTERM)
             signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=self.stop, name="stop").start())
             try:
-                self._wait_over()
+                self._wait_over(late_secs)
             finally:
                 signal.signal(signal.SIGTERM, before)
         else:
-            self._wait_over()
+            self._wait_over(late_secs)
 
-    def _wait_over(self) -> None:
+    def _wait_over(self, late_secs: float) -> None:
         run = self.worker.store.run
         try:
+            say_at = 0.0
             while not self._over.wait(_LOOK_EVERY_SECS):
-                if run.finished_at is not None and time.monotonic() - run.finished_at > LATE_SECS:
+                if run.may_leave(late_secs):
                     break
+                awaited = run.awaited()
+                if awaited and time.monotonic() >= say_at:
+                    say_at = time.monotonic() + SAY_EVERY_SECS
+                    who = "training is over" if not run.unfinished() else "some are done with training"
+                    logging.info("%s: %s; waiting for %s", self.task, who, ", ".join(map(str, awaited)))
             if self._stopped.is_set():
+                if run.unfinished():
+                    text = "%s stops, and no chief has ended training: what the newest checkpoint lacks is lost"
+                    logging.warning(text, self.task)
                 return
+            for who_is_gone in run.awaited():
+                logging.warning("%s: not waiting any longer for %s", self.task, who_is_gone)
+            self._tell_unsaved()
             logging.info("%s: training is over, nobody needs this task any more", self.task)
-            self.stop()
+            self.stop(leaving=True)
         except KeyboardInterrupt:
             self.stop()
             raise
+
+    def _tell_unsaved(self) -> None:
+        """Tells of steps that a worker did after the chief had given it up and saved for the last time."""
+        saved = self.worker.store.run.saved
+        if saved is None or self.worker.store.uninitialized([saved[0]]):
+            return
+        now = int(self.worker.store.snapshot([saved[0]])[saved[0]])
+        if now > saved[1]:
+            logging.warning(
+                "%s: the last checkpoint is of step %d, and training has come to step %d: steps %d to %d are not saved",
+                *(self.task, saved[1], now, saved[1] + 1, now),
+            )
 
     def __enter__(self) -> Server:
         """Gives the server itself."""

@@ -82,6 +82,13 @@ def find_local(address: str) -> LocalServer | None:
         return _servers.get(address)
 
 
+def is_local_session(session: int) -> bool:
+    """Whether a session belongs to a master of this process."""
+    with _servers_lock:
+        servers = list(_servers.values())
+    return any(server.master.has_session(session) for server in servers)
+
+
 class Buffers(list[TensorBuffer]):
     """Memory for the replies of one handle, free at the moment; plans that differ in other stages share it."""
 
@@ -144,6 +151,10 @@ class LocalTask:
     def trace(self, session: int) -> step_stats_pb2.StepStats:
         """What the session's traced calls did on the task since it was last asked."""
         return step_stats(self.server.worker.tracer.take(session))
+
+    def cancel(self, session: int) -> None:
+        """Ends what waits on the task for a session."""
+        self.server.worker.cancel(session, "the step was cancelled")
 
     def close(self, session: int) -> None:
         """Ends a session on the task."""
@@ -327,6 +338,10 @@ class RemoteTask:
             return lane.receive(None)
         finally:
             self.peer.release(lane)
+
+    def cancel(self, session: int) -> None:
+        """Ends the calls under way; the task notices that nobody waits for them any more."""
+        self.peer.cancel_calls()
 
     def close(self, session: int) -> None:
         """Closes the connections; the task cancels what waits there for this session."""

@@ -321,6 +321,7 @@ class Worker:
                 self._ended.popitem(last=False)
         self.cancel(session, "the session was closed")
         self._forget(session)
+        self.store.run.said_goodbye(session)
 
     def _forget(self, session: int) -> None:
         self.counters.forget(session)
@@ -436,5 +437,6 @@ class Worker:
             if self.mirror is not None:
                 self.mirror.forget(client)
         else:
+            self.store.run.lost_contact()
             self.cancel(client, "the client has been gone for too long")
             self._forget(client)  # should it come back, most likely nobody has asked for the room in between

@@ -31,6 +31,7 @@ from runtime.errors import (
     InternalError,
     OpError,
     ResourceExhaustedError,
+    TaskLeftError,
     UnavailableError,
 )
 from runtime.transport import frames, wire
@@ -54,6 +55,7 @@ _MAX_BREAKS = 32
 _STEADY_SECS = 1.0
 """For how long a connection must have lived for the breaks before it not to count any more."""
 _LISTEN_SECS = 0.1
+_GOODBYE = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
 
 
 class Lane:
@@ -96,6 +98,7 @@ class Lane:
         self._listen_until = 0.0
         self._fault: Exception | None = None
         self._breaks = 0
+        self._told_goodbye = False
         self._broken = False
         self._cancelled = threading.Event()
 
@@ -416,6 +419,11 @@ class Lane:
         except OpError as error:
             error.task = self.task
             raise
+        if kind == frames.GOODBYE:
+            raise self._farewell()
+        if len(start) == length + frames.HEADER_BYTES and start[length:] == _GOODBYE:
+            start = start[:length]  # the server has left since it sent this
+            self._told_goodbye = True
         if kind not in (frames.REPLY, frames.ERROR) or seq != self._seq or len(start) > length:
             raise InternalError(f"answered call {self._seq} with a frame of kind {kind}, seq {seq}", task=self.task)
         if kind == frames.REPLY and (layout is not None or not flags & frames.DYNAMIC):
@@ -449,6 +457,8 @@ class Lane:
             )
         reason: Exception | None = self._fault
         pause = self._breaks > 1  # not the first time: do not run in circles
+        if self._was_told_goodbye():
+            raise self._farewell()
         while True:
             self._drop_socket()
             now = time.monotonic()
@@ -481,6 +491,17 @@ class Lane:
                 raise
             except OSError as error:
                 reason = error
+
+    def _was_told_goodbye(self) -> bool:
+        """Whether the last that came over the broken connection was the server's goodbye, which nobody has read yet."""
+        with self._sock_lock:
+            if self._sock is None or self._pending is None:
+                return False
+            return self._told_goodbye or wire.ends_with(self._sock, _GOODBYE)
+
+    def _farewell(self) -> TaskLeftError:
+        at = f" at {self._endpoint}" if self._endpoint else ""
+        return TaskLeftError(f"it has left{at}: training is over, and nothing more is taken", task=self.task)
 
     def _connect(self, endpoint: Endpoint, timeout: float) -> bool:
         self._attempt += 1

@@ -1,5 +1,6 @@
 """The server side of one connection: the hello, then call after call on a thread of its own."""
 
+import contextlib
 import hmac
 import socket
 import ssl
@@ -107,6 +108,7 @@ class ServerContext:
         max_payload_bytes: longest payload accepted that describes itself.
         lanes: the memories.
         stopping: set when the server ends.
+        leaving: set before that when it ends for good: its clients are told.
         progress: set after each call while stopping.
     """
 
@@ -116,6 +118,7 @@ class ServerContext:
     max_payload_bytes: int
     lanes: LaneTable[Reply]
     stopping: threading.Event = field(default_factory=threading.Event)
+    leaving: threading.Event = field(default_factory=threading.Event)
     progress: threading.Event = field(default_factory=threading.Event)
 
     def tell_gone(self, client: int, *, goodbye: bool) -> None:
@@ -185,6 +188,7 @@ class Connection:
         bytes_out: bytes of replies sent.
         progress: grows while large payloads move.
         accepted_at: `time.monotonic()`.
+        heard_at: the same of the last ping, or of the beginning.
     """
 
     def __init__(self, context: ServerContext, sock: socket.socket, ssl_context: ssl.SSLContext | None) -> None:
@@ -198,7 +202,7 @@ class Connection:
         self.bytes_in = 0
         self.bytes_out = 0
         self.progress = 0
-        self.accepted_at = time.monotonic()
+        self.accepted_at = self.heard_at = time.monotonic()
         self.fd = sock.fileno()
         self._context = context
         self._sock = sock
@@ -249,6 +253,14 @@ class Connection:
                     return False
             self.gone = True
         return True
+
+    def say_goodbye(self) -> None:
+        """Tells the client that this server leaves for good; its connection must not be in the middle of a reply."""
+        farewell = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
+        with self._sock_lock, contextlib.suppress(OSError):  # it is gone, or has not read for long
+            if not self._closed and self.welcomed:
+                flags = 0 if isinstance(self._sock, ssl.SSLSocket) else socket.MSG_DONTWAIT
+                self._sock.send(farewell, flags)
 
     def note_hang_up(self) -> None:
         """Looks whether the client has hung up, and tells the handler if it runs a call for it."""
@@ -333,12 +345,15 @@ class Connection:
                     if self._context.stopping.is_set():
                         self._context.progress.set()
                 if self._context.stopping.is_set():
+                    if self._context.leaving.is_set():
+                        self.say_goodbye()
                     return
                 continue
             frames.check_header(fields, 0)
             if count != frames.HEADER_BYTES:
                 raise DataLossError("bytes follow a frame that stands alone")
             if kind == frames.PING:
+                self.heard_at = time.monotonic()
                 sock.sendall(pong)
             elif kind == frames.GOODBYE:
                 whole = fields[2] & frames.WHOLE_CLIENT

@@ -10,6 +10,7 @@ Header, little-endian: magic and version u16, kind u8, flags u8, handle u32, seq
     PING                                ->
                                         <-  PONG
     GOODBYE  forget this lane           ->  (no answer)
+                                        <-  GOODBYE  this server leaves for good (no answer)
 
 One call at most is under way on a connection, so a side that has read a whole frame has read everything there is.
 """

@@ -17,7 +17,9 @@ from runtime.transport import frames, wire
 from runtime.transport.channel import Lane
 from runtime.transport.dial import ChannelOptions, Dialer
 
+_LOOK_SECS: Final = 0.5
 _PING: Final = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
+_LEAVES: Final = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
 _GOODBYE: Final = frames.pack_header(frames.MAGIC, frames.GOODBYE, frames.WHOLE_CLIENT, 0, 0, 0, 0)
 
 
@@ -27,6 +29,7 @@ class Heartbeat:
     Attributes:
         silent_since: `time.monotonic()` of the last answer if the peer is given up, else None.
         said_goodbye: whether it said goodbye for the whole client at its end.
+        left: whether the peer said goodbye, and will not answer any more.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Heartbeat:
         """
         self.silent_since: float | None = None
         self.said_goodbye = False
+        self.left = False
         self._dialer = dialer
         self._number = number
         self._options = options
@@ -79,6 +83,8 @@ class Heartbeat:
                     self._missed(answered, marks, error)
                 else:
                     answered = time.monotonic()
+                    if self.left:
+                        return
                     if self.silent_since is not None:
                         logging.info("%s answers again after %.1f s", self._dialer.name, answered - self.silent_since)
                         self.silent_since = None
@@ -86,6 +92,18 @@ class Heartbeat:
             self._say_goodbye()
         finally:
             self._drop()
+
+    def was_told_goodbye(self) -> bool:
+        """Whether the peer has left for good, also when that has not been read yet."""
+        until = time.monotonic() + _LOOK_SECS
+        while not self.left and time.monotonic() < until:
+            with self._lock:
+                if not self._busy:  # else it is being read just now
+                    if self._connected and self._sock is not None and wire.ends_with(self._sock, _LEAVES):
+                        self.left = True
+                    break
+            time.sleep(_LOOK_SECS / 50)
+        return self.left
 
     def wake(self) -> None:
         """Ends a wait for an answer at once, from any thread."""
@@ -99,6 +117,9 @@ class Heartbeat:
         with self._lock:
             self._busy = True
         try:
+            if self.left or (self._connected and self._sock is not None and wire.ends_with(self._sock, _LEAVES)):
+                self.left = True  # it came while nobody looked
+                return
             if not self._connected:
                 self._attempt += 1
                 endpoint = self._dialer.endpoint(None, timeout)
@@ -110,6 +131,9 @@ class Heartbeat:
             sock.settimeout(max(deadline - time.monotonic(), 0.001))
             sock.sendall(_PING)
             answer = sock.recv(frames.HEADER_BYTES)
+            if answer == _LEAVES:
+                self.left = True
+                return
             if len(answer) != frames.HEADER_BYTES or frames.unpack_header(answer)[1] != frames.PONG:
                 raise ConnectionResetError("the heartbeat's connection was closed")
         finally:

@@ -25,6 +25,8 @@ __all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
 _BACKLOG: Final = 1024
 _HELLO_SECS: Final = 10.0
 _TURN_SECS: Final = 1.0
+_ASLEEP_SECS: Final = 3.0
+_GOODBYE_SECS: Final = 0.5
 _JOIN_SECS: Final = 5.0
 _TROUBLE_SECS: Final = 0.1
 """Pause after a connection that could not be served for want of something, so as not to run in circles."""
@@ -113,6 +115,7 @@ class TensorServer:
         self._epoll: select.epoll | None = None
         self._wake = -1
         self._thread: threading.Thread | None = None
+        self._turned_at = self._awake_since = time.monotonic()
 
     def inherit(self, incarnation: int, kept: Mapping[tuple[int, int], tuple[int, Reply]]) -> None:
         """Before the start: goes on as an earlier life of this server, whose lanes do not notice.
@@ -181,10 +184,24 @@ class TensorServer:
         self._thread = threading.Thread(target=self._run, name=f"tensor port {self._port}", daemon=True)
         self._thread.start()
 
-    def stop(self, grace: float = 0.0) -> None:
+    def silent_secs(self, client: int) -> float | None:
+        """For how long a client has given no sign of life, by a connection or a ping; None when it is not known.
+
+        Time in which this process did not run itself (it was frozen, or starved) does not count: it heard nobody.
+        """
+        heard = self._context.lanes.heard_at(client)
+        if heard is None:
+            return None
+        now = time.monotonic()
+        if now - self._turned_at > _ASLEEP_SECS:
+            return 0.0
+        return max(0.0, now - max(heard, self._awake_since))
+
+    def stop(self, grace: float = 0.0, *, leaving: bool = False) -> None:
         """Closes everything and joins all threads. Does nothing the second time.
 
         Args:
+            leaving: this server is not expected to come back: clients that are still connected are told so.
             grace: seconds that calls under way may take to end; then their connections are cut, and the handler
                 is told by its `disconnected`.
         """
@@ -192,6 +209,8 @@ class TensorServer:
             self._context.stopping.set()
             return
         deadline = time.monotonic() + grace
+        if leaving:
+            self._context.leaving.set()
         self._context.stopping.set()
         self._turn()
         self._thread.join(_JOIN_SECS)
@@ -199,11 +218,15 @@ class TensorServer:
             pairs = [*self._connections.values(), *self._ended]
         for connection, _ in pairs:
             if not connection.busy:
+                if leaving:
+                    connection.say_goodbye()
                 connection.cut()
         while any(connection.busy for connection, _ in pairs) and (left := deadline - time.monotonic()) > 0:
             self._context.progress.wait(left)
             self._context.progress.clear()
-        for connection, _ in pairs:
+        for connection, thread in pairs:
+            if leaving and not connection.busy:
+                thread.join(_GOODBYE_SECS)  # one that was busy says its goodbye by itself
             connection.cut()
             if connection.busy:
                 connection.tell_handler()
@@ -263,6 +286,10 @@ class TensorServer:
         try:
             while not stopping.is_set():
                 try:
+                    now = time.monotonic()
+                    if now - self._turned_at > _ASLEEP_SECS:
+                        self._awake_since = now
+                    self._turned_at = now
                     for fd, _ in self._epoll.poll(_TURN_SECS):
                         if fd in self._listeners:
                             self._accept(self._listeners[fd])

@@ -21,6 +21,11 @@ class Owner(Protocol):
         """Whether its client has hung up."""
         ...
 
+    @property
+    def heard_at(self) -> float:
+        """`time.monotonic()` of its client's last sign of life: the connection itself, or a ping."""
+        ...
+
 
 Kept = TypeVar("Kept")
 
@@ -200,6 +205,12 @@ class LaneTable(Generic[Kept]):
             new = silent - self._given_up
             self._given_up = silent
             return sorted(new)
+
+    def heard_at(self, client: int) -> float | None:
+        """`time.monotonic()` of a client's last sign of life; None when nothing of it is remembered."""
+        with self._lock:
+            records = [record for (of, _), record in self._records.items() if of == client]
+            return max((r.closed_at if r.owner is None else r.owner.heard_at for r in records), default=None)
 
     def expire(self, before: float) -> None:
         """Drops the lanes whose last connection closed before that time."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from runtime.errors import AbortedError, CancelledError
+from runtime.errors import AbortedError, CancelledError, TaskLeftError, UnavailableError
 from runtime.transport.channel import Lane
 from runtime.transport.dial import ChannelOptions, Dialer
 from runtime.transport.endpoint import Endpoint
@@ -78,6 +78,11 @@ class Peer:
         return self._incarnation
 
     @property
+    def left(self) -> bool:
+        """Whether the task has said goodbye for good."""
+        return self._heart.was_told_goodbye()
+
+    @property
     def silent_since(self) -> float | None:
         """`time.monotonic()` of the last sign of life if the heartbeat has given the peer up, else None."""
         return self._heart.silent_since
@@ -91,6 +96,7 @@ class Peer:
         Raises:
             UnavailableError: the task is gone, or silent for `reconnect_secs`.
             AbortedError: it has restarted since the first contact.
+            TaskLeftError: it has left for good.
             UnauthenticatedError: it refused the credential.
             DeadlineExceededError: the deadline has passed.
             CancelledError: this peer is closed.
@@ -118,6 +124,11 @@ class Peer:
             except ValueError:
                 return
         self._discard(lane)
+
+    def cancel_calls(self) -> None:
+        """Makes the calls under way raise CancelledError, from any thread; later ones use new connections."""
+        for lane in self._all_lanes():
+            lane.cancel()
 
     def close(self) -> None:
         """Says goodbye, cancels the calls under way and ends the heartbeat. Does nothing the second time.
@@ -151,8 +162,10 @@ class Peer:
         try:
             lane.open(deadline)
             self._bind(lane.incarnation)
-        except BaseException:
+        except BaseException as error:
             self._discard(lane)
+            if isinstance(error, UnavailableError) and self.left:
+                raise TaskLeftError("it has left: training is over", task=self.task) from error
             raise
         if self._heart_thread is None:
             self._start_heart()

@@ -152,7 +152,7 @@ def test_the_orders_of_a_deposed_chief_are_refused(target: str) -> None:
     assert old.leads()
     new.claim()
     assert not old.leads() and new.leads()
-    for order in (old.load, old.open, lambda: old.finish([])):
+    for order in (old.load, old.open, lambda: old.finish(120.0)):
         with pytest.raises(rt.PermissionDeniedError, match="has taken the lead"):
             order()
     new.load()
@@ -182,7 +182,7 @@ def test_a_new_run_forgets_who_was_done(target: str) -> None:
     chief.claim()
     chief.join()
     chief.done(leave=False)
-    chief.finish([])
+    chief.finish(120.0)
     assert chief.look()[chief.task].phase == "finished"
     chief.open()
     record = chief.look()[chief.task]

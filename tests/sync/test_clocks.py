@@ -141,3 +141,16 @@ def test_what_must_be_given_is_asked_for() -> None:
         w = rt.Variable(np.ones(2, np.float32), name="w")
         with pytest.raises(ValueError, match="a global step is needed"):
             harness.StaleSynchronous(harness.Optimizer(optax.sgd(0.1)), 1).minimize(rt.call(lambda v: v.sum(), w))
+
+
+def test_who_is_through_is_not_waited_for_though_its_session_lives() -> None:
+    clocks = Clocks("c", 0)
+    clocks.tick(1, 11, _now())
+    waiting: list[Any] = []
+    thread = threading.Thread(target=lambda: waiting.append([clocks.tick(0, 10, Cancellation()) for _ in range(3)]))
+    thread.start()
+    thread.join(0.05)
+    assert not waiting
+    clocks.retire(11, 1)
+    thread.join(60)
+    assert waiting == [[0, 0, 0]]

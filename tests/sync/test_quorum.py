@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import AbortedError, CancelledError, FailedPreconditionError, PermissionDeniedError
+from runtime.errors import (
+    AbortedError,
+    CancelledError,
+    FailedPreconditionError,
+    OutOfRangeError,
+    PermissionDeniedError,
+)
 from runtime.execution.cancel import Cancellation
 from runtime.execution.quorum import Quorum
 from runtime.execution.quorum_values import UNKNOWN, Decision, Rules
@@ -293,3 +299,29 @@ def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, roun
     assert quorum.counts.accepted == needed * variables.at
     by_step = [accepted.count(s) for s in range(rounds)]
     assert all(needed - total * quorum._rules.each <= n - needed <= 0 for n in by_step)
+
+
+def test_a_push_ends_when_too_few_workers_are_left_for_an_aggregate() -> None:
+    quorum, variables = Quorum("q", Rules(2, 3)), Variables()
+    first = Push(quorum, variables, 0, 0, 1.0)
+    _here(quorum, 1)
+    quorum.retire(0, 1)  # it has never given any: known by its number
+    first.join(0.05)
+    assert first.is_alive()  # worker 2 may come
+    quorum.retire(0, 2)
+    assert isinstance(first.result(), OutOfRangeError)
+    assert "2 gradients are needed, and of 3 workers [1, 2] are through" in str(first.outcome)
+    again = Push(quorum, variables, 1, 0, 1.0)  # it trains after all
+    _here(quorum, 1)
+    assert Push(quorum, variables, 0, 0, 3.0).result() == again.result() == (1, True)
+
+
+def test_a_worker_that_is_through_is_known_by_its_session() -> None:
+    quorum, variables = Quorum("q", Rules(2, 2)), Variables()
+    pushes = [Push(quorum, variables, worker, 0, 1.0) for worker in (0, 1)]
+    assert [push.result() for push in pushes] == [(1, True), (1, True)]
+    quorum._clients = {0: 70, 1: 71}
+    waiting = Push(quorum, variables, 0, 1, 1.0)
+    _here(quorum, 1)
+    quorum.retire(71, 5)
+    assert isinstance(waiting.result(), OutOfRangeError)

@@ -1,0 +1,357 @@
+"""The table of endings in docs/guarantees.md, row by row, with real processes that no launcher looks after."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness.preemption import EXIT_CODE
+from harness.testing import PRELOAD, LocalCluster, no_leaks
+
+COMMAND = ["python", "-m", "benchmarks.endings_task"]
+
+
+@contextlib.contextmanager
+def cluster(logdir: Path, *, ps: int = 1, workers: int = 2, **options: object) -> Iterator[LocalCluster]:
+    """A cluster of which only the ps tasks are started; ``options`` are those of all workers."""
+    env = {"JAX_PLATFORMS": "cpu", **{f"ENDING_{name}": str(value) for name, value in options.items()}}
+    command = [*COMMAND, f"--logdir={logdir}"]
+    with no_leaks(), LocalCluster(command, ps=ps, workers=workers, preload=PRELOAD, env=env, start=False) as made:
+        for index in range(ps):
+            made.start(f"ps:{index}")
+        yield made
+
+
+def start(c: LocalCluster, index: int, *, ready: bool = True, **options: object) -> str:
+    """Starts a worker, and waits until it trains."""
+    name = f"worker:{index}"
+    c.start(name, **{f"ENDING_{option}": str(value) for option, value in options.items()})
+    if ready:
+        c.expect(name, "READY")
+    return name
+
+
+def start_all(c: LocalCluster, logdir: Path, *steps: int) -> list[str]:
+    """Starts workers with loops of these lengths, which begin together."""
+    names = [start(c, index, STEPS=number, PAUSE_AT=0) for index, number in enumerate(steps)]
+    for name in names:
+        c.expect(name, "PAUSED")
+    for index in range(len(names)):
+        go(logdir, index)
+    return names
+
+
+def chief_and_other(c: LocalCluster, logdir: Path, **others_options: object) -> tuple[str, str]:
+    """A chief that trains 10 steps, and another worker that pauses in the middle of its 10 by default."""
+    chief = start(c, 0, PAUSE_AT=0)
+    other = start(c, 1, **{"PAUSE_AT": 5, **others_options})
+    if "PAUSE_AT" not in others_options:
+        c.expect(other, "PAUSED")
+    go(logdir, 0)
+    return chief, other
+
+
+def go(logdir: Path, index: int) -> None:
+    """Lets a worker that has paused go on."""
+    (logdir / f"go-{index}").touch()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def saved(logdir: Path) -> int:
+    path = harness.latest_checkpoint(str(logdir))
+    assert path is not None
+    return int(Path(path).name)
+
+
+def codes(c: LocalCluster) -> dict[str, int]:
+    return {task: c.wait(task) for task in reversed(c.tasks) if c.lives(task)}
+
+
+def all_well(c: LocalCluster) -> bool:
+    return set(codes(c).values()) == {0}
+
+
+# -- everybody comes to an end --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["stop", "block", "close", "managed", "monitored"])
+def test_loops_of_different_lengths_the_chief_first(style: str, tmp_path: Path) -> None:
+    with cluster(tmp_path, workers=3, STYLE=style, STEP_SECS=0.002) as c:
+        start_all(c, tmp_path, 5, 40, 400)
+        assert all_well(c)
+        last = saved(tmp_path)
+        if style == "close":  # the session was closed before anybody could save
+            assert c.lines("worker:0", f"closed before the stop: .*steps {last + 1} to")
+        else:
+            assert last == 445
+        assert not c.lines("worker:2", "recovering|Error")
+
+
+def test_loops_of_different_lengths_the_chief_last_and_two_ps(tmp_path: Path) -> None:
+    with cluster(tmp_path, ps=2, workers=3, STYLE="stop", STEP_SECS=0.002) as c:
+        start_all(c, tmp_path, 300, 5, 40)
+        assert all_well(c)
+        assert saved(tmp_path) == 345
+
+
+def test_a_worker_that_is_busy_for_longer_than_any_limit_keeps_its_ps(tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE="stop", GRACE_SECS=1) as c:
+        chief, busy = chief_and_other(c, tmp_path)
+        c.expect(chief, "TRAINED")
+        c.expect(chief, "waiting for /job:worker/task:1 ")
+        time.sleep(6)  # longer than the grace period, and than the least silence that counts
+        assert c.running("ps:0") and c.running(chief)
+        go(tmp_path, 1)
+        assert all_well(c)
+        assert saved(tmp_path) == 20
+        assert not c.lines(chief, "not waiting any longer")
+
+
+def test_a_second_stop_has_nothing_left_to_do(tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE="managed") as c:
+        start_all(c, tmp_path, 10, 10)
+        assert all_well(c)
+        assert saved(tmp_path) == 20
+        for index in (0, 1):
+            assert float(c.expect(f"worker:{index}", r"STOPPED within ([\d.]+) s")[1]) < 1
+            assert not c.lines(f"worker:{index}", "could not tell|not saved")
+
+
+def test_a_worker_that_comes_late_ends_and_lets_the_ps_go(tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE="stop", LATE_SECS=60) as c:
+        chief = start(c, 0)
+        assert c.wait(chief) == 0
+        c.expect("ps:0", r"training is over; waiting for /job:worker/task:1 \(has not come\)")
+        late = start(c, 1, STYLE="should_stop")
+        c.expect(late, "TRAINED")
+        assert all_well(c)
+        assert c.lines(late, "nothing left to do: the chief has finished training")
+        assert saved(tmp_path) == 10
+
+
+def test_a_worker_that_never_comes_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    with cluster(tmp_path, LATE_SECS=0.5) as c:
+        start(c, 0)
+        assert all_well(c)
+        assert c.lines("ps:0", r"not waiting any longer for /job:worker/task:1")
+
+
+# -- somebody is silent ---------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_dead_is_given_up_by_chief_and_ps(tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE="stop") as c:
+        chief, dead = chief_and_other(c, tmp_path)
+        c.kill(dead)
+        assert c.wait(chief) == 0
+        assert c.wait("ps:0") == 0
+        assert c.lines(chief, r"not waiting any longer for /job:worker/task:1 .*: no sign of life for \d+ s")
+        assert saved(tmp_path) == 15
+
+
+def test_a_worker_that_is_killed_and_comes_back_at_once_is_waited_for(tmp_path: Path) -> None:
+    with cluster(tmp_path, GRACE_SECS=20) as c:
+        chief, other = chief_and_other(c, tmp_path)
+        c.expect(chief, "TRAINED")
+        c.kill(other)
+        start(c, 1, STEPS=7)
+        assert c.wait(other) == 0
+        assert c.wait(chief) == 0
+        assert c.wait("ps:0") == 0
+        assert saved(tmp_path) == 10 + 5 + 7
+
+
+@pytest.mark.parametrize(("style", "code"), [("stop", 1), ("managed", 0), ("monitored", 0)])
+def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(style: str, code: int, tmp_path: Path) -> None:
+    with cluster(tmp_path, ps=2, STYLE=style) as c:
+        chief, frozen = chief_and_other(c, tmp_path, PAUSE_AT=-1, STEPS=100_000, STEP_SECS=0.001)
+        c.expect(chief, "TRAINED")
+        c.freeze(frozen)
+        assert c.wait(chief) == 0
+        assert [c.wait("ps:0"), c.wait("ps:1")] == [0, 0]
+        c.thaw(frozen)
+        began = time.monotonic()
+        assert c.wait(frozen) == code
+        assert time.monotonic() - began < 5
+        assert c.lines(frozen, "/job:ps/task:[01]: it has left.*: training is over")
+        assert code or c.lines(frozen, "what was done here since the last checkpoint is not saved")
+
+
+def test_what_is_trained_after_the_chief_has_given_a_worker_up_is_told(tmp_path: Path) -> None:
+    with cluster(tmp_path, workers=3, LATE_SECS=60) as c:  # the third worker keeps the ps there
+        chief, frozen = chief_and_other(c, tmp_path)
+        c.freeze(frozen)
+        assert c.wait(chief) == 0
+        assert saved(tmp_path) == 15
+        go(tmp_path, 1)
+        c.thaw(frozen)
+        assert c.wait(frozen) == 0
+        assert c.lines(frozen, "its last checkpoint is of step 15, steps 16 to 20 are not saved")
+        start(c, 2, STYLE="should_stop")
+        assert all_well(c)
+        assert c.lines("ps:0", "the last checkpoint is of step 15, .*steps 16 to 20 are not saved")
+
+
+# -- processes that just exit ----------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_just_exits_is_given_up(tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE="managed") as c:
+        chief, other = chief_and_other(c, tmp_path, PAUSE_AT=-1, STYLE="close", EXITS=1)
+        assert c.wait(other) == 0
+        assert c.wait(chief) == 0 and c.wait("ps:0") == 0
+        assert saved(tmp_path) == 20
+        assert c.lines(other, "this process ends without .*: nobody is told that it is done")
+
+
+def test_a_chief_that_just_exits_leaves_the_ps_to_the_next_chief(tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE="close") as c:
+        chief = start(c, 0, EXITS=1, PAUSE_AT=0)
+        other = start(c, 1, STYLE="stop")
+        go(tmp_path, 0)
+        assert c.wait(chief) == 0 and c.wait(other) == 0
+        assert c.lines(chief, r"what was trained since the last checkpoint is not saved \(step \d+ was the last")
+        c.expect("ps:0", "some are done with training; waiting for /job:worker/task:0 ")
+        start(c, 0, STYLE="stop", STEPS=1)
+        assert all_well(c)
+        assert saved(tmp_path) == 21
+
+
+def test_ps_that_are_stopped_before_the_end_say_what_that_costs(tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE="close") as c:
+        assert c.wait(start(c, 0, EXITS=1)) == 0
+        c.stop("ps:0")
+        assert c.wait("ps:0") == 0
+        assert c.lines("ps:0", "no chief has ended training: what the newest checkpoint lacks is lost")
+
+
+# -- work after the loop ---------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_after_request_stop_takes_as_long_as_it_likes(tmp_path: Path) -> None:
+    with cluster(tmp_path, workers=1, STYLE="managed", EVALUATE_SECS=6, GRACE_SECS=1) as c:
+        chief = start(c, 0)
+        c.expect(chief, "EVALUATED")
+        assert all_well(c)
+        assert saved(tmp_path) == 10
+        assert not c.lines(chief, "cancelled|closed")
+
+
+def test_an_error_after_request_stop_comes_out_when_all_is_saved(tmp_path: Path) -> None:
+    with cluster(tmp_path, workers=1, STYLE="managed", ERROR="no room for the export") as c:
+        chief = start(c, 0)
+        assert c.wait(chief) == 1
+        assert c.lines(chief, "ValueError: no room for the export")
+        assert c.wait("ps:0") == 0
+        assert saved(tmp_path) == 10
+
+
+@pytest.mark.parametrize("style", ["stop", "monitored"])
+def test_a_last_save_takes_as_long_as_it_takes(style: str, tmp_path: Path) -> None:
+    with cluster(tmp_path, workers=1, STYLE=style, SAVE_SECS=6, HOOK_SECS=6, GRACE_SECS=1) as c:
+        chief = start(c, 0)
+        assert c.wait(chief) == 0 and c.wait("ps:0") == 0
+        assert saved(tmp_path) == 10
+        assert not c.lines(chief, "cancelled|closed")
+
+
+@pytest.mark.parametrize("style", ["managed", "monitored"])
+def test_no_grace_at_all_is_enough_for_a_good_end(style: str, tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE=style, GRACE_SECS=0, SAVE_SECS=1, TIMER_SECS=1.5, STEP_SECS=0.1) as c:
+        start_all(c, tmp_path, 10, 10)
+        assert all_well(c)
+        assert saved(tmp_path) == 20
+
+
+# -- SIGTERM and Ctrl-C on the way out -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["stop", "monitored"])
+def test_a_chief_that_is_preempted_while_it_waits_saves(style: str, tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE=style, GRACE_SECS=60) as c:
+        chief, other = chief_and_other(c, tmp_path)
+        c.expect(chief, "waiting for /job:worker/task:1")
+        c.stop(chief)
+        assert c.wait(chief) == EXIT_CODE
+        assert saved(tmp_path) == 15
+        go(tmp_path, 1)  # nobody was told that training is over
+        assert c.wait(other) == 0
+        start(c, 0, STEPS=1)
+        assert c.wait(chief) == 0 and c.wait("ps:0") == 0
+        assert saved(tmp_path) == 21
+
+
+@pytest.mark.parametrize(
+    ("style", "number"),
+    [("stop", signal.SIGTERM), ("managed", signal.SIGINT), ("monitored", signal.SIGTERM), ("monitored", signal.SIGINT)],
+)
+def test_a_signal_during_the_last_save_does_not_cost_it(style: str, number: int, tmp_path: Path) -> None:
+    with cluster(tmp_path, workers=1, STYLE=style, SAVE_SECS=1) as c:
+        chief = start(c, 0, PAUSE_AT=5)
+        wait_for(lambda: bool(c.lines(chief, "SAVED")))  # the first one, of the beginning
+        go(tmp_path, 0)
+        c.expect(chief, "TRAINED")
+        c.expect(chief, "SAVING")
+        os.kill(c.lives(chief)[-1].pid, number)
+        c.expect(chief, "SAVED")
+        assert c.wait(chief) == (EXIT_CODE if number == signal.SIGTERM else -signal.SIGINT)
+        assert saved(tmp_path) == 10
+
+
+def test_a_signal_during_an_evaluation_at_the_end_still_saves(tmp_path: Path) -> None:
+    with cluster(tmp_path, workers=1, STYLE="monitored", HOOK_SECS=30) as c:
+        chief = start(c, 0)
+        c.expect(chief, "EVALUATING")
+        c.stop(chief)
+        assert c.wait(chief, 15) == EXIT_CODE
+        assert saved(tmp_path) == 10
+
+
+# -- workers that keep step with each other --------------------------------------------------------------------------
+
+
+def test_bounded_staleness_does_not_wait_for_who_trains_no_more(tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE="stop", SYNC="stale", GRACE_SECS=60) as c:
+        start_all(c, tmp_path, 5, 60)
+        assert all_well(c)
+        assert saved(tmp_path) == 65
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the chief first", "the other first"])
+def test_synchronous_training_ends_with_the_first_who_is_through(first: int, tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE="managed", SYNC="quorum", GRACE_SECS=60) as c:
+        for index in (0, 1):
+            start(c, index, ready=False, STEPS=5 if index == first else 60)
+        assert all_well(c)
+        assert saved(tmp_path) == 5
+
+
+# -- recoveries ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["managed", "monitored"])
+def test_the_time_limit_of_the_start_does_not_bound_a_recovery(style: str, tmp_path: Path) -> None:
+    with cluster(tmp_path, STYLE=style, START_SECS=3, GRACE_SECS=30) as c:
+        chief = start(c, 0, PAUSE_AT=5)
+        other = start(c, 1, PAUSE_AT=5)
+        c.expect(chief, "PAUSED")
+        c.expect(other, "PAUSED")
+        c.kill("ps:0")
+        go(tmp_path, 0)
+        go(tmp_path, 1)
+        c.expect(other, "recovering")
+        time.sleep(5)
+        c.start("ps:0")
+        assert c.wait(other) == 0 and c.wait(chief) in (0, 1)
+        assert not c.lines(chief, "DeadlineExceeded") and not c.lines(other, "DeadlineExceeded")
