@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK ?= requirements.lock
+JOBS ?= 2
 PEERS := .venv-bench
 PEERS_STAMP := $(PEERS)/.installed
 LOGDIR ?= runs
@@ -36,11 +37,11 @@ mnist: $(STAMP) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends wi
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
 		$(BIN)/python -m models.mnist.trainer --flagfile=configs/mnist_async.flags --logdir=$(LOGDIR)/$(RUN)
 
-test: $(STAMP) ## Run the tests; one file: make test TESTS=tests/harness/test_launch.py
-	$(BIN)/python -m pytest $(TESTS)
+test: $(STAMP) ## Run the tests, two files at a time (JOBS); one file: make test TESTS=tests/harness/test_launch.py
+	$(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile $(TESTS)
 
 test-unit: $(STAMP) ## Run the tests that need no cluster of processes, in a minute or two.
-	$(BIN)/python -m pytest $(UNIT_TESTS)
+	$(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile $(UNIT_TESTS)
 
 test-lowest: ## The same with the lowest versions of all dependencies that pyproject.toml allows.
 	$(MAKE) --no-print-directory test-unit VENV=.venv-lowest LOCK=requirements-lowest.lock

@@ -233,7 +233,7 @@ def test_a_signal_is_passed_on_and_waited_for(launch: Starter, signum: signal.Si
     assert code == 128 + signum
     assert sorted(lines[:2]) == [f"worker/{index} | got {signum.name}" for index in range(2)]
     assert lines[2:] == ["ps/0     | got SIGTERM"]
-    assert messages == [f"launch   | {signum.name}: stopping the workers, then the ps tasks, within 10 s each"]
+    assert messages == [f"launch   | {signum.name}: stopping the workers, then the ps tasks, within 40 s each"]
 
 
 # Ignores every polite request, and so do a child in its group and a grandchild in a session of its own.
