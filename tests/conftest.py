@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import threading
 import time
 import types
@@ -19,6 +20,9 @@ from runtime.device import current_device, fresh_device_stack
 # The first example of a test may compile for a second: the time of one example says nothing.
 hypothesis.settings.register_profile("bellwether", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("bellwether")
+
+# A shell's background job ignores Ctrl-C, and so would every program that a test starts from it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LEAK_PATIENCE_SECS = 2.0
 """How long threads and processes that a test has told to stop may take to be gone."""

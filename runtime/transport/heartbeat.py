@@ -79,6 +79,9 @@ class Heartbeat:
                 except AbortedError:
                     return  # `bind` has told everybody
                 except (OSError, OpError) as error:
+                    if self._has_come_goodbye():  # between the look for it and the ping that broke
+                        self.left = True
+                        return
                     self._drop()
                     self._missed(answered, marks, error)
                 else:
@@ -99,8 +102,7 @@ class Heartbeat:
         while not self.left and time.monotonic() < until:
             with self._lock:
                 if not self._busy:  # else it is being read just now
-                    if self._connected and self._sock is not None and wire.ends_with(self._sock, _LEAVES):
-                        self.left = True
+                    self.left = self._has_come_goodbye()
                     break
             time.sleep(_LOOK_SECS / 50)
         return self.left
@@ -117,7 +119,7 @@ class Heartbeat:
         with self._lock:
             self._busy = True
         try:
-            if self.left or (self._connected and self._sock is not None and wire.ends_with(self._sock, _LEAVES)):
+            if self.left or self._has_come_goodbye():
                 self.left = True  # it came while nobody looked
                 return
             if not self._connected:
@@ -139,6 +141,9 @@ class Heartbeat:
         finally:
             with self._lock:
                 self._busy = False
+
+    def _has_come_goodbye(self) -> bool:
+        return self._connected and self._sock is not None and wire.ends_with(self._sock, _LEAVES)
 
     def _missed(self, answered: float, marks: dict[Lane, int], error: Exception) -> None:
         timeout = self._options.heartbeat_timeout_secs

@@ -53,6 +53,7 @@ def test_several_calls_later_too(prefer_unix: bool) -> None:
     for lane in (first, second):
         lane.call(ADD, 1, addend(1), kit.NUMBER)
         peer.release(lane)
+    assert kit.eventually(lambda: peer._heart._connected)
     server.stop(1.0, leaving=True)
     peer._heart_thread.join(10)  # the heartbeat has found out, and ends
     assert not peer._heart_thread.is_alive()
