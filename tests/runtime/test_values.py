@@ -84,7 +84,7 @@ def test_python_numbers_keep_the_defaults_of_jax() -> None:
         (2, np.bool_, "int64 does not become bool"),
         (1, str, "int64 given for a string tensor"),
         ([1, [2]], None, "cannot be made an array"),
-        (object(), None, "object is neither a number nor a string"),
+        pytest.param(object(), None, "object is neither a number nor a string", id="object"),
     ],
     ids=str,
 )
