@@ -145,6 +145,7 @@ def test_ctrl_c_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             session.run(more)
         assert came
         assert signal.getsignal(signal.SIGINT) is handler
+        assert not any(slot.readers for slot in session._engine._session._worker.store._slots.values())  # type: ignore[attr-defined]
         assert session.run(w).tolist() == [1.0, 2.0, 3.0, 4.0]  # the update was made, as it had begun
         assert session.run(v).tolist() == [1.0] * 4
 
