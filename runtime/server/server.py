@@ -261,6 +261,7 @@ class Server:
         tasks.withdraw(self.address, self)
         self._health.enter_graceful_shutdown()
         self.master.stop()
+        self.remote_sessions.end_all()
         tasks.leave(self.address, self)
         if self.worker.mirror is not None:
             self.worker.mirror.close()
