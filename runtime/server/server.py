@@ -262,7 +262,7 @@ class Server:
         self._health.enter_graceful_shutdown()
         self.master.stop()
         self.remote_sessions.end_all()
-        tasks.leave(self.address, self)
+        tasks.leave(self.address, self, over=leaving)
         if self.worker.mirror is not None:
             self.worker.mirror.close()
         with self._peers_lock:

@@ -68,10 +68,16 @@ def withdraw(address: str, server: LocalServer) -> None:
             del _servers[address]
 
 
-def leave(address: str, server: LocalServer) -> None:
-    """Forgets a server that has stopped, and has its task refuse the sessions of this process that still hold it."""
+def leave(address: str, server: LocalServer, *, over: bool) -> None:
+    """Forgets a server that has stopped, and has its task refuse the sessions that still hold it.
+
+    Args:
+        address: of the server.
+        server: the server.
+        over: it has stopped because training is over.
+    """
     withdraw(address, server)
-    server.worker.leave()
+    server.worker.leave(over=over)
     with _servers_lock:
         _stopped[address] = server.worker
 
@@ -279,6 +285,10 @@ class RemoteTask:
             in_turn=in_turn,
             session=self._client,
         )
+
+        if self.peer.incarnation is None:  # by its connections the task learns of the session's end
+            deadline = None if timeout is None else time.monotonic() + timeout
+            self.peer.release(self.peer.acquire(deadline=deadline))
 
         def ask() -> services_pb2.RegisterResponse:
             return self._patiently(lambda: rpc.call(self._stub.Register, request, timeout=timeout, task=self.name))
