@@ -218,11 +218,12 @@ class _Run:
         found = [fd for fd, _ in poll.poll(self._tick_secs() * 1000)]
         if self._woken in found:
             os.eventfd_read(self._woken)
-        if not found:
+        # One whose connection has broken is sent again, and not waited for more than the others.
+        answered = [by_fd[fd] for fd in found if fd in by_fd and self._lanes[by_fd[fd]][1].answered()]
+        if not answered:
             for _, lane in self._lanes.values():
                 lane.stalled()
-        # One whose connection has broken is sent again, and not waited for more than the others.
-        return [by_fd[fd] for fd in found if fd in by_fd and self._lanes[by_fd[fd]][1].answered()]
+        return answered
 
     def _tick_secs(self) -> float:
         if self._deadline is None:

@@ -398,3 +398,21 @@ def test_a_session_that_ends_while_a_stage_is_compiled_for_it_leaves_nothing() -
         thread.join(60)
         assert isinstance(results[0], rt.CancelledError)
         wait_until(lambda: len(worker.registry) > calls and not worker.registry.sessions, SOON_SECS)
+
+
+def test_a_plan_that_one_task_refuses_is_not_kept_by_the_others() -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise rt.ResourceExhaustedError("no memory to compile this")
+
+    with rt.Graph().as_default(), servers(sockets=True, ps=2, worker=1) as made:
+        first, second = (made[f"/job:ps/task:{i}"].worker for i in range(2))
+        variables = []
+        for i in range(2):
+            with rt.device(f"/job:ps/task:{i}"):
+                variables.append(rt.Variable(2.0, name=f"v_{i}"))
+        with rt.Session(made[TARGET].target, config=WAIT) as session:
+            second.executor.prepare = refuse  # type: ignore[method-assign]
+            with pytest.raises(rt.ResourceExhaustedError):
+                session.run(variables)
+            assert len(first.registry) == 1
+            wait_until(lambda: not any(first.registry.kept()[2].values()), SOON_SECS)
