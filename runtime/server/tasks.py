@@ -68,16 +68,10 @@ def withdraw(address: str, server: LocalServer) -> None:
             del _servers[address]
 
 
-def leave(address: str, server: LocalServer, *, over: bool) -> None:
-    """Forgets a server that has stopped, and has its task refuse the sessions that still hold it.
-
-    Args:
-        address: of the server.
-        server: the server.
-        over: it has stopped because training is over.
-    """
+def leave(address: str, server: LocalServer) -> None:
+    """Forgets a server that has stopped, and has its task refuse the sessions of this process that still hold it."""
     withdraw(address, server)
-    server.worker.leave(over=over)
+    server.worker.leave()
     with _servers_lock:
         _stopped[address] = server.worker
 

@@ -21,7 +21,6 @@ from runtime.errors import (
     InvalidArgumentError,
     NotFoundError,
     OpError,
-    TaskLeftError,
     UnavailableError,
 )
 from runtime.execution.background import step_aside
@@ -127,18 +126,15 @@ class Worker:
             )
         return self.mirrors.answer(header, arrays)
 
-    def leave(self, *, replaced: bool = False, over: bool = False) -> None:
+    def leave(self, *, replaced: bool = False) -> None:
         """Refuses all that comes from now on: sessions of this process, too, see that the server has stopped.
 
         Args:
             replaced: another server has taken its place since.
-            over: it has stopped because training is over.
         """
         self._gone = (
             AbortedError("restarted since the session began, its state is gone", task=self.task)
             if replaced
-            else TaskLeftError("it has left: training is over", task=self.task)
-            if over
             else UnavailableError("its server has stopped", task=self.task)
         )
         self.shards.close()

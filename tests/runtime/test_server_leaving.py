@@ -14,10 +14,10 @@ PS = "/job:ps/task:0"
 
 @pytest.mark.parametrize(
     ("leaving", "error", "words"),
-    [(True, rt.OutOfRangeError, "training is over"), (False, rt.UnavailableError, "its server has stopped")],
+    [(True, rt.TaskLeftError, "training is over"), (False, rt.UnavailableError, "its server has stopped")],
 )
 def test_a_step_that_comes_while_a_server_stops(leaving: bool, error: type[Exception], words: str) -> None:
-    """Here it waits for a stage that it is asked to compile, before it closes the connections of the tensor channel."""
+    """Here it still waits for a stage that it is asked to compile."""
     compiling, go_on = threading.Event(), threading.Event()
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
         server, prepare = made[PS], made[PS].worker.executor.prepare
