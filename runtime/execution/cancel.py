@@ -77,7 +77,7 @@ class Cancellation(threading.Event):
             what: the wait, for errors.
             until: ``time.monotonic()`` at which the wait ends without an error.
             acts: what the call is for comes after the wait: it ends with an error if nobody wants that any more, also
-                when nobody has been told yet.
+                when nobody has been told yet, and when nothing had to be waited for.
 
         Returns:
             Whether ``ready()`` was true; False only after ``until``.
@@ -86,6 +86,8 @@ class Cancellation(threading.Event):
             CancelledError, DeadlineExceededError: as ``check``; without ``acts`` only when ``ready()`` is false.
         """
         if ready():
+            if acts:
+                self._check_wanted(what)
             return True
         # In the list before the reason is looked at: whoever sets the reason later finds the condition here.
         with self._lock:
@@ -98,12 +100,16 @@ class Cancellation(threading.Event):
                     return False
                 limits = [t for t in (until, self.deadline) if t is not None]
                 condition.wait(max(0.0, min(limits) - now) if limits else None)
-            if acts and self._hung_up is not None and self._hung_up():
-                raise CancelledError(f"{what}: {HUNG_UP}")
+            if acts:
+                self._check_wanted(what)
             return True
         finally:
             with self._lock:
                 self._conditions.remove(condition)
+
+    def _check_wanted(self, what: str) -> None:
+        if self._reason or self._hung_up is not None and self._hung_up():
+            raise CancelledError(f"{what}: {self._reason or HUNG_UP}")
 
 
 NEVER = Cancellation()

@@ -142,6 +142,7 @@ class PreparedStage:
             inputs = [self._here(value) for value in inputs]
         results: Sequence[Any] = ()
         handed: list[Any] = []
+        pinned: list[Any] = []
         try:
             if not self._slots:
                 results = self._computed(inputs)
@@ -150,6 +151,8 @@ class PreparedStage:
                 with HeldBack(), self._claim:
                     results = self._computed(inputs)
                     handed = self._exchanged(results)
+                if handed:
+                    pinned = self._pinned(handed)
         except OpError:
             raise
         except Exception as error:
@@ -157,13 +160,14 @@ class PreparedStage:
         except BaseException as error:  # raised by a handler of another signal: what was donated may be gone
             self._lost(error)
             raise
+        finally:
+            if handed:
+                self._store.release(slot for _, slot, _ in self._handed_out)
         computed = results[len(self._writes) :]
-        if handed:
-            handed = self._pinned(handed)
         done = computed[0] if computed else None
-        if not handed:
+        if not pinned:
             return list(computed[: len(self.stage.outputs)]), done
-        values = iter(handed)
+        values = iter(pinned)
         outputs = [next(values) if isinstance(o, VariableOutput) else computed[o.index] for o in self.stage.outputs]
         return outputs, done
 
@@ -204,16 +208,11 @@ class PreparedStage:
             return handed
 
     def _pinned(self, values: list[Any]) -> list[Any]:
-        """Makes handed-out variables safe from later updates, then lets updates donate again.
+        """Makes handed-out variables safe from later updates, which must not donate them before.
 
         On the host a numpy view pins the memory without a copy: an update that meets a view writes elsewhere.
         """
-        try:
-            return [np.asarray(v) for v in values] if self._on_host else [v.copy() for v in values]
-        except Exception as error:
-            raise self._failed(error) from error
-        finally:
-            self._store.release(slot for _, slot, _ in self._handed_out)
+        return [np.asarray(v) for v in values] if self._on_host else [v.copy() for v in values]
 
     def wait(self, done: Any) -> None:
         """Waits until a run is done and its inputs may be overwritten; takes what ``run`` gave last.

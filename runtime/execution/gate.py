@@ -122,6 +122,7 @@ class Gate:
         """
         with self._changed:
             self._cut, self._open_at, self._allowed = cut, time.monotonic() + secs, ()
+            self._changed.notify_all()  # the cut before learns that its pause has ended
             if not self._changed.wait_for(lambda: self._cut != cut or not self._running, timeout):
                 self._open()
                 raise DeadlineExceededError(

@@ -226,12 +226,13 @@ class RunRecord:
     def awaited(self) -> list[Awaited]:
         """The tasks that must be done before this one may leave, when any task has asked it to leave; else none."""
         with self._changed:
-            if not self._leave or not self.expected:
-                return []
-            silences = self._silences(time.monotonic())
-            parts = {task: self._joined.get(task, Part()) for task in self._missing()}
-            limit = self._silence_secs if self._phase == FINISHED else None
-            return [Awaited(task, part.address, silences.get(task), limit) for task, part in parts.items()]
+            return self._awaited() if self._leave and self.expected else []
+
+    def _awaited(self) -> list[Awaited]:
+        silences = self._silences(time.monotonic())
+        parts = {task: self._joined.get(task, Part()) for task in self._missing()}
+        limit = self._silence_secs if self._phase == FINISHED else None
+        return [Awaited(task, part.address, silences.get(task), limit) for task, part in parts.items()]
 
     def may_leave(self, late_secs: float) -> bool:
         """Whether this task may leave at the end of training: nobody needs it who lives, or may still come.
@@ -239,10 +240,10 @@ class RunRecord:
         Args:
             late_secs: how long tasks that have never come are waited for after the run has finished.
         """
-        awaited = self.awaited()
         with self._changed:
             if not self._leave or not self.expected:
                 return False
+            awaited = self._awaited()
             over = None if self.finished_at is None else time.monotonic() - self.finished_at
         return all(
             over is not None and over >= late_secs

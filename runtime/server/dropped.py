@@ -29,14 +29,24 @@ def when_dropped(thing: Any, action: Callable[[], None]) -> weakref.finalize[...
     Returns:
         What ``detach`` takes the order back with.
     """
+    _start()
+    finalizer = weakref.finalize(thing, _actions.put, action)
+    finalizer.atexit = False
+    return finalizer
+
+
+def later(action: Callable[[], None]) -> None:
+    """Has ``action`` called some time from now; otherwise as ``when_dropped``."""
+    _start()
+    _actions.put(action)
+
+
+def _start() -> None:
     global _thread
     with _lock:
         if _thread is None or not _thread.is_alive():  # the child of a fork has no threads
             _thread = threading.Thread(target=_work, name="dropped", daemon=True)
             _thread.start()
-    finalizer = weakref.finalize(thing, _actions.put, action)
-    finalizer.atexit = False
-    return finalizer
 
 
 def _work() -> None:

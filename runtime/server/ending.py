@@ -17,7 +17,7 @@ class StepEnding(Cancellation):
     """
 
     def __init__(self) -> None:
-        super().__init__(hung_up=self.is_set)
+        super().__init__()
         self._lanes: list[Lane] = []
         self._waits: list[Cancellation] = []
         self._covered = threading.Lock()

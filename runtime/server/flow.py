@@ -201,23 +201,29 @@ class _Run:
         self.last = now
 
     def _answered(self) -> list[int]:
-        """The calls elsewhere that have an answer or trouble; none when a thread has ended, or a tick has passed."""
+        """The calls elsewhere that have an answer; none when a thread has ended, or a tick has passed.
+
+        Raises:
+            OpError: one of them can have none.
+        """
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
         by_fd: dict[int, int] = {}
         for i, (_, lane) in self._lanes.items():
-            fd = lane.fileno()
-            if fd < 0:  # not connected: receiving connects it again
+            if lane.fileno() < 0 and lane.answered():  # it could not be sent: now it is, on another connection
                 return [i]
+            fd = lane.fileno()
             by_fd[fd] = i
             poll.register(fd, select.POLLIN)
         found = [fd for fd, _ in poll.poll(self._tick_secs() * 1000)]
         if self._woken in found:
             os.eventfd_read(self._woken)
-        if not found:
+        # One whose connection has broken is sent again, and not waited for more than the others.
+        answered = [by_fd[fd] for fd in found if fd in by_fd and self._lanes[by_fd[fd]][1].answered()]
+        if not answered:
             for _, lane in self._lanes.values():
                 lane.stalled()
-        return [by_fd[fd] for fd in found if fd in by_fd]
+        return answered
 
     def _tick_secs(self) -> float:
         if self._deadline is None:

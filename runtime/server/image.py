@@ -64,13 +64,14 @@ def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
 
 
 def _void(run: Mapping[str, Any], resources: Sequence[str]) -> str:
-    """Why a task cannot be mirrored now."""
+    """Why a task cannot be mirrored now; ``resources``: their keys, see ``runtime.execution.resources.named``."""
     if run["phase"] == LOADING:
         return "its variables are being given values"
     if run["phase"] == FINISHED:
         return "training is over"
     if resources:
-        return f"it holds {', '.join(sorted(resources)[:3])}, whose state is that of calls that wait"
+        names = sorted(key.partition(":")[2] for key in resources)  # without what kind of thing each is
+        return f"it holds {', '.join(names[:3])}, whose state is that of calls that wait"
     return ""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from runtime.plan.phases import phases
 from runtime.plan.plan import Plan, StageCall
 from runtime.server.counters import StepTimes, awaited_slots, parts_of, wire_bytes
-from runtime.server.dropped import when_dropped
+from runtime.server.dropped import later, when_dropped
 from runtime.server.registered import RegisteredCall
 from runtime.server.tasks import LocalTask, RemoteCall, RemoteTask, Task
 from runtime.server.trace import traced_remote_call
@@ -125,9 +125,13 @@ def register(
 
     registered: dict[RemoteTask, list[int]] = {}
     made: list[RemoteCall | LocalCall] = []
-    for call in plan.stages:
-        task = tasks[call.stage.device.task_name]
-        made.append(remote(task, call) if isinstance(task, RemoteTask) else local(task, call))
+    try:
+        for call in plan.stages:
+            task = tasks[call.stage.device.task_name]
+            made.append(remote(task, call) if isinstance(task, RemoteTask) else local(task, call))
+    except BaseException:
+        later(functools.partial(_unregister, session, registered))
+        raise
     step_id = plan.step_id_slot
     uses_step_id = step_id in plan.fetches or any(step_id in call.inputs for call in plan.stages)
     own = worker.task

@@ -124,11 +124,14 @@ class RemoteSessions:
         if found is not None:
             self._close(found.session)
 
-    def forget_all(self) -> None:
-        """Forgets the sessions, which somebody else has closed."""
+    def end_all(self) -> None:
+        """Closes all sessions that are there."""
         with self._changed:
+            sessions = list(self._sessions.values())
             self._sessions.clear()
             self._changed.notify()
+        for found in sessions:
+            self._close(found.session)
 
     def _watch(self) -> None:
         """Closes the sessions of clients that are not heard of any more; ends when there is no session."""

@@ -261,6 +261,9 @@ class Server:
         tasks.withdraw(self.address, self)
         self._health.enter_graceful_shutdown()
         self.master.stop()
+        self.remote_sessions.end_all()
+        if leaving and self._started:  # first of all: who is told otherwise that this task has stopped waits for it
+            self._tensors.stop(grace_secs, leaving=True)
         tasks.leave(self.address, self)
         if self.worker.mirror is not None:
             self.worker.mirror.close()
@@ -272,7 +275,7 @@ class Server:
             self._start_grpc()  # gRPC gives a port back only when it stops, and stops only what was started
         self._grpc.stop(grace_secs).wait()
         if self._started:
-            self._tensors.stop(grace_secs, leaving=leaving)
+            self._tensors.stop(grace_secs)
         self._stopped.set()
         self._over.set()
 

@@ -203,7 +203,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     def Reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
         """Clears containers and closes all sessions."""
         self._master.reset(list(request.containers) or None, MasterOptions(start_timeout_secs=10.0))
-        self._sessions.forget_all()
+        self._sessions.end_all()
         return pb.ResetResponse()
 
 

@@ -280,6 +280,10 @@ class RemoteTask:
             session=self._client,
         )
 
+        if self.peer.incarnation is None:  # by its connections the task learns of the session's end
+            deadline = None if timeout is None else time.monotonic() + timeout
+            self.peer.release(self.peer.acquire(deadline=deadline))
+
         def ask() -> services_pb2.RegisterResponse:
             return self._patiently(lambda: rpc.call(self._stub.Register, request, timeout=timeout, task=self.name))
 

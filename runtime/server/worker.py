@@ -208,7 +208,10 @@ class Worker:
         if traced:
             registered.prepared = TracedStage(registered.prepared, call, self.tracer, traced == "over the wire")
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
-        return self.registry.add(digest, registered, session, handle)
+        added = self.registry.add(digest, registered, session, handle)
+        if session in self._ended:  # it has ended while this was compiled, and what it held then was released
+            self.registry.release(session)
+        return added
 
     def registered(self, handle: int) -> RegisteredCall:
         """The call behind a handle. Raises NotFoundError when there never was one, AbortedError when it was dropped."""

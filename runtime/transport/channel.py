@@ -221,11 +221,7 @@ class Lane:
                         raise
                     except OSError as error:
                         self._fault = error
-                if isinstance(self._fault, OpError):
-                    raise self._fault
-                if self._given_up is not None:
-                    raise self._given_up
-                self._recover()
+                self._send_again()
         except BaseException:  # KeyboardInterrupt too: what the connection carries next is not known
             self.close()
             raise
@@ -238,6 +234,27 @@ class Lane:
         if isinstance(answer, OpError):
             raise answer
         return answer
+
+    def answered(self) -> bool:
+        """Whether the reply of the call under way has begun to come. For who waits for the replies of several lanes.
+
+        Sends the call again first where the connection has broken, as `receive` does, and does not wait for the reply.
+        With TLS the answer is always yes.
+
+        Raises:
+            OpError: as `receive`, when there is no connection to be had.
+        """
+        try:
+            while True:
+                if self._fault is None:
+                    try:
+                        return self._sock is not None and wire.has_bytes(self._sock)
+                    except OSError as error:
+                        self._fault = error
+                self._send_again()
+        except BaseException:
+            self.close()
+            raise
 
     def call(
         self,
@@ -443,6 +460,14 @@ class Lane:
         if kind == frames.ERROR:
             return frames.decode_error(data.tobytes(), self.task)
         return decode_dynamic(data)
+
+    def _send_again(self) -> None:
+        # After a fault: the call goes over another connection, unless it has ended.
+        if isinstance(self._fault, OpError):
+            raise self._fault
+        if self._given_up is not None:
+            raise self._given_up
+        self._recover()
 
     def _recover(self) -> None:
         # Connects (again) until it works or the task is surely gone, then sends the pending call (again).

@@ -65,7 +65,7 @@ class Handler(Protocol):
 
     A handler may also have a method `disconnected(client: int, lane: int) -> None`. It is told when the client
     hangs up while `call` runs (and now and then when it has just ended), from another thread; it must not block.
-    It lets `call` end early, with an answer that reaches a client that has only hung up its own side (`Lane.give_up`).
+    It lets `call` end early, with an answer that reaches a client that has only hung up its own side (`Lane.cancel`).
     The client may also connect again and repeat that call: what `call` must not do again it notes in `call_memory()`.
     `current_lane()` tells `call` its lane, `caller_is_gone()` whether its own connection is meant.
 

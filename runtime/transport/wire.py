@@ -95,6 +95,23 @@ def hung_up(sock: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
+def has_bytes(sock: socket.socket) -> bool:
+    """Whether something has come that can be read; always true with TLS, which hides it.
+
+    Raises:
+        ConnectionResetError: nothing has, and nothing will: the peer has closed the connection.
+        OSError: the connection broke.
+    """
+    if isinstance(sock, ssl.SSLSocket):
+        return True
+    try:
+        if sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            return True
+    except BlockingIOError:
+        return False
+    raise ConnectionResetError("the peer closed the connection")
+
+
 def ends_with(sock: socket.socket, frame: bytes) -> bool:
     """Reads what has come and waits in a connection that nobody else reads; says whether it ends with a frame."""
     if isinstance(sock, ssl.SSLSocket):

@@ -157,3 +157,20 @@ def test_a_long_history_leaves_nothing_half_done() -> None:
             _write(gate, 1, step)
     _write(gates["a"], 1, 500)  # one task is ahead of the other, and has forgotten one step more
     assert {task: [s.step for s in steps] for task, steps in half_done_steps(_told(gates)).items()} == {"b": [500]}
+
+
+def test_a_cut_learns_at_once_that_another_has_begun() -> None:
+    gate, ended = Gate(), threading.Event()
+    gate.pause(CUT, 60, 1)
+
+    def wait() -> None:
+        with pytest.raises(DeadlineExceededError, match="no consistent cut"):
+            gate.let_through(CUT, {(1, 1): 1}, 60)
+        ended.set()
+
+    thread = _in_thread(wait)
+    while not gate._allowed:  # it waits
+        time.sleep(0.001)
+    gate.pause(CUT + 1, 60, 1)
+    assert ended.wait(20)
+    thread.join(10)

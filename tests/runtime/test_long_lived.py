@@ -135,3 +135,14 @@ def test_sessions_that_never_say_goodbye_are_bounded_too(monkeypatch: pytest.Mon
             for number in range(100, 120):  # as if so many others had registered the same and died
                 assert kept.find(digest, number) is not None
             assert kept.sessions == 5
+
+
+def test_a_session_that_has_planned_and_not_called_leaves_nothing() -> None:
+    """It planned for two ps and was refused by one, say: the other has never seen a call of it."""
+    with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as cluster:
+        with rt.device(PS):
+            w = rt.Variable(np.zeros(3, np.float32), name="w")
+        with rt.Session(cluster[TARGET].target) as session:
+            session._prepare("w", w, (), [])
+            assert cluster[PS].worker.registry.sessions == 1
+        _wait_until_ended(cluster[PS].worker)

@@ -311,6 +311,15 @@ def test_a_client_that_was_not_heard_of_is_told_so(
             session.run(size)
 
 
+def test_a_stopped_server_keeps_no_session_of_a_client_elsewhere(remote: tuple[rt.Server, rt.Server]) -> None:
+    server, _ = remote
+    with rt.Session(server.target, config=WAIT):
+        assert len(server.remote_sessions) == 1
+        server.stop(0)
+        assert not len(server.remote_sessions)
+        wait_until(lambda: all(thread.name != "remote sessions" for thread in threading.enumerate()))
+
+
 @pytest.mark.parametrize("kind", ["local master", "remote master"])
 def test_sessions_that_are_dropped_without_close_are_closed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "remote master":
@@ -361,3 +370,49 @@ def test_a_task_forgets_the_stages_of_plans_that_a_session_has_dropped(
             assert session.run([total, v], {x: np.ones(1)}) == [2.0, 2.0]
             assert session.run([total, v], {x: np.ones(5)}) == [10.0, 2.0]  # dropped, and planned again
         wait_until(lambda: not len(ps.worker.registry))
+
+
+def test_a_session_that_ends_while_a_stage_is_compiled_for_it_leaves_nothing() -> None:
+    entered, ended = threading.Event(), threading.Event()
+    with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
+        server, worker = made[TARGET], made["/job:ps/task:0"].worker
+        size, prepare = queue().size(), worker.executor.prepare
+
+        def slow(*arguments: Any) -> Any:
+            prepared = prepare(*arguments)
+            entered.set()
+            assert ended.wait(60)
+            return prepared
+
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable(2.0, name="v")
+        session = rt.Session(server.target, config=WAIT)
+        assert session.run(size) == 0
+        worker.executor.prepare = slow  # type: ignore[method-assign]
+        thread, results = in_thread(lambda: session.run(v.initializer))
+        assert entered.wait(60)
+        session.close()
+        wait_until(lambda: not worker.registry.sessions)
+        calls = len(worker.registry)
+        ended.set()
+        thread.join(60)
+        assert isinstance(results[0], rt.CancelledError)
+        wait_until(lambda: len(worker.registry) > calls and not worker.registry.sessions, SOON_SECS)
+
+
+def test_a_plan_that_one_task_refuses_is_not_kept_by_the_others() -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise rt.ResourceExhaustedError("no memory to compile this")
+
+    with rt.Graph().as_default(), servers(sockets=True, ps=2, worker=1) as made:
+        first, second = (made[f"/job:ps/task:{i}"].worker for i in range(2))
+        variables = []
+        for i in range(2):
+            with rt.device(f"/job:ps/task:{i}"):
+                variables.append(rt.Variable(2.0, name=f"v_{i}"))
+        with rt.Session(made[TARGET].target, config=WAIT) as session:
+            second.executor.prepare = refuse  # type: ignore[method-assign]
+            with pytest.raises(rt.ResourceExhaustedError):
+                session.run(variables)
+            assert len(first.registry) == 1
+            wait_until(lambda: not any(first.registry.kept()[2].values()), SOON_SECS)

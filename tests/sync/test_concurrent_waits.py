@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from tests.runtime.kit import target_of_kind
+from tests.runtime.kit import TARGET, servers, target_of_kind
+from tests.sync.kit import wait_until
 
 LIMIT = 60.0
 
@@ -155,3 +156,28 @@ def test_a_closed_session_ends_all_waits_of_a_step(target: str, place: str, grap
     session.close()
     thread.join(LIMIT)
     assert isinstance(results[0], rt.CancelledError)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_waits_whose_connections_were_cut_still_do_not_wait_for_each_other(graph: rt.Graph, first: int) -> None:
+    """One is over and lets another operation begin while the other, whose call was sent again, goes on waiting."""
+    place = "/job:ps/task:0"
+    sources, results = ([_queue(place, f"{what}_{i}") for i in range(2)] for what in ("source", "result"))
+    x = rt.placeholder(np.float32, [])
+    fill = [queue.enqueue(x) for queue in sources]
+    move = [result.enqueue(source.dequeue() + 1.0) for source, result in zip(sources, results, strict=True)]
+    taken = [queue.dequeue() for queue in results]
+    with servers(sockets=True, ps=1, worker=1) as made, rt.Session(made[TARGET].target) as session:
+        ps = made[place].worker
+        thread, moved = _in_thread(lambda: session.run(move, timeout_secs=LIMIT))
+        wait_until(lambda: sum(map(len, list(ps._waits.values()))) == 2)
+        peer: Any = session._engine._session.tasks[place].peer  # type: ignore[attr-defined]
+        before = {lane: lane.connected_at for lane in peer._all_lanes()}
+        for lane in before:
+            lane.interrupt()
+        wait_until(lambda: any(lane.connected_at > at for lane, at in before.items()))
+        for i in (first, 1 - first):
+            session.run(fill[i], {x: i}, timeout_secs=LIMIT)
+            assert float(session.run(taken[i], timeout_secs=LIMIT)) == i + 1
+        thread.join(LIMIT)
+        assert moved == [[None, None]]

@@ -314,3 +314,28 @@ def test_a_time_limit_in_a_step_of_several_waits_is_kept(client: Client) -> None
         return time.monotonic() - began
 
     assert min(secs() for _ in range(5)) < 0.8
+
+
+@pytest.mark.parametrize("end", ["closes its session", "hangs up"])
+def test_nobody_takes_an_element_that_is_there_for_a_caller_that_has_just_gone(
+    cluster: dict[str, rt.Server], client: Client, end: str
+) -> None:
+    """It goes between the beginning of its call and the queue's turn for it: nothing has to be waited for then."""
+    ps = cluster["/job:ps/task:0"]
+    client.put(1)
+    (queue,) = (found.what for key, found in ps.worker.store.resources() if key[1].endswith(":numbers"))
+    other = Client(cluster[TARGET].target)
+    with other.session:
+        with queue._changed:
+            thread, results = _in_thread(other.take)
+            wait_until(lambda: _waiting(ps) == 1)
+            if end == "hangs up":
+                other.peer().cancel_calls()
+            else:
+                other.session.close()
+            ((_, cancelled),) = next(iter(ps.worker._waits.values()))
+            wait_until(cancelled.is_set)
+        thread.join(LONG)
+        assert isinstance(results[0], rt.CancelledError)
+    assert int(client.session.run(client.size)) == 1
+    assert client.take() == 1
