@@ -99,7 +99,10 @@ flags.DEFINE_integer(
     "log_every_steps", 500, "Global steps (those of all workers) between each worker's progress lines.", lower_bound=1
 )
 flags.DEFINE_float(
-    "start_timeout_secs", None, "Seconds to wait for the cluster to start. Default: no limit.", lower_bound=0.0
+    "start_timeout_secs",
+    None,
+    "Seconds to wait for the cluster to start, 7200 at most. Default: 7200. Recoveries are not bounded by it.",
+    lower_bound=0.0,
 )
 
 flags.register_validator(
