@@ -387,3 +387,15 @@ def test_a_chief_that_is_preempted_during_the_last_save_tells_nobody_that_traini
         assert all_well(c)
         assert c.lines(chief, "READY 10")
         assert saved(tmp_path) == 13
+
+
+def test_a_ps_that_is_started_again_knows_who_was_through_before(tmp_path: Path) -> None:
+    with cluster(tmp_path, ps=2, STYLE="managed", LATE_SECS=600) as c:
+        chief = start(c, 0, PAUSE_AT=2)
+        assert c.wait(start(c, 1)) == 0
+        c.kill("ps:1")
+        c.start("ps:1")
+        c.expect(chief, "recovered within")
+        go(tmp_path, 0)
+        assert c.wait(chief) == 0
+        assert [c.wait("ps:0"), c.wait("ps:1")] == [0, 0]
