@@ -272,8 +272,16 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
     progress.close()
     if is_chief:
         if logdir:
-            logging.info("the newest checkpoint is %s", harness.latest_checkpoint(logdir))
+            tell_newest(logdir)
         print(f"Test-Accuracy: {accuracy:.4f}", flush=True)
+
+
+def tell_newest(logdir: str) -> None:
+    """Logs where the newest checkpoint is; a directory that cannot be looked into just now is no failure of the run."""
+    try:
+        logging.info("the newest checkpoint is %s", harness.latest_checkpoint(logdir))
+    except rt.OpError as error:
+        logging.warning("which checkpoint is the newest is not known: %s", error)
 
 
 def go_on_with(batches: data.Batches, state: dict[str, int]) -> None:
