@@ -72,6 +72,7 @@ class SlowSaver(harness.Saver):
         time.sleep(option("SAVE_SECS", 0.0))
         saved = super().save(*args, **kwargs)
         say("SAVED")
+        time.sleep(option("SAVED_SECS", 0.0))
         return saved
 
 

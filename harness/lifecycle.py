@@ -365,7 +365,14 @@ class Lifecycle:
         try:
             if self.is_chief and not self.late:
                 step = None if checkpoint_dir is None else saved_step(checkpoint_dir)
-                records.finish(self.silence_secs, _key(self._global_step), step)
+                end = self.silence_secs, _key(self._global_step), step
+                try:
+                    records.finish(*end)
+                except rt.AbortedError:  # a task was started again after the last save, and knows of no chief
+                    if not records.leads():
+                        raise
+                    records.claim()
+                    records.finish(*end)
             answers = records.done(leave=ATTEMPT_VARIABLE not in os.environ, session=session.id)
             if not self.is_chief:
                 self._tell_too_late(answers.values(), session)

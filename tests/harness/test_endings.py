@@ -399,3 +399,18 @@ def test_a_ps_that_is_started_again_knows_who_was_through_before(tmp_path: Path)
         go(tmp_path, 0)
         assert c.wait(chief) == 0
         assert [c.wait("ps:0"), c.wait("ps:1")] == [0, 0]
+
+
+def test_a_ps_that_is_started_again_after_the_last_save_is_told_that_training_is_over(tmp_path: Path) -> None:
+    with cluster(tmp_path, ps=2, workers=1, STYLE="managed", LATE_SECS=600, SAVED_SECS=3, GRACE_SECS=60) as c:
+        chief = start(c, 0, PAUSE_AT=5)
+        wait_for(lambda: bool(c.lines(chief, "SAVED")))
+        go(tmp_path, 0)
+        c.expect(chief, "TRAINED")
+        c.expect(chief, "SAVED")
+        c.kill("ps:1")
+        c.start("ps:1")
+        assert c.wait(chief) == 0
+        assert not c.lines(chief, "could not tell")
+        assert [c.wait("ps:0"), c.wait("ps:1")] == [0, 0]
+        assert saved(tmp_path) == 10
