@@ -414,8 +414,8 @@ class Lifecycle:
         self._note_reached()
         reached = "" if self._reached is None else f" (step {self._reached} was the last seen here)"
         logging.warning(
-            "this process ends without having come through Supervisor.stop() or the end of its session's block: nobody is "
-            "told that it is done%s",
+            "this process ends without having come through Supervisor.stop() or the end of its session's block: nobody "
+            "is told that it is done%s",
             f", and what was trained since the last checkpoint is not saved{reached}" if self.is_chief else "",
         )
 
