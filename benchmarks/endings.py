@@ -61,12 +61,14 @@ class Part:
         steps: the length of its loop.
         step_secs: pause after each step.
         after_secs: when it is started.
+        stops: whether it asks for a stop before its block ends, where its style has one that can.
     """
 
     style: str
     steps: int
     step_secs: float = 0.01
     after_secs: float = 0.0
+    stops: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class History:
 
     def __str__(self) -> str:
         """In words."""
-        parts = ", ".join(f"{part.style} after {part.steps} steps" for part in self.parts)
+        asks = {True: " and request_stop", False: ""}
+        parts = ", ".join(f"{part.style} after {part.steps} steps{asks[part.stops]}" for part in self.parts)
         return f"seed {self.seed}: {self.ps} ps; {parts}; {'; '.join(map(str, self.events)) or 'nothing happens'}"
 
 
@@ -117,8 +120,15 @@ def random_history(seed: int) -> History:
     """Draws a history; the same one for the same seed."""
     draw = random.Random(seed)
     ps, workers = draw.randint(1, 2), draw.randint(1, 3)
+    asks = random.Random(f"stops {seed}")
     parts = tuple(
-        Part(draw.choice(STYLES), draw.randint(5, 150), draw.choice((0.002, 0.02)), draw.choice((0.0, 0.0, 1.0)))
+        Part(
+            draw.choice(STYLES),
+            draw.randint(5, 150),
+            draw.choice((0.002, 0.02)),
+            draw.choice((0.0, 0.0, 1.0)),
+            asks.random() < 0.5,
+        )
         for _ in range(workers)
     )
     tasks = [f"worker:{index}" for index in range(workers)]
@@ -284,6 +294,7 @@ class Run:
         if job == "worker":
             part = self._history.parts[int(index)]
             options |= {"STYLE": part.style, "STEPS": part.steps, "STEP_SECS": part.step_secs}
+            options["STOPS"] = int(part.stops)
         self._cluster.start(task, **{f"ENDING_{name}": str(value) for name, value in options.items()})
 
     def _end_of_the_ps(self) -> list[str]:

@@ -72,6 +72,7 @@ class SlowSaver(harness.Saver):
         time.sleep(option("SAVE_SECS", 0.0))
         saved = super().save(*args, **kwargs)
         say("SAVED")
+        time.sleep(option("SAVED_SECS", 0.0))
         return saved
 
 
@@ -133,6 +134,8 @@ class Worker:
             ) as monitored:
                 if not monitored.should_stop():  # it may have come late
                     self.train(monitored, monitored.should_stop)
+                if option("STOPS", 0):
+                    monitored.request_stop()
             return
         sv = harness.Supervisor(
             is_chief=self.is_chief,
@@ -146,6 +149,8 @@ class Worker:
         if style in ("managed", "should_stop"):
             with sv.managed_session(self.server.target, config) as session:
                 self.train(session, sv.should_stop if style == "should_stop" else None)
+                if option("STOPS", 0):
+                    sv.request_stop()
                 if option("EVALUATE_SECS", 0.0):
                     sv.request_stop()
                     evaluate(session, option("EVALUATE_SECS", 0.0))

@@ -75,6 +75,7 @@ class Coordinator:
             first, joined = not self._stopping, self._joined
             if first and failed and error is not None and not joined:
                 self._error = (error, error.__traceback__)
+            again = not first and self._error is not None and self._error[0] is error
             # After join() a failure is raised here and stops nothing: there is nobody left to stop.
             self._stopping = self._stopping or not (joined and failed)
             self._changed.notify_all()
@@ -82,6 +83,8 @@ class Coordinator:
             return
         if joined:
             raise error
+        if again:  # `join` raises it
+            return
         how = "error reported to coordinator" if first else "error after the stop, not raised"
         _log.log(logging.ERROR if first else logging.WARNING, "%s: %s: %s", how, type(error).__name__, error)
 

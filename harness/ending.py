@@ -56,6 +56,9 @@ def save_the_end(
                 text = f"{gone.message}; {not_saved(reached, checkpoint_dir)}; {_ADVICE}"
                 _tell(type(gone)(text, task=gone.task), gone, over)
                 return
+        except (rt.CancelledError, RuntimeError):
+            if not session.replaced(raw):  # by a recovery that was under way
+                raise
     if reached is not None and now < reached:
         loss = session.last_loss
         who = "was lost" if loss is not None and loss.task else "a task was lost"
@@ -67,10 +70,14 @@ def save_the_end(
 
 
 def saved_step(checkpoint_dir: str) -> int | None:
-    """The step of the newest checkpoint of a directory; None when there is none, or its name does not tell."""
+    """The step of the newest checkpoint of a directory; None when there is none, or nobody can tell."""
     from harness.saver import latest_checkpoint
 
-    name = os.path.basename(latest_checkpoint(checkpoint_dir) or "")
+    try:
+        name = os.path.basename(latest_checkpoint(checkpoint_dir) or "")
+    except (rt.UnavailableError, rt.PermissionDeniedError) as error:
+        logging.warning("which checkpoint is the newest is not known: %s", error)
+        return None
     return int(name) if name.isdigit() else None
 
 
@@ -83,7 +90,10 @@ def not_saved(reached: int | None, checkpoint_dir: str) -> str:
     """
     from harness.saver import latest_checkpoint
 
-    found = latest_checkpoint(checkpoint_dir)
+    try:
+        found = latest_checkpoint(checkpoint_dir)
+    except (rt.UnavailableError, rt.PermissionDeniedError) as error:  # this is for a message that must come out
+        return f"what was done since the last checkpoint is not saved: which one is the newest is not known ({error})"
     kept = f"the newest checkpoint is {found}" if found else "there is no checkpoint"
     name = os.path.basename(found) if found else "0"
     if reached is None or not name.isdigit() or int(name) >= reached:

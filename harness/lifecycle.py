@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from absl import logging
@@ -65,6 +65,7 @@ class Lifecycle:
         self._records: RunRecords | None = None
         self._global_step: Any = None
         self._reached: int | None = None
+        self._probed: Any = None
         self._without_value: frozenset[str] = frozenset()
         self._finishing = self._waiting = False
         self._silenced = ""
@@ -111,6 +112,7 @@ class Lifecycle:
             logging.info("this is start number %d of this task", int(attempt) + 1)
 
         probes = recover and self.is_chief and records is not None and probe is not None
+        self._probed = probe if probes else None
 
         def opener(recovering: bool) -> rt.Session:
             while True:
@@ -135,6 +137,9 @@ class Lifecycle:
                     if self.patience.exhausted():
                         raise
                     logging.info("lost contact again: %s", error)
+                except BaseException:  # nobody gets this session, so nobody will close it
+                    session.close()
+                    raise
 
         self.session = ManagedSession(
             opener,
@@ -150,7 +155,7 @@ class Lifecycle:
         self._closed.set()  # of a session before this one
         self._closed = threading.Event()
         if probes and not self.late:
-            threading.Thread(target=self._probe, args=(self.session, probe), name="probe-tasks", daemon=True).start()
+            threading.Thread(target=self._probe, args=(self.session,), name="probe-tasks", daemon=True).start()
         threading.Thread(target=self._watch, args=(self.session, self._closed), name="watch-stop", daemon=True).start()
         return self.session
 
@@ -174,14 +179,18 @@ class Lifecycle:
                 session.close()
                 return
 
-    def _probe(self, session: ManagedSession, probe: Any) -> None:
+    def _check_values(self, raw: rt.Session) -> None:
+        """Raises UnavailableError or AbortedError when a task, or what a variable had, is lost: on any of the tasks."""
+        lost = sorted(_names(raw, self._probed) - self._without_value)
+        if lost:  # an update that failed has taken them along
+            raise rt.AbortedError(f"variables have lost their values: {', '.join(lost)}")
+
+    def _probe(self, session: ManagedSession) -> None:
         """Makes the chief restore what is lost even while its training loop is busy elsewhere."""
         while not self.coord.wait_for_stop(PROBE_SECS):
             raw = session.raw
             try:
-                lost = sorted(_names(raw, probe) - self._without_value)
-                if lost:  # an update that failed has taken them along
-                    raise rt.AbortedError(f"variables have lost their values: {', '.join(lost)}")
+                self._check_values(raw)
             except RuntimeError:
                 if raw is session.raw:
                     return  # it is closed: this is the end
@@ -255,10 +264,21 @@ class Lifecycle:
             self.patience.deadline, self._waiting = None, False
 
     def _step(self, session: ManagedSession) -> int | None:
-        """The global step now; a lost ps is recovered on the way, as the others need it too."""
-        if self._global_step is None or session.closed:
+        """The global step now; a lost ps, whichever it is, is recovered on the way, as the others need it too."""
+        if session.closed:
             return self._reached
         try:
+            if self._probed is not None:  # the thread that probes has ended with the stop
+                raw = session.raw
+                try:
+                    self._check_values(raw)
+                except LOST_CONTACT as error:
+                    session.recover(raw, error)
+                except (rt.CancelledError, RuntimeError):
+                    if not session.replaced(raw):
+                        raise
+            if self._global_step is None:
+                return None
             step = int(session.run(self._global_step, timeout_secs=self._answer_secs))
             self._reached = max(step, self._reached or 0)
             return step
@@ -296,11 +316,12 @@ class Lifecycle:
         self._note_reached()
         if self._records is not None:
             self._records.answer_secs = self._answer_secs
+        held: contextlib.AbstractContextManager[list[int]] = shielded() if shield else contextlib.nullcontext([])
         self._finishing = True
         try:
-            with shielded() if shield else contextlib.nullcontext():
+            with held as signals:
                 try:
-                    self._finish(self.session, final, over, checkpoint_dir)
+                    self._finish(self.session, final, over, checkpoint_dir, signals)
                 except Exception:
                     self.ended = True
                     raise
@@ -309,7 +330,12 @@ class Lifecycle:
             self._finishing = False
 
     def _finish(
-        self, session: ManagedSession, final: Callable[[rt.Session], object], over: bool, checkpoint_dir: str | None
+        self,
+        session: ManagedSession,
+        final: Callable[[rt.Session], object],
+        over: bool,
+        checkpoint_dir: str | None,
+        signals: Sequence[int],
     ) -> None:
         saves = self.is_chief and checkpoint_dir is not None and self._global_step is not None
         if session.left is not None or session.raw.left_tasks:
@@ -332,14 +358,21 @@ class Lifecycle:
                     raise rt.UnavailableError(text) from error
             else:
                 final(session)
-        if self._records is not None and over:
+        if self._records is not None and over and not signals:  # one that is interrupted is started again
             self._tell_done(self._records, session, str(checkpoint_dir) if saves else None)
 
     def _tell_done(self, records: RunRecords, session: ManagedSession, checkpoint_dir: str | None) -> None:
         try:
             if self.is_chief and not self.late:
                 step = None if checkpoint_dir is None else saved_step(checkpoint_dir)
-                records.finish(self.silence_secs, _key(self._global_step), step)
+                end = self.silence_secs, _key(self._global_step), step
+                try:
+                    records.finish(*end)
+                except rt.AbortedError:  # a task was started again after the last save, and knows of no chief
+                    if not records.leads():
+                        raise
+                    records.claim()
+                    records.finish(*end)
             answers = records.done(leave=ATTEMPT_VARIABLE not in os.environ, session=session.id)
             if not self.is_chief:
                 self._tell_too_late(answers.values(), session)
@@ -356,8 +389,14 @@ class Lifecycle:
     def _tell_too_late(self, records: Iterable[Record], session: ManagedSession) -> None:
         """Tells what this task has trained after the chief had given it up."""
         saved = max((record.saved_step for record in records if record.saved_step is not None), default=None)
-        now = self._step(session)
-        if saved is not None and now is not None and now > saved:
+        if saved is None:
+            return
+        now = self._reached
+        try:  # not by a step that recovers: the tasks may leave, now that this one is done
+            now = int(session.raw.run(self._global_step, timeout_secs=self._answer_secs))
+        except (rt.OpError, RuntimeError) as error:
+            logging.info("how far training has come is not known: %s", error)
+        if now is not None and now > saved:
             logging.warning(
                 "the chief has ended training without this task: its last checkpoint is of step %d, steps %d to %d are "
                 "not saved",
@@ -375,8 +414,8 @@ class Lifecycle:
         self._note_reached()
         reached = "" if self._reached is None else f" (step {self._reached} was the last seen here)"
         logging.warning(
-            "this process ends without Supervisor.stop() or the end of its session's block: nobody is told that it is "
-            "done%s",
+            "this process ends without having come through Supervisor.stop() or the end of its session's block: nobody "
+            "is told that it is done%s",
             f", and what was trained since the last checkpoint is not saved{reached}" if self.is_chief else "",
         )
 

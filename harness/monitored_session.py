@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from absl import logging
+
 import runtime as rt
 from harness.coordinator import LONGEST_SECS, Coordinator
 from harness.global_step import get_global_step
@@ -321,9 +323,19 @@ class MonitoredSession:
                 hook.settle(self._grace_secs)
 
     def _end_hooks(self, session: rt.Session) -> None:
+        """Calls each hook's ``end``; one that fails keeps none behind it, such as the one that saves, from theirs."""
+        failure: Exception | None = None
         for hook in self._hooks:
-            with shielded() if isinstance(hook, CheckpointSaverHook) else contextlib.nullcontext():
-                hook.end(getattr(session, "raw", session))
+            try:
+                with shielded() if isinstance(hook, CheckpointSaverHook) else contextlib.nullcontext():
+                    hook.end(getattr(session, "raw", session))
+            except LOST_CONTACT:
+                raise  # all begin again when the lost task is back
+            except Exception as error:
+                logging.error("the end of %s failed: %r", type(hook).__name__, error)
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
 
 class SingularMonitoredSession(MonitoredSession):

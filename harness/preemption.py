@@ -66,16 +66,17 @@ class _Leave:
 
 
 @contextlib.contextmanager
-def shielded() -> Iterator[None]:
-    """A block, such as a last save, after which SIGTERM and Ctrl-C come out that arrive within it.
+def shielded() -> Iterator[list[int]]:
+    """A block, such as a last save, after which SIGTERM and Ctrl-C come out that arrive within it; gives their numbers.
 
     A second Ctrl-C comes out at once; the grace period of ``preemptible`` begins with the signal, not after the block.
-    Handlers that are not Python's are left alone, and outside the main thread nothing is done: no signal comes there.
+    An error that ends the block is logged when a signal comes out in its place. Handlers that are not Python's are left
+    alone, and outside the main thread nothing is done: no signal comes there.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     held: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
 
     def hold(number: int, frame: FrameType | None) -> None:
         handler = before[number]
@@ -91,15 +92,22 @@ def shielded() -> Iterator[None]:
 
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     before: dict[int, Callable[[int, FrameType | None], object]] = {n: h for n, h in found.items() if callable(h)}
+    failure: Exception | None = None
     try:
         for number in before:
             signal.signal(number, hold)
-        yield
+        yield held
+    except Exception as error:
+        failure = error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if held and failure is not None:
+        logging.error("%s", failure)
     for number in held:
         before[number](number, None)
+    if failure is not None:
+        raise failure
 
 
 def _cut_off(grace_secs: float) -> None:

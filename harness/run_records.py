@@ -68,6 +68,8 @@ class RunRecords:
         """How long one exchange may take beyond what it waits for on purpose."""
         self._config = config or rt.SessionConfig()
         self._number = secrets.randbits(62) + 1 if is_chief else 0
+        self._took_part: frozenset[str] = frozenset()
+        """All of whom any record has told: one that is started again has forgotten who was there before."""
 
     def look(self) -> dict[str, Record]:
         """The records as they are, by task name.
@@ -114,7 +116,8 @@ class RunRecords:
             counter: the global step's (container, name).
             saved_step: its value in the last checkpoint; None when there is none.
         """
-        self._ask("finish", silence_secs=silence_secs, counter=counter, saved_step=saved_step)
+        known = sorted(self._took_part)
+        self._ask("finish", silence_secs=silence_secs, counter=counter, saved_step=saved_step, took_part=known)
 
     def leads(self) -> bool:
         """Whether no other chief has taken the lead; a task that has just restarted knows of none."""
@@ -195,7 +198,9 @@ class RunRecords:
                     )
                 answers[name] = op.outputs[0]
             found = session.run(answers, timeout_secs=wait + self.answer_secs)
-        return {name: _record(json.loads(answer)) for name, answer in found.items()}
+        records = {name: _record(json.loads(answer)) for name, answer in found.items()}
+        self._took_part = self._took_part.union(*(record.joined for record in records.values()))
+        return records
 
 
 def at(task: str, address: str) -> str:

@@ -21,6 +21,8 @@ from harness.session_manager import GIVE_UP_SECS, SessionManager
 from harness.supervisor_parts import SupervisorParts
 
 _SAY_SECS = 10.0
+_OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
+"""What a stop, or the end of the input, leads to in steps that are under way: no errors of the program's own."""
 
 
 class Supervisor(SupervisorParts):
@@ -107,7 +109,7 @@ class Supervisor(SupervisorParts):
             session.on_exit = None  # this block ends it
             yield session
         except Exception as error:
-            if self._coord.should_stop() and not failed(self._coord) and not isinstance(error, rt.OpError):
+            if self._coord.should_stop() and not failed(self._coord) and not isinstance(error, _OF_THE_STOP):
                 logging.error("error of the block after the stop, raised when training has ended: %r", error)
                 after_the_stop = error
             else:
@@ -194,15 +196,21 @@ class Supervisor(SupervisorParts):
         )
         session.on_exit = self._leave_block
         self._services = []
-        if writer is not None and not self._graph_written:
-            writer.add_graph(self._graph)
-            self._graph_written = True
-            if self._logdir is not None:
-                defaults.write_graph_text(self._graph, self._logdir)
-        if start_standard_services and not self._life.late:
-            if self._is_chief and self._logdir is not None:
-                self.start_standard_services(session)
-            self.start_queue_runners(session)
+        try:
+            if writer is not None and not self._graph_written:
+                writer.add_graph(self._graph)
+                self._graph_written = True
+                if self._logdir is not None:
+                    defaults.write_graph_text(self._graph, self._logdir)
+            if start_standard_services and not self._life.late:
+                if self._is_chief and self._logdir is not None:
+                    self.start_standard_services(session)
+                self.start_queue_runners(session)
+        except BaseException as error:  # nobody gets this session, so nobody will close it
+            self._coord.request_stop(error if isinstance(error, Exception) else None)
+            self._life.abandon()
+            self._life.close()
+            raise
         return session
 
     # -- services ----------------------------------------------------------------------------------------------

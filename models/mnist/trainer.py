@@ -99,7 +99,10 @@ flags.DEFINE_integer(
     "log_every_steps", 500, "Global steps (those of all workers) between each worker's progress lines.", lower_bound=1
 )
 flags.DEFINE_float(
-    "start_timeout_secs", None, "Seconds to wait for the cluster to start. Default: no limit.", lower_bound=0.0
+    "start_timeout_secs",
+    None,
+    "Seconds to wait for the cluster to start, 7200 at most. Default: 7200. Recoveries are not bounded by it.",
+    lower_bound=0.0,
 )
 
 flags.register_validator(
@@ -269,8 +272,16 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
     progress.close()
     if is_chief:
         if logdir:
-            logging.info("the newest checkpoint is %s", harness.latest_checkpoint(logdir))
+            tell_newest(logdir)
         print(f"Test-Accuracy: {accuracy:.4f}", flush=True)
+
+
+def tell_newest(logdir: str) -> None:
+    """Logs where the newest checkpoint is; a directory that cannot be looked into just now is no failure of the run."""
+    try:
+        logging.info("the newest checkpoint is %s", harness.latest_checkpoint(logdir))
+    except rt.OpError as error:
+        logging.warning("which checkpoint is the newest is not known: %s", error)
 
 
 def go_on_with(batches: data.Batches, state: dict[str, int]) -> None:

@@ -322,8 +322,12 @@ class RunRecord:
 
         ``silence_secs``: how long a task that is not done must be silent before nobody waits for it any more.
         ``counter`` and ``saved_step``: the global step's (container, name), and its value in the last checkpoint.
+        ``took_part``: tasks that the chief waits for no more. This one, started again meanwhile, need not know them.
         """
         self._check_leader(message, task)
+        for name in message.get("took_part", ()):
+            if name not in self._joined:
+                self._done[str(name)] = None
         self._phase = FINISHED
         self.finished_at = time.monotonic()
         self._silence_secs = float(message["silence_secs"])

@@ -355,3 +355,62 @@ def test_the_time_limit_of_the_start_does_not_bound_a_recovery(style: str, tmp_p
         c.start("ps:0")
         assert c.wait(other) == 0 and c.wait(chief) in (0, 1)
         assert not c.lines(chief, "DeadlineExceeded") and not c.lines(other, "DeadlineExceeded")
+
+
+@pytest.mark.parametrize("style", ["managed", "monitored"])
+def test_a_ps_without_the_global_step_is_restored_while_the_chief_waits(style: str, tmp_path: Path) -> None:
+    with cluster(tmp_path, ps=2, STYLE=style, GRACE_SECS=60) as c:
+        chief = start(c, 0, PAUSE_AT=0, STOPS=1)
+        other = start(c, 1, PAUSE_AT=5, STEPS=40)
+        c.expect(other, "PAUSED")
+        go(tmp_path, 0)
+        c.expect(chief, "waiting for /job:worker/task:1 ")
+        c.kill("ps:1")
+        c.start("ps:1")
+        go(tmp_path, 1)
+        assert c.wait(other) == 0
+        assert c.wait(chief) == 0
+        assert c.lines(other, "recovered within")
+        assert saved(tmp_path) == 35
+
+
+def test_a_chief_that_is_preempted_during_the_last_save_tells_nobody_that_training_is_over(tmp_path: Path) -> None:
+    with cluster(tmp_path, workers=1, STYLE="managed", SAVE_SECS=1) as c:
+        chief = start(c, 0, PAUSE_AT=5)
+        wait_for(lambda: bool(c.lines(chief, "SAVED")))
+        go(tmp_path, 0)
+        c.expect(chief, "TRAINED")
+        c.expect(chief, "SAVING")
+        c.stop(chief)
+        assert c.wait(chief) == EXIT_CODE
+        start(c, 0, STEPS=3)  # it finds its ps there, and the model alive
+        assert all_well(c)
+        assert c.lines(chief, "READY 10")
+        assert saved(tmp_path) == 13
+
+
+def test_a_ps_that_is_started_again_knows_who_was_through_before(tmp_path: Path) -> None:
+    with cluster(tmp_path, ps=2, STYLE="managed", LATE_SECS=600) as c:
+        chief = start(c, 0, PAUSE_AT=2)
+        assert c.wait(start(c, 1)) == 0
+        c.kill("ps:1")
+        c.start("ps:1")
+        c.expect(chief, "recovered within")
+        go(tmp_path, 0)
+        assert c.wait(chief) == 0
+        assert [c.wait("ps:0"), c.wait("ps:1")] == [0, 0]
+
+
+def test_a_ps_that_is_started_again_after_the_last_save_is_told_that_training_is_over(tmp_path: Path) -> None:
+    with cluster(tmp_path, ps=2, workers=1, STYLE="managed", LATE_SECS=600, SAVED_SECS=3, GRACE_SECS=60) as c:
+        chief = start(c, 0, PAUSE_AT=5)
+        wait_for(lambda: bool(c.lines(chief, "SAVED")))
+        go(tmp_path, 0)
+        c.expect(chief, "TRAINED")
+        c.expect(chief, "SAVED")
+        c.kill("ps:1")
+        c.start("ps:1")
+        assert c.wait(chief) == 0
+        assert not c.lines(chief, "could not tell")
+        assert [c.wait("ps:0"), c.wait("ps:1")] == [0, 0]
+        assert saved(tmp_path) == 10

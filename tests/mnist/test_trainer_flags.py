@@ -12,6 +12,8 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+import harness
+import runtime as rt
 from models.mnist import trainer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -102,3 +104,14 @@ def test_the_log_says_where_a_run_is_kept_and_how_it_goes_on(tmp_path: pathlib.P
     again = trained("--train_steps=30")
     assert "going on from global step 30: training ends at 30, so nothing is left" in again
     assert again.count("going on with the data at epoch 0.05") == 1
+
+
+def test_a_log_directory_that_is_away_at_the_end_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(directory: str) -> str:
+        raise rt.UnavailableError(f"cannot look into {directory}: Stale file handle")
+
+    monkeypatch.setattr(harness, "latest_checkpoint", away)
+    trainer.tell_newest("/runs/one")
+    assert "is not known: cannot look into /runs/one" in caplog.text
