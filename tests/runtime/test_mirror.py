@@ -250,10 +250,10 @@ def test_what_cannot_be_mirrored_is_told() -> None:
             assert server.worker.mirror is not None
             server.worker.mirror.count()
             server.worker.mirror.settle()
-            assert "it holds Queue:numbers" in server.worker.mirror.problem
+            assert "it holds numbers" in server.worker.mirror.problem
         with mirrored(cluster, 1) as again:
             assert again.lives == 0
-            assert "it holds Queue:numbers" in again.worker.store.run.origin
+            assert "it holds numbers" in again.worker.store.run.origin
 
 
 @pytest.mark.parametrize(
