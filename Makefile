@@ -8,7 +8,12 @@ JOBS ?= 2
 PEERS := .venv-bench
 PEERS_STAMP := $(PEERS)/.installed
 LOGDIR ?= runs
-UNIT_TESTS := tests/runtime tests/transport tests/mnist tests/tf1
+# All of these folders but what starts processes or trains for long.
+UNIT_TESTS := tests/runtime tests/transport tests/mnist tests/tf1 $(patsubst %,--ignore=tests/%.py, \
+	$(addprefix runtime/test_,caching concurrent_updates cores counters long_lived memory_growth pipeline processes \
+		reborn_fetches remote_sessions second_device trace turns unchanged) \
+	$(addprefix transport/test_,addresses leftovers listener) $(addprefix mnist/test_,model modes trainer_flags) \
+	$(addprefix tf1/test_,classic_programs docs flags join names tutorial_programs tutorials))
 # Each run has a directory of its own; make mnist RUN=NAME goes on with one that is there.
 RUN ?= mnist-$(shell date +%Y%m%d-%H%M%S)
 
