@@ -25,11 +25,13 @@ from pathlib import Path
 
 import harness
 from benchmarks import chaos_ledger
-from benchmarks.endings_task import STYLES
 from harness.command_line import Parser
 from harness.preemption import EXIT_CODE
 from harness.testing import PRELOAD, Life, LocalCluster, no_leaks
 
+STYLES = ("stop", "block", "close", "managed", "should_stop", "monitored")
+"""How a worker ends: ``sv.stop()`` after the block of its session, that block alone, the session closed by hand before
+``sv.stop()``, ``managed_session`` with a loop of its own length, with ``should_stop`` too, or a monitored session."""
 GRACE_SECS = 2.0
 SILENCE_SECS = 4.0
 """What ``harness.lifecycle`` makes of that: nobody is given up who was silent for less."""
@@ -57,7 +59,7 @@ class Part:
     """What a worker does.
 
     Attributes:
-        style: how it ends; see ``benchmarks.endings_task``.
+        style: how it ends; see ``STYLES``.
         steps: the length of its loop.
         step_secs: pause after each step.
         after_secs: when it is started.

@@ -28,10 +28,6 @@ flags.DEFINE_enum("job_name", "worker", ["ps", "worker"], "What this process is.
 flags.DEFINE_integer("task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.")
 flags.DEFINE_string("logdir", "", "Directory of the checkpoints and ledgers; $ENDING_LOGDIR by default.")
 
-STYLES = ("stop", "block", "close", "managed", "should_stop", "monitored")
-"""How a worker ends: ``sv.stop()`` after the block of its session, that block alone, the session closed by hand before
-``sv.stop()``, ``managed_session`` with a loop of its own length, with ``should_stop`` too, or a monitored session."""
-
 
 def option(name: str, default: Any) -> Any:
     """What the environment says, of the type of the default."""

@@ -130,7 +130,7 @@ class Lifecycle:
                     if records is not None:
                         records.join(session.id)
                     if probes:
-                        self._without_value = _names(session, probe)
+                        self._without_value = _names(session, probe, _WAIT_SECS)
                     return session
                 except LOST_CONTACT as error:  # a task was lost just after it was ready
                     session.close()
@@ -179,9 +179,9 @@ class Lifecycle:
                 session.close()
                 return
 
-    def _check_values(self, raw: rt.Session) -> None:
+    def _check_values(self, raw: rt.Session, secs: float) -> None:
         """Raises UnavailableError or AbortedError when a task, or what a variable had, is lost: on any of the tasks."""
-        lost = sorted(_names(raw, self._probed) - self._without_value)
+        lost = sorted(_names(raw, self._probed, secs) - self._without_value)
         if lost:  # an update that failed has taken them along
             raise rt.AbortedError(f"variables have lost their values: {', '.join(lost)}")
 
@@ -190,7 +190,7 @@ class Lifecycle:
         while not self.coord.wait_for_stop(PROBE_SECS):
             raw = session.raw
             try:
-                self._check_values(raw)
+                self._check_values(raw, _WAIT_SECS)
             except RuntimeError:
                 if raw is session.raw:
                     return  # it is closed: this is the end
@@ -271,7 +271,7 @@ class Lifecycle:
             if self._probed is not None:  # the thread that probes has ended with the stop
                 raw = session.raw
                 try:
-                    self._check_values(raw)
+                    self._check_values(raw, self._answer_secs)
                 except LOST_CONTACT as error:
                     session.recover(raw, error)
                 except (rt.CancelledError, RuntimeError):
@@ -427,8 +427,8 @@ class Lifecycle:
             self.session.close()
 
 
-def _names(session: rt.Session, probe: rt.Tensor) -> frozenset[str]:
-    return frozenset(name.decode() for name in session.run(probe, timeout_secs=_WAIT_SECS))
+def _names(session: rt.Session, probe: rt.Tensor, secs: float) -> frozenset[str]:
+    return frozenset(name.decode() for name in session.run(probe, timeout_secs=secs))
 
 
 class Silence:

@@ -163,7 +163,7 @@ def test_a_ps_that_dies_while_it_is_given_values_is_given_them_again() -> None:
         chief.expect("INIT_FN")  # the variables have values by now, and nobody may use them yet
         second.kill()
         again = c.ps(1)
-        assert again.logged("starts empty, it has no mirror: .* its variables are being given values")
+        assert again.logged("starts empty, it has no mirror: .* its variables are being given values"), again.story()
         chief.tell("go")
         chief.expect("INIT_FN")
         chief.tell("go")
