@@ -18,13 +18,10 @@ import runtime as rt
 from harness.tf1.lift import is_tensor
 
 
-class _Optimizer(harness.Optimizer):
-    """What all of TensorFlow's optimizers have: the arguments of ``minimize`` and the old names of the slots."""
+class _Minimize:
+    """TensorFlow's arguments of ``minimize`` and ``compute_gradients``, in front of a class of the harness."""
 
-    GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
-    _slot_names: Mapping[str, str] = {}
-
-    def minimize(  # type: ignore[override]
+    def minimize(
         self,
         loss: rt.Tensor,
         global_step: rt.Variable | None = None,
@@ -35,9 +32,9 @@ class _Optimizer(harness.Optimizer):
         name: str | None = None,
         grad_loss: Any = None,
     ) -> rt.Operation:
-        """``harness.Optimizer.minimize``; gating, aggregation and colocation are what they are."""
+        """As in the harness; gating, aggregation and colocation are what they are."""
         pairs = self.compute_gradients(loss, var_list, grad_loss=grad_loss)
-        return self.apply_gradients(pairs, global_step, name)
+        return self.apply_gradients(pairs, global_step, name)  # type: ignore[attr-defined,no-any-return]
 
     def compute_gradients(
         self,
@@ -48,10 +45,17 @@ class _Optimizer(harness.Optimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: Any = None,
     ) -> list[tuple[rt.Tensor | None, rt.Variable]]:
-        """``harness.Optimizer.compute_gradients``; ``grad_loss`` is the gradient of ``loss`` to start from."""
+        """As in the harness; ``grad_loss`` is the gradient of ``loss`` to start from."""
         if grad_loss is None:
-            return super().compute_gradients(loss, var_list)
+            return super().compute_gradients(loss, var_list)  # type: ignore[misc,no-any-return]
         return _gradients_from(loss, var_list, grad_loss)
+
+
+class _Optimizer(_Minimize, harness.Optimizer):  # type: ignore[misc]
+    """What all of TensorFlow's optimizers have: the arguments of ``minimize`` and the old names of the slots."""
+
+    GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
+    _slot_names: Mapping[str, str] = {}
 
     def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
         """The slot variable, by TensorFlow's name ("momentum", "m" ...) or the harness's; None when there is none."""
@@ -301,7 +305,7 @@ class ExponentialMovingAverage:
         return names | rest
 
 
-class SyncReplicasOptimizer(harness.SyncReplicas):
+class SyncReplicasOptimizer(_Minimize, harness.SyncReplicas):  # type: ignore[misc]
     """``harness.SyncReplicas``: the mean of several workers' gradients, applied once; see ``docs/sync.md``.
 
     Args:
@@ -335,35 +339,6 @@ class SyncReplicasOptimizer(harness.SyncReplicas):
             raise ValueError("variable_averages is not there: run ExponentialMovingAverage.apply after the step")
         total = total_num_replicas or None
         super().__init__(opt, replicas_to_aggregate, total, worker=replica_id, name=name, **options)
-
-    def minimize(  # type: ignore[override]
-        self,
-        loss: rt.Tensor,
-        global_step: rt.Variable | None = None,
-        var_list: Sequence[rt.Variable] | None = None,
-        gate_gradients: Any = None,
-        aggregation_method: Any = None,
-        colocate_gradients_with_ops: bool = False,
-        name: str | None = None,
-        grad_loss: Any = None,
-    ) -> rt.Operation:
-        """``harness.SyncReplicas.minimize``."""
-        pairs = self.compute_gradients(loss, var_list, grad_loss=grad_loss)
-        return self.apply_gradients(pairs, global_step, name)
-
-    def compute_gradients(
-        self,
-        loss: rt.Tensor,
-        var_list: Sequence[rt.Variable] | None = None,
-        gate_gradients: Any = None,
-        aggregation_method: Any = None,
-        colocate_gradients_with_ops: bool = False,
-        grad_loss: Any = None,
-    ) -> list[tuple[rt.Tensor | None, rt.Variable]]:
-        """Those of this worker; ``grad_loss`` is the gradient of ``loss`` to start from."""
-        if grad_loss is None:
-            return super().compute_gradients(loss, var_list)
-        return _gradients_from(loss, var_list, grad_loss)
 
 
 OPTIMIZERS: dict[str, Any] = {
