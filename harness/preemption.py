@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 
 from absl import logging
 
 EXIT_CODE = 128 + signal.SIGTERM
+_AGAIN_SECS = 0.01
+
+_Told = float | signal.Signals | None
+"""When the grace period ends, a signal to send again, or that the block has ended."""
 
 
 @contextlib.contextmanager
@@ -22,6 +29,9 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     task can be started again elsewhere. What is not done after the grace period is cut off. Outside the main thread,
     where Python allows no signal handlers, the block runs as it is.
 
+    Python discards an exception that a signal's handler raises within a callback of the garbage collector, of a weak
+    reference or within ``__del__``. Within the block such a signal, also Ctrl-C, is sent once more.
+
     Args:
         grace_secs: seconds from the signal to the hard end of the process.
     """
@@ -29,40 +39,88 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
         yield
         return
     leave = _Leave(grace_secs)
+    discarded, sys.unraisablehook = sys.unraisablehook, leave.discarded
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = discarded
         leave.end()
 
 
 class _Leave:
-    """The handler of SIGTERM in a preemptible block."""
+    """The handler of SIGTERM in a preemptible block.
+
+    A handler runs between any two bytecodes of the main thread, also within another lock's block. So it takes no lock
+    and starts no thread: it puts into a queue of the kind that is made for that, which a thread of its own reads.
+    """
 
     def __init__(self, grace_secs: float) -> None:
         self._grace_secs = grace_secs
-        self._watchdog: threading.Timer | None = None
+        self._exit = SystemExit(EXIT_CODE)
         self._raised = False
+        self._noticed = False
+        self._ignored = sys.unraisablehook
+        self._told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._attend, name="preemption", daemon=True)
+        self._thread.start()
 
     def notice(self) -> None:
         """The signal has come: the grace period begins."""
-        if self._watchdog is None:
-            logging.warning("SIGTERM: ending within %g s", self._grace_secs)
-            self._watchdog = threading.Timer(self._grace_secs, _cut_off, [self._grace_secs])
-            self._watchdog.daemon = True
-            self._watchdog.start()
+        if not self._noticed:
+            self._noticed = True
+            self._told.put(time.monotonic() + self._grace_secs)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.notice()
-        if not self._raised:  # with a second signal the way out is being taken
-            self._raised = True
-            raise SystemExit(EXIT_CODE)
+        if self._raised:  # with a second signal the way out is being taken
+            return
+        if _within(_Leave.discarded.__code__, frame):
+            self._told.put(signal.SIGTERM)
+            return
+        self._raised = True
+        raise self._exit
+
+    def discarded(self, what: sys.UnraisableHookArgs) -> None:
+        """Python tells of an exception that nobody can catch: one that a signal has raised must come out elsewhere."""
+        if what.exc_value is self._exit:
+            self._raised = False
+            self._told.put(signal.SIGTERM)
+        elif isinstance(what.exc_value, KeyboardInterrupt):
+            self._told.put(signal.SIGINT)
+        else:
+            self._ignored(what)
 
     def end(self) -> None:
         """The block has ended in time."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._told.put(None)
+        self._thread.join()
+
+    def _attend(self) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        until: float | None = None
+        while True:
+            try:
+                told = self._told.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                _cut_off(self._grace_secs)
+            else:
+                if told is None:
+                    return
+                if isinstance(told, signal.Signals):
+                    time.sleep(_AGAIN_SECS)  # the callback that it came into may go on for a moment
+                    signal.pthread_kill(main, told)
+                else:
+                    until = told
+                    logging.warning("SIGTERM: ending within %g s", self._grace_secs)
+
+
+def _within(code: CodeType, frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextlib.contextmanager

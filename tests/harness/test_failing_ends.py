@@ -1,5 +1,6 @@
 """What goes wrong while a run begins or ends costs that thing, and neither the last save nor the message."""
 
+import gc
 import os
 import pathlib
 import signal
@@ -149,3 +150,42 @@ def test_a_handler_that_only_notes_the_signal_leaves_the_error() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert noted == [signal.SIGTERM]
+
+
+class Dies:
+    """An object that a signal arrives at the end of."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        signal.raise_signal(self.number)
+
+
+def at_the_end_of_an_object(number: int) -> None:
+    Dies(number)
+
+
+def in_the_collector(number: int) -> None:
+    def collecting(phase: str, info: dict[str, int]) -> None:
+        gc.callbacks.remove(collecting)
+        signal.raise_signal(number)
+
+    gc.callbacks.append(collecting)
+    gc.collect()
+
+
+@pytest.mark.parametrize("arrives", [at_the_end_of_an_object, in_the_collector])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_within_a_callback_whose_exceptions_python_discards_comes_out_all_the_same(
+    arrives: Any, number: int, error: type[BaseException]
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for _ in range(20):
+            with pytest.raises(error), preemptible():
+                arrives(number)
+                threading.Event().wait(20)
+                raise AssertionError("the signal was lost")
+    finally:
+        signal.signal(signal.SIGINT, before)
