@@ -59,7 +59,7 @@ class Speaker:
         with self._lock:
             self._closed.set()
             thread = self._thread
-        if thread is not None:
+        if thread is not None and thread.is_alive():  # a signal may have come into its start, and brought us here
             thread.join()
 
     def _run(self) -> None:

@@ -148,7 +148,8 @@ class Peer:
                 lane.cancel()
         if heartbeat is not None:
             self._heart.wake()
-            heartbeat.join(_JOIN_SECS)
+            if heartbeat.is_alive():  # a signal may have come into its start, and brought us here
+                heartbeat.join(_JOIN_SECS)
         for lane in idle:
             # The heartbeat says goodbye for all, unless it was waiting for an answer or never got to connect.
             self._discard(lane, goodbye=True, whole_client=lane is idle[-1] and not self._heart.said_goodbye)
@@ -162,13 +163,13 @@ class Peer:
         try:
             lane.open(deadline)
             self._bind(lane.incarnation)
+            if self._heart_thread is None:
+                self._start_heart()
         except BaseException as error:
             self._discard(lane)
             if isinstance(error, UnavailableError) and self.left:
                 raise TaskLeftError("it has left: training is over", task=self.task) from error
             raise
-        if self._heart_thread is None:
-            self._start_heart()
         return lane
 
     def _bind(self, incarnation: int) -> None:

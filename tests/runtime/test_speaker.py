@@ -11,6 +11,7 @@ import pytest
 import runtime as rt
 from runtime import detection
 from runtime.server import tasks
+from runtime.server.speaker import Speaker
 from tests.runtime.kit import TARGET, addresses, servers
 
 
@@ -64,3 +65,14 @@ def test_a_session_that_waits_for_tasks(monkeypatch: pytest.MonkeyPatch, caplog:
         missing = f"still waiting for /job:ps/task:0 at {spec['ps'][0]}"
         with _said(caplog, missing, lambda: rt.Session(server.target).close()):
             stack.enter_context(rt.Server(spec, "ps", 0))
+
+
+def test_a_signal_in_the_start_of_a_speaker_does_not_fail_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    speaker = Speaker("/job:ps/task:0")
+    with pytest.raises(KeyboardInterrupt), speaker.waiting("for the answer"):
+        pass
+    speaker.close()

@@ -118,3 +118,20 @@ def test_who_has_no_connection_is_given_up_once() -> None:
     table.attach(1, 1, 2, third, 20.0)
     table.detach(one, third, 30.0)
     assert table.give_up(31.0) == [1]
+
+
+def test_a_signal_in_the_start_of_the_heartbeat_does_not_fail_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, _, resolve = _served(gone_secs=60.0)
+    peer = make_peer(resolve)
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name.startswith("heartbeat"):
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _use(peer)
+    peer.close()
+    server.stop()
