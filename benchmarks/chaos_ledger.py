@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from harness.launcher.tasks import ATTEMPT_VARIABLE
+from harness.launch.tasks import ATTEMPT_VARIABLE
 
 
 @dataclass(frozen=True)

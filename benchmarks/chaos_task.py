@@ -15,7 +15,7 @@ from absl import app, flags, logging
 import harness
 import runtime as rt
 from benchmarks.chaos_ledger import OPENED, Ledger
-from harness.launcher.tasks import ATTEMPT_VARIABLE
+from harness.launch.tasks import ATTEMPT_VARIABLE
 from models.mnist import data
 from models.mnist.model import MODELS
 

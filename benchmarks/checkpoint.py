@@ -27,7 +27,7 @@ import psutil
 from absl import app, flags
 
 from benchmarks.common import PEERS_PYTHON, ROOT
-from harness.launcher.ports import free_ports
+from harness.launch.ports import free_ports
 
 _PS = flags.DEFINE_list("ps", ["1", "2"], "Numbers of ps.")
 _MB = flags.DEFINE_integer("mb", 512, "Size of the model in MiB, in arrays of 32 MiB.", lower_bound=64)

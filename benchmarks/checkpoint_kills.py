@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from harness.launcher.ports import free_ports
+from harness.launch.ports import free_ports
 
 _KILLS = flags.DEFINE_integer("kills", 200, "How many kills.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", None, "Seed of victims and delays; a random one by default.")
@@ -175,7 +175,7 @@ def main(argv: list[str]) -> None:
     print(f"--seed={seed}", flush=True)
     rng = random.Random(seed)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["runtime", "harness.saver", "harness.checkpoints.orbax", "tensorstore"])
+    context.set_forkserver_preload(["runtime", "harness.checkpoints.saver", "harness.checkpoints.orbax", "tensorstore"])
     with tempfile.TemporaryDirectory() as temporary:
         directory = _DIR.value or temporary
         run = Run(context, directory, _KB.value * 256)

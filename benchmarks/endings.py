@@ -25,16 +25,16 @@ from pathlib import Path
 
 import harness
 from benchmarks import chaos_ledger
-from harness.command_line import Parser
-from harness.preemption import EXIT_CODE
+from harness.monitoring.command_line import Parser
 from harness.testing import PRELOAD, Life, LocalCluster, no_leaks
+from harness.training.preemption import EXIT_CODE
 
 STYLES = ("stop", "block", "close", "managed", "should_stop", "monitored")
 """How a worker ends: ``sv.stop()`` after the block of its session, that block alone, the session closed by hand before
 ``sv.stop()``, ``managed_session`` with a loop of its own length, with ``should_stop`` too, or a monitored session."""
 GRACE_SECS = 2.0
 SILENCE_SECS = 4.0
-"""What ``harness.lifecycle`` makes of that: nobody is given up who was silent for less."""
+"""What ``harness.training.lifecycle`` makes of that: nobody is given up who was silent for less."""
 LATE_SECS = 6.0
 START_SECS = 30.0
 """How long a worker waits for its cluster at its start: one that is killed and comes back when all is over."""

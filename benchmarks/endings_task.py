@@ -19,7 +19,7 @@ from absl import app, flags, logging
 import harness
 import runtime as rt
 from benchmarks.chaos_ledger import OPENED, Ledger
-from harness.launcher.tasks import ATTEMPT_VARIABLE
+from harness.launch.tasks import ATTEMPT_VARIABLE
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ps_hosts", [], "Comma-separated host:port of the parameter servers.")

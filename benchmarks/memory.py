@@ -19,7 +19,7 @@ from typing import Any
 from absl import app, flags
 
 from benchmarks.common import ROOT
-from harness.launcher.ports import free_ports
+from harness.launch.ports import free_ports
 
 FLAGS = flags.FLAGS
 SLOTS = {"sgd": 0, "momentum": 1, "adam": 2}

@@ -21,9 +21,9 @@ import numpy as np
 import harness
 import runtime as rt
 from benchmarks.common import ROOT
-from harness.launcher.ports import free_ports
-from runtime.server import tasks
-from runtime.server.counters import COMPUTE, PULL, PUSH, TaskCounters
+from harness.launch.ports import free_ports
+from runtime.master import tasks
+from runtime.observe.counters import COMPUTE, PULL, PUSH, TaskCounters
 
 CALLS = 200_000
 STEPS = 2000

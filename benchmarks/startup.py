@@ -28,7 +28,7 @@ from absl import app, flags
 
 from benchmarks.common import ROOT
 from benchmarks.startup_task import DIRECTORY_VARIABLE, FIRST_STEP
-from harness.compilations import DIRECTORY as COMPILATIONS
+from harness.training.compilation_cache import DIRECTORY as COMPILATIONS
 
 RESULTS = ROOT / "benchmarks" / "results" / "startup.json"
 MODES = ("cold", "warm", "restart")

@@ -106,12 +106,13 @@ def main() -> None:
 
 
 def _instrument(watch: Stopwatch, trainer: Any) -> None:
-    from harness import session_manager, supervisor
+    from harness.training import session_manager, supervisor
     from models.mnist import data
-    from runtime import session
-    from runtime.execution import compiler
+    from runtime.master import master, tasks
     from runtime.plan import lower
-    from runtime.server import cores, master, server, tasks, worker
+    from runtime.server import server
+    from runtime.session import session
+    from runtime.task import compiler, cpu_share, worker
 
     watch.on(worker, "local_devices", "devices")
     watch.on(server.Server, "__init__", "server")
@@ -126,7 +127,7 @@ def _instrument(watch: Stopwatch, trainer: Any) -> None:
     watch.on(master.MasterSession, "run", "run")
     watch.on(session.Session, "__init__", "open session")
     watch.on(supervisor.Supervisor, "prepare_or_wait_for_session", "supervisor")
-    del cores, session_manager
+    del cpu_share, session_manager
 
 
 def _count(compiled: dict[str, int]) -> None:

@@ -27,7 +27,7 @@ import runtime as rt
 from benchmarks.common import ROOT
 from benchmarks.systems.ours import Training, build
 from benchmarks.systems.protocol import batches, initial
-from harness.launcher.ports import free_ports
+from harness.launch.ports import free_ports
 from runtime.transport.codec import aligned_buffer
 
 _HIDDEN = flags.DEFINE_integer("hidden", 100, "Width of the hidden layer, in units.", lower_bound=1)

@@ -23,7 +23,7 @@ import psutil
 from absl import app, flags
 
 from benchmarks.common import PEERS_PYTHON, ROOT
-from harness.launcher.ports import free_ports
+from harness.launch.ports import free_ports
 
 FLAGS = flags.FLAGS
 

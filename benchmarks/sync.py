@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from benchmarks.common import PEERS_PYTHON, ROOT
-from harness.launcher.ports import free_ports
+from harness.launch.ports import free_ports
 
 SYSTEMS = ("ours", "tcp", "collective", "tf")
 

@@ -7,8 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness import monitoring, summary, timeline
-    from harness.accumulate import accumulated
+    from harness import monitoring
     from harness.checkpoints.initialize import init_from_checkpoint
     from harness.checkpoints.layout import (
         CheckpointState,
@@ -19,12 +18,23 @@ if TYPE_CHECKING:
     )
     from harness.checkpoints.partitions import partitioned
     from harness.checkpoints.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
+    from harness.checkpoints.saver import SaveHandle, Saver
     from harness.checkpoints.states import checkpointable, forget_checkpointable, restore_states
-    from harness.collective import CollectiveReplicas, join_group
-    from harness.compilations import keep_compilations
     from harness.coordinator import Coordinator
-    from harness.global_step import create_global_step, get_global_step, get_or_create_global_step
-    from harness.hooks import (
+    from harness.monitoring import timeline
+    from harness.monitoring.cluster_scalars import StandardSeries
+    from harness.monitoring.progress import Progress
+    from harness.optimizers.collective import CollectiveReplicas, join_group
+    from harness.optimizers.gradient_accumulation import accumulated
+    from harness.optimizers.optimizer import Optimizer
+    from harness.optimizers.stale_synchronous import StaleSynchronous
+    from harness.optimizers.sync_replicas import SyncReplicas
+    from harness.optimizers.wire_precision import on_wire
+    from harness.tensorboard import summary
+    from harness.tensorboard.writer import FileWriter, FileWriterCache
+    from harness.training.compilation_cache import keep_compilations
+    from harness.training.global_step import create_global_step, get_global_step, get_or_create_global_step
+    from harness.training.hooks import (
         CheckpointSaverHook,
         CheckpointSaverListener,
         FeedFnHook,
@@ -43,108 +53,100 @@ if TYPE_CHECKING:
         StopAtStepHook,
         SummarySaverHook,
     )
-    from harness.looper import LooperThread
-    from harness.managed_session import ManagedSession
-    from harness.monitored_session import (
+    from harness.training.looper import LooperThread
+    from harness.training.managed_session import ManagedSession
+    from harness.training.monitored_session import (
         MonitoredSession,
         SingularMonitoredSession,
     )
-    from harness.monitored_training_session import (
+    from harness.training.monitored_training_session import (
         MonitoredTrainingSession,
     )
-    from harness.narrow import on_wire
-    from harness.optimizer import Optimizer
-    from harness.preemption import preemptible
-    from harness.progress import Progress
-    from harness.queue_runner import (
+    from harness.training.preemption import preemptible
+    from harness.training.queue_runner import (
         QueueRunner,
         add_queue_runner,
         start_queue_runners,
     )
-    from harness.saver import SaveHandle, Saver
-    from harness.scaffold import (
+    from harness.training.scaffold import (
         Scaffold,
     )
-    from harness.series import StandardSeries
-    from harness.session_creator import (
+    from harness.training.session_creator import (
         ChiefSessionCreator,
         SessionCreator,
         WorkerSessionCreator,
     )
-    from harness.session_manager import SessionManager
-    from harness.stale_synchronous import StaleSynchronous
-    from harness.supervisor import Supervisor
-    from harness.sync_replicas import SyncReplicas
-    from harness.writer import FileWriter, FileWriterCache
+    from harness.training.session_manager import SessionManager
+    from harness.training.supervisor import Supervisor
 
 _HOMES = {
     "CheckpointReader": "harness.checkpoints.reader",
-    "CheckpointSaverHook": "harness.hooks",
-    "CheckpointSaverListener": "harness.hooks",
+    "CheckpointSaverHook": "harness.training.hooks",
+    "CheckpointSaverListener": "harness.training.hooks",
     "CheckpointState": "harness.checkpoints.layout",
-    "ChiefSessionCreator": "harness.session_creator",
-    "CollectiveReplicas": "harness.collective",
+    "ChiefSessionCreator": "harness.training.session_creator",
+    "CollectiveReplicas": "harness.optimizers.collective",
     "Coordinator": "harness.coordinator",
-    "FeedFnHook": "harness.hooks",
-    "FileWriter": "harness.writer",
-    "FileWriterCache": "harness.writer",
-    "FinalOpsHook": "harness.hooks",
-    "GlobalStepWaiterHook": "harness.hooks",
-    "LoggingTensorHook": "harness.hooks",
-    "LooperThread": "harness.looper",
-    "ManagedSession": "harness.managed_session",
-    "MonitoredSession": "harness.monitored_session",
-    "MonitoredTrainingSession": "harness.monitored_training_session",
-    "NanLossDuringTrainingError": "harness.hooks",
-    "NanTensorHook": "harness.hooks",
-    "Optimizer": "harness.optimizer",
-    "ProfilerHook": "harness.hooks",
-    "Progress": "harness.progress",
-    "QueueRunner": "harness.queue_runner",
-    "SaveHandle": "harness.saver",
-    "Saver": "harness.saver",
-    "Scaffold": "harness.scaffold",
-    "SecondOrStepTimer": "harness.hooks",
-    "SessionCreator": "harness.session_creator",
-    "SessionManager": "harness.session_manager",
-    "SessionRunArgs": "harness.hooks",
-    "SessionRunContext": "harness.hooks",
-    "SessionRunHook": "harness.hooks",
-    "SessionRunValues": "harness.hooks",
-    "SingularMonitoredSession": "harness.monitored_session",
-    "StaleSynchronous": "harness.stale_synchronous",
-    "StandardSeries": "harness.series",
-    "StepCounterHook": "harness.hooks",
-    "StopAtStepHook": "harness.hooks",
-    "SummarySaverHook": "harness.hooks",
-    "Supervisor": "harness.supervisor",
-    "SyncReplicas": "harness.sync_replicas",
-    "WorkerSessionCreator": "harness.session_creator",
-    "accumulated": "harness.accumulate",
-    "add_queue_runner": "harness.queue_runner",
+    "FeedFnHook": "harness.training.hooks",
+    "FileWriter": "harness.tensorboard.writer",
+    "FileWriterCache": "harness.tensorboard.writer",
+    "FinalOpsHook": "harness.training.hooks",
+    "GlobalStepWaiterHook": "harness.training.hooks",
+    "LoggingTensorHook": "harness.training.hooks",
+    "LooperThread": "harness.training.looper",
+    "ManagedSession": "harness.training.managed_session",
+    "MonitoredSession": "harness.training.monitored_session",
+    "MonitoredTrainingSession": "harness.training.monitored_training_session",
+    "NanLossDuringTrainingError": "harness.training.hooks",
+    "NanTensorHook": "harness.training.hooks",
+    "Optimizer": "harness.optimizers.optimizer",
+    "ProfilerHook": "harness.training.hooks",
+    "Progress": "harness.monitoring.progress",
+    "QueueRunner": "harness.training.queue_runner",
+    "SaveHandle": "harness.checkpoints.saver",
+    "Saver": "harness.checkpoints.saver",
+    "Scaffold": "harness.training.scaffold",
+    "SecondOrStepTimer": "harness.training.hooks",
+    "SessionCreator": "harness.training.session_creator",
+    "SessionManager": "harness.training.session_manager",
+    "SessionRunArgs": "harness.training.hooks",
+    "SessionRunContext": "harness.training.hooks",
+    "SessionRunHook": "harness.training.hooks",
+    "SessionRunValues": "harness.training.hooks",
+    "SingularMonitoredSession": "harness.training.monitored_session",
+    "StaleSynchronous": "harness.optimizers.stale_synchronous",
+    "StandardSeries": "harness.monitoring.cluster_scalars",
+    "StepCounterHook": "harness.training.hooks",
+    "StopAtStepHook": "harness.training.hooks",
+    "SummarySaverHook": "harness.training.hooks",
+    "Supervisor": "harness.training.supervisor",
+    "SyncReplicas": "harness.optimizers.sync_replicas",
+    "WorkerSessionCreator": "harness.training.session_creator",
+    "accumulated": "harness.optimizers.gradient_accumulation",
+    "add_queue_runner": "harness.training.queue_runner",
     "checkpoint_exists": "harness.checkpoints.layout",
     "checkpointable": "harness.checkpoints.states",
     "checkpoints_iterator": "harness.checkpoints.layout",
-    "create_global_step": "harness.global_step",
+    "create_global_step": "harness.training.global_step",
     "forget_checkpointable": "harness.checkpoints.states",
     "get_checkpoint_state": "harness.checkpoints.layout",
-    "get_global_step": "harness.global_step",
-    "get_or_create_global_step": "harness.global_step",
+    "get_global_step": "harness.training.global_step",
+    "get_or_create_global_step": "harness.training.global_step",
     "init_from_checkpoint": "harness.checkpoints.initialize",
-    "join_group": "harness.collective",
-    "keep_compilations": "harness.compilations",
+    "join_group": "harness.optimizers.collective",
+    "keep_compilations": "harness.training.compilation_cache",
     "latest_checkpoint": "harness.checkpoints.layout",
     "list_variables": "harness.checkpoints.reader",
     "load_checkpoint": "harness.checkpoints.reader",
     "load_variable": "harness.checkpoints.reader",
     "monitoring": "harness.monitoring",
-    "on_wire": "harness.narrow",
+    "on_wire": "harness.optimizers.wire_precision",
     "partitioned": "harness.checkpoints.partitions",
-    "preemptible": "harness.preemption",
+    "preemptible": "harness.training.preemption",
     "restore_states": "harness.checkpoints.states",
-    "start_queue_runners": "harness.queue_runner",
-    "summary": "harness.summary",
-    "timeline": "harness.timeline",
+    "start_queue_runners": "harness.training.queue_runner",
+    "summary": "harness.tensorboard.summary",
+    "timeline": "harness.monitoring.timeline",
 }
 """Public name -> the module that defines it, or that it is."""
 
@@ -224,7 +226,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'harness' has no attribute {name!r}")
     module = importlib.import_module(home)
-    value = module if home == f"harness.{name}" else getattr(module, name)
+    value = module if home.split(".")[-1] == name else getattr(module, name)
     globals()[name] = value
     return value
 

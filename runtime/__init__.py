@@ -1,14 +1,18 @@
 """The distributed runtime: graphs, variables, servers and sessions. ``import runtime as rt``."""
 
-from runtime.cluster import ClusterSpec, TaskId
-from runtime.device import (
-    DeviceSpec,
-    GreedyLoadBalancingStrategy,
-    RandomStrategy,
-    byte_size_load_fn,
-    device,
-    replica_device_setter,
+from runtime.checkpoint import storage as zarr
+from runtime.checkpoint.coordinator import Shards
+from runtime.checkpoint.snapshot import Cut, ShardFile, VariableSlice
+from runtime.checkpoint.states import register_state
+from runtime.cluster.kubernetes import KubernetesClusterResolver
+from runtime.cluster.resolvers import (
+    ClusterResolver,
+    SimpleClusterResolver,
+    TFConfigClusterResolver,
+    UnionClusterResolver,
 )
+from runtime.cluster.slurm import SlurmClusterResolver
+from runtime.cluster.spec import ClusterSpec, TaskId
 from runtime.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -29,9 +33,9 @@ from runtime.errors import (
     UnimplementedError,
     UnknownError,
 )
-from runtime.execution import zarr
-from runtime.execution.states import register_state
 from runtime.graph.collectives import group_broadcast, group_mean
+from runtime.graph.debug_ops import Print, check
+from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.gradients import gradients
 from runtime.graph.graph import (
     Graph,
@@ -45,8 +49,7 @@ from runtime.graph.graph import (
     no_op,
     reset_default_graph,
 )
-from runtime.graph.guarded import Quorum, bounded_update
-from runtime.graph.host import host_call
+from runtime.graph.host_ops import host_call
 from runtime.graph.initialization import (
     global_variables,
     global_variables_initializer,
@@ -58,28 +61,25 @@ from runtime.graph.initialization import (
     variables_initializer,
     wait_until_initialized,
 )
-from runtime.graph.lifted import lax, nn, numpy, random, stop_gradient
-from runtime.graph.messages import Print, check
+from runtime.graph.jax_functions import lax, nn, numpy, random, stop_gradient
 from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
+from runtime.graph.placement import (
+    DeviceSpec,
+    GreedyLoadBalancingStrategy,
+    RandomStrategy,
+    byte_size_load_fn,
+    device,
+    replica_device_setter,
+)
 from runtime.graph.random import random_key, set_random_seed
 from runtime.graph.resources import ConditionalAccumulator, FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
 from runtime.graph.variable import Variable, assign, assign_add, assign_sub, update, variables
-from runtime.kubernetes import KubernetesClusterResolver
-from runtime.process_metrics import metrics
-from runtime.resolvers import (
-    ClusterResolver,
-    SimpleClusterResolver,
-    TFConfigClusterResolver,
-    UnionClusterResolver,
-)
-from runtime.run_options import RunMetadata, RunOptions
-from runtime.server.cut import Cut, ShardFile, VariableSlice
+from runtime.observe.process_metrics import metrics
 from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
-from runtime.server.shards import Shards
-from runtime.session import InteractiveSession, Session, get_default_session
-from runtime.session_config import SessionConfig
-from runtime.slurm import SlurmClusterResolver
+from runtime.session.config import SessionConfig
+from runtime.session.run_options import RunMetadata, RunOptions
+from runtime.session.session import InteractiveSession, Session, get_default_session
 
 __all__ = [
     "AbortedError",

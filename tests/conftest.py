@@ -15,7 +15,7 @@ import hypothesis
 import psutil
 import pytest
 
-from runtime.device import current_device, fresh_device_stack
+from runtime.graph.placement import current_device, fresh_device_stack
 
 # The first example of a test may compile for a second: the time of one example says nothing.
 hypothesis.settings.register_profile("bellwether", deadline=None, print_blob=True)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from runtime import SessionConfig, detection
+from runtime import SessionConfig, timeouts
 from runtime.transport.dial import ChannelOptions
 
 GUIDE = (pathlib.Path(__file__).resolve().parent.parent / "docs" / "guarantees.md").read_text()
@@ -19,11 +19,11 @@ def test_a_documented_default_is_the_one_in_the_code(secs: str, module: str, nam
 
 
 def test_every_default_of_detection_is_documented() -> None:
-    documented = {name for _, module, name in ROWS if module == "runtime.detection"}
-    assert documented == {name for name in vars(detection) if name.endswith("_SECS")}
+    documented = {name for _, module, name in ROWS if module == "runtime.timeouts"}
+    assert documented == {name for name in vars(timeouts) if name.endswith("_SECS")}
 
 
 def test_the_options_have_these_defaults() -> None:
-    assert SessionConfig().reconnect_secs == ChannelOptions().reconnect_secs == detection.RECONNECT_SECS
-    assert ChannelOptions().heartbeat_secs == detection.HEARTBEAT_SECS
-    assert ChannelOptions().heartbeat_timeout_secs == detection.HEARTBEAT_TIMEOUT_SECS
+    assert SessionConfig().reconnect_secs == ChannelOptions().reconnect_secs == timeouts.RECONNECT_SECS
+    assert ChannelOptions().heartbeat_secs == timeouts.HEARTBEAT_SECS
+    assert ChannelOptions().heartbeat_timeout_secs == timeouts.HEARTBEAT_TIMEOUT_SECS

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import runtime as rt
-from runtime.server.worker import Worker
+from runtime.task.worker import Worker
 from runtime.transport import Reply
 from runtime.transport.codec import aligned_buffer
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import runtime as rt
-from harness.launcher.policy import PS, WORKER, TaskId
-from harness.launcher.ports import hold_ports
-from harness.launcher.tasks import Topology, arguments, environment
+from harness.launch.policy import PS, WORKER, TaskId
+from harness.launch.ports import hold_ports
+from harness.launch.tasks import Topology, arguments, environment
 from harness.testing.links import How, Links
 from harness.testing.plan import Fault, FaultPlan, Kind
 from harness.testing.processes import Life, Line, Processes
@@ -24,7 +24,13 @@ from harness.testing.processes import Life, Line, Processes
 PATIENCE_SECS = 60.0
 """How long waits for lines, steps and ends last by default."""
 PRELOAD = (
-    *("harness.supervisor", "harness.saver", "harness.checkpoints.orbax", "harness.writer", "tensorstore"),
+    *(
+        "harness.training.supervisor",
+        "harness.checkpoints.saver",
+        "harness.checkpoints.orbax",
+        "harness.tensorboard.writer",
+        "tensorstore",
+    ),
     "scipy.linalg",
 )
 """What training programs import; in a zygote that has it, a task starts in a tenth of the time."""

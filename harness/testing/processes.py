@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.launcher import guard
-from harness.launcher.output import LineBuffer
+from harness.launch import guard
+from harness.launch.output import LineBuffer
 from harness.testing import zygote
 
 START_SECS = 120.0

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import harness
-from harness import writer as _writer
+from harness.tensorboard import writer as _writer
 
 
 class SaverDef:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness import summary as _summary
-from harness.summary import audio as audio
-from harness.summary import histogram as histogram
-from harness.summary import image as image
-from harness.summary import merge as merge
-from harness.summary import merge_all as merge_all
-from harness.summary import scalar as scalar
-from harness.summary import text as text
+from harness.tensorboard.summary import audio as audio
+from harness.tensorboard.summary import histogram as histogram
+from harness.tensorboard.summary import image as image
+from harness.tensorboard.summary import merge as merge
+from harness.tensorboard.summary import merge_all as merge_all
+from harness.tensorboard.summary import scalar as scalar
+from harness.tensorboard.summary import text as text
+from harness.tensorboard.writer import FileWriterCache as FileWriterCache
 from harness.tf1.saver import FileWriter as FileWriter
-from harness.writer import FileWriterCache as FileWriterCache
 
 SummaryWriter = FileWriter
 

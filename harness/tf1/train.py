@@ -7,11 +7,11 @@ import sys
 from typing import Any, NoReturn
 
 import runtime as rt
-from harness.global_step import global_step
 from harness.tf1.config import apply as _apply
 from harness.tf1.decays import DECAYS
 from harness.tf1.missing import absent
 from harness.tf1.optimizers import OPTIMIZERS
+from harness.training.global_step import global_step
 
 
 class Server(rt.Server):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.graph.bodies import Host
 from runtime.graph.graph import Graph, Tensor
+from runtime.graph.op_kinds import Host
 from runtime.graph.ops import as_tensor
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.bodies import Pure, Read
 from runtime.graph.graph import Graph, Operation, Tensor, _show_dtype
+from runtime.graph.op_kinds import Pure, Read
 from runtime.graph.ops import as_tensor, identity, pure
 from runtime.graph.variable import Variable
 

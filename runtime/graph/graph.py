@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.device import DeviceScopes, current_device, device, device_scopes, within_device_scopes
-from runtime.graph.bodies import Body, Nothing, Shape
+from runtime.graph.op_kinds import Body, Nothing, Shape
 from runtime.graph.operators import Operators
+from runtime.graph.placement import DeviceScopes, current_device, device, device_scopes, within_device_scopes
 from runtime.graph.tracing import x64_enabled
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Operation:
     Attributes:
         name: unique in its graph.
         type: what a reader calls it ("Placeholder", "Variable", "Assign", "matmul" ...); device functions see it.
-        body: what it does (see ``runtime.graph.bodies``).
+        body: what it does (see ``runtime.graph.op_kinds``).
         inputs: tensors it consumes.
         control_inputs: operations that must have run before it.
         device: what was asked for, merged from the scopes; what runs is decided by the planner.
@@ -507,7 +507,7 @@ def reset_default_graph() -> None:
 
 
 def default_session_stack() -> list[Any]:
-    """The stack of default sessions of this thread (runtime/session.py pushes to it)."""
+    """The stack of default sessions of this thread (runtime/session/session.py pushes to it)."""
     stack: list[Any] | None = getattr(_threads, "sessions", None)
     if stack is None:
         stack = _threads.sessions = []

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.graph.bodies import Host
 from runtime.graph.graph import Graph, GraphKeys, Operation, Tensor, get_default_graph, group
+from runtime.graph.op_kinds import Host
 from runtime.graph.ops import as_tensor, constant
 from runtime.graph.variable import Variable
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.bodies import Constant, Feed, Host, Pure, Shape
 from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
+from runtime.graph.op_kinds import Constant, Feed, Host, Pure, Shape
 from runtime.graph.tracing import infer, is_64_bit, x64_enabled
 
 EMBED_BYTES = 1024

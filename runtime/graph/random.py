@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.graph.bodies import StepId
 from runtime.graph.graph import Tensor, get_default_graph
+from runtime.graph.op_kinds import StepId
 from runtime.graph.ops import pure
 
 _STEP_ID = "step_id"

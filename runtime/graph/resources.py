@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.bodies import Host, Shape
 from runtime.graph.graph import Operation, Tensor, get_default_graph
+from runtime.graph.op_kinds import Host, Shape
 from runtime.graph.ops import as_dtype, as_tensor, constant
 
 

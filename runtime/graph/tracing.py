@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.bodies import ArrayFn, Shape
+from runtime.graph.op_kinds import ArrayFn, Shape
 
 ClosedJaxpr = Any
 

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.bodies import Host, Read, Update, VariableSpec
 from runtime.graph.graph import (
     Graph,
     GraphKeys,
@@ -18,6 +17,7 @@ from runtime.graph.graph import (
     _show_dtype,
     get_default_graph,
 )
+from runtime.graph.op_kinds import Host, Read, Update, VariableSpec
 from runtime.graph.operators import Operators
 from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity
 from runtime.proto import variable_pb2

@@ -11,13 +11,13 @@ import jax.extend
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.bodies import Body, Constant, Guarded, Host, Pure, Read, Update, VariableSpec, runs_on_host
 from runtime.graph.graph import Operation, Tensor
+from runtime.graph.op_kinds import Body, Constant, Guarded, Host, Pure, Read, Update, VariableSpec, runs_on_host
 from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.plan.exporting import export_program
+from runtime.plan.partition import is_write
 from runtime.plan.place import Device
 from runtime.plan.plan import HostCall, Program, ProgramOutput, Stage, VariableOutput
-from runtime.plan.stages import is_write
 from runtime.tensor_spec import TensorSpec
 
 ClosedJaxpr = Any

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from runtime.device_spec import DeviceSpec
+from runtime.cluster.device_spec import DeviceSpec
 from runtime.errors import InvalidArgumentError
-from runtime.graph.bodies import Host, Read, Update
 from runtime.graph.graph import Operation
+from runtime.graph.op_kinds import Host, Read, Update
 
 
 @dataclass(frozen=True)

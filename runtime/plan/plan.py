@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.graph.bodies import WAITING, VariableSpec
+from runtime.graph.op_kinds import WAITING, VariableSpec
 from runtime.plan.place import Device
 from runtime.tensor_spec import TensorSpec
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from runtime.graph.bodies import Constant, Guarded, Read, StepId, runs_on_host
 from runtime.graph.graph import Operation, Tensor
+from runtime.graph.op_kinds import Constant, Guarded, Read, StepId, runs_on_host
 from runtime.plan.lower import Traced, lower_stage, trace_all
+from runtime.plan.partition import Cut, after, cut
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan, Remote, StageCall
 from runtime.plan.prune import prune, without_identities
-from runtime.plan.stages import Cut, after, cut
 from runtime.tensor_spec import TensorSpec
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.bodies import Constant, Feed, Nothing, Pure, StepId
 from runtime.graph.graph import Operation, Tensor
+from runtime.graph.op_kinds import Constant, Feed, Nothing, Pure, StepId
 
 EMBED_BYTES = 1024
 """Constants up to this size are literals of the program; larger ones travel with the step."""

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 
 from absl import logging
 
-from runtime import detection
+from runtime import timeouts
 from runtime.errors import AbortedError, NotFoundError
-from runtime.server.master import MasterSession
-from runtime.server.prepared import PreparedPlan
+from runtime.master.master import MasterSession
+from runtime.master.prepared import PreparedPlan
 
 PLANS = 512
-"""Plans kept for one session. Its client keeps half as many (``runtime/session.py``): those that it uses are here."""
+"""Plans kept for one session. Its client keeps half as many: those that it uses are here."""
 
 
 class RemoteSession:
@@ -113,7 +113,7 @@ class RemoteSessions:
                 return found
         raise AbortedError(
             f"session {number:x} is not found here: the server restarted or was reset, or did not hear of this client "
-            f"for {detection.LEASE_SECS:g} s"
+            f"for {timeouts.LEASE_SECS:g} s"
         )
 
     def end(self, number: int) -> None:
@@ -141,11 +141,11 @@ class RemoteSessions:
                     self._watching = False
                     return
                 silent, heard_at = min(((n, s.heard_at) for n, s in self._sessions.items()), key=lambda pair: pair[1])
-                left = heard_at + detection.LEASE_SECS - time.monotonic()
+                left = heard_at + timeouts.LEASE_SECS - time.monotonic()
                 if left > 0:
                     self._changed.wait(left)
                     continue
             logging.warning(
-                "A session is closed: its client was not heard of for %g s and did not close it", detection.LEASE_SECS
+                "A session is closed: its client was not heard of for %g s and did not close it", timeouts.LEASE_SECS
             )
             self.end(silent)

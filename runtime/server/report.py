@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 
-from runtime.cluster import ClusterSpec
-from runtime.execution.store import Store
-from runtime.graph.bodies import VariableSpec
-from runtime.process_metrics import metrics
+from runtime.cluster.spec import ClusterSpec
+from runtime.graph.op_kinds import VariableSpec
+from runtime.master.tasks import find_local
+from runtime.observe.process_metrics import metrics
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
-from runtime.server import rpc
-from runtime.server.tasks import find_local
+from runtime.state.store import Store
 from runtime.tensor_spec import TensorSpec, canonical_dtype
+from runtime.transport import rpc
 
 if TYPE_CHECKING:
     from runtime.server.server import Server

@@ -16,22 +16,25 @@ import grpc
 from absl import logging
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from runtime.cluster import ClusterSpec, TaskId, join_address, split_address
-from runtime.detection import SAY_EVERY_SECS
+from runtime.backup import takeover
+from runtime.backup.holder import Header, message, read_message
+from runtime.backup.image import capture
+from runtime.backup.primary import DEFAULT_LAG, Mirror
+from runtime.cluster.spec import ClusterSpec, TaskId, join_address, split_address
 from runtime.errors import InvalidArgumentError, UnavailableError, UnknownError
-from runtime.execution.compiler import warm_up
-from runtime.execution.mirrors import Header, message, read_message
+from runtime.master import tasks
+from runtime.master.master import Master, MasterOptions
+from runtime.master.tasks import LocalTask, RemoteTask, Task
 from runtime.proto import cluster_pb2
-from runtime.server import cores, mirroring, rpc, tasks
-from runtime.server.image import capture
-from runtime.server.master import Master, MasterOptions
-from runtime.server.mirror import DEFAULT_LAG, Mirror
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
-from runtime.server.tasks import LocalTask, RemoteTask, Task
 from runtime.server.threads import CallThreads
-from runtime.server.worker import Worker
+from runtime.task import cpu_share
+from runtime.task.compiler import warm_up
+from runtime.task.worker import Worker
+from runtime.timeouts import SAY_EVERY_SECS
+from runtime.transport import rpc
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.listener import ServerCounters, TensorServer
 
@@ -82,7 +85,7 @@ class Server:
         spec.validate()
         self.task = _own_task(spec, job_name, task_index)
         warm_up()  # before anybody waits: the first step after a restart comes that much sooner
-        self._holder = mirroring.holder(spec, self.task, ps_backups, ps_backups_lag)
+        self._holder = takeover.holder(spec, self.task, ps_backups, ps_backups_lag)
         self._lag = ps_backups_lag
         self.config = config
         self.incarnation = secrets.randbits(63) | 1
@@ -95,9 +98,9 @@ class Server:
         self._started = self._open = False
         self.lives = 0
         """How many times this task has gone on from its mirror."""
-        with cores.limited(spec, self.task):
+        with cpu_share.limited(spec, self.task):
             self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
-        self.worker.shards.cores = cores.writers_share(spec, self.task, os.cpu_count() or 1)
+        self.worker.shards.cores = cpu_share.writers_share(spec, self.task, os.cpu_count() or 1)
         host, port = split_address(spec.task_address(self.task.job, self.task.index))
         self._client_id = secrets.randbits(63) | 1
         """By which other tasks know this process. Not the incarnation: a task that goes on from its mirror takes that
@@ -220,7 +223,7 @@ class Server:
             return read_message(peer.ask(message(header, arrays)))
 
         life = secrets.randbits(62)
-        reborn = mirroring.take_up(self.worker, holder, life, send)
+        reborn = takeover.take_up(self.worker, holder, life, send)
         if reborn is not None:
             self.incarnation, self.lives = reborn.incarnation, reborn.lives
             self._tensors.inherit(self.incarnation, {key: (a.seq, a.reply) for key, a in reborn.answered.items()})

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 
+from runtime.checkpoint.byte_ranges import Piece
 from runtime.errors import AbortedError
-from runtime.execution.cancel import Cancellation
-from runtime.execution.pieces import Piece
+from runtime.master.master import Master, MasterOptions
+from runtime.observe.trace import step_stats
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
-from runtime.server.ending import StepEnding
-from runtime.server.master import Master, MasterOptions
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import report
-from runtime.server.rpc import servicer_method, when_abandoned
-from runtime.server.trace import step_stats
+from runtime.state.cancellation import Cancellation
+from runtime.task.ending import StepEnding
 from runtime.transport.endpoint import host_id
 from runtime.transport.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
+from runtime.transport.rpc import servicer_method, when_abandoned
 
 if TYPE_CHECKING:
     from runtime.server.server import Server

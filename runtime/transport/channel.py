@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import logging
 
-from runtime import detection
+from runtime import timeouts
 from runtime.errors import (
     AbortedError,
     CancelledError,
@@ -34,7 +34,7 @@ from runtime.errors import (
     TaskLeftError,
     UnavailableError,
 )
-from runtime.transport import frames, wire
+from runtime.transport import frames, sockets
 from runtime.transport.codec import (
     Array,
     Buffer,
@@ -85,7 +85,7 @@ class Lane:
         self._sock_lock = threading.Lock()  # closing and interrupting only: a closed descriptor may be another's
         self._sendmsg: Callable[[Pieces], int] = _not_connected
         self._recvmsg_into: Callable[[Sequence[Any]], Any] = _not_connected
-        self._tick_secs = wire.TICK_SECS
+        self._tick_secs = sockets.TICK_SECS
         self._head = bytearray(frames.HEADER_BYTES)
         self._seq = 0
         self._pending: Pieces | None = None
@@ -248,7 +248,7 @@ class Lane:
             while True:
                 if self._fault is None:
                     try:
-                        return self._sock is not None and wire.has_bytes(self._sock)
+                        return self._sock is not None and sockets.has_bytes(self._sock)
                     except OSError as error:
                         self._fault = error
                 self._send_again()
@@ -276,7 +276,7 @@ class Lane:
         """Gives the call under way another deadline, `time.monotonic()`. For the thread that uses the lane."""
         self._deadline = deadline
         if self._pending is not None:
-            self._set_tick(min(max(deadline - time.monotonic(), 0.001), wire.TICK_SECS))
+            self._set_tick(min(max(deadline - time.monotonic(), 0.001), sockets.TICK_SECS))
 
     def cancel(self) -> None:
         """Makes a call that is under way raise CancelledError, from any thread; the lane is of no use afterwards.
@@ -287,13 +287,13 @@ class Lane:
         with self._sock_lock:
             if self._sock is not None:
                 listens = self._waits and self._pending is not None and self._fault is None
-                (wire.half_close if listens else wire.interrupt)(self._sock)
+                (sockets.half_close if listens else sockets.interrupt)(self._sock)
 
     def interrupt(self) -> None:
         """Cuts the connection, from any thread; a call that is under way connects again."""
         with self._sock_lock:
             if self._sock is not None:
-                wire.interrupt(self._sock)
+                sockets.interrupt(self._sock)
 
     def close(self, *, goodbye: bool = False, whole_client: bool = False) -> None:
         """Closes the connection; the lane cannot be used again. For the thread that uses the lane.
@@ -335,26 +335,26 @@ class Lane:
                     raise late
                 self._give_up(late)
                 return
-            self._set_tick(min(remaining, wire.TICK_SECS))
+            self._set_tick(min(remaining, sockets.TICK_SECS))
 
     def _give_up(self, error: OpError) -> None:
         # The task's last word is listened for, then the call ends with `error`.
         self._given_up = error
-        self._listen_until = time.monotonic() + detection.LAST_WORD_SECS
+        self._listen_until = time.monotonic() + timeouts.LAST_WORD_SECS
         self._set_tick(_LISTEN_SECS)
         with self._sock_lock:
             if self._sock is not None:
                 with contextlib.suppress(OSError):  # it forgets the lane by itself, later
                     self._sock.send(frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0))
-                wire.half_close(self._sock)
+                sockets.half_close(self._sock)
 
     def _say(self, now: float, since: float, what: str) -> float:
         # Says every 10 s for what a call waits, which it does since then unless it did before; gives for how long.
         if not self._since:
-            self._since, self._say_at = since, since + detection.SAY_EVERY_SECS
+            self._since, self._say_at = since, since + timeouts.SAY_EVERY_SECS
         waited = now - self._since
         if now >= self._say_at:
-            self._say_at = now + detection.SAY_EVERY_SECS
+            self._say_at = now + timeouts.SAY_EVERY_SECS
             logging.info("Waiting for %s to %s, for %.0f s now", self._dialer.name, what, waited)
         return waited
 
@@ -366,22 +366,22 @@ class Lane:
             left = deadline - time.monotonic()
             if left <= 0 and self._waits:
                 left = _LISTEN_SECS  # the task must have read the call when it is told that nobody waits
-            self._set_tick(min(max(left, 0.001), wire.TICK_SECS))
-        elif self._tick_secs != wire.TICK_SECS:
-            self._set_tick(wire.TICK_SECS)
+            self._set_tick(min(max(left, 0.001), sockets.TICK_SECS))
+        elif self._tick_secs != sockets.TICK_SECS:
+            self._set_tick(sockets.TICK_SECS)
         sent = 0
-        if len(pieces) <= wire.MAX_IOV:
+        if len(pieces) <= sockets.MAX_IOV:
             try:
                 sent = self._sendmsg(pieces)
             except ValueError:  # numpy: not contiguous, found before anything was sent
-                pieces = self._pending = [wire.byte_view(piece) for piece in pieces]
+                pieces = self._pending = [sockets.byte_view(piece) for piece in pieces]
             except BlockingIOError:
                 sent = 0
         if sent != total:
             assert self._sock is not None
             self._sending = True
             try:
-                wire.send_rest(self._sock, pieces, sent, self)
+                sockets.send_rest(self._sock, pieces, sent, self)
             finally:
                 self._sending = False
 
@@ -404,7 +404,7 @@ class Lane:
         if count < frames.HEADER_BYTES:
             if count == 0:
                 raise ConnectionResetError("the peer closed the connection")
-            wire.receive_rest(sock, memoryview(head)[count:], self)
+            sockets.receive_rest(sock, memoryview(head)[count:], self)
             count = frames.HEADER_BYTES
         fields = frames.unpack_header(head)
         magic, kind, flags, _, seq, _, length = fields
@@ -418,7 +418,7 @@ class Lane:
             and not flags & frames.DYNAMIC
         ):
             if count != length:
-                wire.receive_rest(sock, window[count:], self)
+                sockets.receive_rest(sock, window[count:], self)
             return list(out.arrays)
         return self._read_other(sock, fields, layout, window[:count])
 
@@ -456,7 +456,7 @@ class Lane:
             raise ResourceExhaustedError(f"no memory for a reply of {length} bytes: {error}", task=self.task) from None
         window = data.data
         window[: len(start)] = start
-        wire.receive_rest(sock, window[len(start) :], self)
+        sockets.receive_rest(sock, window[len(start) :], self)
         if kind == frames.ERROR:
             return frames.decode_error(data.tobytes(), self.task)
         return decode_dynamic(data)
@@ -473,7 +473,7 @@ class Lane:
         # Connects (again) until it works or the task is surely gone, then sends the pending call (again).
         started = time.monotonic()
         limit = started + self._options.reconnect_secs
-        backoff = min(detection.LAST_BACKOFF_SECS, detection.FIRST_BACKOFF_SECS * 2 ** min(self._breaks, 10))
+        backoff = min(timeouts.LAST_BACKOFF_SECS, timeouts.FIRST_BACKOFF_SECS * 2 ** min(self._breaks, 10))
         if self._pending is not None and self.incarnation:
             self._breaks = 1 if started - self.connected_at >= _STEADY_SECS else self._breaks + 1
         if self._breaks > _MAX_BREAKS:
@@ -492,9 +492,9 @@ class Lane:
             if pause:
                 if self._cancelled.wait(min(backoff, limit - now)):
                     continue
-                backoff = min(detection.LAST_BACKOFF_SECS, backoff * 2)
+                backoff = min(timeouts.LAST_BACKOFF_SECS, backoff * 2)
             pause = True
-            timeout = max(min(detection.ATTEMPT_SECS, limit - now, self._last_attempt() - now), 0.001)
+            timeout = max(min(timeouts.ATTEMPT_SECS, limit - now, self._last_attempt() - now), 0.001)
             try:
                 if self._endpoint is None:
                     self._endpoint = self._dialer.endpoint(None, timeout)
@@ -522,7 +522,7 @@ class Lane:
         with self._sock_lock:
             if self._sock is None or self._pending is None:
                 return False
-            return self._told_goodbye or wire.ends_with(self._sock, _GOODBYE)
+            return self._told_goodbye or sockets.ends_with(self._sock, _GOODBYE)
 
     def _farewell(self) -> TaskLeftError:
         at = f" at {self._endpoint}" if self._endpoint else ""
@@ -540,7 +540,7 @@ class Lane:
             self._endpoint = self._dialer.endpoint(endpoint, timeout)
             return False
         self._tick_secs = 0.0
-        self._set_tick(wire.TICK_SECS)
+        self._set_tick(sockets.TICK_SECS)
         self.incarnation = incarnation
         self.connected_at = time.monotonic()
         self._fault = None
@@ -568,7 +568,7 @@ class Lane:
 
     def _last_attempt(self) -> float:
         # A wait may have been answered as the connection broke: that is worth another look after its deadline.
-        late = detection.LAST_WORD_SECS if self._waits and self._pending is not None else 0.0
+        late = timeouts.LAST_WORD_SECS if self._waits and self._pending is not None else 0.0
         return math.inf if self._deadline is None else self._deadline + late
 
     def _adopt(self, sock: socket.socket) -> None:
@@ -587,7 +587,7 @@ class Lane:
     def _set_tick(self, seconds: float) -> None:
         sock = self._sock
         if seconds != self._tick_secs and sock is not None:
-            wire.set_tick(sock, seconds)
+            sockets.set_tick(sock, seconds)
             self._tick_secs = seconds
 
 

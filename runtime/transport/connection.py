@@ -20,7 +20,7 @@ from runtime.errors import (
     OpError,
     UnauthenticatedError,
 )
-from runtime.transport import frames, wire
+from runtime.transport import frames, sockets
 from runtime.transport.codec import (
     Array,
     Buffer,
@@ -32,7 +32,7 @@ from runtime.transport.codec import (
     fixed_payload,
     payload_nbytes,
 )
-from runtime.transport.memory import LaneRecord, LaneTable, Superseded
+from runtime.transport.reply_cache import LaneRecord, LaneTable, Superseded
 
 # A frame is received with its header right before an aligned payload.
 _PAYLOAD_AT: Final = 64
@@ -243,13 +243,13 @@ class Connection:
         self.gone = True
         with self._sock_lock:
             if not self._closed:
-                wire.interrupt(self._sock)
+                sockets.interrupt(self._sock)
 
     def look(self) -> bool:
         """Whether the client has hung up by now."""
         if not self.gone:
             with self._sock_lock:
-                if self._closed or not wire.hung_up(self._sock):
+                if self._closed or not sockets.hung_up(self._sock):
                     return False
             self.gone = True
         return True
@@ -289,7 +289,7 @@ class Connection:
     def _shake_hands(self) -> None:
         # The listener cuts connections that take too long over this, so no time limit is needed here.
         context = self._context
-        wire.tune(self._sock)
+        sockets.tune(self._sock)
         if self._ssl_context is not None:
             secure = self._ssl_context.wrap_socket(self._sock, server_side=True, do_handshake_on_connect=False)
             with self._sock_lock:
@@ -297,15 +297,15 @@ class Connection:
                 if self._closed or self.gone:
                     raise ConnectionAbortedError("cut")
             secure.do_handshake()
-        wire.tune_buffers(self._sock)
+        sockets.tune_buffers(self._sock)
         window = memoryview(bytearray(frames.HEADER_BYTES))
-        wire.receive_rest(self._sock, window, self)
+        sockets.receive_rest(self._sock, window, self)
         fields = frames.unpack_header(window)
         frames.check_header(fields, frames.MAX_CONTROL_BYTES)
         if fields[1] != frames.HELLO:
             raise DataLossError(f"the first frame has kind {fields[1]}, expected a hello")
         payload = memoryview(bytearray(fields[6]))
-        wire.receive_rest(self._sock, payload, self)
+        sockets.receive_rest(self._sock, payload, self)
         hello = frames.decode_hello(bytes(payload))
         if not hmac.compare_digest(hello.credential, context.credential):
             refused = UnauthenticatedError("wrong credential for the tensor port")
@@ -330,7 +330,7 @@ class Connection:
             if count < frames.HEADER_BYTES:
                 if count == 0:
                     return
-                wire.receive_rest(sock, self._window[count : frames.HEADER_BYTES], self)
+                sockets.receive_rest(sock, self._window[count : frames.HEADER_BYTES], self)
                 count = frames.HEADER_BYTES
             fields = frames.unpack_header(self._window)
             kind = fields[1]
@@ -458,13 +458,13 @@ class Connection:
         sock = self._sock
         sent = 0
         self.bytes_out += total  # before the client can have it: who has a reply finds it counted
-        if self._ssl_context is None and len(pieces) <= wire.MAX_IOV:
+        if self._ssl_context is None and len(pieces) <= sockets.MAX_IOV:
             try:
                 sent = sock.sendmsg(pieces)
             except ValueError:  # numpy: not contiguous, found before anything was sent
-                pieces = [wire.byte_view(piece) for piece in pieces]
+                pieces = [sockets.byte_view(piece) for piece in pieces]
         if sent != total:
-            wire.send_rest(sock, pieces, sent, self)
+            sockets.send_rest(sock, pieces, sent, self)
 
     def _receive_payload(self, length: int, count: int) -> None:
         # `count` bytes of header and payload are in the buffer.
@@ -475,7 +475,7 @@ class Connection:
             start = self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have]
             self._allocate(length)
             self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have] = start
-        wire.receive_rest(self._sock, self._window[count : length + frames.HEADER_BYTES], self)
+        sockets.receive_rest(self._sock, self._window[count : length + frames.HEADER_BYTES], self)
 
     def _drain(self, count: int) -> None:
         if count < 0:
@@ -483,7 +483,7 @@ class Connection:
         scratch = memoryview(bytearray(min(count, _DRAIN_BYTES)))
         while count > 0:
             part = scratch[: min(count, _DRAIN_BYTES)]
-            wire.receive_rest(self._sock, part, self)
+            sockets.receive_rest(self._sock, part, self)
             count -= len(part)
 
     def _allocate(self, nbytes: int) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runtime import detection
+from runtime import timeouts
 from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
-from runtime.transport import addresses, frames, tunnel, wire
+from runtime.transport import addresses, frames, http_proxy, sockets
 from runtime.transport.endpoint import Endpoint, reachable_unix_path
 
 
@@ -27,9 +27,9 @@ class ChannelOptions:
         prefer_unix: use the Unix socket of a peer on this host.
     """
 
-    reconnect_secs: float = detection.RECONNECT_SECS
-    heartbeat_secs: float = detection.HEARTBEAT_SECS
-    heartbeat_timeout_secs: float = detection.HEARTBEAT_TIMEOUT_SECS
+    reconnect_secs: float = timeouts.RECONNECT_SECS
+    heartbeat_secs: float = timeouts.HEARTBEAT_SECS
+    heartbeat_timeout_secs: float = timeouts.HEARTBEAT_TIMEOUT_SECS
     max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES
     prefer_unix: bool = True
 
@@ -139,12 +139,12 @@ class Dialer:
         return Welcome(sock, incarnation, bool(flags & frames.RESUMED))
 
     def _connect(self, endpoint: Endpoint, deadline: float, adopt: Callable[[socket.socket], None]) -> socket.socket:
-        via = tunnel.proxy()
+        via = http_proxy.proxy()
         path = reachable_unix_path(endpoint) if self._options.prefer_unix and via is None else None
         if path is not None:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             adopt(sock)
-            wire.tune(sock)
+            sockets.tune(sock)
             try:
                 _limit(sock, deadline)
                 sock.connect(path)
@@ -165,15 +165,15 @@ class Dialer:
         )
         _limit(sock, deadline)
         if via is not None:
-            tunnel.ask(sock, endpoint.host, endpoint.port, deadline)
-        wire.tune_buffers(sock)
+            http_proxy.ask(sock, endpoint.host, endpoint.port, deadline)
+        sockets.tune_buffers(sock)
         if isinstance(sock, ssl.SSLSocket):
             self._shake_hands(sock, deadline)
         return sock
 
     def _make_socket(self, address: addresses.Address, host: str) -> socket.socket:
         sock = socket.socket(address.family, address.kind, address.protocol)
-        wire.tune(sock)
+        sockets.tune(sock)
         if self._ssl_context is None:
             return sock
         # Before it connects: wrapping a connection that has just been cut would lose its descriptor.

@@ -6,7 +6,7 @@ import platform
 import uuid
 from dataclasses import dataclass
 
-from runtime.cluster import join_address
+from runtime.cluster.spec import join_address
 
 FAST_PATH_VARIABLE = "BELLWETHER_FAST_PATH"
 """Environment variable; "0" turns the Unix socket between tasks of one host off."""

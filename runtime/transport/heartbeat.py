@@ -13,7 +13,7 @@ from typing import Final
 from absl import logging
 
 from runtime.errors import AbortedError, OpError
-from runtime.transport import frames, wire
+from runtime.transport import frames, sockets
 from runtime.transport.channel import Lane
 from runtime.transport.dial import ChannelOptions, Dialer
 
@@ -111,7 +111,7 @@ class Heartbeat:
         """Ends a wait for an answer at once, from any thread."""
         with self._lock:
             if self._busy and self._sock is not None:
-                wire.interrupt(self._sock)
+                sockets.interrupt(self._sock)
 
     def _beat(self) -> None:
         timeout = self._options.heartbeat_timeout_secs
@@ -143,7 +143,7 @@ class Heartbeat:
                 self._busy = False
 
     def _has_come_goodbye(self) -> bool:
-        return self._connected and self._sock is not None and wire.ends_with(self._sock, _LEAVES)
+        return self._connected and self._sock is not None and sockets.ends_with(self._sock, _LEAVES)
 
     def _missed(self, answered: float, marks: dict[Lane, int], error: Exception) -> None:
         timeout = self._options.heartbeat_timeout_secs

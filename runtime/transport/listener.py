@@ -15,10 +15,10 @@ from typing import Final
 from absl import logging
 
 from runtime.errors import ResourceExhaustedError
-from runtime.transport import frames, leftovers
+from runtime.transport import frames, socket_dirs
 from runtime.transport.connection import Connection, Handler, Reply, ServerContext
 from runtime.transport.endpoint import Endpoint, fast_path_enabled, host_id
-from runtime.transport.memory import LaneTable
+from runtime.transport.reply_cache import LaneTable
 
 __all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
 
@@ -257,13 +257,13 @@ class TensorServer:
         return socket.create_server(address, family=family, backlog=_BACKLOG)
 
     def _listen_unix(self) -> list[socket.socket]:
-        leftovers.sweep()
+        socket_dirs.sweep()
         try:
-            directory = leftovers.make_directory()
+            directory = socket_dirs.make_directory()
         except OSError as error:
             logging.info("No Unix socket for tensors: %s", error)
             return []
-        path = os.path.join(directory, leftovers.SOCKET_NAME)
+        path = os.path.join(directory, socket_dirs.SOCKET_NAME)
         if len(path) > _LONGEST_UNIX_PATH:
             os.rmdir(directory)
             logging.info("No Unix socket for tensors: the temporary directory has too long a name")

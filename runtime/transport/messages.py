@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.graph.bodies import VariableSpec
+from runtime.graph.op_kinds import VariableSpec
 from runtime.plan.place import Device
 from runtime.plan.plan import (
     HostCall,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.launcher.ports import free_ports
+from harness.launch.ports import free_ports
 from tests.harness import cluster_program
 
 PATIENCE_SECS = 30.0

@@ -11,7 +11,7 @@ from typing import Any
 import harness
 import runtime as rt
 from harness.checkpoints import names
-from runtime.server import streaming
+from runtime.checkpoint import streaming
 from tests.harness import checkpoint_kit as ckit
 
 SIZE = 6 << 20

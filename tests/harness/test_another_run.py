@@ -8,7 +8,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness import decisions
+from harness.training import policy
 
 
 @pytest.fixture(autouse=True)
@@ -78,18 +78,18 @@ def test_a_chief_without_a_log_directory_says_nothing(
 
 
 def test_what_the_warning_says() -> None:
-    live = decisions.Report(variables=1, phases={"/job:ps/task:0": "ready"}, logdirs=["/runs/a"])
-    assert decisions.other_run(live, "", 5) == "" == decisions.other_run(live, "/runs/a", 5)
-    assert decisions.other_run(decisions.Report(), "/runs/b", 5) == ""
-    text = decisions.other_run(live, "/runs/b", 5)
+    live = policy.Report(variables=1, phases={"/job:ps/task:0": "ready"}, logdirs=["/runs/a"])
+    assert policy.other_run(live, "", 5) == "" == policy.other_run(live, "/runs/a", 5)
+    assert policy.other_run(policy.Report(), "/runs/b", 5) == ""
+    text = policy.other_run(live, "/runs/b", 5)
     assert "of a run in /runs/a" in text and "/runs/b, which holds no checkpoint" in text and "(at step 5)" in text
-    restorable = decisions.Report(variables=1, logdirs=["/runs/a"], checkpoint="/runs/b/model.ckpt/7")
-    text = decisions.other_run(restorable, "/runs/b", None)
+    restorable = policy.Report(variables=1, logdirs=["/runs/a"], checkpoint="/runs/b/model.ckpt/7")
+    text = policy.other_run(restorable, "/runs/b", None)
     assert "newest checkpoint is /runs/b/model.ckpt/7" in text and "at step" not in text
 
 
 def test_a_mirrored_task_takes_the_directory_along() -> None:
-    from runtime.execution.store import Store
+    from runtime.state.store import Store
 
     one, other = Store().run, Store().run
     one.request({"action": "claim", "leader": 7}, "t", None)  # type: ignore[arg-type]

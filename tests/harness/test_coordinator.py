@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.coordinator import Coordinator
-from harness.looper import LooperThread
+from harness.training.looper import LooperThread
 from runtime.errors import AbortedError, OutOfRangeError
 
 LIMIT = 30.0

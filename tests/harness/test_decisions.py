@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.decisions import Action, Options, Report, Role, decide
+from harness.training.policy import Action, Options, Report, Role, decide
 
 NOW = 100.0
 SOON = Options(give_up_at=200.0)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.preemption import EXIT_CODE
 from harness.testing import PRELOAD, LocalCluster, no_leaks
+from harness.training.preemption import EXIT_CODE
 
 COMMAND = ["python", "-m", "benchmarks.endings_task"]
 

@@ -16,8 +16,9 @@ from tensorboardX.proto import summary_pb2
 from tensorboardX.record_writer import masked_crc32c
 
 import runtime as rt
-from harness import FileWriter, event_file
-from harness.purge import points_to_repeat, read_events
+from harness import FileWriter
+from harness.tensorboard import event_file
+from harness.tensorboard.purge import points_to_repeat, read_events
 
 _pwrite = os.pwrite
 

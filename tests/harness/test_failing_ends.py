@@ -12,8 +12,8 @@ import pytest
 
 import harness
 import runtime as rt
-from harness import ending
-from harness.preemption import EXIT_CODE, preemptible, shielded
+from harness.training import ending
+from harness.training.preemption import EXIT_CODE, preemptible, shielded
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from absl import logging
 
 import harness
 import runtime as rt
-from harness.hooks import SecondOrStepTimer
+from harness.training.hooks import SecondOrStepTimer
 from tests.harness.test_supervisor import events
 
 
@@ -21,7 +21,7 @@ from tests.harness.test_supervisor import events
 def graph() -> Iterator[rt.Graph]:
     with rt.Graph().as_default() as made:
         yield made
-    from harness.writer import FileWriterCache
+    from harness.tensorboard.writer import FileWriterCache
 
     FileWriterCache.clear()
 
@@ -62,7 +62,7 @@ def test_summaries_in_the_users_own_step(tmp_path: pathlib.Path) -> None:
 
 def test_step_rate(tmp_path: pathlib.Path) -> None:
     run([harness.StepCounterHook(every_n_steps=10, output_dir=str(tmp_path))], 31)
-    from harness.writer import FileWriterCache
+    from harness.tensorboard.writer import FileWriterCache
 
     FileWriterCache.get(str(tmp_path)).flush()
     rates = [(e.step, v.tag) for e in events(tmp_path) for v in e.summary.value]

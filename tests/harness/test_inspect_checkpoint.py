@@ -11,7 +11,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness import inspect_checkpoint
+from harness.checkpoints import inspection
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def inspect(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     def run(*arguments: object) -> Ran:
         capsys.readouterr()
         try:
-            code = inspect_checkpoint.main(list(map(str, arguments)))
+            code = inspection.main(list(map(str, arguments)))
         except SystemExit as error:
             code = int(error.code or 0)
         return Ran(code, *capsys.readouterr())

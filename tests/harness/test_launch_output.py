@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.launcher.output import Printer
+from harness.launch.output import Printer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TASK = """

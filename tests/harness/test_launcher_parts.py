@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.launcher import policy
-from harness.launcher.output import MAX_LINE_BYTES, TAIL_LINES, LineBuffer, Printer, wants_colour
-from harness.launcher.policy import Exited, Interrupted, Options, Phase, Send, ShowTail, Stage, Start, TaskId, Tick
-from harness.launcher.ports import hold_ports
-from harness.launcher.tasks import Topology, arguments, claimed_flags, environment
+from harness.launch import policy
+from harness.launch.output import MAX_LINE_BYTES, TAIL_LINES, LineBuffer, Printer, wants_colour
+from harness.launch.policy import Exited, Interrupted, Options, Phase, Send, ShowTail, Stage, Start, TaskId, Tick
+from harness.launch.ports import hold_ports
+from harness.launch.tasks import Topology, arguments, claimed_flags, environment
 
 PS0, CHIEF, WORKER1 = TaskId("ps", 0), TaskId("worker", 0), TaskId("worker", 1)
 OPTIONS = Options(max_restarts=2, grace_secs=10, backoff_secs=0.5, max_backoff_secs=0.75, forgive_secs=60)

@@ -12,8 +12,8 @@ from absl.testing import flagsaver
 
 import runtime as rt
 from harness import monitoring
-from harness.launcher import policy
-from harness.preemption import preemptible
+from harness.launch import policy
+from harness.training.preemption import preemptible
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = """

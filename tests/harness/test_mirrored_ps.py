@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.launcher.ports import free_ports
+from harness.launch.ports import free_ports
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import Cluster, Task, consistent
 

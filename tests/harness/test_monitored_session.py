@@ -9,8 +9,8 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from harness.saver import latest_checkpoint
+from harness.checkpoints.saver import latest_checkpoint
+from harness.training.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 
 @pytest.fixture(autouse=True)

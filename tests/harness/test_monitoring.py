@@ -16,7 +16,7 @@ from absl.testing import flagsaver
 from jax.profiler import ProfileData
 
 from harness import monitoring
-from harness.monitoring import JsonFormatter, StepProfiler, TaskFormatter
+from harness.monitoring.program import JsonFormatter, StepProfiler, TaskFormatter
 from tests.harness.trace_format import problems
 from tests.runtime.kit import ROOT
 

@@ -10,7 +10,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.monitoring import StepProfiler
+from harness.monitoring.program import StepProfiler
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import harness
-from harness.preemption import EXIT_CODE
 from harness.testing import PRELOAD, LocalCluster, no_leaks
+from harness.training.preemption import EXIT_CODE
 
 COMMAND = ["python", "-m", "tests.harness.preemption_program"]
 

@@ -14,10 +14,10 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints import names
+from runtime.checkpoint import coordinator as coordinator
+from runtime.master.tasks import RemoteTask
 from runtime.proto import services_pb2 as pb
-from runtime.server import shards as coordinator
 from runtime.server.server import Server
-from runtime.server.tasks import RemoteTask
 from tests.harness import checkpoint_kit as ckit
 from tests.runtime import kit
 
@@ -76,7 +76,7 @@ def training(**options: Any) -> Iterator[Training]:
 
 
 def coordinator_sees_as_remote(server: Server) -> None:
-    from runtime.server import tasks
+    from runtime.master import tasks
 
     tasks.withdraw(server.address, server)
 

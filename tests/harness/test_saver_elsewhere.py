@@ -12,8 +12,8 @@ import pytest
 
 import harness
 import runtime as rt
+from runtime.checkpoint.coordinator import Shards
 from runtime.proto import services_pb2 as pb
-from runtime.server.shards import Shards
 from tests.harness import checkpoint_kit as ckit
 from tests.runtime import kit
 

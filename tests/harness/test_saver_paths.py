@@ -12,8 +12,8 @@ from etils import epath
 
 import harness
 import runtime as rt
-from harness import defaults, inspect_checkpoint
-from harness.checkpoints import layout
+from harness.checkpoints import inspection, layout
+from harness.training import defaults
 from runtime import zarr
 from tests.harness import checkpoint_kit as ckit
 
@@ -52,7 +52,7 @@ def test_a_directory_may_have_any_name(tmp_path: pathlib.Path, transfer: str) ->
             saver.restore(sess, path)
             assert sess.run(v["a"]).tolist() == [0, 1, 2, 3, 4, 5] and sess.run(v["words"]).tolist() == [b"x", b"yy"]
             assert harness.load_variable(path, "b") == 3
-            assert inspect_checkpoint.main([str(tmp_path / name)]) == 0
+            assert inspection.main([str(tmp_path / name)]) == 0
     assert sorted(os.listdir(tmp_path)) == sorted(names)
     for name in ODD[:2]:
         step, arrays = ckit.plain_orbax(tmp_path / name / "model.ckpt")

@@ -13,7 +13,7 @@ import pytest
 
 import harness
 import runtime as rt
-from runtime.server import shards as shards_module
+from runtime.checkpoint import coordinator as shards_module
 from tests.harness import checkpoint_kit as ckit
 from tests.runtime import kit
 

@@ -19,11 +19,12 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints import names
-from runtime.execution import background, shards
+from runtime.checkpoint import coordinator as coordinator
+from runtime.checkpoint import pacing, participant, streaming
+from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
-from runtime.server import rpc, streaming, tasks
-from runtime.server import shards as coordinator
+from runtime.transport import rpc
 from tests.harness import checkpoint_kit as ckit
 from tests.harness import stream_chief
 from tests.runtime import kit
@@ -321,16 +322,16 @@ def test_a_client_without_a_tensor_channel_saves_and_restores(tmp_path: pathlib.
 def test_a_stream_rests_while_somebody_trains(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
 ) -> None:
-    monkeypatch.setattr(background, "CORES_TO_SHARE", 1 << 20)  # as on a machine with few cores
-    monkeypatch.setattr(background, "REST_SECS", 0.001)
+    monkeypatch.setattr(pacing, "CORES_TO_SHARE", 1 << 20)  # as on a machine with few cores
+    monkeypatch.setattr(pacing, "REST_SECS", 0.001)
     rests: list[float] = []
-    rest = background.Pace.rest
+    rest = pacing.Pace.rest
 
-    def counted(self: background.Pace, worked_secs: float) -> None:
+    def counted(self: pacing.Pace, worked_secs: float) -> None:
         rests.append(worked_secs)
         rest(self, worked_secs)
 
-    monkeypatch.setattr(background.Pace, "rest", counted)
+    monkeypatch.setattr(pacing.Pace, "rest", counted)
     graph, v = ckit.make_graph({"a": ckit.filled(1, 8 * MIB), "n": np.int32(0)})
     with ckit.cluster(1) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
@@ -344,7 +345,7 @@ def test_a_stream_rests_while_somebody_trains(
 
 
 def test_what_nobody_asks_for_is_given_up(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "UNUSED_SECS", 0.05)
+    monkeypatch.setattr(participant, "UNUSED_SECS", 0.05)
     graph, v = ckit.make_graph({"a": ckit.filled(1, MIB)})
     with kit.servers(sockets=True, ps=1, worker=1) as made, graph.as_default():
         with ckit.session(made[kit.TARGET], graph) as sess:

@@ -9,9 +9,9 @@ import pytest
 
 import harness
 import runtime as rt
-from harness import ready
-from harness.launcher.ports import free_ports
-from harness.run_records import RunRecords
+from harness.launch.ports import free_ports
+from harness.training import readiness
+from harness.training.run_records import RunRecords
 from runtime.plan.planner import make_plan
 
 
@@ -100,7 +100,9 @@ def test_an_old_ready_op_that_reads_the_variable(target: str) -> None:
     manager = harness.SessionManager(ready_op=rt.group(v.value() * 1.0))
     graph = rt.get_default_graph()
     with rt.Session(target) as session:
-        assert ready.reason(session, v.value() * 1.0) == "/job:local/task:0: Attempting to use uninitialized value v"
+        assert (
+            readiness.reason(session, v.value() * 1.0) == "/job:local/task:0: Attempting to use uninitialized value v"
+        )
         session.run(v.initializer)
     manager.wait_for_session(target, max_wait_secs=5).close()
     assert not graph.finalized

@@ -18,12 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import harness
 import runtime as rt
-from harness import status
-from harness.figures import figures, sizes, table
-from harness.plugins import custom_scalars_summary
-from harness.prometheus import _HELP, Endpoint
-from harness.purge import read_events
-from harness.series import LAYOUT, scalars
+from harness.monitoring import status
+from harness.monitoring.cluster_scalars import LAYOUT, scalars
+from harness.monitoring.prometheus import _HELP, Endpoint
+from harness.monitoring.rates import figures, sizes, table
+from harness.tensorboard.plugin_messages import custom_scalars_summary
+from harness.tensorboard.purge import read_events
 from tests.runtime.kit import ROOT, TARGET, addresses, servers
 
 

@@ -15,7 +15,7 @@ from tensorboardX.proto import summary_pb2
 
 import runtime as rt
 from harness import summary
-from runtime.execution.summaries import encode_png, histogram_proto, to_pixels
+from runtime.kernels.summaries import encode_png, histogram_proto, to_pixels
 
 
 @pytest.fixture(autouse=True)

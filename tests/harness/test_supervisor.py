@@ -13,8 +13,8 @@ from tensorboardX.proto import event_pb2
 
 import harness
 import runtime as rt
-from harness import lifecycle
-from harness.saver import latest_checkpoint
+from harness.checkpoints.saver import latest_checkpoint
+from harness.training import lifecycle
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +159,7 @@ def test_mistakes_are_refused_at_once_and_by_name(name: str, value: Any, error: 
 
 
 def test_default_device_filters_hold_what_the_graph_needs(graph: rt.Graph) -> None:
-    from harness.ready import default_filters
+    from harness.training.readiness import default_filters
 
     with rt.device("/job:ps/task:1"):
         v = rt.Variable(1.0)

@@ -22,7 +22,7 @@ from tensorboard.compat.proto import config_pb2
 
 import harness
 import runtime as rt
-from harness.series import LAYOUT
+from harness.monitoring.cluster_scalars import LAYOUT
 from tests.browser import Browser, why_no_browser
 from tests.runtime.kit import TARGET, servers
 

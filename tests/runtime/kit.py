@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import runtime as rt
-from harness.launcher.ports import free_ports
-from runtime.server import tasks
+from harness.launch.ports import free_ports
+from runtime.master import tasks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = "/job:worker/task:0"

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import runtime.session.session
 
 import runtime as rt
-import runtime.session
-from runtime.execution.compiler import Compiler
+from runtime.task.compiler import Compiler
 from tests.runtime.kit import ROOT, TARGET, servers
 
 
@@ -111,7 +111,7 @@ def test_two_processes_make_the_same_programs() -> None:
 def test_plans_are_bounded_and_the_least_recently_used_goes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runtime.session, "MAX_PLANS", 3)
+    monkeypatch.setattr(runtime.session.session, "MAX_PLANS", 3)
     x = rt.placeholder(np.float32, [None], name="x")
     y = x + 1.0
     config = rt.SessionConfig(log_device_placement=True)  # it logs when it plans
@@ -129,7 +129,7 @@ def test_a_placeholder_whose_shape_keeps_changing_is_named(caplog: pytest.LogCap
     x = rt.placeholder(np.float32, [None], name="restless")
     still = rt.placeholder(np.float32, [None], name="still")
     with rt.Session() as session, caplog.at_level(logging.WARNING):
-        for size in range(runtime.session.WARN_SHAPES):
+        for size in range(runtime.session.session.WARN_SHAPES):
             session.run(x, {x: np.zeros(size), still: np.zeros(1)})
     assert len(caplog.records) == 1
     assert "'restless:0' was fed with 32 different shapes" in caplog.text

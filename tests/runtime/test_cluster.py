@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.cluster import ClusterSpec, TaskId, agree, difference, split_address
+from runtime.cluster.spec import ClusterSpec, TaskId, agree, difference, split_address
 from runtime.errors import InvalidArgumentError
 from runtime.proto import cluster_pb2
 

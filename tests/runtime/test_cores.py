@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from runtime.cluster import ClusterSpec, TaskId
-from runtime.server import cores
+from runtime.cluster.spec import ClusterSpec, TaskId
+from runtime.task import cpu_share
 from tests.runtime.kit import ROOT
 
 HERE = ["localhost:1", "127.0.0.1:2", "localhost:3", "127.0.0.2:4"]
@@ -16,7 +16,7 @@ _COMPUTES = """
 import time
 import numpy as np
 import runtime as rt
-from runtime.execution.executor import PreparedStage
+from runtime.task.executor import PreparedStage
 from runtime.transport.codec import aligned_buffer
 
 own, all_threads = [], []
@@ -57,7 +57,7 @@ print(sum(own) / sum(all_threads))
 @pytest.mark.parametrize(("ps", "of", "expected"), [(1, 2, 2), (2, 2, 1), (3, 2, 1), (4, 16, 4)])
 def test_ps_on_one_host_share_the_cores_by_which_their_writing_is_paced(ps: int, of: int, expected: int) -> None:
     spec = ClusterSpec({"ps": [*HERE[:ps], "elsewhere:1"], "worker": [f"localhost:{10 + i}" for i in range(5)]})
-    assert cores.writers_share(spec, TaskId("ps", 0), of) == expected
+    assert cpu_share.writers_share(spec, TaskId("ps", 0), of) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_workers_divide_the_cores_and_a_ps_takes_what_all_would_get(
     job: str, workers: int, of: int, expected: int
 ) -> None:
     cluster = ClusterSpec({"ps": ["localhost:9"], "worker": HERE[:workers]})
-    assert cores.share(cluster, TaskId(job, 0), of) == expected
+    assert cpu_share.share(cluster, TaskId(job, 0), of) == expected
 
 
 def test_tasks_on_other_hosts_take_no_cores() -> None:
     cluster = ClusterSpec({"ps": ["a:1"], "worker": ["a:2", "b:1", "c:1"]})
-    assert cores.share(cluster, TaskId("worker", 1), 8) == 8
-    assert cores.share(cluster, TaskId("ps", 0), 8) == 4
+    assert cpu_share.share(cluster, TaskId("worker", 1), 8) == 8
+    assert cpu_share.share(cluster, TaskId("ps", 0), 8) == 4
 
 
 def test_xla_with_one_thread_computes_on_the_thread_that_asks() -> None:

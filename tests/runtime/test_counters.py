@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.plan.place import Device, Devices
-from runtime.plan.plan import Plan
-from runtime.plan.planner import make_plan
-from runtime.server.counters import (
+from runtime.observe.counters import (
     COMPUTE,
     PULL,
     PUSH,
@@ -20,6 +17,9 @@ from runtime.server.counters import (
     parts_of,
     wire_bytes,
 )
+from runtime.plan.place import Device, Devices
+from runtime.plan.plan import Plan
+from runtime.plan.planner import make_plan
 from tests.runtime.kit import TARGET, addresses, processes, servers
 
 DEVICES = Devices((Device("ps", 0), Device("worker", 0)), ("worker", 0), ("ps", 0))

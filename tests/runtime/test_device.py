@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.cluster import ClusterSpec
-from runtime.device import DeviceSpec
+from runtime.cluster.spec import ClusterSpec
 from runtime.errors import InvalidArgumentError
+from runtime.graph.placement import DeviceSpec
 
-rd = importlib.import_module("runtime.device")  # `runtime.device` as an attribute is the function of that name
+rd = importlib.import_module("runtime.graph.placement")
 
 numbers = st.none() | st.integers(0, 99)
 jobs = st.none() | st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,8}", fullmatch=True)

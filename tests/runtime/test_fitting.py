@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.graph.bodies import VariableSpec
+from runtime.graph.op_kinds import VariableSpec
 from runtime.plan.exporting import export_program
 from runtime.plan.place import Device
 from runtime.plan.plan import HostCall, Program, ProgramOutput, Remote, Stage, StageCall, VariableOutput
-from runtime.server.worker import Worker
+from runtime.task.worker import Worker
 from runtime.tensor_spec import TensorSpec
 
 F32, I32 = np.dtype(np.float32), np.dtype(np.int32)

@@ -8,10 +8,10 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from runtime.checkpoint.snapshot import half_done_steps
 from runtime.errors import DeadlineExceededError
-from runtime.execution.gate import Gate
 from runtime.proto import services_pb2 as pb
-from runtime.server.cut import half_done_steps
+from runtime.state.write_gate import Gate
 
 CUT = 7
 TWO = {"a": 1, "b": 1}

@@ -13,10 +13,10 @@ from jax import export
 from jax.extend.mlir.dialects import stablehlo
 
 import runtime as rt
-from runtime.execution.allow import ALLOWED_CUSTOM_CALLS, ALLOWED_OPERATIONS, load_program
-from runtime.execution.compiler import Compiler
 from runtime.plan.exporting import export_program
 from runtime.plan.plan import Program
+from runtime.task.compiler import Compiler
+from runtime.task.program_verifier import ALLOWED_CUSTOM_CALLS, ALLOWED_OPERATIONS, load_program
 from runtime.tensor_spec import TensorSpec
 
 F32 = np.dtype(np.float32)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.execution import executor
-from runtime.server.worker import RegisteredCall, Worker
+from runtime.task import executor
+from runtime.task.worker import RegisteredCall, Worker
 from runtime.transport.channel import Lane
 from runtime.transport.codec import aligned_buffer
 from runtime.transport.listener import Reply

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.execution.compiler import Compiler
-from runtime.server import registry
-from runtime.server.registry import Registry
-from runtime.server.worker import Worker
+from runtime.task import registry
+from runtime.task.compiler import Compiler
+from runtime.task.registry import Registry
+from runtime.task.worker import Worker
 from tests.runtime.kit import TARGET, servers
 
 PS = "/job:ps/task:0"

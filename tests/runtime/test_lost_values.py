@@ -18,7 +18,7 @@ import pytest
 
 import harness
 import runtime as rt
-from runtime.execution.compiler import Compiler, Executable
+from runtime.task.compiler import Compiler, Executable
 
 from .kit import KINDS, TARGET, addresses, processes, run_python, servers, target_of_kind
 

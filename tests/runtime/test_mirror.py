@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runtime as rt
+from runtime.backup import image
+from runtime.backup.holder import Entry, Header, Mirrors, message, packed, pieces, read_message, unpacked
+from runtime.backup.primary import Capture, Mirror, Part
 from runtime.errors import AbortedError, UnavailableError
-from runtime.execution.mirrors import Entry, Header, Mirrors, message, packed, pieces, read_message, unpacked
-from runtime.server import image
-from runtime.server.mirror import Capture, Mirror, Part
 from runtime.transport.listener import Reply
-from runtime.transport.memory import LaneTable
+from runtime.transport.reply_cache import LaneTable
 from tests.runtime.kit import addresses
 
 TASK, HOLDER = "/job:ps/task:0", "/job:ps/task:1"

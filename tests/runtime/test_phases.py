@@ -7,15 +7,15 @@ import hypothesis.strategies as st
 import numpy as np
 
 import runtime as rt
-from runtime.execution.kernels import KERNELS, find_kernel
-from runtime.graph.bodies import WAITING, may_wait
 from runtime.graph.graph import Operation, Tensor
+from runtime.graph.op_kinds import WAITING, may_wait
+from runtime.plan.partition import is_write
 from runtime.plan.phases import phases
 from runtime.plan.place import Device, Devices
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan
 from runtime.plan.prune import prune
-from runtime.plan.stages import is_write
+from runtime.task.host_kernels import KERNELS, find_kernel
 from runtime.transport.messages import plan_from_proto, plan_to_proto
 
 TASKS = ("/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:0")

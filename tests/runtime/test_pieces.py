@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from harness.checkpoints import names
+from runtime.checkpoint.byte_ranges import Incoming, Piece, blocks_of, part_of
 from runtime.errors import DataLossError, InvalidArgumentError
-from runtime.execution.pieces import Incoming, Piece, blocks_of, part_of
-from runtime.graph.bodies import VariableSpec
+from runtime.graph.op_kinds import VariableSpec
 
 
 @st.composite

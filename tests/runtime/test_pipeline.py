@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.server.worker import Worker
+from runtime.task.worker import Worker
 from runtime.transport.channel import Lane
 from tests.runtime.kit import TARGET, addresses, processes, servers
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.execution.compiler import Compiler
-from runtime.graph.bodies import Constant, Feed, Host, Nothing, Pure, Read, Update
 from runtime.graph.graph import Operation, Tensor
+from runtime.graph.op_kinds import Constant, Feed, Host, Nothing, Pure, Read, Update
+from runtime.plan.partition import Cut, cut
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan, VariableOutput
 from runtime.plan.planner import make_plan
 from runtime.plan.prune import prune, without_identities
-from runtime.plan.stages import Cut, cut
+from runtime.task.compiler import Compiler
 from runtime.tensor_spec import TensorSpec
 from tests.runtime.kit import servers
 

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import runtime.session.session
 
 import runtime as rt
-import runtime.session
-from runtime import detection
+from runtime import timeouts
 from runtime.server import remote_sessions, threads
 from tests.runtime.kit import TARGET, addresses, processes, run_python, servers
 
@@ -49,7 +49,7 @@ def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[rt.Server, rt.Server]]:
     """A worker and a ps in this process; its sessions reach the worker's master as those of another process do."""
-    monkeypatch.setattr(runtime.session, "find_local", lambda address: None)
+    monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
         yield made[TARGET], made["/job:ps/task:0"]
 
@@ -162,10 +162,10 @@ def test_a_stopped_server_ends_the_sessions_that_this_process_opens_on_it() -> N
 def test_a_client_that_waits_for_a_task_says_for_whom_and_for_how_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(detection, "SAY_EVERY_SECS", 0.5)
+    monkeypatch.setattr(timeouts, "SAY_EVERY_SECS", 0.5)
     cluster = addresses(ps=1, worker=1)
     missing = f"still waiting for /job:ps/task:0 at {cluster['ps'][0]}"
-    monkeypatch.setattr(runtime.session, "find_local", lambda address: None)
+    monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
     with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
         with pytest.raises(rt.DeadlineExceededError, match=f"after [34] s {re.escape(missing)}"):
             rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=3.0))
@@ -240,7 +240,7 @@ def test_a_step_that_nobody_waits_for_ends_at_once_on_every_task(
     remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The master is on the worker, the queue on the ps; another step of another client waits on."""
-    monkeypatch.setattr(detection, "LEASE_SECS", 600.0)  # it is not the session's end that ends the step
+    monkeypatch.setattr(timeouts, "LEASE_SECS", 600.0)  # it is not the session's end that ends the step
     server, ps = remote
     q = queue()
     put, take = q.enqueue(7), q.dequeue()
@@ -275,7 +275,7 @@ sys.stdin.readline()
 def test_the_session_of_a_client_that_died_between_steps_ends_and_an_idle_one_stays(
     remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detection, "RENEW_SECS", 0.2)  # of the client in this process
+    monkeypatch.setattr(timeouts, "RENEW_SECS", 0.2)  # of the client in this process
     server, ps = remote
     size = queue().size()
     with rt.Session(server.target, config=WAIT) as session:
@@ -290,7 +290,7 @@ def test_the_session_of_a_client_that_died_between_steps_ends_and_an_idle_one_st
             for client in dead:
                 client.kill()
                 client.communicate()
-        monkeypatch.setattr(detection, "LEASE_SECS", 3.0)
+        monkeypatch.setattr(timeouts, "LEASE_SECS", 3.0)
         with server.remote_sessions._changed:
             server.remote_sessions._changed.notify()  # it looks at the new limit now
         wait_until(lambda: len(server.remote_sessions) == 1)
@@ -302,7 +302,7 @@ def test_the_session_of_a_client_that_died_between_steps_ends_and_an_idle_one_st
 def test_a_client_that_was_not_heard_of_is_told_so(
     remote: tuple[rt.Server, rt.Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detection, "LEASE_SECS", 0.5)  # shorter than the client thinks
+    monkeypatch.setattr(timeouts, "LEASE_SECS", 0.5)  # shorter than the client thinks
     server, _ = remote
     size = queue().size()
     with rt.Session(server.target, config=WAIT) as session:
@@ -323,7 +323,7 @@ def test_a_stopped_server_keeps_no_session_of_a_client_elsewhere(remote: tuple[r
 @pytest.mark.parametrize("kind", ["local master", "remote master"])
 def test_sessions_that_are_dropped_without_close_are_closed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "remote master":
-        monkeypatch.setattr(runtime.session, "find_local", lambda address: None)
+        monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
         server, ps = made[TARGET], made["/job:ps/task:0"]
         size = queue().size()
@@ -349,10 +349,10 @@ def test_a_task_forgets_the_stages_of_plans_that_a_session_has_dropped(
 ) -> None:
     """Every shape is a plan with a stage of its own on the ps, and one that all plans have."""
     plans, shapes = 4, 24
-    monkeypatch.setattr(runtime.session, "MAX_PLANS", plans)
+    monkeypatch.setattr(runtime.session.session, "MAX_PLANS", plans)
     monkeypatch.setattr(remote_sessions, "PLANS", plans)
     if kind == "remote master":
-        monkeypatch.setattr(runtime.session, "find_local", lambda address: None)
+        monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
         server, ps = made[TARGET], made["/job:ps/task:0"]
         ps.worker.registry._limit = 0  # nothing is kept without a session

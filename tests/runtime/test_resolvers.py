@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.cluster import ClusterSpec
+from runtime.cluster.kubernetes import KubernetesClusterResolver
+from runtime.cluster.resolvers import SimpleClusterResolver, TFConfigClusterResolver, UnionClusterResolver
+from runtime.cluster.slurm import SlurmClusterResolver, expand_hostlist, expand_tasks_per_node, visible_gpus
+from runtime.cluster.spec import ClusterSpec
 from runtime.errors import InvalidArgumentError
-from runtime.kubernetes import KubernetesClusterResolver
-from runtime.resolvers import SimpleClusterResolver, TFConfigClusterResolver, UnionClusterResolver
-from runtime.slurm import SlurmClusterResolver, expand_hostlist, expand_tasks_per_node, visible_gpus
 
 CLUSTER = {"ps": ["p0:1"], "worker": ["w0:1", "w1:1"]}
 

@@ -9,9 +9,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from harness.launcher.ports import free_ports
+from harness.launch.ports import free_ports
 from runtime.errors import CancelledError
-from runtime.server import rpc, threads
+from runtime.server import threads
+from runtime.transport import rpc
 
 ATTEMPTS = 12
 

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 import runtime as rt
-from runtime.cluster import split_address
-from runtime.server import tasks
+from runtime.cluster.spec import split_address
+from runtime.master import tasks
 from tests.runtime.kit import addresses
 
 WAIT = rt.SessionConfig(start_timeout_secs=20)

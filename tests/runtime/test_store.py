@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import runtime as rt
-from runtime.execution.store import Claim, Slot, Store
+from runtime.state.store import Claim, Slot, Store
 from runtime.tensor_spec import TensorSpec
 
 TURNS = 300

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.server import tasks
-from runtime.server.trace import Span, Tracer, merge, nbytes, shifted, step_stats
+from runtime.master import tasks
+from runtime.observe.trace import Span, Tracer, merge, nbytes, shifted, step_stats
 from tests.runtime.kit import TARGET, addresses, processes, servers
 
 FULL = rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runtime as rt
-from runtime.server import tasks, turns
-from runtime.server.turns import Crowd, Limits, Line, Place, Turns
+from runtime.master import tasks
+from runtime.task import admission
+from runtime.task.admission import Crowd, Limits, Line, Place, Turns
 from tests.runtime.kit import TARGET, addresses, run_python, servers
 
 PS = "/job:ps/task:0"
@@ -157,7 +158,7 @@ def test_cores_are_crowded_when_a_window_of_them_was_hardly_idle() -> None:
 
 
 def test_the_cores_of_this_host_are_read() -> None:
-    idle, total = turns.core_seconds()
+    idle, total = admission.core_seconds()
     assert 0 <= idle < total
 
 
@@ -219,7 +220,7 @@ def test_a_step_that_may_wait_for_other_workers_takes_no_turns(cluster: dict[str
 
 
 def test_turns_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(turns.VARIABLE, "0")
+    monkeypatch.setenv(admission.VARIABLE, "0")
     with servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default():
         _, counted = _training()
         with rt.Session(made[TARGET].target) as session:

@@ -12,8 +12,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from runtime.checkpoint import pacing, storage
 from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError
-from runtime.execution import background, zarr
 
 
 def _strings(items: list[bytes]) -> np.ndarray:
@@ -24,27 +24,27 @@ def _strings(items: list[bytes]) -> np.ndarray:
 
 @hypothesis.given(st.lists(st.binary(max_size=20), max_size=12))
 def test_strings_come_back(items: list[bytes]) -> None:
-    assert zarr.decode_strings(zarr.encode_strings(_strings(items)), (len(items),)).tolist() == items
+    assert storage.decode_strings(storage.encode_strings(_strings(items)), (len(items),)).tolist() == items
 
 
 @hypothesis.given(st.lists(st.binary(max_size=5), min_size=1, max_size=4), st.integers(0, 1000))
 def test_cut_off_strings_are_told(items: list[bytes], cut: int) -> None:
-    data = zarr.encode_strings(_strings(items))
+    data = storage.encode_strings(_strings(items))
     with pytest.raises(DataLossError):
-        zarr.decode_strings(data[: cut % data.size], (len(items),))
+        storage.decode_strings(data[: cut % data.size], (len(items),))
 
 
 def test_blocks_of_one_array_are_written_one_after_the_other_and_read_alone(tmp_path: pathlib.Path) -> None:
     whole = np.arange(60, dtype=np.int32).reshape(12, 5)
     blocks = [
-        (zarr.Placed("x", (4, 5), whole.dtype, whole.shape, (first, 0), (2, 5)), whole[first : first + 4])
+        (storage.Placed("x", (4, 5), whole.dtype, whole.shape, (first, 0), (2, 5)), whole[first : first + 4])
         for first in (0, 4, 8)
     ]
     wrote: list[int] = []
-    zarr.write_arrays(str(tmp_path / "store"), iter(blocks), wrote=wrote.append, group_bytes=80)
+    storage.write_arrays(str(tmp_path / "store"), iter(blocks), wrote=wrote.append, group_bytes=80)
     assert sum(wrote) == whole.nbytes and len(wrote) == 3
-    wanted = zarr.Placed("x", (5, 2), whole.dtype, whole.shape, (3, 1), ())
-    found = zarr.read_arrays(str(tmp_path / "store"), [wanted], ocdbt=True, zarr3=False)[0]
+    wanted = storage.Placed("x", (5, 2), whole.dtype, whole.shape, (3, 1), ())
+    found = storage.read_arrays(str(tmp_path / "store"), [wanted], ocdbt=True, zarr3=False)[0]
     assert np.array_equal(found, whole[3:8, 1:3])
 
 
@@ -53,34 +53,34 @@ def test_a_large_array_is_written_in_groups_too(tmp_path: pathlib.Path) -> None:
     whole = np.arange(2100, dtype=np.int32).reshape(21, 100)
     parts = [(0, 8), (8, 21)]
     arrays = [
-        (zarr.Placed("x", (b - a, 100), whole.dtype, whole.shape, (a, 0), (2, 100)), whole[a:b]) for a, b in parts
+        (storage.Placed("x", (b - a, 100), whole.dtype, whole.shape, (a, 0), (2, 100)), whole[a:b]) for a, b in parts
     ]
     wrote: list[int] = []
-    zarr.write_arrays(str(tmp_path / "store"), arrays, wrote=wrote.append, group_bytes=1700)
+    storage.write_arrays(str(tmp_path / "store"), arrays, wrote=wrote.append, group_bytes=1700)
     assert wrote == [1600, 1600, 1600, 1600, 1600, 400]
-    wanted = zarr.Placed("x", whole.shape, whole.dtype, whole.shape, (0, 0), ())
-    assert np.array_equal(zarr.read_arrays(str(tmp_path / "store"), [wanted], ocdbt=True, zarr3=False)[0], whole)
+    wanted = storage.Placed("x", whole.shape, whole.dtype, whole.shape, (0, 0), ())
+    assert np.array_equal(storage.read_arrays(str(tmp_path / "store"), [wanted], ocdbt=True, zarr3=False)[0], whole)
 
 
 def test_what_is_not_there_or_not_as_told(tmp_path: pathlib.Path) -> None:
     store = str(tmp_path / "store")
     array = np.zeros(3, np.float32)
-    zarr.write_arrays(store, [(zarr.Placed("x", (3,), array.dtype, (3,), (0,), (3,)), array)])
-    cases: list[tuple[zarr.Placed, type[OpError]]] = [
-        (zarr.Placed("y", (3,), array.dtype, (3,), (0,), ()), NotFoundError),
-        (zarr.Placed("x", (4,), array.dtype, (4,), (0,), ()), InvalidArgumentError),
-        (zarr.Placed("x", (3,), np.dtype(np.int32), (3,), (0,), ()), InvalidArgumentError),
+    storage.write_arrays(store, [(storage.Placed("x", (3,), array.dtype, (3,), (0,), (3,)), array)])
+    cases: list[tuple[storage.Placed, type[OpError]]] = [
+        (storage.Placed("y", (3,), array.dtype, (3,), (0,), ()), NotFoundError),
+        (storage.Placed("x", (4,), array.dtype, (4,), (0,), ()), InvalidArgumentError),
+        (storage.Placed("x", (3,), np.dtype(np.int32), (3,), (0,), ()), InvalidArgumentError),
     ]
     for placed, error in cases:
         with pytest.raises(error):
-            zarr.read_arrays(store, [placed], ocdbt=True, zarr3=False)
+            storage.read_arrays(store, [placed], ocdbt=True, zarr3=False)
 
 
 def test_cancelled_writing_stops(tmp_path: pathlib.Path) -> None:
     array = np.zeros(3, np.float32)
-    items = [(zarr.Placed(f"x{i}", (3,), array.dtype, (3,), (0,), (3,)), array) for i in range(9)]
+    items = [(storage.Placed(f"x{i}", (3,), array.dtype, (3,), (0,), (3,)), array) for i in range(9)]
     wrote: list[int] = []
-    zarr.write_arrays(
+    storage.write_arrays(
         str(tmp_path / "store"), items, cancelled=lambda: len(wrote) > 0, wrote=wrote.append, group_bytes=1
     )
     assert 0 < len(wrote) < 9
@@ -90,30 +90,32 @@ def test_nothing_is_written_any_more_after_an_error(tmp_path: pathlib.Path) -> N
     """A task that was to give arrays dies: whoever cleans up after that meets no writer any more."""
     rows = np.zeros((1, 1 << 20), np.float32)
 
-    def arrays() -> Iterator[tuple[zarr.Placed, np.ndarray]]:
+    def arrays() -> Iterator[tuple[storage.Placed, np.ndarray]]:
         for i in range(4):
-            yield zarr.Placed("x", rows.shape, rows.dtype, (8, rows.shape[1]), (i, 0), rows.shape), rows
+            yield storage.Placed("x", rows.shape, rows.dtype, (8, rows.shape[1]), (i, 0), rows.shape), rows
         raise UnavailableError("gone", task="/job:ps/task:1")
 
     for attempt in range(4):
         store = tmp_path / str(attempt)
         with pytest.raises(UnavailableError, match="gone"):
-            zarr.write_arrays(str(store), arrays(), group_bytes=rows.nbytes, in_flight=3)
+            storage.write_arrays(str(store), arrays(), group_bytes=rows.nbytes, in_flight=3)
         shutil.rmtree(store)  # raises when a file comes meanwhile
     assert os.listdir(tmp_path) == []
 
 
 def test_writing_rests_after_each_group_while_somebody_trains(tmp_path: pathlib.Path) -> None:
     arrays = {f"x{i}": np.arange(i, i + 3, dtype=np.float32) for i in range(5)}
-    placed = [zarr.Placed(k, a.shape, a.dtype, a.shape, (0,), a.shape) for k, a in arrays.items()]
+    placed = [storage.Placed(k, a.shape, a.dtype, a.shape, (0,), a.shape) for k, a in arrays.items()]
     store = str(tmp_path / "store")
     written: list[int] = []
     rested_after: list[int] = []
     steps = iter([0, 1, 2, 2, 3])  # when the save begins, and after each group but the last: none came in the third
-    pace = background.Pace(lambda: next(steps), lambda secs: rested_after.append(len(written)), cores=2)
-    zarr.write_arrays(store, zip(placed, arrays.values(), strict=True), wrote=written.append, group_bytes=1, pace=pace)
+    pace = pacing.Pace(lambda: next(steps), lambda secs: rested_after.append(len(written)), cores=2)
+    storage.write_arrays(
+        store, zip(placed, arrays.values(), strict=True), wrote=written.append, group_bytes=1, pace=pace
+    )
     assert rested_after == [1, 2, 4]
-    assert [a.tolist() for a in zarr.read_arrays(store, placed, ocdbt=True, zarr3=False)] == [
+    assert [a.tolist() for a in storage.read_arrays(store, placed, ocdbt=True, zarr3=False)] == [
         a.tolist() for a in arrays.values()
     ]
 
@@ -121,15 +123,15 @@ def test_writing_rests_after_each_group_while_somebody_trains(tmp_path: pathlib.
 def test_checksums_see_every_change(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"abc" * 1000)
-    before = zarr.checksum(str(path))
+    before = storage.checksum(str(path))
     assert before[0] == 3000
     path.write_bytes(b"abc" * 999 + b"abd")
-    assert zarr.checksum(str(path)) != before
-    assert zarr.files_below(str(tmp_path)) == ["file"]
+    assert storage.checksum(str(path)) != before
+    assert storage.files_below(str(tmp_path)) == ["file"]
 
 
 def test_checksums_that_are_taken_while_files_grow(tmp_path: pathlib.Path) -> None:
-    sums = zarr.Checksums(str(tmp_path))
+    sums = storage.Checksums(str(tmp_path))
     (tmp_path / "done").write_bytes(b"x" * 1000)
     (tmp_path / "grows").write_bytes(b"y" * 10)
     sums.advance()
@@ -137,17 +139,17 @@ def test_checksums_that_are_taken_while_files_grow(tmp_path: pathlib.Path) -> No
     with open(tmp_path / "grows", "ab") as file:
         file.write(b"z")
     (tmp_path / "late").write_bytes(b"")
-    assert sums.finish() == {name: zarr.checksum(str(tmp_path / name)) for name in ("done", "grows", "late")}
+    assert sums.finish() == {name: storage.checksum(str(tmp_path / name)) for name in ("done", "grows", "late")}
 
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_what_is_read_is_aligned_for_xla(tmp_path: pathlib.Path, mapped: bool) -> None:
     store = str(tmp_path / "store")
     arrays = {f"x{i}": np.arange(5 + i, dtype=np.float32) for i in range(9)}
-    placed = [zarr.Placed(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
-    zarr.write_arrays(store, zip(placed, arrays.values(), strict=True))
-    found = list(zarr.read_each(store, placed, ocdbt=True, zarr3=False, mapped=mapped))
-    assert all(a.ctypes.data % zarr.ALIGNMENT == 0 for a in found)
+    placed = [storage.Placed(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
+    storage.write_arrays(store, zip(placed, arrays.values(), strict=True))
+    found = list(storage.read_each(store, placed, ocdbt=True, zarr3=False, mapped=mapped))
+    assert all(a.ctypes.data % storage.ALIGNMENT == 0 for a in found)
     assert [a.tolist() for a in found] == [a.tolist() for a in arrays.values()]
 
 
@@ -156,16 +158,16 @@ def test_work_in_the_background_steps_aside_and_its_errors_come_back() -> None:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     before = niceness()
-    assert background.in_background(niceness, "test") == (before if sys.platform != "linux" else background.NICENESS)
+    assert pacing.in_background(niceness, "test") == (before if sys.platform != "linux" else pacing.NICENESS)
     assert niceness() == before
     with pytest.raises(ZeroDivisionError):
-        background.in_background(lambda: 1 / 0, "test")
+        pacing.in_background(lambda: 1 / 0, "test")
 
 
 def test_work_rests_only_where_cores_are_few_and_never_long() -> None:
     rests: list[float] = []
-    few, many = (background.Pace(iter(range(9)).__next__, rests.append, cores=n) for n in (2, 8))
+    few, many = (pacing.Pace(iter(range(9)).__next__, rests.append, cores=n) for n in (2, 8))
     assert few.others_work() and not many.others_work()
     few.rest(0.125)
     few.rest(60.0)
-    assert rests == [0.375, background.REST_SECS]
+    assert rests == [0.375, pacing.REST_SECS]

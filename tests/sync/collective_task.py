@@ -13,8 +13,8 @@ from absl import app, flags, logging
 
 import harness
 import runtime as rt
-from harness.collective import Group
-from harness.saver import latest_checkpoint
+from harness.checkpoints.saver import latest_checkpoint
+from harness.optimizers.collective import Group
 from tests.sync.task import FEATURES, OUTPUTS, RULES, STEPS, batches, initial, loss_fn
 
 FLAGS = flags.FLAGS

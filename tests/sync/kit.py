@@ -19,8 +19,8 @@ import numpy as np
 import optax
 
 import runtime as rt
-from harness.launcher.ports import free_ports
-from runtime.server.master import MasterOptions
+from harness.launch.ports import free_ports
+from runtime.master.master import MasterOptions
 from tests.sync.task import RULES, initial, loss_fn
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

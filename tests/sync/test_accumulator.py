@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
-from runtime.execution.accumulator import ConditionalAccumulator, reduce_in_order
-from runtime.execution.cancel import Cancellation
+from runtime.kernels.accumulator import ConditionalAccumulator, reduce_in_order
+from runtime.state.cancellation import Cancellation
 from tests.sync.kit import in_threads
 
 F32 = np.dtype(np.float32)

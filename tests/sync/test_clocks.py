@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import harness
 import runtime as rt
 from runtime.errors import CancelledError, DeadlineExceededError
-from runtime.execution.cancel import Cancellation
-from runtime.execution.clocks import Clocks
+from runtime.kernels.staleness import Clocks
+from runtime.state.cancellation import Cancellation
 from tests.sync.kit import cluster, in_threads, wait_until
 from tests.sync.task import Replica, batches
 

@@ -11,7 +11,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.collective import EXIT_GROUP_LOST
+from harness.optimizers.collective import EXIT_GROUP_LOST
 from tests.sync.kit import ROOT, alone, free_addresses, in_threads
 from tests.sync.task import batches
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, OutOfRangeError
-from runtime.execution.cancel import Cancellation
-from runtime.execution.queues import Queue, make_queue
+from runtime.kernels.queues import Queue, make_queue
+from runtime.state.cancellation import Cancellation
 
 F32 = np.dtype(np.float32)
 GIVE_UP = 0.0  # a deadline that has passed: what would wait raises instead

@@ -16,9 +16,9 @@ from runtime.errors import (
     OutOfRangeError,
     PermissionDeniedError,
 )
-from runtime.execution.cancel import Cancellation
-from runtime.execution.quorum import Quorum
-from runtime.execution.quorum_values import UNKNOWN, Decision, Rules
+from runtime.kernels.quorum import Quorum
+from runtime.kernels.quorum_values import UNKNOWN, Decision, Rules
+from runtime.state.cancellation import Cancellation
 
 NOTHING = (-2, 0)
 

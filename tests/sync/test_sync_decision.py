@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.sync_decision import Claimed, Report, choose, rejoined, settle
+from harness.optimizers.sync_policy import Claimed, Report, choose, rejoined, settle
 
 WORKERS = st.lists(st.integers(0, 4), max_size=6).map(tuple)
 REPORTS = st.builds(Report, st.integers(3, 5), WORKERS)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trustme
 
-from runtime import detection
+from runtime import timeouts
 from runtime.errors import CancelledError, UnavailableError
 from runtime.transport import ChannelOptions, Endpoint, Peer, TensorServer
 from tests.transport import kit
@@ -82,7 +82,7 @@ def test_an_address_that_swallows_packets_does_not_hide_the_next(tls: bool, monk
         peer = make_peer(lambda timeout: endpoint(server), options=TCP, ssl_context=ours)
         began = time.monotonic()
         lane = peer.acquire()
-        assert time.monotonic() - began < detection.ATTEMPT_SECS  # the first attempt got through
+        assert time.monotonic() - began < timeouts.ATTEMPT_SECS  # the first attempt got through
         assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
         peer.release(lane)
         peer.close()

@@ -28,7 +28,7 @@ from runtime.errors import (
     UnauthenticatedError,
 )
 from runtime.tensor_spec import TensorSpec
-from runtime.transport import ChannelOptions, Endpoint, Layout, Reply, TensorBuffer, frames, listener, wire
+from runtime.transport import ChannelOptions, Endpoint, Layout, Reply, TensorBuffer, frames, listener, sockets
 from tests.transport import kit
 from tests.transport.kit import TASK, addend, make_peer, make_server, same
 
@@ -585,8 +585,8 @@ def test_too_many_connections():
 
 def test_hang_up_is_seen_without_reading():
     near, far = socket.socketpair()
-    assert not wire.hung_up(near)
+    assert not sockets.hung_up(near)
     far.close()
-    assert wire.hung_up(near)
+    assert sockets.hung_up(near)
     near.close()
-    assert wire.hung_up(near)
+    assert sockets.hung_up(near)

@@ -17,7 +17,7 @@ from runtime.transport.codec import (
     fixed_payload,
     payload_nbytes,
 )
-from runtime.transport.wire import byte_view
+from runtime.transport.sockets import byte_view
 from tests.transport.kit import same
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trustme
 
-from runtime import detection
+from runtime import timeouts
 from runtime.errors import CancelledError, DeadlineExceededError, UnavailableError
 from runtime.transport import ChannelOptions, Reply, channel
 from runtime.transport.connection import call_memory
@@ -59,7 +59,7 @@ def test_a_task_that_does_not_answer_is_not_listened_to_for_long(pair):
     began = time.monotonic()
     with pytest.raises(DeadlineExceededError):
         lane.call(kit.BLOCK, 1, [], kit.NUMBER, deadline=began + 0.1, waits=True)
-    assert 0.1 + detection.LAST_WORD_SECS <= time.monotonic() - began < 10
+    assert 0.1 + timeouts.LAST_WORD_SECS <= time.monotonic() - began < 10
     pair.desk.release.set()
     pair.peer.release(lane)
 
@@ -131,7 +131,7 @@ def _cut_while_it_waits(pair: Any, times: int) -> Caller:
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(detection, "LAST_BACKOFF_SECS", 0.001)
+    monkeypatch.setattr(timeouts, "LAST_BACKOFF_SECS", 0.001)
 
 
 def test_a_call_that_waits_survives_any_number_of_cuts(pair, hasty, monkeypatch):
@@ -157,7 +157,7 @@ def _lines(caplog: pytest.LogCaptureFixture, text: str) -> int:
 
 
 def test_a_call_that_waits_says_so_again_and_again(pair, monkeypatch, caplog):
-    monkeypatch.setattr(detection, "SAY_EVERY_SECS", 0.7)
+    monkeypatch.setattr(timeouts, "SAY_EVERY_SECS", 0.7)
     lane = pair.peer.acquire()
     with caplog.at_level(logging.INFO):
         lane.send(kit.BLOCK, 1, [])
@@ -170,7 +170,7 @@ def test_a_call_that_waits_says_so_again_and_again(pair, monkeypatch, caplog):
 
 
 def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(no_open_ends, monkeypatch, caplog):
-    monkeypatch.setattr(detection, "SAY_EVERY_SECS", 0.7)
+    monkeypatch.setattr(timeouts, "SAY_EVERY_SECS", 0.7)
     other = ServerProcess()
     peer = make_peer(other.resolve, options=ChannelOptions(reconnect_secs=60.0, **QUICK))
     lane = peer.acquire()

@@ -9,7 +9,7 @@ import pytest
 from runtime.transport import Peer, TensorServer, connection
 from runtime.transport.connection import Connection
 from runtime.transport.dial import ChannelOptions
-from runtime.transport.memory import LaneTable
+from runtime.transport.reply_cache import LaneTable
 from tests.transport.kit import CLIENT, NUMBER, SECRET, SUM, TASK, Desk, make_peer, make_server
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 
 from runtime.errors import FailedPreconditionError
-from runtime.transport.memory import LaneTable, Superseded
+from runtime.transport.reply_cache import LaneTable, Superseded
 
 
 class Client:

@@ -6,20 +6,20 @@ import time
 import pytest
 
 import runtime as rt
-from runtime.transport import Endpoint, tunnel
+from runtime.transport import Endpoint, http_proxy
 
 
 @pytest.mark.parametrize("text", ["nowhere", ":80", "host:", "host:x"])
 def test_a_proxy_is_host_and_port(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(tunnel.PROXY_VARIABLE, text)
+    monkeypatch.setenv(http_proxy.PROXY_VARIABLE, text)
     with pytest.raises(rt.InvalidArgumentError, match="write it as host:port"):
-        tunnel.proxy()
+        http_proxy.proxy()
 
 
 def test_without_a_proxy_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(tunnel.PROXY_VARIABLE, raising=False)
-    assert tunnel.proxy() is None
-    assert tunnel.grpc_options() == []
+    monkeypatch.delenv(http_proxy.PROXY_VARIABLE, raising=False)
+    assert http_proxy.proxy() is None
+    assert http_proxy.grpc_options() == []
 
 
 def ask(reply: bytes, secs: float = 5.0) -> bytes:
@@ -27,7 +27,7 @@ def ask(reply: bytes, secs: float = 5.0) -> bytes:
     mine, its = socket.socketpair()
     with mine, its:
         its.sendall(reply)
-        tunnel.ask(mine, "there", 7, time.monotonic() + secs)
+        http_proxy.ask(mine, "there", 7, time.monotonic() + secs)
         assert mine.recv(10) == b"x"
         return its.recv(1000)
 
@@ -49,9 +49,9 @@ def test_addresses_of_ipv6_have_brackets_where_a_port_follows(monkeypatch: pytes
     mine, its = socket.socketpair()
     with mine, its:
         its.sendall(b"HTTP/1.1 200 Connected\r\n\r\nx")
-        tunnel.ask(mine, "fd00::7", 7, time.monotonic() + 5)
+        http_proxy.ask(mine, "fd00::7", 7, time.monotonic() + 5)
         assert its.recv(1000) == b"CONNECT [fd00::7]:7 HTTP/1.1\r\nHost: [fd00::7]:7\r\n\r\n"
-    monkeypatch.setenv(tunnel.PROXY_VARIABLE, "[::1]:3128")
-    assert tunnel.proxy() == ("::1", 3128)
-    assert ("grpc.http_proxy", "http://[::1]:3128") in tunnel.grpc_options()
+    monkeypatch.setenv(http_proxy.PROXY_VARIABLE, "[::1]:3128")
+    assert http_proxy.proxy() == ("::1", 3128)
+    assert ("grpc.http_proxy", "http://[::1]:3128") in http_proxy.grpc_options()
     assert str(Endpoint("fd00::7", 7, None, "", 1)) == "[fd00::7]:7"

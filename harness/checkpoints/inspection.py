@@ -1,0 +1,179 @@
+r"""What is in a checkpoint: `python -m harness.inspect_checkpoint DIR [--name=w] [--values] [--compare OTHER]`.
+
+DIR is a run's directory, a series of checkpoints (``logdir/model.ckpt``) or one checkpoint (``logdir/model.ckpt/100``).
+Shows the steps that there are and whether each is complete, then the variables of the newest whole one (or of the one
+named): dtype, shape, bytes, and the tasks that held them. The exit code is 0 when all is well, 1 when a checkpoint is
+damaged, none is there, or --compare finds a difference, 2 for bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import runtime as rt
+from harness.checkpoints.layout import find_checkpoint, managers_below, problems_of, steps_in
+from harness.checkpoints.manifest import read_manifest
+from harness.checkpoints.reader import CheckpointReader, Stored, dtype_named, load_checkpoint
+from harness.monitoring.command_line import USAGE_ERROR, Parser
+from harness.monitoring.rates import sizes, table
+
+
+def steps_of(path: str) -> list[dict[str, Any]]:
+    """The checkpoints at or right below a directory: step, path, when it was saved, and what is wrong with it."""
+    found = []
+    for directory in managers_below(path):
+        for step in steps_in(directory):
+            problems = problems_of(step)
+            try:
+                manifest = read_manifest(step.path)
+            except rt.DataLossError:
+                manifest = None
+            found.append(
+                {
+                    "step": step.number,
+                    "path": step.path,
+                    "saved_at": manifest.saved_at if manifest else None,
+                    "bytes": sum(f.size for f in manifest.files) if manifest else None,
+                    "complete": not problems,
+                    "problems": problems,
+                }
+            )
+    return found
+
+
+def wanted(reader: CheckpointReader, name: str | None) -> list[Stored]:
+    """The arrays that ``--name`` asks for; all without it."""
+    return [s for s in reader.arrays.values() if name is None or s.name == name or s.name.startswith(f"{name}/")]
+
+
+def nbytes(stored: Stored) -> int:
+    """Bytes of an array's elements; of strings, as they are stored."""
+    return (
+        stored.encoded if stored.dtype == "string" else int(np.prod(stored.shape)) * dtype_named(stored.dtype).itemsize
+    )
+
+
+def where(reader: CheckpointReader, stored: Stored) -> str:
+    """The tasks that held a variable when it was saved."""
+    if reader.manifest is None:
+        return ""
+    return ", ".join(dict.fromkeys(task for task, _, _ in reader.manifest.variables[stored.name].slices))
+
+
+def differences(one: CheckpointReader, other: CheckpointReader, name: str | None = None) -> list[str]:
+    """What differs between two checkpoints, a line for each variable."""
+    ours = {s.name: s for s in wanted(one, name)}
+    theirs = {s.name: s for s in wanted(other, name)}
+    lines = [f"{n}: only in {one.path}" for n in ours.keys() - theirs.keys()]
+    lines += [f"{n}: only in {other.path}" for n in theirs.keys() - ours.keys()]
+    for shared in ours.keys() & theirs.keys():
+        a, b = ours[shared], theirs[shared]
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            lines.append(f"{shared}: {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}")
+            continue
+        x, y = one.get_tensor(shared), other.get_tensor(shared)
+        if x.tobytes() == y.tobytes() if a.dtype != "string" else x.tolist() == y.tolist():
+            continue
+        count = int(np.sum(x != y))
+        largest = ""
+        if a.dtype not in ("string", "bool"):
+            gap = np.abs(x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) - y)
+            largest = f", by up to {float(np.nanmax(gap)):.6g}"
+        lines.append(f"{shared}: {count} of {x.size} elements differ{largest}")
+    return sorted(lines, key=lambda line: line.partition(": ")[0])
+
+
+def _parser() -> Parser:
+    parser = Parser("harness.inspect_checkpoint", __doc__ or "")
+    parser.add_argument("directory", metavar="DIR", help="of a run, of a series of checkpoints, or of one checkpoint")
+    parser.add_argument("--name", help="only the variable of this name, or those whose names begin with it and a /")
+    parser.add_argument("--values", action="store_true", help="print the values")
+    parser.add_argument("--compare", metavar="OTHER", help="another checkpoint: print what differs")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Shows what the arguments name; returns the exit code."""
+    options = _parser().parse_args(argv)
+    path = options.directory
+    if "://" not in path and not os.path.isdir(path) and find_checkpoint(path) is None:
+        print(f"harness.inspect_checkpoint: {path}: no such directory or checkpoint", file=sys.stderr)
+        return USAGE_ERROR
+    steps = steps_of(path)
+    try:
+        reader = load_checkpoint(path)
+        other = load_checkpoint(options.compare) if options.compare else None
+    except (ValueError, rt.DataLossError, rt.FailedPreconditionError) as error:
+        _show_steps(steps)
+        print(f"harness.inspect_checkpoint: {error}", file=sys.stderr)
+        return 1
+    if other is not None:
+        lines = differences(reader, other, options.name)
+        print("\n".join(lines) or f"no difference between {reader.path} and {other.path}")
+        return 1 if lines else 0
+    shown = wanted(reader, options.name)
+    if options.name and not shown:
+        print(f"harness.inspect_checkpoint: {reader.path} has no {options.name!r}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(
+            json.dumps(
+                {
+                    "steps": steps,
+                    "checkpoint": reader.path,
+                    "variables": [_described(reader, s, options) for s in shown],
+                }
+            )
+        )
+    else:
+        _show_steps(steps)
+        _show_variables(reader, shown, options)
+    return 0 if all(step["complete"] for step in steps) else 1
+
+
+def _described(reader: CheckpointReader, stored: Stored, options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": stored.name,
+        "dtype": stored.dtype,
+        "shape": list(stored.shape),
+        "bytes": nbytes(stored),
+        "tasks": where(reader, stored).split(", ") if where(reader, stored) else [],
+    }
+    if options.values:
+        value = reader.get_tensor(stored.name)
+        found["value"] = [str(v) for v in value.ravel().tolist()] if value.dtype.hasobject else value.tolist()
+    return found
+
+
+def _show_steps(steps: list[dict[str, Any]]) -> None:
+    rows = [["STEP", "SAVED", "BYTES", "STATE", "PATH"]]
+    for step in steps:
+        at = step["saved_at"]
+        when = "" if at is None else datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds")
+        state = "complete" if step["complete"] else "DAMAGED: " + "; ".join(step["problems"][:3])
+        rows.append(
+            [str(step["step"]), when, "" if step["bytes"] is None else sizes(step["bytes"]), state, step["path"]]
+        )
+    if steps:
+        print(table(rows) + "\n")
+
+
+def _show_variables(reader: CheckpointReader, shown: list[Stored], options: argparse.Namespace) -> None:
+    rows = [["VARIABLE", "DTYPE", "SHAPE", "BYTES", "TASKS"]]
+    for stored in shown:
+        rows.append([stored.name, stored.dtype, str(list(stored.shape)), sizes(nbytes(stored)), where(reader, stored)])
+    print(f"{reader.path}: {len(shown)} variables, {sizes(sum(map(nbytes, shown)))}")
+    print(table(rows))
+    if options.values:
+        with np.printoptions(threshold=1000, linewidth=120, precision=6):
+            for stored in shown:
+                print(f"\n{stored.name}\n{reader.get_tensor(stored.name)}")

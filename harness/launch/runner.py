@@ -1,0 +1,260 @@
+"""The launcher's event loop: signals, exits, output and time in; processes and lines out.
+
+One thread, and it must be the main one: signals arrive there, and the kernel counts a guard's parent as dead when the
+thread that started it ends. Nothing is polled: the loop sleeps until a pipe, a signal or the next due time wakes it.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+
+from harness.launch import guard, policy
+from harness.launch.output import LineBuffer, Printer
+from harness.launch.policy import Event, Instruction, TaskId
+from harness.launch.tasks import Topology, arguments, environment
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PATIENCE_WITH_USER = 3
+"""At this many stop signals the launcher leaves on the spot, even if its own output is stuck; the guards clean up."""
+PARTIAL_LINE_SECS = 2.0
+"""A line without an end is shown after this long, so that a prompt or a progress bar does not stay invisible."""
+LAUNCHER_NAME = "launch"
+_READ_BYTES = 1 << 16
+
+
+class _Process:
+    """A running task: its guard, and what it has written so far."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], lines: LineBuffer) -> None:
+        assert popen.stdout is not None
+        os.set_blocking(popen.stdout.fileno(), False)
+        self.popen = popen
+        self.output = popen.stdout
+        self.lines = lines
+        self.show_partial_at: float | None = None
+
+    def read(self) -> tuple[list[str], bool]:
+        """The lines that are complete now, and whether more may follow later."""
+        data: bytes | None = self.output.read(_READ_BYTES)  # Unbuffered: None when there is nothing yet.
+        if data is None:
+            return [], True
+        whole = self.lines.feed(data)
+        if whole or not self.lines.partial:
+            self.show_partial_at = None
+        if self.lines.partial and self.show_partial_at is None:
+            self.show_partial_at = time.monotonic() + PARTIAL_LINE_SECS
+        return whole, bool(data)
+
+    def read_rest(self) -> list[str]:
+        """Everything left in the pipe of a process that has ended, the unfinished line too."""
+        lines: list[str] = []
+        while data := self.output.read(_READ_BYTES):
+            lines += self.lines.feed(data)
+        self.show_partial_at = None
+        return lines + self.lines.flush()
+
+    def flush_partial(self, now: float) -> list[str]:
+        """The unfinished line when it has waited long enough."""
+        if self.show_partial_at is None or now < self.show_partial_at:
+            return []
+        self.show_partial_at = None
+        return self.lines.flush()
+
+
+class Runner:
+    """Runs one cluster from start to end."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        topology: Topology,
+        options: policy.Options,
+        held: Mapping[TaskId, socket.socket],
+        *,
+        tasks_out: Printer,
+        messages: Printer,
+    ) -> None:
+        """Takes everything it needs; starts nothing.
+
+        Args:
+            command: the program and its arguments, the same for every task.
+            topology: where the tasks will listen.
+            options: restarts and patience.
+            held: the sockets that keep the tasks' ports free until their first start.
+            tasks_out: where the tasks' lines go.
+            messages: where the launcher's own lines go, under the name LAUNCHER_NAME, and the last lines of a task
+                that failed for good.
+        """
+        self._command = command
+        self._topology = topology
+        self._options = options
+        self._held = dict(held)
+        self._tasks_out = tasks_out
+        self._messages = messages
+        self._reader_left = False
+        self._processes: dict[TaskId, _Process] = {}
+        self._lines: dict[TaskId, LineBuffer] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        """Runs until every task is done; returns the exit code. No task is left when this returns or raises.
+
+        Raises:
+            OSError: if the system cannot start one more process.
+        """
+        with self._selector, _wakeup_socket() as wake, contextlib.ExitStack() as at_end:
+            at_end.callback(self._abandon)
+            self._selector.register(wake, selectors.EVENT_READ)
+            state, instructions = policy.begin(self._topology.tasks(), time.monotonic())
+            self._follow(instructions)
+            while state.stage is not policy.Stage.FINISHED:
+                self._selector_wait(policy.next_due(state))
+                for event in (*self._received(wake), *self._ended(), policy.Tick()):
+                    state, instructions = policy.react(state, event, time.monotonic(), self._options)
+                    self._follow(instructions)
+            return state.exit_code
+
+    def _selector_wait(self, due: float | None) -> None:
+        """Sleeps until something happens or time is due; shows what the tasks wrote meanwhile."""
+        times = [process.show_partial_at for process in self._processes.values()] + [due]
+        earliest = min((at for at in times if at is not None), default=None)
+        timeout = None if earliest is None else max(0.0, earliest - time.monotonic())
+        for key, _ in self._selector.select(timeout):
+            if key.data is not None:
+                task: TaskId = key.data
+                lines, more = self._processes[task].read()
+                self._show(task, lines)
+                if not more:
+                    self._selector.unregister(key.fileobj)
+        for task, process in self._processes.items():
+            self._show(task, process.flush_partial(time.monotonic()))
+
+    def _received(self, wake: socket.socket) -> list[Event]:
+        """The requests to stop that arrived since the last time."""
+        with contextlib.suppress(BlockingIOError):
+            signums = wake.recv(_READ_BYTES)
+            return [policy.Interrupted(signum) for signum in signums if signum in STOP_SIGNALS]
+        return []
+
+    def _ended(self) -> Iterator[Event]:
+        """The tasks that ended since the last time, with all their output shown."""
+        for task, process in list(self._processes.items()):
+            returncode = process.popen.poll()
+            if returncode is not None:
+                self._show(task, process.read_rest())
+                self._forget(task)
+                yield policy.Exited(task, returncode)
+
+    def _show(self, task: TaskId, lines: Sequence[str]) -> None:
+        if self._reader_left:
+            return
+        before = self._tasks_out.failure
+        try:
+            self._tasks_out.write(str(task), lines)
+        except BrokenPipeError:
+            # SIGPIPE would end any other program here; this one ends in order, by the way that a signal takes.
+            self._reader_left = True
+            self._say("nobody reads the output any more")
+            signal.raise_signal(signal.SIGTERM)
+        if self._tasks_out.failure and not before:
+            self._say(
+                f"the tasks' output cannot be written: {self._tasks_out.failure}; the tasks go on, their lines are lost"
+                " until there is room"
+            )
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._messages.write(LAUNCHER_NAME, [text])
+
+    def _follow(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case policy.Start(task, attempt):
+                    self._start(task, attempt)
+                case policy.Send(task, signum):
+                    # Several tasks may end at once; the policy hears of one after the other.
+                    if task in self._processes:
+                        kind = guard.KILL_SIGNAL if signum == signal.SIGKILL else signum
+                        self._processes[task].popen.send_signal(kind)
+                case policy.Say(text):
+                    self._say(text)
+                case policy.ShowTail(task):
+                    tail = self._lines[task].tail
+                    self._say(f"the last lines of {task}:" if tail else f"{task} wrote nothing")
+                    with contextlib.suppress(BrokenPipeError):
+                        self._messages.write(str(task), list(tail))
+
+    def _start(self, task: TaskId, attempt: int) -> None:
+        if task in self._held:
+            self._held.pop(task).close()
+        script = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
+        # Blocked while the guard starts, so that an early signal waits for it instead of ending it half-way.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
+        try:
+            popen = subprocess.Popen(
+                script + arguments(self._command, self._topology, task),
+                env=environment(os.environ, self._topology, task, attempt),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._lines[task] = LineBuffer()
+        process = self._processes[task] = _Process(popen, self._lines[task])
+        self._selector.register(process.output, selectors.EVENT_READ, task)
+
+    def _forget(self, task: TaskId) -> None:
+        process = self._processes.pop(task)
+        with contextlib.suppress(KeyError):  # Its output may have ended before it did.
+            self._selector.unregister(process.output)
+        process.output.close()
+
+    def _abandon(self) -> None:
+        """Ends what an orderly end leaves nothing of: tasks still running after an error of the launcher itself."""
+        for holder in self._held.values():
+            holder.close()
+        for process in self._processes.values():
+            process.popen.send_signal(guard.KILL_SIGNAL)
+        for task, process in list(self._processes.items()):
+            try:
+                process.popen.wait(policy.KILL_PATIENCE_SECS)
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+            self._forget(task)
+
+
+@contextlib.contextmanager
+def _wakeup_socket() -> Iterator[socket.socket]:
+    """A socket that receives the number of every signal of interest as one byte; the old handlers come back after."""
+    count = 0
+
+    def count_stops(signum: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += signum in STOP_SIGNALS
+        if count >= PATIENCE_WITH_USER:
+            os._exit(128 + signum)
+
+    # Whoever started us with SIGHUP ignored (nohup) wants it ignored.
+    wanted = [s for s in (*STOP_SIGNALS, signal.SIGCHLD) if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        old_descriptor = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        old_handlers = {signum: signal.signal(signum, count_stops) for signum in wanted}
+        try:
+            yield receiver
+        finally:
+            for signum, handler in old_handlers.items():
+                signal.signal(signum, handler)
+            signal.set_wakeup_fd(old_descriptor)

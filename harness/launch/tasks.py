@@ -1,0 +1,59 @@
+"""What each task of a local cluster is started with: its command line and its environment."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.launch.policy import PS, WORKER, TaskId
+
+ATTEMPT_VARIABLE = "BELLWETHER_ATTEMPT"
+NUMBER_VARIABLE = "BELLWETHER_TASK_NUMBER"
+"""Which of its launcher's tasks a task is, from 0: for what each task of a host needs one of, such as a port."""
+OWN_FLAGS = ("ps_hosts", "worker_hosts", "job_name", "task_index")
+
+_PS_ENVIRONMENT = {
+    # A ps only adds and copies; on a GPU it would take memory from the workers and move every update across the bus.
+    "CUDA_VISIBLE_DEVICES": "",
+    "JAX_PLATFORMS": "cpu",
+    # Large buffers straight from mmap, so that freed ones go back to the system; set, glibc does not let it drift up.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The addresses (`host:port`) of a cluster's tasks, by task index."""
+
+    ps_hosts: tuple[str, ...]
+    worker_hosts: tuple[str, ...]
+
+    def tasks(self) -> list[TaskId]:
+        """Every task, the ps tasks first, as the workers need them."""
+        sizes = ((PS, len(self.ps_hosts)), (WORKER, len(self.worker_hosts)))
+        return [TaskId(job, index) for job, size in sizes for index in range(size)]
+
+
+def arguments(command: Sequence[str], topology: Topology, task: TaskId) -> list[str]:
+    """The command line of one task; a bare `python` is the interpreter that runs the launcher."""
+    program = sys.executable if command[0] in ("python", "python3") else command[0]
+    return [
+        program,
+        *command[1:],
+        f"--ps_hosts={','.join(topology.ps_hosts)}",
+        f"--worker_hosts={','.join(topology.worker_hosts)}",
+        f"--job_name={task.job}",
+        f"--task_index={task.index}",
+    ]
+
+
+def environment(base: Mapping[str, str], topology: Topology, task: TaskId, attempt: int) -> dict[str, str]:
+    """The environment of one task: `base`, its number, the attempt (0 for the first start), and what a ps needs."""
+    number = topology.tasks().index(task)
+    own = {"PYTHONUNBUFFERED": "1", NUMBER_VARIABLE: str(number), ATTEMPT_VARIABLE: str(attempt)}
+    return {**base, **own, **(_PS_ENVIRONMENT if task.job == PS else {})}
+
+
+def claimed_flags(command: Sequence[str]) -> list[str]:
+    """The arguments in `command` that set a flag which the launcher sets itself."""
+    names = {f"{dashes}{flag}" for flag in OWN_FLAGS for dashes in ("-", "--")}
+    return [argument for argument in command if argument.partition("=")[0] in names]

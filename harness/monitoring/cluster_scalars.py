@@ -1,0 +1,217 @@
+"""The standard series: what a chief writes for TensorBoard about the whole cluster without being asked.
+
+The chief asks every task for its figures now and then, and writes the rates and means since it last asked. So nothing
+is sent in training steps, and one event file holds the series of all tasks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import Coordinator
+from harness.monitoring.rates import figures
+from harness.tensorboard.plugin_messages import Layout
+from harness.training.looper import LooperThread, while_open
+
+ASK_SECS = 2.0
+"""How long a task has to answer before it is left out of one sample."""
+_AT_ONCE = 32
+
+LAYOUT: Layout = {
+    "Speed": {
+        "global steps per second": ["global_step/sec"],
+        "training steps per second, by worker": ["steps_per_sec/.*"],
+        "step time, ms": ["step_ms/.*"],
+        "pull, ms": ["pull_ms/.*"],
+        "compute, ms": ["compute_ms/.*"],
+        "push, ms": ["push_ms/.*"],
+    },
+    "Staleness and updates": {
+        "staleness, mean": ["staleness_mean/.*"],
+        "staleness, max": ["staleness_max/.*"],
+        "updates applied per second, by ps": ["updates_per_sec/.*"],
+        "updates dropped": ["updates_dropped/.*"],
+    },
+    "Parameter servers": {
+        "time to apply an update, ms": ["apply_ms/.*"],
+        "calls at once": ["queue_depth/.*"],
+        "bytes of a step": ["bytes_per_step/.*"],
+        "bytes per second received": ["received_per_sec/.*"],
+        "bytes per second sent": ["sent_per_sec/.*"],
+    },
+    "Checkpoints and recovery": {
+        "checkpoint, seconds": ["checkpoint_seconds/.*"],
+        "checkpoint, bytes": ["checkpoint_bytes/.*"],
+        "recovery, seconds": ["recovery_seconds/.*"],
+        "steps lost": ["steps_lost/.*"],
+        "recoveries": ["recoveries/.*", "mirror_recoveries/.*"],
+        "updates not in the mirror, by ps": ["mirror_lag_steps_max/.*"],
+        "1 while a ps could go on from its mirror": ["mirror_usable/.*"],
+    },
+    "Hosts": {
+        "CPU, percent of one core": ["cpu_percent/.*"],
+        "memory, bytes": ["memory_bytes/.*"],
+        "host memory used, bytes": ["host_memory_used_bytes/.*"],
+        "device memory, bytes": ["device_memory_bytes/.*"],
+    },
+}
+"""How TensorBoard's custom-scalars page groups the standard series."""
+
+_SPANS = (
+    "steps_per_sec",
+    "step_ms",
+    "pull_ms",
+    "compute_ms",
+    "push_ms",
+    "bytes_per_step",
+    "updates_per_sec",
+    "apply_ms",
+    "staleness_mean",
+    "staleness_max",
+    "cpu_percent",
+)
+_SERVING = ("queue_depth", "received_per_sec", "sent_per_sec")
+"""Only of tasks that others call."""
+_GAUGES = ("memory_bytes", "host_memory_used_bytes", "host_load", "variable_bytes", "mirror_lag_steps_max")
+_SWITCHES = ("mirror_usable",)
+"""Gauges whose 0 is what one wants to see."""
+_SUMS = {
+    "updates_dropped_total": "updates_dropped",
+    "recoveries_total": "recoveries",
+    "mirror_recoveries_total": "mirror_recoveries",
+    "steps_lost_total": "steps_lost",
+    "errors_total": "errors",
+}
+"""Sums that are shown as they are, from the first one on that is not zero."""
+_EACH = {
+    "checkpoint_seconds": ("checkpoint_seconds_total", "checkpoints_total"),
+    "checkpoint_bytes": ("checkpoint_bytes_total", "checkpoints_total"),
+    "recovery_seconds": ("recovery_seconds_total", "recoveries_total"),
+}
+"""Series of means: what is summed, and what counts."""
+
+
+def scalars(task: str, before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) -> dict[str, float]:
+    """The standard series of one task: tag -> value.
+
+    Args:
+        task: ``/job:ps/task:0``; the tags end in ``ps_0``.
+        before: its earlier report, None for none.
+        now: its report.
+        seconds: between the two.
+    """
+    label = _label(task)
+    span = figures(before, now, seconds)
+    names = [*_SPANS, *(_SERVING if now.values.get("calls_total") else ())]
+    found = {f"{name}/{label}": float(getattr(span, name)) for name in names if getattr(span, name) is not None}
+    found |= {f"{name}/{label}": span.gauges[name] for name in _GAUGES if span.gauges.get(name)}
+    found |= {f"{name}/{label}": span.gauges[name] for name in _SWITCHES if name in span.gauges}
+    found |= {f"{tag}/{label}": now.values[name] for name, tag in _SUMS.items() if now.values.get(name)}
+    found |= _means(label, before, now)
+    for name, value in span.gauges.items():
+        base, _, device = name.partition("/")
+        if device:
+            found[f"{base}/{label}_{device.replace(':', '_')}"] = value
+    return found
+
+
+def _means(label: str, before: rt.TaskReport | None, now: rt.TaskReport) -> dict[str, float]:
+    past: Mapping[str, float] = before.values if before and before.incarnation == now.incarnation else {}
+    found = {}
+    for tag, (total, count) in _EACH.items():
+        times = now.values.get(count, 0.0) - past.get(count, 0.0)
+        if times > 0:
+            found[f"{tag}/{label}"] = (now.values.get(total, 0.0) - past.get(total, 0.0)) / times
+    return found
+
+
+def _ask(item: tuple[str, str]) -> rt.TaskReport | None:
+    try:
+        return rt.probe(item[1], ASK_SECS)
+    except rt.OpError:
+        return None
+
+
+def _label(task: str) -> str:
+    return "_".join(part.partition(":")[2] for part in task.strip("/").split("/"))
+
+
+class StandardSeries:
+    """Samples the tasks of a cluster and writes what they did since the last sample.
+
+    Args:
+        cluster: the tasks to ask.
+        writer: what writes; gets the layout of the custom-scalars page at once.
+    """
+
+    def __init__(self, cluster: rt.ClusterSpec, writer: Any) -> None:
+        self._tasks = [(str(task), address) for task, address in cluster.tasks().items()]
+        self._writer = writer
+        self._before: dict[str, tuple[rt.TaskReport, float]] = {}
+        self._silent: set[str] = set()
+        writer.add_layout(LAYOUT)
+        self._look()
+
+    def write(self, step: int) -> dict[str, float]:
+        """Asks every task, writes one point of each series at ``step``, and gives them: tag -> value."""
+        before = dict(self._before)
+        self._look()
+        found: dict[str, float] = {}
+        for task, (report, at) in self._before.items():
+            earlier = before.get(task)
+            if earlier is None:
+                found |= scalars(task, None, report, time.time() - report.started_unix_secs)
+            elif at > earlier[1]:
+                found |= scalars(task, earlier[0], report, at - earlier[1])
+        if found:
+            self._writer.add_scalars(found, step)
+        return found
+
+    def _look(self) -> None:
+        silent: set[str] = set()
+        with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(self._tasks)))) as pool:
+            for (task, _), report in zip(self._tasks, pool.map(_ask, self._tasks), strict=True):
+                if report is None:
+                    silent.add(task)
+                elif report.task == task:
+                    self._before[task] = (report, time.monotonic())
+        if gone := [task for task, _ in self._tasks if task in silent - self._silent]:
+            logging.info("no figures from %s: not reached, or done", ", ".join(gone))
+        self._silent = silent
+
+
+class SeriesThread(LooperThread):
+    """Writes the standard series at fixed intervals, until a stop.
+
+    Args:
+        coord: tells when to stop.
+        secs: the interval, seconds.
+        session: gives the global step, and its target tells the cluster.
+        global_step: what to fetch for it.
+        writer: what writes.
+    """
+
+    def __init__(self, coord: Coordinator, secs: float, session: rt.Session, global_step: Any, writer: Any) -> None:
+        super().__init__(coord, secs)
+        self.name = "write-series"
+        self._session = session
+        self._global_step = global_step
+        self._writer = writer
+        self._series: StandardSeries | None = None
+
+    def run_loop(self) -> None:
+        """Writes one point of each series; a cluster that does not answer costs this point, not the training."""
+        try:
+            if self._series is None:
+                self._series = StandardSeries(rt.probe(self._session.target, ASK_SECS).cluster, self._writer)
+                return  # rates need two looks
+            with while_open(self._session):
+                self._series.write(int(self._session.run(self._global_step)))
+        except (rt.UnavailableError, rt.AbortedError, rt.DeadlineExceededError) as error:
+            logging.info("no figures of the cluster this time: %s", error)

@@ -1,0 +1,242 @@
+"""What a training program offers to those who watch it: log lines, a Prometheus endpoint, a profile of some steps.
+
+Importing it defines the flags --metrics_port, --log_json and --profile_steps.
+
+    with monitoring.watched(server), monitoring.StepProfiler.from_flags(logdir) as profiler:
+        while training:
+            profiler.step(step)
+
+Progress bars are in ``harness.monitoring.progress``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging as std_logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from absl import flags, logging
+
+import runtime as rt
+from harness.launch.tasks import ATTEMPT_VARIABLE, NUMBER_VARIABLE
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer(
+    "metrics_port",
+    None,
+    "Port of an HTTP endpoint with this task's figures for Prometheus; 0 takes a free one. Under harness.launch "
+    "this is the first task's, and each further task has the next one, the ps first. Off when not given.",
+    lower_bound=0,
+    upper_bound=65535,
+)
+flags.DEFINE_bool("log_json", False, "Log one JSON object a line: time, level, task, source, message.")
+flags.DEFINE_string(
+    "profile_steps",
+    None,
+    "Steps of the chief to profile, as in 100:105: five, from global step 100 on. A jax.profiler trace is written "
+    "below --logdir; Perfetto opens it.",
+)
+_LEVELS = {"CRITICAL": "F", "FATAL": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "DEBUG": "D"}
+
+
+class TaskFormatter(std_logging.Formatter):
+    """One line for each event: level and time, the task, where, and the message; line breaks become spaces.
+
+    Args:
+        task: such as "worker/0"; "" leaves it out.
+    """
+
+    def __init__(self, task: str) -> None:
+        super().__init__()
+        self._task = f" {task}" if task else ""
+
+    def format(self, record: std_logging.LogRecord) -> str:
+        """The line."""
+        at = datetime.datetime.fromtimestamp(record.created)
+        level = _LEVELS.get(record.levelname, record.levelname[:1])
+        where = f"{record.filename}:{record.lineno}"
+        message = " ".join(record.getMessage().split())
+        text = f"{level}{at:%m%d %H:%M:%S}.{at.microsecond // 1000:03d}{self._task} {where}] {message}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class JsonFormatter(std_logging.Formatter):
+    """One JSON object a line, for log collectors; an exception is one of its fields.
+
+    Args:
+        task: such as "worker/0".
+    """
+
+    def __init__(self, task: str) -> None:
+        super().__init__()
+        self._task = task
+
+    def format(self, record: std_logging.LogRecord) -> str:
+        """The line."""
+        at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        entry: dict[str, Any] = {
+            "time": at.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "task": self._task,
+            "source": f"{record.filename}:{record.lineno}",
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def configure_logging(task: str, as_json: bool = False) -> None:
+    """Makes absl's log lines name the task, where the launcher does not do so. Call it before the server starts.
+
+    Args:
+        task: such as "worker/0".
+        as_json: one JSON object a line.
+    """
+    shown = "" if ATTEMPT_VARIABLE in os.environ else task  # the launcher writes it before every line
+    logging.get_absl_handler().setFormatter(JsonFormatter(task) if as_json else TaskFormatter(shown))
+
+
+@contextlib.contextmanager
+def watched(server: rt.Server) -> Iterator[None]:
+    """Names the server's task in the log lines, and offers its figures at ``--metrics_port`` while the block runs.
+
+    Under the launcher each task has a port of its own: the flag's and those after it. A port that is in use costs the
+    figures, not the training: an error is logged.
+    """
+    configure_logging(f"{server.task.job}/{server.task.index}", FLAGS.log_json)
+    if FLAGS.metrics_port is None:
+        yield
+        return
+    with _endpoint(server, metrics_port(FLAGS.metrics_port, os.environ)):
+        yield
+
+
+def metrics_port(first: int, environ: Mapping[str, str]) -> int:
+    """The port of this task where several tasks of one host were given the same flag; 0 stays any free one."""
+    return first and first + int(environ.get(NUMBER_VARIABLE, "0"))
+
+
+def _endpoint(server: rt.Server, port: int) -> contextlib.AbstractContextManager[object]:
+    from harness.monitoring.prometheus import Endpoint
+
+    try:
+        return Endpoint(server, port)
+    except (OSError, OverflowError) as error:
+        logging.error(
+            "no figures for Prometheus at port %d: %s; give another --metrics_port, or 0 for any free one", port, error
+        )
+        return contextlib.nullcontext()
+
+
+class StepProfiler:
+    """Profiles some steps of this task with jax.profiler; for Perfetto and for TensorBoard's profile plugin.
+
+    Other workers move the global step on between two steps of this task. So the profile holds ``end - first`` steps of
+    this task, from its first one at or after the global step ``first``; none when the run was past them at its start.
+
+    Args:
+        first: the global step from which on the profile begins.
+        end: the global step before which it ends when no other worker trains.
+        directory: where it is written, below ``plugins/profile``.
+    """
+
+    def __init__(self, first: int, end: int, directory: str) -> None:
+        if not 0 <= first < end:
+            raise ValueError(f"the steps {first}:{end} to profile: the first must be 0 or more and below the second")
+        self._first = first
+        self._end = end
+        self._directory = directory
+        self._state = "new"
+        self._left = end - first
+        self._marked: Any = None
+
+    @classmethod
+    def from_flags(cls, directory: str, here: bool = True) -> StepProfiler | _NoProfiler:
+        """The profiler that ``--profile_steps`` asks for; one that does nothing without it.
+
+        Args:
+            directory: where it is written.
+            here: False on the tasks that are not to be profiled.
+
+        Raises:
+            ValueError: the flag is not of the form ``100:105``, or there is no directory.
+        """
+        if not FLAGS.profile_steps or not here:
+            return _NoProfiler()
+        found = re.fullmatch(r"(\d+):(\d+)", FLAGS.profile_steps)
+        if not found:
+            raise ValueError(f"--profile_steps={FLAGS.profile_steps}: give the first step and the end, as in 100:105")
+        if not directory:
+            raise ValueError("--profile_steps needs a --logdir to write to")
+        return cls(int(found[1]), int(found[2]), directory)
+
+    def step(self, step: int) -> None:
+        """Tells that a step is about to run, and that the global step is ``step``."""
+        if self._state == "new":
+            self._state = "before" if step < self._end else "done"
+            if self._state == "done":
+                logging.info("no profile: step %d is past %d:%d already", step, self._first, self._end)
+        if self._state == "before" and step >= self._first:
+            import jax
+
+            logging.info("profiling %d steps of this task from global step %d on", self._left, step)
+            jax.profiler.start_trace(self._directory, create_perfetto_trace=True)
+            self._state = "running"
+        elif self._state == "running":
+            self._left -= 1
+            if not self._left:
+                self.close()
+        if self._state == "running":
+            self._mark(step)
+
+    def _mark(self, step: int | None) -> None:
+        """Ends the step that is marked, and begins one: the profile plugin shows the time of each."""
+        import jax
+
+        if self._marked is not None:
+            self._marked.__exit__(None, None, None)
+        self._marked = None if step is None else jax.profiler.StepTraceAnnotation("train", step_num=step)
+        if self._marked is not None:
+            self._marked.__enter__()
+
+    def close(self) -> None:
+        """Ends a profile that is running and writes it."""
+        if self._state == "running":
+            import jax
+
+            self._state = "done"
+            self._mark(None)
+            try:
+                jax.profiler.stop_trace()
+            except Exception as error:  # a full disk, say: no training depends on it
+                logging.error("the profile is not written below %s: %s", self._directory, error)
+            else:
+                logging.info("the profile is below %s/plugins/profile", self._directory)
+
+    def __enter__(self) -> StepProfiler:
+        """Gives the profiler itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Writes a profile that is still running."""
+        self.close()
+
+
+class _NoProfiler:
+    def step(self, step: int) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def __enter__(self) -> _NoProfiler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

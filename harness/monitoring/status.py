@@ -1,0 +1,289 @@
+r"""The state of a cluster in the terminal: `python -m harness.status --target=host:port`, or with `--cluster=...`.
+
+--cluster takes "ps=a:2222,b:2222;worker=c:2222", the same as JSON, or the name of a JSON file; --target asks one task
+for the cluster that it knows. The exit code is 0 when every task of the cluster answers and knows the same cluster,
+1 when not, 2 for bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import runtime as rt
+from harness.monitoring.command_line import USAGE_ERROR, Parser
+from harness.monitoring.rates import Figures, figures, sizes, table
+
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """One task of the cluster as it was found.
+
+    Attributes:
+        task: ``/job:ps/task:0``.
+        address: where it was looked for.
+        report: what it said; None when it did not answer.
+        problem: why it does not count as up; ``""`` when it does.
+    """
+
+    task: str
+    address: str
+    report: rt.TaskReport | None
+    problem: str = ""
+
+
+def parse_cluster(text: str) -> rt.ClusterSpec:
+    """The cluster that ``--cluster`` names.
+
+    Raises:
+        InvalidArgumentError: it is none of the three forms, or not a cluster.
+        OSError: the file cannot be read.
+    """
+    if os.path.exists(text):
+        with open(text, encoding="utf-8") as file:
+            text = file.read()
+    text = text.strip()
+    if text.startswith("{"):
+        try:
+            jobs = json.loads(text)
+        except ValueError as error:
+            raise rt.InvalidArgumentError(f"--cluster is not JSON: {error}") from None
+        return rt.ClusterSpec(jobs.get("cluster", jobs))
+    parsed: dict[str, list[str]] = {}
+    for part in filter(None, text.split(";")):
+        job, equals, hosts = part.partition("=")
+        if not equals or not job.strip():
+            raise rt.InvalidArgumentError(f"--cluster: {part!r} is not of the form job=host:port,host:port")
+        parsed[job.strip()] = [host.strip() for host in hosts.split(",") if host.strip()]
+        if not parsed[job.strip()]:
+            raise rt.InvalidArgumentError(f"--cluster: {part!r} names no task: write job=host:port,host:port")
+    return rt.ClusterSpec(parsed)
+
+
+def look(cluster: rt.ClusterSpec, timeout_secs: float, variables: bool = False) -> list[TaskState]:
+    """Asks every task of a cluster at once; in the order of the cluster."""
+    tasks = [(str(task), address) for task, address in cluster.tasks().items()]
+    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(tasks)))) as pool:
+        return list(pool.map(lambda item: _look_at(item[0], item[1], cluster, timeout_secs, variables), tasks))
+
+
+def _look_at(task: str, address: str, cluster: rt.ClusterSpec, timeout_secs: float, variables: bool) -> TaskState:
+    try:
+        report = rt.probe(address, timeout_secs, variables=variables)
+    except rt.DeadlineExceededError:
+        return TaskState(task, address, None, f"silent for {timeout_secs:g} s")
+    except rt.UnavailableError:
+        return TaskState(task, address, None, "down: nobody listens")
+    except rt.OpError as error:
+        return TaskState(task, address, None, error.message)
+    if report.task != task:
+        return TaskState(task, address, report, f"another task answers: {report.task}")
+    if report.cluster != cluster:
+        return TaskState(task, address, report, "knows another cluster")
+    return TaskState(task, address, report)
+
+
+def role(task: str) -> str:
+    """What a task does, from its job: "ps", "chief", "worker", or the job's own name."""
+    _, job, index = (part.rpartition(":")[2] for part in ("", *task.strip("/").split("/")))
+    chief = job in ("chief", "master") or (job == "worker" and index == "0")
+    return "chief" if chief else job
+
+
+def as_rows(states: list[TaskState], spans: Mapping[str, Figures], now: float) -> list[list[str]]:
+    """The table of tasks, with its heading."""
+    rows = [
+        ["TASK", "ROLE", "STATE", "INCARNATION", "STEP", "STEPS/S", "STEP MS", "PULL/COMP/PUSH", "STALE", "APPLY MS"]
+        + ["QUEUE", "VARS", "BYTES", "CONN", "MEM", "CPU", "LAST ERROR"]
+    ]
+    for state in states:
+        report = state.report
+        if report is None:
+            rows.append([state.task, role(state.task), state.problem, *[""] * 14])
+            continue
+        span, value = spans[state.task], report.values
+        up = f"up {_duration(now - report.started_unix_secs)}"
+        if value.get("mirror_usable") == 0:
+            up += ", not mirrored"  # a ps that has lost its mirror trains on; absent where none is wanted
+        split = [span.pull_ms, span.compute_ms, span.push_ms]
+        error = report.last_error and f"{_duration(now - report.last_error_unix_secs)} ago: {report.last_error}"
+        rows.append(
+            [
+                state.task,
+                role(state.task),
+                f"{up}, {state.problem}" if state.problem else up,
+                f"{report.incarnation:016x}"[:8],
+                f"{value['global_step']:.0f}" if "global_step" in value else "",
+                _number(span.steps_per_sec, 1),
+                _number(span.step_ms, 2),
+                "" if None in split else "/".join(_number(part, 2) for part in split),
+                "" if span.staleness_mean is None else f"{span.staleness_mean:.1f} max {span.staleness_max}",
+                _number(span.apply_ms, 2),
+                _number(span.queue_depth, 0),
+                f"{value.get('variables', 0):.0f}",
+                sizes(value.get("variable_bytes", 0)),
+                f"{value.get('connections', 0):.0f}",
+                sizes(value.get("memory_bytes", 0)),
+                f"{span.cpu_percent or 0:.0f}%",
+                error[:60],
+            ]
+        )
+    return rows
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _duration(seconds: float) -> str:
+    seconds = max(0, round(seconds))
+    hours, rest = divmod(seconds, 3600)
+    minutes, secs = divmod(rest, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"
+
+
+def variable_rows(states: list[TaskState]) -> list[list[str]]:
+    """The table of variables, with its heading."""
+    rows = [["VARIABLE", "TASK", "DTYPE", "SHAPE", "BYTES"]]
+    for state in states:
+        for v in state.report.variables if state.report else ():
+            name = f"{v.container}:{v.name}" if v.container else v.name
+            text = v.dtype.hasobject
+            nbytes = _bytes(v)
+            shown = "" if nbytes is None else sizes(nbytes)
+            rows.append([name, state.task, "string" if text else v.dtype.name, str(list(v.shape)), shown])
+    return [rows[0], *sorted(rows[1:])]
+
+
+def _bytes(v: Any) -> int | None:
+    """Bytes of a variable's elements; None for strings, which have no fixed size."""
+    return None if v.dtype.hasobject else v.dtype.itemsize * math.prod(v.shape)
+
+
+def as_json(states: list[TaskState], spans: Mapping[str, Figures]) -> dict[str, Any]:
+    """The same as a JSON object."""
+    tasks = []
+    for state in states:
+        entry: dict[str, Any] = {
+            "task": state.task,
+            "address": state.address,
+            "role": role(state.task),
+            "up": state.report is not None,
+            "problem": state.problem,
+        }
+        if state.report is not None:
+            report = asdict(state.report)
+            report.pop("cluster")
+            report["incarnation"] = f"{report['incarnation']:016x}"
+            report["variables"] = [
+                {
+                    "name": v.name,
+                    "container": v.container,
+                    "dtype": "string" if v.dtype.hasobject else v.dtype.name,
+                    "shape": list(v.shape),
+                    "bytes": _bytes(v),
+                }
+                for v in state.report.variables
+            ]
+            span = asdict(spans[state.task])
+            span.pop("gauges")
+            entry |= report | {"figures": span}
+        tasks.append(entry)
+    return {"whole": is_whole(states), "tasks": tasks}
+
+
+def is_whole(states: list[TaskState]) -> bool:
+    """Whether every task answered, as itself, and knows the same cluster."""
+    return all(not state.problem for state in states)
+
+
+def _show(states: list[TaskState], spans: Mapping[str, Figures], options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps(as_json(states, spans)), flush=True)
+        return
+    if options.watch and sys.stdout.isatty():
+        print("\033[2J\033[H", end="")
+    elif options.watch:
+        print(f"-- {time.strftime('%H:%M:%S')}")
+    print(table(as_rows(states, spans, time.time())))
+    if options.variables:
+        print("\n" + table(variable_rows(states)))
+    if not is_whole(states):
+        missing = [state.task for state in states if state.problem]
+        print(f"\nnot whole: {', '.join(missing)}")
+    sys.stdout.flush()
+
+
+def _parser() -> Parser:
+    parser = Parser("harness.status", __doc__ or "")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--cluster", help='"ps=a:1,b:1;worker=c:1", or JSON, or a JSON file')
+    which.add_argument("--target", metavar="HOST:PORT", type=_address, help="one task, which is asked for the cluster")
+    parser.add_argument("--watch", action="store_true", help="show again every --interval seconds, until Ctrl-C")
+    parser.add_argument("--interval", type=_positive, default=1.0, help="seconds over which rates are taken (1)")
+    parser.add_argument("--timeout_secs", type=_positive, default=2.0, help="seconds to wait for a task's answer (2)")
+    parser.add_argument("--json", action="store_true", help="a JSON object instead of a table; one a line with --watch")
+    parser.add_argument("--variables", action="store_true", help="list which variables live where")
+    return parser
+
+
+def _address(text: str) -> str:
+    host, _, port = text.removeprefix("grpc://").rpartition(":")
+    if not host or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form host:port")
+    return text
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Shows the state of the cluster that the arguments name; returns the exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        if options.cluster is not None:
+            cluster = parse_cluster(options.cluster)
+        else:
+            cluster = rt.probe(options.target, options.timeout_secs).cluster
+    except rt.UnavailableError:
+        print(f"harness.status: nobody listens at {options.target}", file=sys.stderr)
+        return 1
+    except rt.DeadlineExceededError:
+        print(f"harness.status: {options.target} is silent for {options.timeout_secs:g} s", file=sys.stderr)
+        return 1
+    except (rt.OpError, OSError, ValueError, TypeError) as error:
+        print(f"harness.status: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    before = {s.task: s for s in look(cluster, options.timeout_secs)}
+    at = time.monotonic()
+    never = threading.Event()
+    try:
+        while True:
+            never.wait(options.interval)
+            states = look(cluster, options.timeout_secs, options.variables)
+            now = time.monotonic()
+            spans = {s.task: figures(before[s.task].report, s.report, now - at) for s in states if s.report is not None}
+            _show(states, spans, options)
+            if not options.watch:
+                return 0 if is_whole(states) else 1
+            before, at = {s.task: s for s in states}, now
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:  # whoever read this has seen enough
+        sys.stderr.close()
+        return 0

@@ -1,0 +1,1 @@
+"""Optimizers: asynchronous, synchronous and in between."""

@@ -1,0 +1,299 @@
+"""Optimizers: any optax transformation, its state beside the variables, its update one program on each ps."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import runtime as rt
+from harness.checkpoints.partitions import slot_of
+from harness.optimizers import wire_precision
+from harness.optimizers.separable import what_mixes
+
+GradientAndVariable = tuple[rt.Tensor | None, rt.Variable]
+
+
+class Optimizer:
+    """Minimises a loss with an optax gradient transformation.
+
+    Every variable has its own optax state, kept in slot variables on the variable's own task: ``mlp/w1/adam/mu`` beside
+    ``mlp/w1``. One atomic program per task updates all variables of that task with their slots. Because each variable
+    is updated by itself, a transformation that needs all gradients at once (``optax.clip_by_global_norm``,
+    ``optax.apply_if_finite``) is refused as ``transformation``: give it as ``before_push``.
+
+    Args:
+        transformation: e.g. ``optax.adam(1e-3)``. Schedules count the updates that the variable has had. Random keys in
+            its state (``optax.add_noise``) differ from variable to variable.
+        before_push: a stateless optax transformation of all gradients together, applied on the worker before they are
+            pushed: ``optax.clip_by_global_norm(1.0)``. It sees this worker's gradients, not an average of all workers.
+        extra_args: tensors that the transformation's update gets as keyword arguments in each step, such as a learning
+            rate that is computed or fed (optax: ``GradientTransformationExtraArgs``).
+        name: first part of the names of operations.
+
+    Raises:
+        InvalidArgumentError: ``before_push`` keeps a state (it would be lost between steps), or the update of one
+            variable by ``transformation`` depends on other variables; names the part of it that does so.
+    """
+
+    def __init__(
+        self,
+        transformation: optax.GradientTransformation,
+        *,
+        before_push: optax.GradientTransformation | None = None,
+        extra_args: Mapping[str, Any] | None = None,
+        name: str = "optimizer",
+    ) -> None:
+        self.name = name
+        self._extra_args = dict(extra_args or {})
+        self._transformation = optax.with_extra_args_support(transformation)
+        self._before_push = before_push
+        self._slots: dict[rt.Variable, dict[str, rt.Variable]] = {}
+        if before_push is not None and jax.tree.leaves(
+            jax.eval_shape(before_push.init, jax.ShapeDtypeStruct((1,), "float32"))
+        ):
+            raise rt.InvalidArgumentError(
+                "before_push keeps a state, which a worker loses when it restarts: use a stateless one"
+            )
+        mixing = what_mixes(transformation, {k: _abstract(v) for k, v in self._extra_args.items()})
+        if mixing is not None:
+            part, keeps_state = mixing
+            raise rt.InvalidArgumentError(
+                f"{name}: with {part} the update of a variable depends on other variables, but here each is updated by "
+                "itself, on its own task: "
+                + (
+                    f"leave {part} out; what all gradients together need must be a stateless before_push"
+                    if keeps_state
+                    else f"give {part} as before_push, which sees all gradients of a worker"
+                )
+            )
+
+    def minimize(
+        self,
+        loss: rt.Tensor,
+        global_step: rt.Variable | None = None,
+        var_list: Sequence[rt.Variable] | None = None,
+        name: str | None = None,
+    ) -> rt.Operation:
+        """One operation that computes the gradients of ``loss`` and applies them.
+
+        Args:
+            loss: floating point tensor.
+            global_step: variable to add 1 to, on its own task, in the same message as that task's update.
+            var_list: variables to train; the trainable variables of the graph by default.
+            name: operation name.
+        """
+        return self.apply_gradients(self.compute_gradients(loss, var_list), global_step, name)
+
+    def compute_gradients(
+        self, loss: rt.Tensor, var_list: Sequence[rt.Variable] | None = None
+    ) -> list[GradientAndVariable]:
+        """Pairs of (gradient, variable); the gradient is None where ``loss`` does not depend on the variable.
+
+        Args:
+            loss: floating point tensor.
+            var_list: variables; the trainable variables of the loss's graph by default.
+
+        Raises:
+            InvalidArgumentError: there are no variables to train.
+        """
+        with loss.graph.as_default():
+            variables = list(rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list))
+        if not variables:
+            raise rt.InvalidArgumentError(f"{self.name}: there are no variables to train; make some, or give var_list")
+        return list(zip(wire_precision.gradients(loss, variables), variables, strict=True))
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Sequence[GradientAndVariable],
+        global_step: rt.Variable | None = None,
+        name: str | None = None,
+    ) -> rt.Operation:
+        """One operation that applies gradients, each on its variable's task.
+
+        Args:
+            grads_and_vars: what ``compute_gradients`` gave, possibly changed; pairs with a None gradient are left out.
+                A variable in several pairs gets one update after the other, in their order, as one atomic program.
+            global_step: variable to add 1 to when the gradients are in.
+            name: operation name.
+
+        Raises:
+            InvalidArgumentError: no gradient is given for any variable; names the variables.
+        """
+        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        if not pairs:
+            names = ", ".join(v.spec.name for _, v in grads_and_vars) or "none"
+            raise rt.InvalidArgumentError(f"{self.name}: no gradients for any variable (variables: {names})")
+        graph = pairs[0][1].graph
+        with graph.as_default(), rt.name_scope(name or self.name):
+            pairs = [(wire_precision.narrowed(g, v), v) for g, v in self._prepared(pairs)]
+            updates: dict[str, rt.Operation] = {}
+            for device, group in _by_device(pairs).items():
+                updates[device] = self._update(group)
+            done = list(updates.values())
+            if global_step is not None:
+                # Beside this task's update, not after those of other tasks: that would cost a third round trip.
+                beside = updates.get(global_step.device)
+                before = [beside] if beside is not None else [g.op for g, _ in pairs]
+                with rt.control_dependencies(before):
+                    done.append(global_step.assign_add(1, name="count_step").op)
+            return rt.group(*done, name="train")
+
+    def get_slot_names(self) -> list[str]:
+        """Names of the slots that variables of this optimizer have, such as ``adam/mu``."""
+        return sorted({name for slots in self._slots.values() for name in slots})
+
+    def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
+        """The slot variable ``name`` of ``variable``, or None when there is none (yet)."""
+        return self._slots.get(variable, {}).get(name)
+
+    def variables(self) -> list[rt.Variable]:
+        """All slot variables."""
+        return [slot for slots in self._slots.values() for slot in slots.values()]
+
+    def _prepared(self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> list[tuple[rt.Tensor, rt.Variable]]:
+        transform = self._before_push
+        if transform is None:
+            return list(pairs)
+
+        def together(gradients: Any) -> Any:
+            return transform.update(gradients, transform.init(gradients))[0]
+
+        changed = rt.call(together, [g for g, _ in pairs], name="before_push")
+        return list(zip(changed, (v for _, v in pairs), strict=True))
+
+    def _update(self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> rt.Operation:
+        """The update of all variables of one task, with their slots, as one program."""
+        variables = list(dict.fromkeys(v for _, v in pairs))
+        places = [variables.index(v) for _, v in pairs]
+        slots = [list(self._slots_of(v).values()) for v in variables]
+        counts = [len(s) for s in slots]
+        extra = [rt.as_tensor(value) for value in self._extra_args.values()]
+
+        def step(*arrays: Any) -> tuple[list[Any], tuple[()]]:
+            values = list(arrays[: len(variables)])
+            stored = list(arrays[len(variables) : len(variables) + sum(counts)])
+            gradients = arrays[len(variables) + sum(counts) : -len(extra) or None]
+            given = dict(zip(self._extra_args, arrays[-len(extra) :], strict=True)) if extra else {}
+            states = []
+            for value, count in zip(values, counts, strict=True):
+                states.append(_restored(stored[:count], self._transformation.init(value)))
+                del stored[:count]
+            for place, gradient in zip(places, gradients, strict=True):
+                value = values[place]
+                gradient = gradient.astype(value.dtype)  # it may have crossed the wire in fewer bits
+                change, states[place] = self._transformation.update(gradient, states[place], value, **given)
+                values[place] = optax.apply_updates(value, change)
+            return [*values, *(leaf for state in states for leaf in _stored(state))], ()
+
+        everything = [*variables, *(s for group in slots for s in group)]
+        applied: rt.Operation = rt.update(everything, step, [*(g for g, _ in pairs), *extra], name="apply")
+        return applied
+
+    def _state(self, variable: rt.Variable) -> Any:
+        return jax.eval_shape(self._transformation.init, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
+
+    def _slots_of(self, variable: rt.Variable) -> dict[str, rt.Variable]:
+        """The slot variables of ``variable``, made at the first call, in the order of the state's leaves."""
+        if variable in self._slots:
+            return self._slots[variable]
+        slots: dict[str, rt.Variable] = {}
+        with rt.name_scope(None), rt.control_dependencies(None):
+            for index, (path, _) in enumerate(jax.tree.flatten_with_path(self._state(variable))[0]):
+                name = _slot_name(self._state(variable), path)
+                while name in slots:
+                    name += "_"
+                with rt.device(variable.device or None):
+                    slots[name] = rt.Variable(
+                        self._initial(variable, index), name=f"{variable.spec.name}/{name}", trainable=False
+                    )
+                slot_of(variable, slots[name], name)
+        self._slots[variable] = slots
+        return slots
+
+    def _initial(self, variable: rt.Variable, index: int) -> Callable[[], rt.Tensor]:
+        init, name = self._transformation.init, variable.spec.name
+
+        def begin(value: Any) -> Any:
+            return _stored(init(value), own_keys_of=name)[index]
+
+        def make() -> rt.Tensor:
+            if rt.get_default_graph() is not variable.graph:  # the graph only wants to know the shape
+                leaf = jax.eval_shape(begin, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
+                return rt.placeholder(leaf.dtype, leaf.shape)
+            tensor: rt.Tensor = rt.call(begin, variable.initial_value, name="initial")
+            return tensor
+
+        return make
+
+
+def _stored(state: Any, own_keys_of: str | None = None) -> list[Any]:
+    """The leaves of an optax state as slot variables hold them: the bits of random keys, all else as it is.
+
+    Args:
+        state: the state.
+        own_keys_of: name of a variable; its keys become others than those of other variables.
+    """
+    leaves = jax.tree.leaves(state)
+    if own_keys_of is not None:
+        number = zlib.crc32(own_keys_of.encode())
+        leaves = [jax.random.fold_in(leaf, number) if _is_key(leaf) else leaf for leaf in leaves]
+    return [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
+
+
+def _restored(leaves: Sequence[Any], first: Any) -> Any:
+    """The state that ``_stored`` gave ``leaves`` of; ``first`` is one of the same structure and kinds."""
+    kinds, structure = jax.tree.flatten(first)
+    whole = [
+        jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(kind)) if _is_key(kind) else leaf
+        for leaf, kind in zip(leaves, kinds, strict=True)
+    ]
+    return jax.tree.unflatten(structure, whole)
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _abstract(value: Any) -> jax.ShapeDtypeStruct:
+    """What an extra argument is like when a step runs, as far as it is known."""
+    if not isinstance(value, rt.Tensor | rt.Variable):
+        value = np.asarray(value)
+    shape = () if value.shape is None else tuple(1 if d is None else d for d in value.shape)
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(value.dtype))
+
+
+def _by_device(pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> dict[str, list[tuple[rt.Tensor, rt.Variable]]]:
+    groups: dict[str, list[tuple[rt.Tensor, rt.Variable]]] = {}
+    for gradient, variable in pairs:
+        groups.setdefault(variable.device, []).append((gradient, variable))
+    return groups
+
+
+def _slot_name(state: Any, path: Sequence[Any]) -> str:
+    """``adam/mu`` for the leaf at ``path`` of an optax state: the kind of state, then the field."""
+    kind, fields = "", []
+    for key in path:
+        if hasattr(state, "_fields"):
+            kind = _kind(type(state).__name__)
+        if isinstance(key, jax.tree_util.GetAttrKey):
+            state = getattr(state, key.name)
+            fields.append(key.name)
+        elif isinstance(key, jax.tree_util.SequenceKey):
+            state = state[key.idx]
+        elif isinstance(key, jax.tree_util.DictKey):
+            state = state[key.key]
+            fields.append(str(key.key))
+    return "/".join(part for part in (kind, *fields[-1:]) if part) or "state"
+
+
+def _kind(name: str) -> str:
+    """``ScaleByAdamState`` -> ``adam``, ``TraceState`` -> ``trace``."""
+    bare = re.sub(r"^(ScaleBy|Scale)(?=[A-Z])|State$", "", name)
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", bare).lower() or "state"

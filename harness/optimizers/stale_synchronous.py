@@ -1,0 +1,55 @@
+"""Semi-synchronous training: no worker runs ahead of the slowest by more than a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import runtime as rt
+from harness.optimizers.optimizer import GradientAndVariable, Optimizer
+from harness.optimizers.sync_replicas import worker_of
+from harness.optimizers.wrapped_optimizer import WrappedOptimizer, updates_of
+
+
+class StaleSynchronous(WrappedOptimizer):
+    """Makes an optimizer semi-synchronous: updates are applied at once, but no worker runs far ahead of the slowest.
+
+    After its update, a worker that is more than ``max_staleness`` steps ahead of the slowest one that is connected
+    waits for it on the ps that holds the global step. 0 is lock step.
+
+    Args:
+        optimizer: what applies the gradients.
+        max_staleness: steps.
+        worker: this worker's number; by default as in ``SyncReplicas``.
+        name: the same in all workers.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, max_staleness: int, *, worker: int | None = None, name: str = "stale_synchronous"
+    ) -> None:
+        if max_staleness < 0:
+            raise rt.InvalidArgumentError(f"{name}: max_staleness={max_staleness} is below 0")
+        super().__init__(optimizer, name)
+        self._max_staleness = max_staleness
+        self._worker = worker
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Sequence[GradientAndVariable],
+        global_step: rt.Variable | None = None,
+        name: str | None = None,
+    ) -> rt.Operation:
+        """One operation that applies gradients and waits for slower workers.
+
+        Raises:
+            InvalidArgumentError: no global step: workers meet on the ps that holds it.
+        """
+        if global_step is None:
+            raise rt.InvalidArgumentError(f"{self.name}: a global step is needed: workers meet on the ps that holds it")
+        train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
+        updates = updates_of(train)
+        beside = [op for op in updates if op.device == global_step.device]
+        others = [op for op in updates if op.device != global_step.device]
+        worker = worker_of(grads_and_vars) if self._worker is None else self._worker
+        with global_step.graph.as_default(), rt.name_scope(None), rt.control_dependencies(None):
+            meet = rt.bounded_update(global_step, beside, self._max_staleness, worker, name=self.name)
+            return rt.group(meet, *others, name=f"{self.name}/train")

@@ -1,0 +1,287 @@
+"""The chief of synchronous steps over several ps: chooses each aggregate, and has it applied on all of them."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import Coordinator
+from harness.optimizers.sync_policy import Claimed, Report, choose, rejoined, settle
+
+_RETRY_SECS = 0.5
+_RELEASE_SECS = 2.0
+_LISTEN_MILLIS = 10_000
+_NOTHING = Report(-2)
+
+
+@dataclass(frozen=True)
+class Orders:
+    """The operations by which a chief commands one quorum; see ``runtime.Quorum``.
+
+    Attributes:
+        takeover: placeholder of ``claim``.
+        claim: makes the session the chief.
+        request: placeholder of ``gather``.
+        gather: waits until there is something to decide on.
+        order: placeholder of ``commit``.
+        commit: applies what was chosen; the leader's runs those of all others before.
+        follow: the same, on this ps alone.
+    """
+
+    takeover: rt.Tensor
+    claim: tuple[rt.Tensor, rt.Tensor]
+    request: rt.Tensor
+    gather: tuple[rt.Tensor, rt.Tensor, rt.Tensor]
+    order: rt.Tensor
+    commit: rt.Tensor
+    follow: rt.Tensor
+
+
+def orders(quorums: Sequence[rt.Quorum]) -> list[Orders]:
+    """Makes the operations of several quorums, the leader first: its ``commit`` runs after those of the others."""
+    made: list[Orders] = []
+    with rt.device(None):
+        for quorum in reversed(quorums):
+            takeover = rt.placeholder(np.int64, [3], name=f"{quorum.name}/takeover")
+            request = rt.placeholder(np.int64, [5], name=f"{quorum.name}/request")
+            order = rt.placeholder(np.int64, [None], name=f"{quorum.name}/order")
+            claim, gather = quorum.claim(takeover), quorum.gather(request)
+            follow = commit = quorum.commit(order)
+            if quorum is quorums[0]:
+                with rt.control_dependencies([o.commit for o in made]):
+                    commit = quorum.commit(order)
+            made.insert(0, Orders(takeover, claim, request, gather, order, commit, follow))
+    return made
+
+
+class SyncRunner:
+    """Runs beside training on the chief, as a queue runner does: a thread for each ps, that listens and decides.
+
+    With one ps that ps decides by itself, and there is nothing to run.
+
+    Args:
+        tasks: the orders of each ps, the one that holds the global step first; empty when there is one ps.
+        needed: gradients in an aggregate.
+        total: workers.
+        timeout_secs: see ``SyncReplicas``.
+        name: for messages.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Orders], *, needed: int, total: int, timeout_secs: float | None, name: str
+    ) -> None:
+        self.name = name
+        self._tasks = list(tasks)
+        self._needed = needed
+        self._total = total
+        self._each = -(-needed // total)
+        self._timeout_secs = timeout_secs
+        self._owner = secrets.randbits(62) + 1
+        self._deciding = threading.Lock()  # held during a commit; what follows is guarded by the condition
+        self._changed = threading.Condition()
+        self._reports = [_NOTHING for _ in tasks]
+        self._epochs: list[int] = []
+        self._claim_count = 0
+        self._lost: BaseException | None = None
+        self._members: frozenset[int] | None = None
+        self._running = False
+
+    def create_threads(
+        self, sess: rt.Session, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
+    ) -> list[threading.Thread]:
+        """Makes the threads.
+
+        Args:
+            sess: the session that they run in.
+            coord: gets their errors, and stops them.
+            daemon: whether they may be left behind when the process ends.
+            start: whether to start them.
+
+        Returns:
+            The threads; none with one ps, or when those of an earlier call still run.
+        """
+        if not self._tasks:
+            return []
+        coord = coord or Coordinator()
+        with self._changed:
+            if self._running:
+                return []
+            self._running = True
+        threads = [threading.Thread(target=self._lead, args=(sess, coord), name=f"{self.name}-lead")]
+        threads += [
+            threading.Thread(target=self._listen_all, args=(i, sess, coord), name=f"{self.name}-listen-{i}")
+            for i in range(len(self._tasks))
+        ]
+        threads.append(threading.Thread(target=self._release, args=(sess, coord), name=f"{self.name}-release"))
+        for thread in threads:
+            thread.daemon = daemon
+            coord.register_thread(thread)
+            if start:
+                thread.start()
+        return threads
+
+    # -- taking the lead ---------------------------------------------------------------------------------------
+
+    def _lead(self, sess: rt.Session, coord: Coordinator) -> None:
+        """Claims all ps, again whenever one was lost, and looks whether a step has waited for too long."""
+        try:
+            while not coord.should_stop():
+                try:
+                    self._claim(sess)
+                    self._watch(sess, coord)
+                except (rt.FailedPreconditionError, rt.CancelledError) as error:
+                    if not coord.should_stop():
+                        logging.info("%s: starts again: %s", self.name, error)
+                        coord.wait_for_stop(_RETRY_SECS)
+        except Exception as error:
+            if not coord.should_stop():
+                coord.request_stop(error)
+        finally:
+            with self._changed:
+                self._running = False
+                self._changed.notify_all()
+
+    def _claim(self, sess: rt.Session) -> None:
+        """Takes the lead on all ps, and brings them to one step."""
+        plan = settle(self._claims(sess, ()))
+        if plan.behind:
+            logging.warning("%s: step %d was applied on some ps only: the others follow", self.name, plan.step)
+            for i in plan.behind:
+                sess.run(self._tasks[i].follow, {self._tasks[i].order: self._order(i, plan.step, plan.workers)})
+        if plan.forget:
+            # What waits at the leader has been refused elsewhere: its workers must push again.
+            self._claims(sess, (0, *plan.forget))
+        with self._changed:
+            self._reports = [_NOTHING for _ in self._tasks]
+            self._lost = None
+            self._claim_count += 1
+            self._changed.notify_all()
+
+    def _claims(self, sess: rt.Session, forget: Sequence[int]) -> list[Claimed]:
+        answers = sess.run([task.claim for task in self._tasks], self._takeover(forget))
+        self._epochs = [int(numbers[0]) for numbers, _ in answers]
+        return [Claimed(int(n[1]), int(n[2]), tuple(int(w) for w in workers)) for n, workers in answers]
+
+    def _takeover(self, forget: Sequence[int]) -> dict[rt.Tensor, np.ndarray]:
+        wanted = self._wanted()
+        return {t.takeover: np.array([self._owner, wanted, i in forget], np.int64) for i, t in enumerate(self._tasks)}
+
+    def _wanted(self) -> int:
+        return self._needed if self._members is None else min(self._needed, len(self._members) * self._each)
+
+    def _watch(self, sess: rt.Session, coord: Coordinator) -> None:
+        wait = self._timeout_secs
+        while not coord.should_stop():
+            with self._changed:
+                claim = self._claim_count
+                step = self._reports[0].step
+                self._changed.wait_for(lambda: self._lost is not None or coord.should_stop(), wait)
+                if self._lost is not None:
+                    raise self._lost
+                moved = self._reports[0].step != step
+            if self._timeout_secs is None or coord.should_stop():
+                continue
+            # As long as a step waits before it is looked at again; the ps knows since when its first gradient is there.
+            waited = 0.0 if moved else self._look(sess, claim)
+            wait = max(0.05, self._timeout_secs - waited)
+
+    def _look(self, sess: rt.Session, claim: int) -> float:
+        """Asks all ps what they have now; goes on with it when time is up. Gives for how long the step has waited."""
+        waited = [self._gather(i, sess, claim, _NOTHING.step, 0, 0) for i in range(len(self._tasks))][0]
+        if self._timeout_secs is not None and waited >= self._timeout_secs:
+            self._decide(sess, claim, time_is_up=True)
+            return 0.0
+        return waited
+
+    # -- listening and deciding --------------------------------------------------------------------------------
+
+    def _listen_all(self, index: int, sess: rt.Session, coord: Coordinator) -> None:
+        claim = 0
+        try:
+            while not coord.should_stop():
+                with self._changed:
+                    if not self._running:
+                        return
+                    if self._claim_count == claim or self._lost is not None:
+                        self._changed.wait(_RETRY_SECS)
+                        continue
+                    claim = self._claim_count
+                try:
+                    self._listen(index, sess, claim, coord.should_stop)
+                except (rt.FailedPreconditionError, rt.CancelledError) as error:
+                    self._lose(error, claim)
+        except Exception as error:
+            if not coord.should_stop():
+                coord.request_stop(error)
+                self._lose(error, claim)
+
+    def _listen(self, index: int, sess: rt.Session, claim: int, should_stop: Callable[[], bool]) -> None:
+        step, count = _NOTHING.step, 0
+        while not should_stop() and self._claim_count == claim:
+            self._gather(index, sess, claim, step, count, _LISTEN_MILLIS)
+            self._decide(sess, claim)
+            with self._changed:
+                step, count = self._reports[index].step, len(self._reports[index].workers)
+
+    def _gather(self, index: int, sess: rt.Session, claim: int, step: int, count: int, limit_millis: int) -> float:
+        """Takes a report of one ps; gives for how many seconds its present step has waited."""
+        task = self._tasks[index]
+        request = np.array([self._owner, self._epochs[index], step, count, limit_millis], np.int64)
+        (found, millis), workers, seen = sess.run(task.gather, {task.request: request})
+        with self._changed:
+            if self._claim_count == claim:
+                # Lower than what was asked for: initialised anew; than what is known by now: overtaken by a commit.
+                if int(found) < step or int(found) >= self._reports[index].step:
+                    self._reports[index] = Report(int(found), tuple(int(w) for w in workers))
+                self._members = rejoined(self._members, [int(w) for w in seen], self._total)
+        return float(millis) / 1000
+
+    def _decide(self, sess: rt.Session, claim: int, time_is_up: bool = False) -> None:
+        """Has the next aggregate applied, if it can be chosen."""
+        with self._deciding:
+            with self._changed:
+                if self._claim_count != claim:
+                    return
+                leader, others = self._reports[0], self._reports[1:]
+                if leader.workers and any(o.step > leader.step for o in others):
+                    raise rt.FailedPreconditionError(f"{self.name}: the global step has gone back")
+                choice = choose(leader, others, self._needed, self._members, self._each, time_is_up)
+                if not choice.workers:
+                    return
+                if time_is_up and len(choice.workers) < self._wanted():
+                    self._members = frozenset(choice.workers)
+                    logging.warning(
+                        "%s: step %d goes on without all workers: %s", self.name, leader.step, choice.reason
+                    )
+                feeds = {task.order: self._order(i, leader.step, choice.workers) for i, task in enumerate(self._tasks)}
+            sess.run([task.commit for task in self._tasks], feeds)
+            with self._changed:
+                if self._claim_count == claim:
+                    after = Report(leader.step + 1)  # some may have told of the next step already
+                    self._reports = [r if r.step > leader.step else after for r in self._reports]
+
+    def _order(self, index: int, step: int, workers: Sequence[int]) -> np.ndarray:
+        return np.array([self._owner, self._epochs[index], self._wanted(), step, *workers], np.int64)
+
+    def _lose(self, error: BaseException, claim: int) -> None:
+        with self._changed:
+            if self._claim_count == claim and self._lost is None:
+                self._lost = error
+                self._changed.notify_all()
+
+    def _release(self, sess: rt.Session, coord: Coordinator) -> None:
+        """At a stop, ends the waits of the listeners: a claim takes the lead away from this runner."""
+        coord.wait_for_stop()
+        with self._changed:
+            self._changed.notify_all()
+        raw = getattr(sess, "raw", sess)
+        try:
+            raw.run([task.claim for task in self._tasks], self._takeover(()), timeout_secs=_RELEASE_SECS)
+        except (rt.OpError, RuntimeError) as error:  # the session or a ps may be gone
+            logging.info("%s: releasing the ps: %s", self.name, error)

@@ -1,0 +1,260 @@
+"""Synchronous training: the gradients of several workers are averaged and applied once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+import runtime as rt
+from harness import summary
+from harness.coordinator import Coordinator
+from harness.optimizers.optimizer import GradientAndVariable, Optimizer
+from harness.optimizers.sync_chief import SyncRunner, orders
+from harness.optimizers.wrapped_optimizer import WrappedOptimizer, updates_of
+from harness.training.hooks.base import SessionRunHook
+
+_T = TypeVar("_T")
+_TASK = re.compile(r"/task:(\d+)")
+
+
+class SyncReplicas(WrappedOptimizer):
+    """Makes an optimizer synchronous: ``replicas_to_aggregate`` gradients are averaged and applied as one step.
+
+    A worker pushes all its gradients for one ps in one message, with the step at which it read the variables, and is
+    answered when that step is over. Gradients of another step are dropped and counted. Each of the gradients in an
+    aggregate comes from another worker, unless there are more to aggregate than workers. See ``docs/sync.md``.
+
+        opt = harness.SyncReplicas(harness.Optimizer(optax.sgd(0.5)), replicas_to_aggregate=3, total_num_replicas=4)
+        train_op = opt.minimize(loss, global_step=global_step)
+
+    A Supervisor or monitored session needs nothing more: what the chief has to run is in the graph's collection of
+    queue runners. ``make_session_run_hook`` and the other methods of the classic optimizer are there too.
+
+    Args:
+        optimizer: what applies the mean.
+        replicas_to_aggregate: gradients in one aggregate. Below ``total_num_replicas`` the others are backups: the step
+            does not wait for the slowest. Above it, each worker gives several gradients to one aggregate.
+        total_num_replicas: workers; ``replicas_to_aggregate`` by default.
+        worker: this worker's number, below ``total_num_replicas``. By default the task number of the device on which
+            the gradients are computed; without one, workers are told apart by their sessions.
+        is_chief: whether this worker chooses the aggregates when there are several ps; worker 0 by default.
+        sync_timeout_secs: when a worker is missing, how long a step waits for it before it goes on with the mean of the
+            gradients that are there. Later steps do not wait for that worker until it is back. None waits for ever.
+        name: the same in all workers.
+
+    Raises:
+        InvalidArgumentError: a number is below 1, or ``worker`` is not below ``total_num_replicas``.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        replicas_to_aggregate: int,
+        total_num_replicas: int | None = None,
+        *,
+        worker: int | None = None,
+        is_chief: bool | None = None,
+        sync_timeout_secs: float | None = None,
+        name: str = "sync_replicas",
+    ) -> None:
+        total = replicas_to_aggregate if total_num_replicas is None else total_num_replicas
+        if replicas_to_aggregate < 1 or total < 1:
+            raise rt.InvalidArgumentError(
+                f"{name}: cannot aggregate {replicas_to_aggregate} gradients of {total} workers"
+            )
+        if worker is not None and not 0 <= worker < total:
+            raise rt.InvalidArgumentError(f"{name}: worker {worker} is not among the {total} workers")
+        super().__init__(optimizer, name)
+        self._needed = replicas_to_aggregate
+        self._total = total
+        self._worker = worker
+        self._is_chief = is_chief
+        self._timeout_secs = sync_timeout_secs
+        self._runner: SyncRunner | None = None
+        self._nothing: rt.Operation | None = None
+        self._accepted: rt.Tensor | None = None
+        self._counted: rt.Tensor | None = None
+        self._dropped: rt.Tensor | None = None
+        self._status: rt.Tensor | None = None
+        self._ready: rt.Tensor | None = None
+
+    # -- building ----------------------------------------------------------------------------------------------
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Sequence[GradientAndVariable],
+        global_step: rt.Variable | None = None,
+        name: str | None = None,
+    ) -> rt.Operation:
+        """One operation that gives gradients to the aggregate and is done when the step that they belong to is over.
+
+        Args:
+            grads_and_vars: what ``compute_gradients`` gave, possibly changed: clipping happens before averaging.
+            global_step: counts the aggregates, one each. A step that fetches it too gets its value afterwards.
+            name: operation name.
+
+        Raises:
+            InvalidArgumentError: no variables, or no global step, or the worker's number is too large.
+        """
+        if not grads_and_vars:
+            raise rt.InvalidArgumentError("Must supply at least one variable")
+        if global_step is None:
+            raise rt.InvalidArgumentError("Global step is required to check staleness")
+        graph = global_step.graph
+        with graph.as_default():
+            train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
+            updates = updates_of(train)
+            worker = self._number(grads_and_vars)
+            with rt.name_scope(None), rt.control_dependencies(None):
+                return self._synchronous(updates, grads_and_vars, global_step, worker)
+
+    def _number(self, grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
+        if self._worker is not None:
+            return self._worker
+        number = worker_of(grads_and_vars)
+        if number is not None and number >= self._total:
+            raise rt.InvalidArgumentError(
+                f"{self.name}: this is worker {number}, but total_num_replicas is {self._total}: give the number of "
+                "workers, or worker="
+            )
+        return number
+
+    def _synchronous(
+        self,
+        applied: Sequence[rt.Operation],
+        grads_and_vars: Sequence[GradientAndVariable],
+        global_step: rt.Variable,
+        worker: int | None,
+    ) -> rt.Operation:
+        groups: dict[str, list[rt.Operation]] = {global_step.device: []}
+        for op in applied:
+            groups.setdefault(op.device, []).append(op)
+        beside = {v.device: v for g, v in grads_and_vars if g is not None} | {global_step.device: global_step}
+        alone = len(groups) == 1
+        stamp = global_step.read_value()
+        quorums, pushes = [], []
+        for device, updates in groups.items():
+            quorum = rt.Quorum(
+                beside[device],
+                needed=self._needed,
+                total=self._total,
+                alone=alone,
+                leads=device == global_step.device,
+                timeout_secs=self._timeout_secs,
+                tasks=[d.split("/device:")[0] for d in groups],
+                name=self.name,
+            )
+            quorums.append(quorum)
+            pushes.append(quorum.push(updates, stamp, worker))
+        self._accepted = pushes[0].outputs[1]
+        _, self._counted, self._dropped, _ = quorums[0].counts()
+        self._status = quorums[0].status()
+        commands = [] if alone else orders(quorums)
+        self._runner = SyncRunner(
+            commands, needed=self._needed, total=self._total, timeout_secs=self._timeout_secs, name=self.name
+        )
+        if self._is_chief if self._is_chief is not None else worker == 0:
+            global_step.graph.add_to_collection(rt.GraphKeys.QUEUE_RUNNERS, self._runner)
+        self._nothing = rt.no_op(name=f"{self.name}/init")
+        self._ready = rt.report_uninitialized_variables(rt.global_variables(), name=f"{self.name}/uninitialized")
+        with rt.device(None):
+            summary.scalar(f"{self.name}/dropped_gradients", self._dropped)
+        return rt.group(*pushes, name=f"{self.name}/train")
+
+    # -- what it knows -----------------------------------------------------------------------------------------
+
+    @property
+    def accepted(self) -> rt.Tensor:
+        """Whether the gradients of this step counted (bool); fetch it beside the training operation."""
+        return _made(self._accepted, self.name, "accepted")
+
+    @property
+    def dropped_gradients(self) -> rt.Tensor:
+        """How many gradients of all workers were dropped as stale so far (int64)."""
+        return _made(self._dropped, self.name, "dropped_gradients")
+
+    @property
+    def accepted_gradients(self) -> rt.Tensor:
+        """How many gradients of all workers were applied so far (int64)."""
+        return _made(self._counted, self.name, "accepted_gradients")
+
+    @property
+    def waiting_for(self) -> rt.Tensor:
+        """A string: whom the present step waits for; empty when it waits for nobody."""
+        return _made(self._status, self.name, "waiting_for")
+
+    # -- the classic optimizer's names -------------------------------------------------------------------------
+
+    def get_chief_queue_runner(self) -> SyncRunner:
+        """What the chief runs beside training; with one ps it has nothing to do.
+
+        Raises:
+            InvalidArgumentError: ``apply_gradients`` was not called yet.
+        """
+        return _made(self._runner, self.name, "get_chief_queue_runner")
+
+    def get_init_tokens_op(self, num_tokens: int = -1) -> rt.Operation:
+        """Nothing to run: no tokens are needed, and no first round is wasted. The argument is checked as ever.
+
+        Raises:
+            InvalidArgumentError: ``apply_gradients`` was not called yet, or the tokens would have been too few.
+        """
+        fewest = self._needed - self._total
+        if num_tokens >= 0 and num_tokens < fewest:
+            raise rt.InvalidArgumentError(
+                f"Too few tokens to finish the first step: {num_tokens} (given) < {fewest} (needed)"
+            )
+        return _made(self._nothing, self.name, "get_init_tokens_op")
+
+    @property
+    def chief_init_op(self) -> rt.Operation:
+        """Nothing to run: the ps take the step from the global step."""
+        return _made(self._nothing, self.name, "chief_init_op")
+
+    local_step_init_op = chief_init_op
+
+    @property
+    def ready_for_local_init_op(self) -> rt.Tensor:
+        """Names of the global variables that have no value."""
+        return _made(self._ready, self.name, "ready_for_local_init_op")
+
+    def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
+        """A hook for monitored sessions; starts the chief's runner, unless the session does so by itself.
+
+        It may be made before ``apply_gradients``; what is wrong is told when the session begins, as
+        ``get_init_tokens_op`` tells it.
+        """
+        return _Hook(self, is_chief, num_tokens)
+
+
+def _made(item: _T | None, name: str, what: str) -> _T:
+    if item is None:
+        raise rt.InvalidArgumentError(f"{name}: apply_gradients should be called before {what}")
+    return item
+
+
+class _Hook(SessionRunHook):
+    def __init__(self, sync: SyncReplicas, is_chief: bool, num_tokens: int) -> None:
+        self._sync = sync
+        self._is_chief = is_chief
+        self._num_tokens = num_tokens
+
+    def begin(self) -> None:
+        """Looks that there is something to run."""
+        self._sync.get_init_tokens_op(self._num_tokens)
+
+    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
+        """Starts the chief's runner; one that runs already is left alone."""
+        if self._is_chief:
+            self._sync.get_chief_queue_runner().create_threads(session, coord, daemon=True, start=True)
+
+
+def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
+    """The number of the worker on whose device the gradients are computed, None when that tells none."""
+    found = {
+        match.group(1)
+        for g, v in grads_and_vars
+        if g is not None and g.device != v.device and (match := _TASK.search(g.device))
+    }
+    return int(found.pop()) if len(found) == 1 else None

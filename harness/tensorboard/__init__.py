@@ -1,0 +1,1 @@
+"""Event files and what TensorBoard shows of them."""

@@ -1,0 +1,239 @@
+"""Summaries: operations that give a serialized Summary message, evaluated as part of a step like any tensor.
+
+They run on the task that is the session's target, whatever device scope they are made in. Their tags are the names
+given to them inside the open name scope, with ``_1``, ``_2`` ... where the graph has a summary of that tag already.
+
+    harness.summary.scalar("loss", loss)
+    merged = harness.summary.merge_all()
+    writer.add_summary(sess.run(merged), step)
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import runtime as rt
+
+_tags: weakref.WeakKeyDictionary[rt.Graph, set[str]] = weakref.WeakKeyDictionary()
+"""The tags that each graph has summaries of."""
+_ILLEGAL = re.compile(r"[^-/\w.]")
+_STRING = np.dtype(object)
+
+
+def scalar(name: str, tensor: Any, collections: Iterable[str] | None = None, family: str | None = None) -> rt.Tensor:
+    """One number.
+
+    Args:
+        name: the tag, inside the open name scope.
+        tensor: a number of any numeric dtype, shape ``()`` (or unknown until the step runs).
+        collections: keys of the graph collections to add it to; ``SUMMARIES`` by default.
+        family: a prefix that groups tags in TensorBoard.
+
+    Returns:
+        A string tensor of shape ``()``.
+
+    Raises:
+        InvalidArgumentError: not a number; when the step runs if the shape is not known before.
+    """
+    value = rt.as_tensor(tensor)
+    if value.shape is not None and any(size != 1 for size in value.shape):
+        raise rt.InvalidArgumentError(f"summary.scalar({name!r}) takes one number, not a tensor of shape {value.shape}")
+    return _summary("scalar", "ScalarSummary", name, [value], {}, collections, family)
+
+
+def histogram(name: str, values: Any, collections: Iterable[str] | None = None, family: str | None = None) -> rt.Tensor:
+    """The distribution of the elements of ``values``, any shape and numeric dtype.
+
+    Args:
+        name: the tag.
+        values: what to count.
+        collections: as in ``scalar``.
+        family: as in ``scalar``.
+
+    Raises:
+        InvalidArgumentError: when the step runs, if an element is NaN or infinite; names the tag.
+    """
+    return _summary("histogram", "HistogramSummary", name, [values], {}, collections, family)
+
+
+def image(
+    name: str, tensor: Any, max_outputs: int = 3, collections: Iterable[str] | None = None, family: str | None = None
+) -> rt.Tensor:
+    """Pictures.
+
+    Args:
+        name: the tag; the pictures get ``/image`` (one) or ``/image/0``, ``/image/1`` ... appended.
+        tensor: ``[batch, height, width, channels]`` with 1 (grey), 3 (RGB) or 4 (RGBA) channels. ``uint8`` is shown as
+            it is; other dtypes are scaled so that the largest value is 255, or 0 is grey where some are negative.
+        max_outputs: how many pictures of the batch.
+        collections: as in ``scalar``.
+        family: as in ``scalar``.
+
+    Raises:
+        InvalidArgumentError: another rank or number of channels.
+    """
+    value = _ranked(name, tensor, (4,), "[batch, height, width, channels]")
+    attrs = {"max_outputs": _positive(max_outputs)}
+    return _summary("image", "ImageSummary", name, [value], attrs, collections, family)
+
+
+def audio(
+    name: str,
+    tensor: Any,
+    sample_rate: Any,
+    max_outputs: int = 3,
+    collections: Iterable[str] | None = None,
+    family: str | None = None,
+) -> rt.Tensor:
+    """Sound clips.
+
+    Args:
+        name: the tag; the clips get ``/audio`` (one) or ``/audio/0`` ... appended.
+        tensor: ``[batch, frames]`` or ``[batch, frames, channels]``, floats from -1 to 1.
+        sample_rate: samples per second, a number or a tensor.
+        max_outputs: how many clips of the batch.
+        collections: as in ``scalar``.
+        family: as in ``scalar``.
+
+    Raises:
+        InvalidArgumentError: another rank.
+    """
+    value = _ranked(name, tensor, (2, 3), "[batch, frames] or [batch, frames, channels]")
+    attrs = {"max_outputs": _positive(max_outputs)}
+    return _summary("audio", "AudioSummaryV2", name, [value, sample_rate], attrs, collections, family)
+
+
+def text(name: str, tensor: Any, collections: Iterable[str] | None = None) -> rt.Tensor:
+    """Strings, shown as Markdown; a vector or matrix of strings becomes a table.
+
+    Args:
+        name: the tag.
+        tensor: strings.
+        collections: as in ``scalar``.
+
+    Raises:
+        ValueError: ``tensor`` holds no strings.
+    """
+    value = rt.as_tensor(tensor)
+    if value.dtype != _STRING:
+        raise ValueError(f"summary.text({name!r}) takes a tensor of strings, not of {value.dtype}")
+    return _summary("text", "TensorSummaryV2", name, [value], {}, collections, None)
+
+
+def hparams(
+    values: Mapping[str, Any],
+    metrics: Sequence[str] = (),
+    name: str = "hparams",
+    collections: Iterable[str] | None = None,
+) -> rt.Tensor:
+    """The hyperparameters of a run, for TensorBoard's table of runs: a constant, to be written once.
+
+    Args:
+        values: name -> bool, number or string; anything else is shown as ``str`` of it, None is left out.
+        metrics: tags of scalars to show beside them, such as "accuracy".
+        name: operation name.
+        collections: as in ``scalar``, but none by default: every step that merges it would write it again.
+    """
+    from harness.tensorboard.plugin_messages import hparams_summary
+
+    with rt.device(None):
+        tensor = rt.constant(hparams_summary(values, metrics).SerializeToString(), name=name)
+    return _collected(tensor, () if collections is None else collections)
+
+
+def merge(inputs: Sequence[Any], collections: Iterable[str] | None = None, name: str | None = None) -> rt.Tensor:
+    """One summary with all the values of ``inputs``.
+
+    Args:
+        inputs: summaries (string tensors); one given twice counts once.
+        collections: keys of the graph collections to add it to; none by default.
+        name: operation name, "Merge" by default.
+    """
+    tensors = list(dict.fromkeys(rt.as_tensor(i) for i in inputs))
+    wrong = [t.name for t in tensors if t.dtype != _STRING]
+    if wrong:
+        raise rt.InvalidArgumentError(
+            f"summary.merge takes summaries, which are strings; {', '.join(wrong)} is not one"
+        )
+    with rt.device(None):
+        op = rt.host_call(
+            "summary/merge", tensors, [((), object)], type="MergeSummary", name=name or "Merge/MergeSummary"
+        )
+    return _collected(op.outputs[0], () if collections is None else collections)
+
+
+def merge_all(key: str = rt.GraphKeys.SUMMARIES, scope: str | None = None, name: str | None = None) -> rt.Tensor | None:
+    """One summary with all those in the collection ``key`` of the default graph, or None when there are none.
+
+    Args:
+        key: the collection.
+        scope: only those whose name begins with this (a regular expression).
+        name: operation name.
+    """
+    found = rt.get_default_graph().get_collection(key, scope)
+    return merge(found, name=name) if found else None
+
+
+def _summary(
+    kind: str,
+    type: str,  # noqa: A002 - the field's own name
+    name: str,
+    inputs: Sequence[Any],
+    attrs: Mapping[str, Any],
+    collections: Iterable[str] | None,
+    family: str | None,
+) -> rt.Tensor:
+    tensors = [rt.as_tensor(i) for i in inputs]
+    graph = tensors[0].graph
+    name = _clean(name)
+    if family:
+        family = _clean(family)
+        name = f"{family}/{name}"
+    tag = "/".join(filter(None, [family, graph.get_name_scope(), name]))
+    taken = _tags.setdefault(graph, set())
+    tag = _free(tag, taken)
+    taken.add(tag)
+    # Not where the values are: the step's target writes its own summaries.
+    with rt.device(None):
+        op = rt.host_call(f"summary/{kind}", tensors, [((), object)], attrs={**attrs, "tag": tag}, type=type, name=name)
+    return _collected(op.outputs[0], (rt.GraphKeys.SUMMARIES,) if collections is None else collections)
+
+
+def _collected(tensor: rt.Tensor, collections: Iterable[str]) -> rt.Tensor:
+    for key in collections:
+        tensor.graph.add_to_collection(key, tensor)
+    return tensor
+
+
+def _clean(name: str) -> str:
+    """Characters that no name may hold become ``_``, as in TensorFlow 1."""
+    cleaned = _ILLEGAL.sub("_", name).lstrip("/-_")
+    if not cleaned:
+        raise rt.InvalidArgumentError(f"{name!r} is not a tag: give it a letter or a digit")
+    return cleaned
+
+
+def _free(tag: str, taken: Collection[str]) -> str:
+    candidate, count = tag, 0
+    while candidate in taken:
+        count += 1
+        candidate = f"{tag}_{count}"
+    return candidate
+
+
+def _ranked(name: str, tensor: Any, ranks: tuple[int, ...], wanted: str) -> rt.Tensor:
+    value = rt.as_tensor(tensor)
+    if value.shape is not None and len(value.shape) not in ranks:
+        raise rt.InvalidArgumentError(f"summary {name!r} takes {wanted}, not a tensor of shape {value.shape}")
+    return value
+
+
+def _positive(max_outputs: int) -> int:
+    if max_outputs < 1:
+        raise rt.InvalidArgumentError(f"max_outputs is {max_outputs}, but at least 1 is needed")
+    return int(max_outputs)

@@ -1,0 +1,262 @@
+"""FileWriter: what TensorBoard reads - summaries, graphs, run metadata, session logs - into event files."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import logging
+from tensorboardX.proto import event_pb2, summary_pb2
+
+import runtime as rt
+from harness.tensorboard.event_file import EventFile
+from harness.tensorboard.graph_def import graph_def
+from harness.tensorboard.plugin_messages import Layout, custom_scalars_summary, hparams_summary
+from harness.tensorboard.purge import points_to_repeat
+
+_FLUSH_SECS = 2.0
+_FLUSH_STORE_SECS = 120.0
+
+
+class FileWriter:
+    """Writes event files into a directory; a thread of its own does the writing. Any number of threads may use it.
+
+    Several processes may write into one directory, each with its own ``filename_suffix``; TensorBoard shows a directory
+    as one run, so series that several processes write under one tag belong in directories of their own.
+
+    A disk that is full or fails is logged, and no method raises because of it: what is added meanwhile waits in memory,
+    up to 16 MiB, and is written when there is room; what is more is lost and counted (``events_lost_total``).
+
+    Args:
+        logdir: the directory, made if it is not there.
+        graph: a graph to write at once.
+        max_queue: how many events may wait to be written before adding one blocks.
+        flush_secs: how often events are flushed to disk, seconds; the first one is at once. By default every 2 s,
+            and every 120 s in a cloud store, where a flush writes the whole file again.
+        filename_suffix: end of the file names.
+
+    Raises:
+        OSError: the directory or the file cannot be made (a full disk is no reason for the file).
+    """
+
+    def __init__(
+        self,
+        logdir: str | os.PathLike[str],
+        graph: rt.Graph | None = None,
+        max_queue: int = 10,
+        flush_secs: float | None = None,
+        filename_suffix: str | None = None,
+    ) -> None:
+        self._logdir = os.fspath(logdir)
+        if flush_secs is None:
+            flush_secs = _FLUSH_STORE_SECS if "://" in self._logdir else _FLUSH_SECS
+        self._options = (max_queue, flush_secs, filename_suffix or "")
+        self._lock = threading.Lock()
+        self._metadata_tags: set[str] = set()
+        self._described: set[str] = set()
+        self._described_at_loss = 0
+        self._warned = False
+        self._file: EventFile | None = None
+        self._finalizer: Any = None
+        self._open()
+        if graph is not None:
+            self.add_graph(graph)
+
+    def _open(self) -> None:
+        if "://" not in self._logdir:
+            os.makedirs(self._logdir, exist_ok=True)
+        file = EventFile(self._logdir, *self._options)
+        self._file = file
+        # A program that ends without closing loses nothing.
+        self._finalizer = weakref.finalize(self, EventFile.close, file)
+        self._described.clear()
+        self._described_at_loss = 0
+        self._warned = False
+
+    def get_logdir(self) -> str:
+        """The directory that was given."""
+        return self._logdir
+
+    @property
+    def path(self) -> str | None:
+        """The event file that is being written, None when closed."""
+        file = self._file
+        return None if file is None else file.path
+
+    # -- adding ------------------------------------------------------------------------------------------------
+
+    def add_summary(self, summary: Any, global_step: Any = None) -> None:
+        """Adds a summary.
+
+        Args:
+            summary: what evaluating a summary gave (bytes), or a Summary message.
+            global_step: the step it belongs to.
+
+        Raises:
+            TypeError: it is neither.
+        """
+        if isinstance(summary, bytes):
+            message = summary_pb2.Summary.FromString(summary)
+        elif isinstance(summary, summary_pb2.Summary):
+            message = summary_pb2.Summary()
+            message.CopyFrom(summary)
+        elif hasattr(summary, "SerializeToString"):  # the same message as another package made it
+            message = summary_pb2.Summary.FromString(summary.SerializeToString())
+        else:
+            raise TypeError(f"add_summary takes bytes or a Summary, not {type(summary).__name__}")
+        self._describe_once(message)
+        self._add(event_pb2.Event(summary=message), global_step)
+
+    def _describe_once(self, message: Any) -> None:
+        """Takes out what has been said about tags: readers keep what the first value of a tag says about it."""
+        with self._lock:
+            lost = 0 if self._file is None else self._file.lost
+            if lost != self._described_at_loss:  # perhaps the very values that said it
+                self._described.clear()
+                self._described_at_loss = lost
+            for value in message.value:
+                if value.HasField("metadata"):
+                    if value.tag in self._described:
+                        value.ClearField("metadata")
+                    self._described.add(value.tag)
+
+    def add_scalars(self, values: Mapping[str, float], global_step: Any = None) -> None:
+        """Adds one number for each tag."""
+        message = summary_pb2.Summary(
+            value=[summary_pb2.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()]
+        )
+        self._add(event_pb2.Event(summary=message), global_step)
+
+    def add_hparams(self, values: Mapping[str, Any], metrics: Sequence[str] = ()) -> None:
+        """Gives the run its row in TensorBoard's table of hyperparameters; see ``summary.hparams``."""
+        self.add_summary(hparams_summary(values, metrics))
+
+    def add_layout(self, layout: Layout) -> None:
+        """Groups scalars into charts of TensorBoard's custom-scalars page: category -> chart -> patterns of tags."""
+        self.add_summary(custom_scalars_summary(layout))
+
+    def add_graph(self, graph: Any, global_step: Any = None) -> None:
+        """Adds a graph, for TensorBoard's graph page.
+
+        Raises:
+            TypeError: it is neither a Graph nor a GraphDef message.
+        """
+        if isinstance(graph, rt.Graph):
+            graph = graph_def(graph)
+        elif not hasattr(graph, "node") or not hasattr(graph, "SerializeToString"):
+            raise TypeError(f"add_graph takes a Graph or a GraphDef, not {type(graph).__name__}")
+        self._add(event_pb2.Event(graph_def=graph.SerializeToString()), global_step)
+
+    def add_run_metadata(self, run_metadata: Any, tag: str, global_step: Any = None) -> None:
+        """Adds what a traced step found out: compute times and bytes, shown on the graph page under ``tag``.
+
+        Args:
+            run_metadata: a ``runtime.RunMetadata`` or a message of that shape.
+            tag: name of the step in TensorBoard, such as "step 100".
+            global_step: its step.
+
+        Raises:
+            ValueError: this writer has had the tag.
+        """
+        with self._lock:
+            if tag in self._metadata_tags:
+                raise ValueError(f"The provided tag {tag!r} was already used for this event type")
+            self._metadata_tags.add(tag)
+        tagged = event_pb2.TaggedRunMetadata(tag=tag, run_metadata=run_metadata.SerializeToString())
+        self._add(event_pb2.Event(tagged_run_metadata=tagged), global_step)
+
+    def add_session_log(
+        self, session_log: Any, global_step: Any = None, checkpoint_path: str = "", msg: str = ""
+    ) -> None:
+        """Adds a mark of the run's life.
+
+        START at a step makes TensorBoard forget the later points that a crashed run left in the directory (in files
+        with this writer's suffix); see ``harness.tensorboard.purge``.
+
+        Args:
+            session_log: "START", "STOP" or "CHECKPOINT", or a SessionLog message.
+            global_step: its step.
+            checkpoint_path: of a CHECKPOINT.
+            msg: anything.
+        """
+        if isinstance(session_log, str):
+            status = event_pb2.SessionLog.SessionStatus.Value(session_log)
+            session_log = event_pb2.SessionLog(status=status, checkpoint_path=checkpoint_path, msg=msg)
+        self._add(event_pb2.Event(session_log=session_log), global_step)
+        path = self.path
+        if session_log.status == event_pb2.SessionLog.START and global_step and path and "://" not in path:
+            for event in points_to_repeat(self._logdir, int(global_step), suffix=self._options[2], but=path):
+                self.add_event(event)
+
+    def add_event(self, event: Any) -> None:
+        """Adds an Event message as it is."""
+        file = self._file
+        if file is None:
+            if not self._warned:
+                self._warned = True
+                logging.warning("Attempting to use a closed FileWriter (%s): events are dropped", self._logdir)
+            return
+        file.put(event)
+
+    def _add(self, event: Any, global_step: Any) -> None:
+        event.wall_time = time.time()
+        if global_step is not None:
+            event.step = int(global_step)
+        self.add_event(event)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def flush(self) -> bool:
+        """Tries to write everything that was added; returns whether it is on disk (what is lost is logged)."""
+        file = self._file
+        return file is None or file.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the file; what is added later is dropped with a warning. Does nothing the second time."""
+        with self._lock:
+            file, self._file = self._file, None
+        if file is not None:
+            self._finalizer.detach()
+            file.close()
+
+    def reopen(self) -> None:
+        """Opens a new file in the same directory after ``close``; does nothing while one is open."""
+        with self._lock:
+            if self._file is None:
+                self._open()
+
+    def __enter__(self) -> FileWriter:
+        """Gives the writer itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the writer."""
+        self.close()
+
+
+class FileWriterCache:
+    """One FileWriter for each directory of this process."""
+
+    _lock = threading.Lock()
+    _writers: dict[str, FileWriter] = {}
+
+    @classmethod
+    def get(cls, logdir: str | os.PathLike[str]) -> FileWriter:
+        """The writer for ``logdir``, made when it is first asked for."""
+        key = os.fspath(logdir)
+        with cls._lock:
+            if key not in cls._writers:
+                cls._writers[key] = FileWriter(key, graph=rt.get_default_graph())
+            return cls._writers[key]
+
+    @classmethod
+    def clear(cls) -> None:
+        """Closes all of them."""
+        with cls._lock:
+            writers, cls._writers = list(cls._writers.values()), {}
+        for writer in writers:
+            writer.close()

@@ -1,0 +1,1 @@
+"""One task's way through a run: Supervisor, monitored sessions, recovery and the end."""

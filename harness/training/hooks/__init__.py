@@ -1,0 +1,34 @@
+"""Hooks: code that a monitored session calls around its life and around every step."""
+
+from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from harness.training.hooks.checkpoint import CheckpointSaverHook, CheckpointSaverListener
+from harness.training.hooks.control import (
+    FeedFnHook,
+    FinalOpsHook,
+    GlobalStepWaiterHook,
+    NanLossDuringTrainingError,
+    NanTensorHook,
+    StopAtStepHook,
+)
+from harness.training.hooks.observe import LoggingTensorHook, ProfilerHook, StepCounterHook, SummarySaverHook
+from harness.training.hooks.timer import SecondOrStepTimer
+
+__all__ = [
+    "CheckpointSaverHook",
+    "CheckpointSaverListener",
+    "FeedFnHook",
+    "FinalOpsHook",
+    "GlobalStepWaiterHook",
+    "LoggingTensorHook",
+    "NanLossDuringTrainingError",
+    "NanTensorHook",
+    "ProfilerHook",
+    "SecondOrStepTimer",
+    "SessionRunArgs",
+    "SessionRunContext",
+    "SessionRunHook",
+    "SessionRunValues",
+    "StepCounterHook",
+    "StopAtStepHook",
+    "SummarySaverHook",
+]

@@ -1,0 +1,179 @@
+"""Hooks that steer training: stop at a step, wait for a step, feed values, stop on NaN, run something at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import Coordinator
+from harness.training.global_step import get_global_step
+from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+
+_TELL_EVERY_SECS = 10.0
+
+
+def required_global_step(hook: str) -> Any:
+    """The global step of the default graph. Raises RuntimeError, naming the hook, when there is none."""
+    step = get_global_step()
+    if step is None:
+        raise RuntimeError(f"Global step should be created to use {hook}: call harness.get_or_create_global_step()")
+    return step
+
+
+class StopAtStepHook(SessionRunHook):
+    """Stops training when the global step has reached a number; with several workers it ends a little above.
+
+    Args:
+        num_steps: steps to train from the step of the first session on; exactly one of this and ``last_step``.
+        last_step: global step to stop at.
+
+    Raises:
+        ValueError: both or neither.
+    """
+
+    def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
+        if (num_steps is None) == (last_step is None):
+            raise ValueError("Exactly one of num_steps and last_step must be specified.")
+        self._num_steps = num_steps
+        self._last_step = last_step
+        self._step: Any = None
+
+    def begin(self) -> None:
+        """Finds the global step."""
+        self._step = required_global_step("StopAtStepHook")
+
+    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
+        """Counts from the first session's step; a recovery changes nothing."""
+        if self._last_step is None:
+            assert self._num_steps is not None
+            self._last_step = int(session.run(self._step)) + self._num_steps
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Asks for the global step."""
+        return SessionRunArgs(self._step)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Stops when it is enough; a step that updates the global step fetches what it has become."""
+        assert self._last_step is not None
+        if int(run_values.results) >= self._last_step:
+            run_context.request_stop()
+
+
+class GlobalStepWaiterHook(SessionRunHook):
+    """Makes a worker begin when the others have got to a global step: a slow start helps asynchronous training.
+
+    Args:
+        wait_until_step: the global step.
+        poll_secs: seconds between looks.
+    """
+
+    def __init__(self, wait_until_step: int, poll_secs: float = 0.5) -> None:
+        self._wait_until = wait_until_step
+        self._poll_secs = poll_secs
+        self._done = wait_until_step <= 0
+        self._step: Any = None
+        self._coord: Coordinator | None = None
+
+    def begin(self) -> None:
+        """Finds the global step."""
+        self._step = required_global_step("GlobalStepWaiterHook")
+
+    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
+        """Remembers what ends the wait."""
+        self._coord = coord
+
+    def before_run(self, run_context: SessionRunContext) -> None:
+        """Waits before the first step; a stop ends it."""
+        told = time.monotonic()
+        while not self._done:
+            step = int(run_context.session.run(self._step))
+            if step >= self._wait_until:
+                break
+            if time.monotonic() >= told:
+                logging.info("waiting for global step %d, it is %d now", self._wait_until, step)
+                told = time.monotonic() + _TELL_EVERY_SECS
+            if self._coord is not None and self._coord.wait_for_stop(self._poll_secs):
+                break
+        self._done = True
+
+
+class FeedFnHook(SessionRunHook):
+    """Feeds every step with what a function gives.
+
+    Args:
+        feed_fn: gives the feeds of one step.
+    """
+
+    def __init__(self, feed_fn: Callable[[], Mapping[Any, Any]]) -> None:
+        self.feed_fn = feed_fn
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Calls the function."""
+        return SessionRunArgs(feed_dict=self.feed_fn())
+
+
+class NanLossDuringTrainingError(RuntimeError):
+    """The loss became NaN."""
+
+
+class NanTensorHook(SessionRunHook):
+    """Ends training when a tensor is NaN.
+
+    Args:
+        loss_tensor: the tensor.
+        fail_on_nan_loss: whether to raise NanLossDuringTrainingError; else training just stops.
+    """
+
+    def __init__(self, loss_tensor: Any, fail_on_nan_loss: bool = True) -> None:
+        self._tensor = loss_tensor
+        self._fail = fail_on_nan_loss
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Asks for the tensor."""
+        return SessionRunArgs(self._tensor)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Looks at it."""
+        if not np.isnan(run_values.results).any():
+            return
+        if self._fail:
+            logging.error("Model diverged with loss = NaN.")
+            raise NanLossDuringTrainingError("NaN loss during training.")
+        logging.warning("Model diverged with loss = NaN; training stops.")
+        run_context.request_stop()
+
+
+class FinalOpsHook(SessionRunHook):
+    """Runs operations at the end.
+
+    Args:
+        final_ops: what is fetched.
+        final_ops_feed_dict: its feeds.
+    """
+
+    def __init__(self, final_ops: Any, final_ops_feed_dict: Mapping[Any, Any] | None = None) -> None:
+        self._final_ops = final_ops
+        self._feed_dict = final_ops_feed_dict
+        self._values: Any = None
+
+    @property
+    def final_ops_values(self) -> Any:
+        """What was fetched; None before the end."""
+        return self._values
+
+    def end(self, session: rt.Session) -> None:
+        """Runs them."""
+        if self._final_ops is None:
+            return
+        try:
+            self._values = session.run(self._final_ops, self._feed_dict)
+        except (rt.OutOfRangeError, StopIteration) as error:
+            logging.warning(
+                "the final operations met the end of the input: give them an input of their own (%s)", error
+            )
+            raise

@@ -1,0 +1,293 @@
+"""Hooks that watch training: log tensors, write summaries and step rates, trace steps."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import Coordinator
+from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from harness.training.hooks.control import required_global_step
+from harness.training.hooks.timer import SecondOrStepTimer
+from harness.training.services import StepCounter
+
+_STANDING_WARNINGS = 5
+
+
+def writer_of(output_dir: str | None, summary_writer: Any) -> Any:
+    """The given writer, else the process's one for a directory, else None."""
+    if summary_writer is not None or output_dir is None:
+        return summary_writer
+    from harness.tensorboard.writer import FileWriterCache
+
+    return FileWriterCache.get(output_dir)
+
+
+class LoggingTensorHook(SessionRunHook):
+    """Logs tensors: in the first step, then every so many steps of this worker or seconds, or at the end.
+
+    Args:
+        tensors: tag -> tensor (or name), or a list of tensors.
+        every_n_iter: steps between lines; at most one of this and ``every_n_secs``.
+        every_n_secs: seconds between lines.
+        at_end: log at the end too.
+        formatter: makes the line from tag -> value.
+
+    Raises:
+        ValueError: both intervals, none at all, or one that is not positive.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Any] | Sequence[Any],
+        every_n_iter: int | None = None,
+        every_n_secs: float | None = None,
+        at_end: bool = False,
+        formatter: Callable[[Mapping[str, Any]], str] | None = None,
+    ) -> None:
+        if every_n_iter is not None and every_n_secs is not None or (not at_end and every_n_iter == every_n_secs):
+            raise ValueError("exactly one of every_n_iter and every_n_secs must be provided, or at_end=True")
+        if every_n_iter is not None and every_n_iter <= 0:
+            raise ValueError(f"invalid every_n_iter={every_n_iter}.")
+        self._tensors = dict(tensors) if isinstance(tensors, Mapping) else {_tag(t): t for t in tensors}
+        self._formatter = formatter
+        self._at_end = at_end
+        timed = every_n_iter is not None or every_n_secs is not None
+        self._timer = SecondOrStepTimer(every_n_secs, every_n_iter) if timed else None
+        self._steps = 0
+
+    def begin(self) -> None:
+        """Starts counting."""
+        self._steps = 0
+        if self._timer is not None:
+            self._timer.reset()
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Asks for the tensors when it is time."""
+        due = self._timer is not None and self._timer.should_trigger_for_step(self._steps)
+        return SessionRunArgs(self._tensors) if due else None
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Logs."""
+        if run_values.results is not None:
+            self._log(run_values.results)
+        self._steps += 1
+
+    def end(self, session: rt.Session) -> None:
+        """Logs the last values."""
+        if self._at_end:
+            self._log(session.run(self._tensors))
+
+    def _log(self, values: Mapping[str, Any]) -> None:
+        secs = self._timer.update_last_triggered_step(self._steps)[0] if self._timer is not None else None
+        if self._formatter is not None:
+            logging.info("%s", self._formatter(values))
+            return
+        line = ", ".join(f"{tag} = {values[tag]}" for tag in self._tensors)
+        logging.info("%s%s", line, "" if secs is None else f" ({secs:.3f} sec)")
+
+
+def _tag(tensor: Any) -> str:
+    return tensor if isinstance(tensor, str) else str(tensor.name)
+
+
+class StepCounterHook(SessionRunHook):
+    """Writes and logs the step rate, ``global_step/sec``; the first rate comes at the second time.
+
+    Args:
+        every_n_steps: global steps between rates; exactly one of this and ``every_n_secs``.
+        every_n_secs: seconds between rates.
+        output_dir: directory of the events; nothing is written without it and ``summary_writer``.
+        summary_writer: writes the events.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = 100,
+        every_n_secs: float | None = None,
+        output_dir: str | None = None,
+        summary_writer: Any = None,
+    ) -> None:
+        self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
+        self._output_dir = output_dir
+        self._writer = summary_writer
+        self._counter: StepCounter | None = None
+        self._step: Any = None
+        self._last: int | None = None
+        self._warnings = 0
+        self._known: dict[frozenset[rt.Operation], bool] = {}
+
+    def begin(self) -> None:
+        """Finds the global step and opens the writer."""
+        self._step = required_global_step("StepCounterHook")
+        self._writer = writer_of(self._output_dir, self._writer)
+        self._counter = StepCounter(self._step.op.name, self._writer)
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Asks for the global step."""
+        return SessionRunArgs(self._step)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Writes a rate when it is time."""
+        step = int(run_values.results)
+        if self._timer.should_trigger_for_step(step):
+            self._timer.update_last_triggered_step(step)
+            assert self._counter is not None
+            self._counter.count(step, time.monotonic())
+        stands = step == self._last and self._warnings < _STANDING_WARNINGS
+        if stands and self._trains(run_context.original_args.fetches):
+            self._warnings += 1
+            logging.warning(
+                "the global step did not move in the last step (%d): give it to the optimizer's minimize()", step
+            )
+        self._last = step
+
+    def _trains(self, fetches: Any) -> bool:
+        """Whether a step writes any variable: one that only evaluates need not move the global step."""
+        elements = map(self._step.graph.as_graph_element, jax.tree.leaves(fetches))
+        operations = frozenset(getattr(element, "op", element) for element in elements)
+        if operations not in self._known:
+            self._known[operations] = _writes(operations)
+        return self._known[operations]
+
+
+def _writes(operations: Iterable[rt.Operation]) -> bool:
+    """Whether a step that fetches these operations writes any variable."""
+    waiting, seen = list(operations), set()
+    while waiting:
+        op = waiting.pop()
+        if getattr(op.body, "variables", ()):
+            return True
+        if op not in seen:
+            seen.add(op)
+            waiting += [tensor.op for tensor in op.inputs]
+            waiting += op.control_inputs
+    return False
+
+
+class SummarySaverHook(SessionRunHook):
+    """Writes summaries every so many global steps or seconds; they are fetched in the user's own step, with its feeds.
+
+    Without ``output_dir`` and ``summary_writer`` nothing is written; a warning says so.
+
+    Args:
+        save_steps: steps between summaries; exactly one of this and ``save_secs``.
+        save_secs: seconds between summaries.
+        output_dir: directory of the events.
+        summary_writer: writes the events instead.
+        scaffold: gives the summary operation; exactly one of this and ``summary_op``.
+        summary_op: string tensor, or a list of them.
+
+    Raises:
+        ValueError: both or neither of the two.
+    """
+
+    def __init__(
+        self,
+        save_steps: int | None = None,
+        save_secs: float | None = None,
+        output_dir: str | None = None,
+        summary_writer: Any = None,
+        scaffold: Any = None,
+        summary_op: Any = None,
+    ) -> None:
+        if (scaffold is None) == (summary_op is None):
+            raise ValueError("Exactly one of scaffold or summary_op must be provided.")
+        self._timer = SecondOrStepTimer(save_secs, save_steps)
+        self._output_dir = output_dir
+        self._writer = summary_writer
+        self._scaffold = scaffold
+        self._summary_op = summary_op
+        self._step: Any = None
+        self._next: int | None = None
+        self._asked = False
+
+    def begin(self) -> None:
+        """Finds the global step and opens the writer."""
+        self._writer = writer_of(self._output_dir, self._writer)
+        if self._writer is None:
+            logging.warning("SummarySaverHook was given no output_dir and no summary_writer: no summary is written")
+        self._step = required_global_step("SummarySaverHook")
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Asks for the summary when it is time; the first step is always summarised."""
+        op = self._summary_op if self._summary_op is not None else self._scaffold.summary_op
+        wanted = op is not None and self._writer is not None
+        self._asked = wanted and (self._next is None or self._timer.should_trigger_for_step(self._next))
+        return SessionRunArgs({"step": self._step, **({"summary": op} if self._asked else {})})
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Writes it."""
+        step = int(run_values.results["step"])
+        if self._asked:
+            if self._next is None:
+                self._writer.add_session_log("START", step)
+            self._timer.update_last_triggered_step(step)
+            given = run_values.results["summary"]
+            for summary in given if isinstance(given, list | tuple) else [given]:
+                self._writer.add_summary(summary, step)
+        self._next = step + 1
+
+    def end(self, session: rt.Session) -> None:
+        """Writes what waits to be written."""
+        if self._writer is not None:
+            self._writer.flush()
+
+
+class ProfilerHook(SessionRunHook):
+    """Traces a step every so often: ``timeline-<step>.json`` for Chrome or Perfetto, and run metadata for TensorBoard.
+
+    Args:
+        save_steps: steps between traces; exactly one of this and ``save_secs``.
+        save_secs: seconds between traces.
+        output_dir: directory of the files.
+    """
+
+    def __init__(self, save_steps: int | None = None, save_secs: float | None = None, output_dir: str = "") -> None:
+        self._timer = SecondOrStepTimer(save_secs, save_steps)
+        self._output_dir = output_dir
+        self._step: Any = None
+        self._next: int | None = None
+        self._asked = False
+        self._writer: Any = None
+
+    def begin(self) -> None:
+        """Finds the global step and opens the writer."""
+        self._step = required_global_step("ProfilerHook")
+        self._writer = writer_of(self._output_dir or None, None)
+
+    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
+        """The first step of a session compiles: it is not traced."""
+        self._next = None
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Asks for a trace when it is time."""
+        self._asked = self._next is not None and self._timer.should_trigger_for_step(self._next)
+        options = rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE) if self._asked else None
+        return SessionRunArgs(self._step, options=options)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Writes the trace."""
+        step = int(run_values.results)
+        if self._next is None:  # as if the first step had been traced
+            self._timer.update_last_triggered_step(step)
+        elif self._asked and run_values.run_metadata is not None:
+            from harness import timeline
+
+            self._timer.update_last_triggered_step(step)
+            path = os.path.join(self._output_dir, f"timeline-{step}.json")
+            logging.info("Saving timeline for %d into '%s'.", step, path)
+            try:
+                os.makedirs(self._output_dir or ".", exist_ok=True)
+                timeline.write(path, run_values.run_metadata)
+            except OSError as error:  # no training depends on it
+                logging.error("the timeline is not written: %s", error)
+            if self._writer is not None:
+                self._writer.add_run_metadata(run_values.run_metadata, f"step_{step}", step)
+        self._next = step + 1

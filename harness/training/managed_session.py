@@ -1,0 +1,295 @@
+"""ManagedSession: a session that makes itself a new one when a task that it needs is lost."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+import runtime as rt
+from harness.training.opening import LOST_CONTACT
+from harness.training.patience import Patience
+
+_MEMORY_TRIES = 3
+"""Recoveries without a good step in between from a step for which there was too little memory: a fourth is no use."""
+
+
+class ManagedSession(rt.Session):
+    """A session whose ``run`` survives the loss of tasks.
+
+    When a step raises UnavailableError or AbortedError, a new session is opened (the chief restores what is lost, the
+    others wait for that), and the step is run again in it: the caller sees a step that took longer. Any number of
+    threads may use it; one of them recovers, the others wait for that. A step for which there is too little memory,
+    and which takes the values of variables along, is tried a few times.
+
+    Args:
+        open_session: opens a session that is ready for training; told whether it is a recovery. It bounds its waits.
+        graph: the graph that is run.
+        patience: when it is exhausted, nothing is recovered any more.
+        recover: False lets the errors out, as the classic session does.
+        global_step: for telling what was lost.
+        on_recovery: called with each new session after a recovery, before any step is run in it.
+        give_up_secs: how long ``open_session`` may take, for the log.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[bool], rt.Session],
+        graph: rt.Graph,
+        patience: Patience,
+        *,
+        recover: bool = True,
+        global_step: Any = None,
+        on_recovery: Callable[[rt.Session], object] | None = None,
+        give_up_secs: float = math.inf,
+    ) -> None:
+        self.graph = graph
+        self._open_session = open_session
+        self._patience = patience
+        self._coord = patience.coord
+        self._recovers = recover
+        self._global_step = global_step
+        self._on_recovery = on_recovery
+        self._limit = f" (gives up after {give_up_secs:g} s)" if give_up_secs < math.inf else ""
+        self._recovery = threading.RLock()
+        self._failed: BaseException | None = None
+        self._last: tuple[Any, Any] = (None, None)
+        self._seen: int | None = None
+        self._lost: tuple[int, int] | None = None
+        self._closed = False
+        self._out_of_memory = 0
+        self._steps: dict[int, float] = {}  # by thread: since when it has been running one
+        self.on_exit: Callable[[BaseException | None], object] | None = None
+        """Called when a ``with`` block of the session ends, before it is closed, with the error that ends it."""
+        self.left: rt.TaskLeftError | None = None
+        """Why nothing more can be trained: a task has left, as training is over."""
+        self.last_loss: rt.OpError | None = None
+        """What the last recovery was for; names the task."""
+        self.recoveries = 0
+        """How often a new session has been opened."""
+        self.raw = open_session(False)
+        """The present session underneath."""
+        self.config = self.raw.config
+        self.target = self.raw.target
+
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *arguments: Any, **options: Any) -> Any:
+        """Runs one step; arguments, result and errors are those of ``Session.run``.
+
+        Raises:
+            BaseException: what has stopped the coordinator, such as the failure of a service thread.
+            UnavailableError, AbortedError: a task was lost, and the session does not recover, or is to stop.
+            ResourceExhaustedError: it needs more memory than a task has.
+            DeadlineExceededError: it was not possible to recover in time; names who is missing.
+            OutOfRangeError: the chief has finished training meanwhile. TaskLeftError: a task has left since.
+        """
+        self.begin_step()
+        try:
+            while True:
+                if self._coord.should_stop():
+                    self._coord.raise_requested_exception()  # a service has failed: not only in the log
+                raw = self.raw
+                try:
+                    result = raw.run(fetches, feed_dict, *arguments, **options)
+                except LOST_CONTACT as error:
+                    self.recover(raw, error)
+                except rt.TaskLeftError as error:
+                    self.left = error
+                    raise
+                except (rt.CancelledError, RuntimeError):
+                    if not self.replaced(raw):
+                        self._coord.raise_requested_exception()  # the step was cancelled because of that
+                        raise
+                else:
+                    self.note(fetches, result)
+                    return result
+        finally:
+            self.end_step()
+
+    def begin_step(self) -> None:
+        """Notes that this thread runs a step from now on."""
+        self._steps[threading.get_ident()] = time.monotonic()
+
+    def end_step(self) -> None:
+        """Notes that this thread runs no step any more."""
+        self._steps.pop(threading.get_ident(), None)
+
+    def end_steps(self) -> None:
+        """Notes that the steps under way have been cancelled."""
+        self._steps.clear()
+
+    def step_secs(self) -> float:
+        """For how long the oldest of the steps under way has been running, seconds; 0 when there is none."""
+        began = min(list(self._steps.values()), default=None)
+        return 0.0 if began is None else time.monotonic() - began
+
+    def replaced(self, raw: rt.Session) -> bool:
+        """Whether another thread has put a new session in the place of one, and closed that, while a step waited in it.
+
+        Args:
+            raw: the session of the step; a recovery that is under way is waited for.
+        """
+        with self._recovery:
+            return raw is not self.raw
+
+    def note(self, fetches: Any, result: Any) -> None:
+        """Remembers what a step gave, for telling what was lost."""
+        self._out_of_memory = 0
+        before, self._last = self._last, (fetches, result)
+        if not _alike(before[0], fetches):  # the steps of a loop are: only the last of them is looked into
+            self._see(before)
+
+    def _see(self, step: tuple[Any, Any]) -> None:
+        found = self._step_in(*step)
+        if found is not None:
+            self._seen = found if self._seen is None else max(found, self._seen)
+
+    def recover(self, broken: rt.Session, error: BaseException) -> None:
+        """Replaces a broken session, unless another thread has done so already.
+
+        Args:
+            broken: the session that raised.
+            error: what it raised; raised again when there is to be no recovery.
+        """
+        if not self._recovers:
+            raise error
+        with self._recovery:
+            if self.raw is not broken:
+                return
+            if self._failed is not None:
+                raise self._failed
+            if not self._closed and (gone := broken.left_tasks):
+                self.left = rt.TaskLeftError("it has left: training is over", task=", ".join(gone))
+                raise self.left from error
+            self._patience.start_again()
+            if self._closed or self._patience.exhausted():
+                raise error
+            if isinstance(error, rt.OpError) and error.out_of_memory:
+                self._out_of_memory += 1
+                if self._out_of_memory > _MEMORY_TRIES:
+                    text = (
+                        f"{error.message} (also after {_MEMORY_TRIES} recoveries: give it less to do, or more memory)"
+                    )
+                    raise rt.ResourceExhaustedError(text, task=error.task) from error
+            started = time.monotonic()
+            logging.warning("recovering: %s%s", error, self._limit)
+            if isinstance(error, rt.OpError):
+                self.last_loss = error
+            try:
+                fresh = self._open_session(True)
+            except BaseException as failure:
+                self._failed = failure
+                raise
+            self.recoveries += 1
+            fresh.take_plans(broken)
+            if self._on_recovery is not None:
+                try:
+                    self._on_recovery(fresh)
+                except LOST_CONTACT as again:  # the next run finds out, and recovers again
+                    logging.warning("lost contact again: %s", again)
+            self._tell(broken, fresh, time.monotonic() - started)
+            self.raw = fresh
+            broken.close()
+
+    def _tell(self, broken: rt.Session, fresh: rt.Session, took_secs: float) -> None:
+        known, now = self.last_step(), None
+        if self._global_step is not None:
+            try:
+                now = int(fresh.run(self._global_step))
+            except LOST_CONTACT as again:
+                logging.warning("lost contact again: %s", again)
+        if now is not None:
+            self._last, self._seen = (self._global_step, now), now  # what is lost is told once
+            if self._lost is not None and known is not None and known <= self._lost[1]:
+                self._lost = (self._lost[0], now)  # lost again before anything was made good
+            elif known is not None and known > now:
+                self._lost = (known, now)
+        rt.metrics.add("recoveries_total")
+        rt.metrics.add("recovery_seconds_total", took_secs)
+        text = f"recovered within {took_secs:.2f} s"
+        if now is None:
+            logging.warning("%s", text)
+        elif known is None or (known <= now and self._life(broken) == self._life(fresh)):
+            logging.warning("%s at step %d: no step that this task has seen is lost", text, now)
+        elif known <= now:  # gone back, and the others have trained on since
+            logging.warning(
+                "%s at step %d: the chief has replaced the values meanwhile, and its log says how many steps are lost "
+                "(step %d was the last seen here)",
+                *(text, now, known),
+            )
+        else:
+            rt.metrics.add("steps_lost_total", known - now)
+            logging.warning(
+                "%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known
+            )
+
+    def _life(self, session: rt.Session) -> str:
+        """Which life of the global step's task a session uses; replacing values replaces those of every task."""
+        return session.lives[session.placement([self._global_step])[self._global_step].task_name]
+
+    def last_step(self) -> int | None:
+        """The latest global step that a run has fetched, None when none has; after a recovery the one gone back to."""
+        self._see(self._last)
+        return self._seen
+
+    def reached(self) -> int | None:
+        """How far training had come: ``last_step``, or what was lost and of which nothing has been made good since."""
+        last = self.last_step()
+        return self._lost[0] if self._lost is not None and last is not None and last <= self._lost[1] else last
+
+    def _step_in(self, fetches: Any, result: Any) -> int | None:
+        wanted = getattr(self._global_step, "op", None)
+        if fetches is None or wanted is None:
+            return None
+        leaves = jax.tree.leaves(fetches, is_leaf=lambda x: x is None or hasattr(x, "op") or hasattr(x, "outputs"))
+        values = jax.tree.leaves(result, is_leaf=lambda x: x is None)
+        for fetch, value in zip(leaves, values, strict=False):
+            op = getattr(fetch, "op", None)
+            if op is not None and np.ndim(value) == 0 and value is not None and _is_value_of(op, wanted.name):
+                return int(value)
+        return None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Ends the session, and a step that is under way with CancelledError. Never waits for a dead task."""
+        self._closed = True
+        self.raw.close()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """Ends what belongs to the block (``on_exit``), takes back the defaults and closes the session."""
+        try:
+            if self.on_exit is not None:
+                self.on_exit(value)
+        finally:
+            super().__exit__(kind, value, traceback)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "raw" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.raw, name)  # what the inherited methods work on is the present session's
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two fetches are the same elements in the same structure; cheap, it runs with every step."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or not isinstance(one, (list, tuple, dict)) or len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        return all(key in other and _alike(value, other[key]) for key, value in one.items())
+    return all(map(_alike, one, other))
+
+
+def _is_value_of(op: rt.Operation, variable: str) -> bool:
+    """Whether an operation gives the value of a variable: it reads it, or updates it and gives what it has become."""
+    written = [v.name for v in getattr(op.body, "variables", ())]
+    return op.name in (variable, f"{variable}/read") or written == [variable]

@@ -1,0 +1,383 @@
+"""MonitoredSession: a session with hooks around every step, on the same machinery as the Supervisor's."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import LONGEST_SECS, Coordinator
+from harness.training.global_step import get_global_step
+from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from harness.training.hooks.checkpoint import CheckpointSaverHook
+from harness.training.lifecycle import Lifecycle
+from harness.training.managed_session import ManagedSession
+from harness.training.opening import LOST_CONTACT, TrainingOver
+from harness.training.patience import STOP_GRACE_SECS, failed
+from harness.training.preemption import shielded
+from harness.training.session_creator import ChiefSessionCreator, TrainingSessionCreator, is_chief
+
+_CLEAN_END = (rt.OutOfRangeError, rt.TaskLeftError, TrainingOver, StopIteration)
+
+
+class StepContext:
+    """What a function given to ``run_step_fn`` gets.
+
+    Attributes:
+        session: the session underneath, without hooks.
+    """
+
+    def __init__(self, session: rt.Session, run_with_hooks: Callable[..., Any]) -> None:
+        self.session = session
+        self._run_with_hooks = run_with_hooks
+
+    def run_with_hooks(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a step with hooks, as ``MonitoredSession.run`` does."""
+        return self._run_with_hooks(*args, **kwargs)
+
+    def request_stop(self) -> None:
+        """Stops training. Raises StopIteration, which leaves the function."""
+        raise StopIteration("step_fn has requested the iterations to stop.")
+
+
+class MonitoredSession:
+    """A session that initialises or restores, calls hooks, recovers lost tasks and ends training well.
+
+        with MonitoredSession(ChiefSessionCreator(master=server.target), [StopAtStepHook(last_step=1000)]) as sess:
+            while not sess.should_stop():
+                sess.run(train_op)
+
+    The end of the input (OutOfRangeError, StopIteration) ends the block silently; then, and without an error, the
+    hooks' ``end`` is called. UnavailableError and AbortedError within ``run`` make a new session, and the step is run
+    again.
+
+    Args:
+        session_creator: makes sessions; the chief's, without checkpoints, by default.
+        hooks: called in this order.
+        stop_grace_period_secs: seconds that threads, steps and other tasks have to end after a stop.
+    """
+
+    starts_queue_runners = True
+    _recovers = True
+
+    def __init__(
+        self,
+        session_creator: Any = None,
+        hooks: Sequence[SessionRunHook] | None = None,
+        stop_grace_period_secs: float = STOP_GRACE_SECS,
+    ) -> None:
+        self._graph = rt.get_default_graph()
+        self._graph_was_final = self._graph.finalized
+        self._hooks = list(hooks or ())
+        self._grace_secs = min(stop_grace_period_secs, LONGEST_SECS)
+        self._coord = Coordinator(clean_stop_exception_types=[])
+        creator = session_creator or ChiefSessionCreator()
+        chief = is_chief(creator)
+        self._checkpoint_dir: str | None = getattr(creator, "checkpoint_dir", None) if chief else None
+        self._life = Lifecycle(self._coord, chief, self._grace_secs)
+        for hook in self._hooks:
+            hook.begin()
+        own = creator if isinstance(creator, TrainingSessionCreator) else None
+        if own is not None:
+            own.patience = self._life.patience
+            own.recovers = self._recovers
+            probe = own.manager().probe
+        records = own.records() if own is not None else None
+
+        def ready(recovering: bool) -> rt.Session:
+            if own is not None:
+                own.recovering = recovering
+            session: rt.Session = creator.create_session()
+            return session
+
+        self._session: ManagedSession | None = self._life.open(
+            ready,
+            own.bare_session if own is not None else creator.create_session,
+            self._graph,
+            records=records,
+            recover=self._recovers,
+            global_step=get_global_step(self._graph),
+            on_recovery=self._greet,
+            probe=probe if own is not None else None,
+            give_up_secs=own.give_up_secs if own is not None else math.inf,
+        )
+        for hook in self._hooks:
+            if hasattr(hook, "leads"):
+                hook.leads = self._life.leads
+        if not self._life.late:
+            try:
+                for runner in self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS):
+                    runner.create_threads(self._session, coord=self._coord, daemon=True, start=True)
+                self._greet_first(self._session)
+            except BaseException:  # nobody gets this session, so nobody will close it
+                self._abandon()
+                raise
+
+    def _abandon(self) -> None:
+        """Ends the threads and the session, without what is done at the end of training."""
+        self._coord.request_stop()
+        self._life.close()
+        self._session = None
+        if not self._graph_was_final:
+            self._graph.unsafe_unfinalize()
+
+    def _greet(self, session: rt.Session) -> None:
+        for hook in self._hooks:
+            hook.after_create_session(session, self._coord)
+
+    def _greet_first(self, session: ManagedSession) -> None:
+        while True:
+            raw = session.raw
+            try:
+                return self._greet(raw)
+            except LOST_CONTACT as error:
+                session.recover(raw, error)  # which greets
+                return None
+
+    @property
+    def graph(self) -> rt.Graph:
+        """The graph."""
+        return self._graph
+
+    @property
+    def coord(self) -> Coordinator:
+        """What stops the threads."""
+        return self._coord
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        options: Any = None,
+        run_metadata: Any = None,
+    ) -> Any:
+        """Runs one step with what the hooks add to it.
+
+        Args:
+            fetches: as in ``Session.run``.
+            feed_dict: as in ``Session.run``; it is not changed.
+            options: ``runtime.RunOptions``.
+            run_metadata: ``runtime.RunMetadata`` to fill.
+
+        Raises:
+            RuntimeError: a stop was requested before, the session is closed, or one tensor is fed twice.
+            BaseException: what a thread, such as one that fills a queue, has reported.
+        """
+        return self._retried(lambda raw: self._run_hooked(raw, fetches, feed_dict, options, run_metadata))
+
+    def run_step_fn(self, step_fn: Callable[..., Any]) -> Any:
+        """Runs a function that does a step as it likes.
+
+        Args:
+            step_fn: takes ``step_context``; runs steps without hooks by ``step_context.session``, with hooks by
+                ``step_context.run_with_hooks``. It is called again when a task was lost.
+
+        Returns:
+            What the function returns; None after ``step_context.request_stop()``.
+
+        Raises:
+            ValueError: the function has other parameters.
+        """
+        names = [n for n in inspect.signature(step_fn).parameters if n != "self"]
+        if names != ["step_context"]:
+            raise ValueError(f"`step_fn` must take one argument, step_context, not {names}")
+
+        def once(raw: rt.Session) -> Any:
+            try:
+                return step_fn(StepContext(raw, lambda *a, **k: self._run_hooked(raw, *a, **k)))
+            except StopIteration:
+                self._coord.request_stop()
+                return None
+
+        return self._retried(once)
+
+    def _retried(self, once: Callable[[rt.Session], Any]) -> Any:
+        session = self._session
+        if session is None:
+            raise RuntimeError("Session is already closed.")
+        session.begin_step()
+        try:
+            while True:
+                if self._coord.should_stop():
+                    self._coord.raise_requested_exception()  # a thread has failed: not only in the log
+                    raise RuntimeError("Run called even after should_stop requested.")
+                raw = session.raw
+                try:
+                    return once(raw)
+                except LOST_CONTACT as error:
+                    session.recover(raw, error)
+                except Exception as error:
+                    if type(error) in (rt.CancelledError, RuntimeError) and session.replaced(raw):
+                        continue  # the step waited in a session that the thread that looks after the tasks has replaced
+                    if isinstance(error, rt.TaskLeftError):
+                        session.left = error
+                    self._coord.raise_requested_exception()  # what a thread's failure has led to: a closed queue
+                    raise
+        finally:
+            session.end_step()
+
+    def _run_hooked(
+        self,
+        raw: rt.Session,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        options: Any = None,
+        run_metadata: Any = None,
+    ) -> Any:
+        context = SessionRunContext(SessionRunArgs(fetches, feed_dict, options), raw)
+        asked: dict[int, Any] = {}
+        feeds = dict(feed_dict or {})
+        for number, hook in enumerate(self._hooks):
+            args = hook.before_run(context)
+            if args is None:
+                continue
+            if args.fetches is not None:
+                asked[number] = args.fetches
+            for key, value in (args.feed_dict or {}).items():
+                if key in feeds:
+                    raise RuntimeError(f"Same tensor is fed by two hooks, or by a hook and the caller: {key!r}")
+                feeds[key] = value
+            options = merged_options(options, args.options)
+        if options is not None and options.trace_level and run_metadata is None:
+            run_metadata = rt.RunMetadata()
+        merged = {"caller": fetches, "hooks": asked} if asked else {"caller": fetches}
+        results = raw.run(merged, feeds or None, options, run_metadata)
+        given = results.get("hooks", {})
+        for number, hook in enumerate(self._hooks):
+            hook.after_run(context, SessionRunValues(given.get(number), options, run_metadata))
+        if context.stop_requested:
+            self._coord.request_stop()
+        assert self._session is not None
+        self._session.note(merged, results)
+        return results["caller"]
+
+    def should_stop(self) -> bool:
+        """Whether training is to stop; true after the end."""
+        return self._session is None or self._coord.should_stop()
+
+    def request_stop(self) -> None:
+        """Asks training to stop."""
+        self._coord.request_stop()
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Gives the session itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: Any) -> bool:
+        """Ends training; the end of the input is no error."""
+        clean = kind is None or kind in _CLEAN_END
+        self._close(clean=clean, interrupted=kind is not None and not issubclass(kind, Exception))
+        return clean
+
+    def close(self) -> None:
+        """Ends training well, and closes the session.
+
+        Raises:
+            RuntimeError: it is closed.
+            BaseException: what a thread has reported.
+        """
+        if self._session is None:
+            raise RuntimeError("Session is already closed.")
+        self._close(clean=True, interrupted=False)
+
+    def _close(self, *, clean: bool, interrupted: bool) -> None:
+        if self._session is None:
+            return
+        try:
+            if clean and not failed(self._coord):
+                try:
+                    self._life.wait_for_others()
+                    self._life.finish(self._end_hooks, over=True, checkpoint_dir=self._checkpoint_dir, shield=False)
+                except (KeyboardInterrupt, SystemExit):  # of the end itself
+                    self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
+                    raise
+            elif interrupted and not failed(self._coord):  # training is not over: it will be taken up again
+                self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
+            else:
+                self._settle_hooks()
+            self._coord.request_stop()
+            self._coord.join(stop_grace_period_secs=self._grace_secs, ignore_live_threads=True)
+        except BaseException:
+            if clean:
+                raise  # else the block's own error is the one to tell
+        finally:
+            self._abandon()
+
+    def _leave_hooks(self, session: rt.Session) -> None:
+        for hook in self._hooks:
+            if isinstance(hook, CheckpointSaverHook):
+                hook.leave(getattr(session, "raw", session))
+
+    def _settle_hooks(self) -> None:
+        for hook in self._hooks:
+            if isinstance(hook, CheckpointSaverHook):
+                hook.settle(self._grace_secs)
+
+    def _end_hooks(self, session: rt.Session) -> None:
+        """Calls each hook's ``end``; one that fails keeps none behind it, such as the one that saves, from theirs."""
+        failure: Exception | None = None
+        for hook in self._hooks:
+            try:
+                with shielded() if isinstance(hook, CheckpointSaverHook) else contextlib.nullcontext():
+                    hook.end(getattr(session, "raw", session))
+            except LOST_CONTACT:
+                raise  # all begin again when the lost task is back
+            except Exception as error:
+                logging.error("the end of %s failed: %r", type(hook).__name__, error)
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+
+class SingularMonitoredSession(MonitoredSession):
+    """A monitored session of a single chief that lets lost tasks out as errors.
+
+    Args:
+        hooks: called in this order.
+        scaffold: what makes the model ready.
+        master: session target.
+        config: session options.
+        checkpoint_dir: directory of the checkpoints to restore from.
+        stop_grace_period_secs: seconds that threads have to end after a stop.
+        checkpoint_filename_with_path: one checkpoint to restore from.
+    """
+
+    _recovers = False
+
+    def __init__(
+        self,
+        hooks: Sequence[SessionRunHook] | None = None,
+        scaffold: Any = None,
+        master: str = "",
+        config: rt.SessionConfig | None = None,
+        checkpoint_dir: str | None = None,
+        stop_grace_period_secs: float = STOP_GRACE_SECS,
+        checkpoint_filename_with_path: str | None = None,
+    ) -> None:
+        creator = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path)
+        super().__init__(creator, hooks, stop_grace_period_secs)
+
+    def raw_session(self) -> rt.Session:
+        """The session underneath. Raises RuntimeError when it is closed."""
+        if self._session is None:
+            raise RuntimeError("Session is already closed.")
+        return self._session.raw
+
+
+def merged_options(first: Any, second: Any) -> Any:
+    """Two ``RunOptions`` in one: the higher trace level, the longer time limit; None is none."""
+    if first is None or second is None:
+        return second if first is None else first
+    return rt.RunOptions(
+        trace_level=max(first.trace_level, second.trace_level),
+        timeout_in_ms=max(first.timeout_in_ms, second.timeout_in_ms),
+    )

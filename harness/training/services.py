@@ -1,0 +1,384 @@
+"""The standard services of a chief: threads that save checkpoints, write summaries and count steps."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import Coordinator
+from harness.training.looper import LooperThread, while_open
+from harness.training.opening import LOST_CONTACT
+
+if TYPE_CHECKING:
+    from harness.checkpoints.saving import SaveHandle
+
+_LOGGED_RATES = 10
+"""How many step rates are logged; where there are events, these go on."""
+
+
+class Checkpoints:
+    """Saves a session's variables when the global step has moved, or a variable has changed, since the last save.
+
+    Args:
+        saver: what saves.
+        path: path without the step, such as ``logdir/model.ckpt``.
+        global_step: the global step; None saves under the bare path every time.
+        writer: gets a CHECKPOINT mark for each save, or None.
+        leads: asked before each save whether this chief still leads.
+    """
+
+    def __init__(
+        self, saver: Any, path: str, global_step: Any, writer: Any, leads: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._saver = saver
+        self._path = path
+        self._global_step = global_step
+        self._writer = writer
+        self._leads = leads
+        self._lock = threading.Lock()
+        self._asked: int | None = None
+        self._saved_step: int | None = None
+        self._saved_path: str | None = None
+        self._stands = False  # variables are known to have changed under the step that was saved last
+        self._told_standing = False
+        self._running: SaveHandle | None = None
+        self._within: rt.Session | None = None  # the session of what is running
+
+    def save(self, session: rt.Session) -> str | None:
+        """Saves now; returns the checkpoint's path, or None when the last one saved holds all there is.
+
+        Raises:
+            PermissionDeniedError: another chief has taken the lead.
+            ResourceExhaustedError: the disk is full.
+        """
+        with self._lock:
+            self._look(session, wait=True)
+            if not self._is_due(session):
+                return None
+            path = str(self._saved(session, wait=True))
+            self._note(path)
+            return path
+
+    def begin(self, session: rt.Session) -> None:
+        """Begins to save; training goes on. It is skipped, and counted in the saver, while one is still running.
+
+        Raises:
+            PermissionDeniedError: another chief has taken the lead.
+        """
+        with self._lock:
+            self._look(session)
+            if not self._is_due(session):
+                return
+            if hasattr(self._saver, "skipped"):
+                try:
+                    self._start(session)
+                except rt.OpError as error:
+                    if not costs_this_one(error):
+                        raise
+            else:  # a saver of another make, which knows no background
+                self._note(str(self._saved(session, wait=True)))
+
+    def changed(self, session: rt.Session) -> bool:
+        """Whether a variable has been given a value since the last save, whatever the global step says."""
+        with self._lock:
+            last = self._saved_path or self._on_disk()
+            return last is None or self._changed(session, last)
+
+    def look(self, session: rt.Session) -> None:
+        """Looks whether what was begun has ended.
+
+        A full disk or a lost task cost this checkpoint, not the training: the one that is told of and counted, the
+        other the session notices by itself.
+
+        Raises:
+            OpError: why it failed, if for another reason.
+        """
+        if self._running is not None:
+            with self._lock:
+                self._look(session)
+
+    def settle(self, secs: float) -> None:
+        """Waits for the end of what was begun, well or not, at most so many seconds: training ends with an error."""
+        if self._running is not None:
+            self._running.wait(secs)
+
+    def skip(self, count: int) -> None:
+        """Counts saves that were due while one was running."""
+        logging.info("%d saves were due while the last one was running: skipped", count)
+        if hasattr(self._saver, "skipped"):
+            self._saver.skipped += count
+        rt.metrics.add("checkpoints_skipped_total", count)
+
+    def _look(self, session: rt.Session, *, wait: bool = False) -> None:
+        handle = self._running
+        if handle is None or not (wait or handle.done()):
+            return
+        self._running = None
+        try:
+            path = handle.result()
+        except rt.ResourceExhaustedError as error:
+            tell_full(error)
+        except LOST_CONTACT as error:
+            logging.warning("this checkpoint was not saved: %s", error)
+        except (rt.CancelledError, RuntimeError) as error:
+            if _mirrored(error):
+                logging.info("begins this checkpoint again: %s", error)
+                self._start(session)
+                self._look(session, wait=wait)
+            elif self._within is not _raw(session):
+                logging.warning("this checkpoint was not saved: its session was replaced meanwhile: %s", error)
+            else:
+                raise
+        else:
+            self._note(path)
+
+    def _is_due(self, session: rt.Session) -> bool:
+        if self._global_step is not None:
+            self._asked = int(session.run(self._global_step))
+            last = self._saved_path or self._on_disk()
+            if last is not None and self._asked == step_in(last) and not self._changed(session, last):
+                return False
+        if not self._leads():
+            raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
+        return True
+
+    def _changed(self, session: rt.Session, last: str) -> bool:
+        """Whether a variable has changed since the last checkpoint; a step that stands still does not tell."""
+        self._stands = False
+        ask = getattr(self._saver, "changed_since", None)
+        if ask is None:  # a saver of another make
+            return False
+        try:
+            changed = ask(_raw(session), last)
+            self._stands = changed is True
+            return changed is not False
+        except (ValueError, rt.DataLossError):  # that checkpoint is gone, or nobody can read it
+            return True
+        except rt.UnavailableError as error:
+            if error.task:
+                raise
+            return True  # the disk is away: the save tells
+
+    def _start(self, session: rt.Session) -> None:
+        raw = _raw(session)
+        handle = self._saved(session, wait=False)
+        if handle is not None:  # None: it was skipped
+            self._running, self._within = handle, raw
+
+    def _saved(self, session: rt.Session, *, wait: bool) -> Any:
+        """Saves; again when a ps died meanwhile that goes on from its mirror: the session does not notice."""
+        raw = _raw(session)
+        options = {} if wait else {"wait": False}
+        while True:
+            try:
+                return self._saver.save(raw, self._path, global_step=self._global_step, **options)
+            except (rt.CancelledError, RuntimeError) as error:
+                if _mirrored(error):
+                    logging.info("begins this checkpoint again: %s", error)
+                elif raw is not _raw(session):
+                    raise rt.AbortedError(f"its session was replaced meanwhile: {error}") from error
+                else:
+                    raise
+
+    def _note(self, path: str) -> None:
+        # The step in the name is the one in the checkpoint: others go on training while this one asks.
+        before, self._saved_path = self._saved_step, path
+        found = step_in(path)
+        self._saved_step = found if self._asked is not None and found is not None else self._asked
+        if self._stands and before is not None and before == self._saved_step and not self._told_standing:
+            self._told_standing = True
+            logging.warning(
+                "variables change but the global step stays at %d: each checkpoint replaces the one before; pass "
+                "global_step to minimize() or apply_gradients(), or count it in a step of your own",
+                before,
+            )
+        if self._writer is not None:
+            self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
+        logging.info("saved %s", path)
+
+    def _on_disk(self) -> str | None:
+        """The newest checkpoint of this path: a run that has just been restored is saved already."""
+        try:
+            found: Sequence[str] = getattr(self._saver, "last_checkpoints", ())  # a saver of another make may not tell
+        except rt.UnavailableError:  # the disk is away: the save tells
+            return None
+        here = bool(found) and rt.zarr.absolute(os.path.dirname(found[-1])) == rt.zarr.absolute(self._path)
+        return found[-1] if here else None
+
+
+def step_in(path: str) -> int | None:
+    """The step in the name of a checkpoint."""
+    name = os.path.basename(path)
+    return int(name) if name.isdigit() else None
+
+
+def tell_full(error: rt.ResourceExhaustedError) -> None:
+    """Tells that a checkpoint is missing because the disk is full."""
+    logging.error("%s; training goes on, without this checkpoint: make room", error)
+
+
+def costs_this_one(error: rt.OpError) -> bool:
+    """Whether an error costs one checkpoint and says nothing of the session; tells it then.
+
+    The disk was away, or the tasks could not be held still together for long enough.
+    """
+    disk = isinstance(error, rt.UnavailableError) and not error.task
+    torn = isinstance(error, rt.DeadlineExceededError) and "no consistent cut" in error.message
+    if disk or torn:
+        logging.warning("this checkpoint was not saved: %s", error)
+    return disk or torn
+
+
+def _mirrored(error: Exception) -> bool:
+    return "goes on from its mirror" in str(error)
+
+
+def _raw(session: Any) -> rt.Session:
+    """The session underneath one that recovers; a recovery puts another there and closes this one."""
+    found: rt.Session = getattr(session, "raw", session)
+    return found
+
+
+class CheckpointThread(LooperThread):
+    """Saves a checkpoint at the start and then every so many seconds."""
+
+    def __init__(self, coord: Coordinator, secs: float, session: Any, checkpoints: Checkpoints) -> None:
+        super().__init__(coord, secs)
+        self.name = "save-checkpoints"
+        self._secs = secs
+        self._session = session
+        self._checkpoints = checkpoints
+        self._late = False
+
+    def run_loop(self) -> None:
+        """Saves; a lost task or a full disk costs this one checkpoint, not the training."""
+        if self._late:  # this is the run that was due while the one before was still at work
+            self._late = False
+            return
+        raw = self._session.raw
+        began = time.monotonic()
+        try:
+            with while_open(self._session):
+                self._checkpoints.save(self._session)
+        except rt.ResourceExhaustedError as error:
+            tell_full(error)
+        except LOST_CONTACT as error:
+            if not costs_this_one(error):
+                logging.warning("this checkpoint was not saved: %s", error)
+                self._session.recover(raw, error)
+            return
+        except rt.DeadlineExceededError as error:
+            if not costs_this_one(error):
+                raise
+            return
+        missed = int((time.monotonic() - began) // self._secs)
+        if missed:
+            self._late = True
+            self._checkpoints.skip(missed)
+
+
+class Summaries:
+    """Runs the summary operation by itself and writes what it gives.
+
+    Args:
+        summary_op: scalar string tensor.
+        global_step: the global step, or None.
+        writer: what writes.
+    """
+
+    def __init__(self, summary_op: Any, global_step: Any, writer: Any) -> None:
+        self._summary_op = summary_op
+        self._global_step = global_step
+        self._writer = writer
+        self._needs_feed = False
+
+    def write(self, session: rt.Session) -> None:
+        """Writes one summary; an operation that needs a feed is told of once and left alone from then on."""
+        if self._needs_feed:
+            return
+        try:
+            if self._global_step is None:
+                self._writer.add_summary(session.run(self._summary_op))
+            else:
+                summary, step = session.run([self._summary_op, self._global_step])
+                self._writer.add_summary(summary, int(step))
+        except rt.InvalidArgumentError as error:
+            if "must feed" not in str(error):
+                raise
+            self._needs_feed = True
+            logging.warning(
+                "the summaries depend on a fed placeholder, so they cannot be written by a timer (%s): fetch them in a "
+                "training step and pass them to Supervisor.summary_computed, and give the Supervisor summary_op=None",
+                error,
+            )
+
+
+class SummaryThread(LooperThread):
+    """Writes summaries at the start and then every so many seconds."""
+
+    def __init__(self, coord: Coordinator, secs: float, session: Any, summaries: Summaries) -> None:
+        super().__init__(coord, secs)
+        self.name = "write-summaries"
+        self._session = session
+        self._summaries = summaries
+
+    def run_loop(self) -> None:
+        """Writes."""
+        with while_open(self._session):
+            self._summaries.write(self._session)
+
+
+class StepCounter:
+    """Turns global steps into a rate, ``global_step/sec``.
+
+    Args:
+        name: name of the global step's operation.
+        writer: what writes the rate; None only logs it.
+    """
+
+    def __init__(self, name: str, writer: Any) -> None:
+        self._tag = f"{name}/sec"
+        self._writer = writer
+        self._last: tuple[int, float] | None = None
+        self._logged = 0
+
+    def count(self, step: int, now: float) -> float | None:
+        """Writes and returns the rate since the last call, steps per second; None at the first call.
+
+        Args:
+            step: the global step.
+            now: seconds on a clock that only goes forward.
+        """
+        last, self._last = self._last, (step, now)
+        if last is None or now <= last[1]:
+            return None
+        rate = (step - last[0]) / (now - last[1])
+        if self._writer is not None:
+            self._writer.add_scalars({self._tag: rate}, step)
+        if self._logged < _LOGGED_RATES:
+            self._logged += 1
+            rest = " (further rates: in the events only)" if self._logged == _LOGGED_RATES and self._writer else ""
+            logging.info("%s: %g%s", self._tag, rate, rest)
+        return rate
+
+
+class StepCounterThread(LooperThread):
+    """Writes the step rate every so many seconds."""
+
+    def __init__(self, coord: Coordinator, secs: float, session: Any, global_step: Any, writer: Any) -> None:
+        super().__init__(coord, secs)
+        self.name = "count-steps"
+        self._session = session
+        self._global_step = global_step
+        self._counter = StepCounter(global_step.op.name, writer)
+
+    def run_loop(self) -> None:
+        """Counts."""
+        with while_open(self._session):
+            self._counter.count(int(self._session.run(self._global_step)), time.monotonic())

@@ -1,0 +1,424 @@
+"""Supervisor: gets a training program a session, keeps it alive, saves and summarises beside it, and ends it well."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Thread
+from typing import Any
+
+from absl import logging
+
+import runtime as rt
+from harness.monitoring.cluster_scalars import SeriesThread
+from harness.training import defaults, opening, readiness, services
+from harness.training.looper import LooperThread
+from harness.training.managed_session import ManagedSession
+from harness.training.patience import failed
+from harness.training.policy import Role
+from harness.training.session_manager import GIVE_UP_SECS, SessionManager
+from harness.training.supervisor_parts import SupervisorParts
+
+_SAY_SECS = 10.0
+_OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
+"""What a stop, or the end of the input, leads to in steps that are under way: no errors of the program's own."""
+
+
+class Supervisor(SupervisorParts):
+    """A training helper that checkpoints models and computes summaries, and recovers what dies.
+
+        sv = Supervisor(is_chief=True, logdir="/tmp/run", global_step=global_step)
+        with sv.managed_session(server.target) as sess:
+            while not sv.should_stop():
+                sess.run(train_op)
+
+    The chief (one task of the cluster) keeps the model that it finds alive on the ps tasks, else restores the newest
+    checkpoint, else initialises; the others wait for that. ``USE_DEFAULT`` picks what is described here, None turns a
+    thing off. The graph is finalized: operations must be made before.
+
+    Args:
+        graph: the graph; the default graph when not given.
+        ready_op: string tensor with the names of what is not ready. Default: the uninitialised variables.
+        ready_for_local_init_op: the same for what ``local_init_op`` needs. Default: nothing is checked.
+        is_chief: whether this task is the one that initialises, saves and summarises.
+        init_op: gives all variables values. Default: every global variable its initial value.
+        init_feed_dict: feeds of ``init_op``.
+        local_init_op: run in every new session of every task. Default: initialises the local variables.
+        logdir: directory of checkpoints and events; None or "" for neither. Only the chief writes there.
+        summary_op: string tensor of a serialized summary, run by a timer. Default: all summaries merged.
+        saver: saves and restores: any object with ``save(sess, path, global_step=)`` and ``restore(sess, path)``.
+            Default: a ``Saver`` of all variables.
+        global_step: variable that counts the steps. Default: the graph's global step.
+        save_summaries_secs: seconds between summaries and step rates; 0 for none. Here and below ``math.inf`` is a
+            period like any other: once at the start, and never again.
+        save_model_secs: seconds between checkpoints; 0 for none but a last one at a clean end.
+        recovery_wait_secs: seconds between looks at a ready operation of the user's own.
+        stop_grace_secs: seconds that threads, steps and other tasks have to end after a stop.
+        checkpoint_basename: first part of the checkpoints' names.
+        session_manager: opens sessions instead of the Supervisor's own manager.
+        summary_writer: writes events. Default: a ``FileWriter`` into ``logdir``.
+        init_fn: called with the session after ``init_op``.
+
+    Raises:
+        ValueError: a number of seconds is negative.
+    """
+
+    _checkpoints: services.Checkpoints | None = None
+    _summaries: services.Summaries | None = None
+    _services: Sequence[Thread] = ()
+
+    # -- a session ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def managed_session(
+        self,
+        master: str = "",
+        config: rt.SessionConfig | None = None,
+        start_standard_services: bool = True,
+        close_summary_writer: bool = True,
+        *,
+        recover: bool = True,
+        max_wait_secs: float = GIVE_UP_SECS,
+    ) -> Iterator[ManagedSession]:
+        """A session that is ready, for the length of a ``with`` block.
+
+        At the end of the block threads are stopped, and if it ended without an error (the end of the input,
+        OutOfRangeError, is none) the chief waits for the others, saves a last checkpoint and tells everybody that
+        training is over. An error of the block or of a service thread is raised.
+
+        Args:
+            master: session target.
+            config: session options; without device filters absent tasks that are not needed block nobody
+                (``("/job:*",)`` asks for all).
+            start_standard_services: whether the chief's checkpoint, summary and step-rate threads are started, and the
+                queue runners.
+            close_summary_writer: whether the writer is closed at the end.
+            recover: open a new session when a task is lost, and run the step again. False: the error comes out.
+            max_wait_secs: how long to wait for the model at the start, and in each recovery.
+        """
+        over, after_the_stop = True, None
+        try:
+            session = self.prepare_or_wait_for_session(
+                master,
+                config,
+                max_wait_secs=max_wait_secs,
+                start_standard_services=start_standard_services,
+                recover=recover,
+            )
+            session.on_exit = None  # this block ends it
+            yield session
+        except Exception as error:
+            if self._coord.should_stop() and not failed(self._coord) and not isinstance(error, _OF_THE_STOP):
+                logging.error("error of the block after the stop, raised when training has ended: %r", error)
+                after_the_stop = error
+            else:
+                self._coord.request_stop(error)
+        except BaseException:  # Ctrl-C and the like: save, but training is not over
+            over = False
+            raise
+        finally:
+            try:
+                self._end(over=over, close_summary_writer=close_summary_writer)
+            finally:
+                self._life.close()
+        if after_the_stop is not None:
+            raise after_the_stop
+
+    def prepare_or_wait_for_session(
+        self,
+        master: str = "",
+        config: rt.SessionConfig | None = None,
+        wait_for_checkpoint: bool = False,
+        max_wait_secs: float = GIVE_UP_SECS,
+        start_standard_services: bool = True,
+        *,
+        recover: bool = True,
+    ) -> ManagedSession:
+        """Opens a session that is ready: as the chief makes it so, as another task waits for the chief.
+
+        Where the session is used in a ``with`` block, training ends with the block as in ``stop``, but threads of the
+        program's own need not have ended; the summary writer stays open. An error that leaves the block ends nothing:
+        nobody is told that training is over.
+
+        Args:
+            master: session target.
+            config: session options.
+            wait_for_checkpoint: a chief without a checkpoint waits for one before it initialises.
+            max_wait_secs: how long to wait.
+            start_standard_services: whether services and queue runners are started.
+            recover: as in ``managed_session``.
+
+        Raises:
+            RuntimeError: nothing can make the model ready.
+            DeadlineExceededError: it was not ready in time; says what or who was missing.
+        """
+        self._coord.clear_stop()
+        writer = self._summary_writer
+        if writer is not None and self._writer_closed:
+            writer.reopen()
+            self._writer_closed = False
+        manager = self._session_manager
+        role = Role.CHIEF if self._is_chief else Role.OTHER
+        if recover:  # a silent task is waited for: its step is neither lost nor doubled when it answers again
+            config = readiness.patient(config, max_wait_secs)
+        own = isinstance(manager, SessionManager)
+
+        recovering_config = opening.for_recovery(config)
+
+        def open_ready(recovering: bool) -> rt.Session:
+            chosen = recovering_config if recovering else config
+            if not self._is_chief:
+                return manager.wait_for_session(master, config=chosen, max_wait_secs=max_wait_secs)
+            extra: dict[str, Any] = {"recovering": recovering} if own else {}
+            return manager.prepare_session(
+                master,
+                self._init_op,
+                saver=self._saver,
+                checkpoint_dir=self._logdir,
+                wait_for_checkpoint=wait_for_checkpoint,
+                max_wait_secs=max_wait_secs,
+                config=chosen,
+                init_feed_dict=self._init_feed_dict,
+                init_fn=self._init_fn,
+                **extra,
+            )
+
+        session = self._life.open(
+            open_ready,
+            lambda: rt.Session(master, self._graph, readiness.filtered(config, self._graph, max_wait_secs)),
+            self._graph,
+            records=manager.records(master, config, role) if own else None,
+            recover=recover,
+            global_step=self._global_step,
+            probe=manager.probe if own else None,
+            give_up_secs=max_wait_secs,
+        )
+        session.on_exit = self._leave_block
+        self._services = []
+        try:
+            if writer is not None and not self._graph_written:
+                writer.add_graph(self._graph)
+                self._graph_written = True
+                if self._logdir is not None:
+                    defaults.write_graph_text(self._graph, self._logdir)
+            if start_standard_services and not self._life.late:
+                if self._is_chief and self._logdir is not None:
+                    self.start_standard_services(session)
+                self.start_queue_runners(session)
+        except BaseException as error:  # nobody gets this session, so nobody will close it
+            self._coord.request_stop(error if isinstance(error, Exception) else None)
+            self._life.abandon()
+            self._life.close()
+            raise
+        return session
+
+    # -- services ----------------------------------------------------------------------------------------------
+
+    def start_standard_services(self, sess: ManagedSession) -> list[Thread] | None:
+        """Starts the threads that save checkpoints, write summaries and count steps.
+
+        Returns:
+            The threads, or None without a ``logdir``.
+
+        Raises:
+            RuntimeError: this is not the chief.
+        """
+        if not self._is_chief:
+            raise RuntimeError("Only chief supervisor can start standard services, because only the chief writes")
+        if self._logdir is None:
+            logging.warning("Standard services need a 'logdir' passed to the Supervisor")
+            return None
+        writer = self._summary_writer
+        if writer is not None and self._global_step is not None:
+            writer.add_session_log("START", int(sess.run(self._global_step)))
+        threads: list[Thread] = []
+        if self._save_summaries_secs and writer is not None:
+            if self._summary_op is not None:
+                self._summaries = services.Summaries(self._summary_op, self._global_step, writer)
+                threads.append(services.SummaryThread(self._coord, self._save_summaries_secs, sess, self._summaries))
+            if self._global_step is not None:
+                threads.append(
+                    services.StepCounterThread(self._coord, self._save_summaries_secs, sess, self._global_step, writer)
+                )
+                if sess.target:
+                    threads.append(
+                        SeriesThread(self._coord, self._save_summaries_secs, sess, self._global_step, writer)
+                    )
+        if self._saver is not None and self._save_path is not None:
+            self._checkpoints = services.Checkpoints(
+                self._saver, self._save_path, self._global_step, writer, self._life.leads
+            )
+            if self._save_model_secs:
+                threads.append(services.CheckpointThread(self._coord, self._save_model_secs, sess, self._checkpoints))
+        for thread in threads:
+            thread.start()
+        self._services = threads
+        return threads
+
+    def start_queue_runners(self, sess: rt.Session, queue_runners: Sequence[Any] | None = None) -> list[Thread]:
+        """Starts the threads that fill queues.
+
+        Args:
+            sess: the session that they run in.
+            queue_runners: the graph's collection QUEUE_RUNNERS when not given.
+        """
+        if queue_runners is None:
+            queue_runners = self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS)
+        threads: list[Thread] = []
+        for runner in queue_runners:
+            threads.extend(runner.create_threads(sess, coord=self._coord, daemon=True, start=True))
+        return threads
+
+    def loop(
+        self,
+        timer_interval_secs: float | None,
+        target: Callable[..., object],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> LooperThread:
+        """Starts a thread that calls ``target`` at once and then every interval, until a stop; its error stops all.
+
+        Args:
+            timer_interval_secs: seconds between calls; None for no pause.
+            target: what is called.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+        """
+        return LooperThread.loop(self._coord, timer_interval_secs, target, args, kwargs)
+
+    def summary_computed(self, sess: rt.Session, summary: Any, global_step: int | None = None) -> None:
+        """Writes a summary that was computed in a training step.
+
+        Args:
+            sess: fetches the global step when it is not given.
+            summary: what the summary operation gave.
+            global_step: its step.
+
+        Raises:
+            RuntimeError: there is no summary writer.
+        """
+        if self._summary_writer is None:
+            raise RuntimeError("Writing a summary requires a summary writer.")
+        if global_step is None and self._global_step is not None:
+            global_step = int(sess.run(self._global_step))
+        self._summary_writer.add_summary(summary, global_step)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def stop(
+        self,
+        threads: Sequence[Thread] | None = None,
+        close_summary_writer: bool = True,
+        ignore_live_threads: bool = False,
+    ) -> None:
+        """Stops threads and services; at a clean end waits for the others, saves and tells them. Closes no session.
+
+        What the end of the session's block, or an earlier ``stop``, has done already is not done again.
+
+        Args:
+            threads: threads to join beside the Supervisor's own.
+            close_summary_writer: whether the writer is closed.
+            ignore_live_threads: only log threads that outlive the grace period.
+
+        Raises:
+            BaseException: what a thread, or ``request_stop``, has reported.
+            RuntimeError: threads are alive after the grace period; names them.
+        """
+        self._end(
+            over=True,
+            close_summary_writer=close_summary_writer,
+            threads=threads,
+            ignore_live_threads=ignore_live_threads,
+        )
+
+    def _end(
+        self,
+        *,
+        over: bool,
+        close_summary_writer: bool,
+        threads: Sequence[Thread] | None = None,
+        ignore_live_threads: bool = False,
+    ) -> None:
+        interruption: BaseException | None = None
+        try:
+            try:
+                if over and not failed(self._coord):
+                    self._life.wait_for_others()  # with the services still at work
+                self._coord.request_stop()
+                self._life.limit_silence()
+                self._join_services()
+                self._coord.join(threads, self._stop_grace_secs, ignore_live_threads)
+            except (KeyboardInterrupt, SystemExit) as error:  # save, but training is not over
+                if self._life.ended or failed(self._coord):
+                    raise
+                interruption, over = error, False
+                self._coord.request_stop()
+            directory = None if self._checkpoints is None else self._logdir
+            self._life.finish(self._final, over=over, checkpoint_dir=directory)
+            if interruption is not None:
+                raise interruption
+        finally:
+            self._coord.request_stop()
+            if close_summary_writer and self._summary_writer is not None and not self._writer_closed:
+                self._summary_writer.add_session_log("STOP")
+                self._summary_writer.close()
+                self._writer_closed = True
+
+    def _leave_block(self, error: BaseException | None) -> None:
+        """The block of a session from ``prepare_or_wait_for_session`` ends."""
+        if error is None or isinstance(error, rt.OutOfRangeError):
+            self._end(over=True, close_summary_writer=False, ignore_live_threads=True)
+        elif not isinstance(error, Exception):
+            self._end(over=False, close_summary_writer=False, ignore_live_threads=True)
+        else:
+            self._life.abandon()
+
+    def _join_services(self) -> None:
+        """Waits for the services: a save that is under way takes what it takes. After a failure, as for any thread."""
+        for thread in self._services:
+            while thread.is_alive() and thread is not threading.current_thread() and not failed(self._coord):
+                saves = isinstance(thread, services.CheckpointThread)
+                thread.join(_SAY_SECS)
+                if thread.is_alive():
+                    logging.info("stopping: waiting for thread %s", thread.name)
+                if not saves:
+                    break
+
+    def _final(self, session: rt.Session) -> None:
+        """The last checkpoint and the last summaries, with what was done since the last timer; a summary may fail."""
+        if self._checkpoints is not None:
+            self._checkpoints.save(session)
+        if self._summaries is not None:
+            self._summaries.write(session)
+        if self._summary_writer is not None and not self._writer_closed:
+            self._summary_writer.flush()
+
+    def request_stop(self, ex: Any = None) -> None:
+        """Asks everything to stop; see ``Coordinator.request_stop``."""
+        self._coord.request_stop(ex)
+
+    def should_stop(self) -> bool:
+        """Whether training is to stop."""
+        return self._coord.should_stop()
+
+    def stop_on_exception(self) -> contextlib.AbstractContextManager[None]:
+        """A context that turns an exception into a stop; ``stop`` raises it."""
+        return self._coord.stop_on_exception()
+
+    def wait_for_stop(self) -> None:
+        """Waits until a stop is requested."""
+        self._coord.wait_for_stop()
+
+    # -- TF1's older names -------------------------------------------------------------------------------------
+
+    PrepareSession = prepare_or_wait_for_session
+    StartQueueRunners = start_queue_runners
+    StartStandardServices = start_standard_services
+    Stop = stop
+    RequestStop = request_stop
+    Loop = loop
+    ShouldStop = should_stop
+    StopOnException = stop_on_exception
+    WaitForStop = wait_for_stop
+    SummaryComputed = summary_computed

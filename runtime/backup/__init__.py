@@ -1,0 +1,1 @@
+"""Primary-backup replication of a task."""

@@ -1,0 +1,201 @@
+"""What there is of a task for its mirror, and how another process becomes that task.
+
+In an image are the variables, the run record, the stages that sessions have registered, the last answer of each lane,
+who coordinates checkpoints, and which steps may be half done (the gate's memory). Not in it are what waits for somebody
+(queues, accumulators, quorums: with those a task is not mirrored), tensors that are held for other tasks, and orders of
+a checkpoint that is under way: those steps and orders fail with AbortedError, which a session that recovers makes good.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from runtime.backup.holder import Array, Entry, Header, Image, unpacked
+from runtime.backup.primary import Answered, Capture, LaneKey, Part
+from runtime.proto import stage_pb2
+from runtime.state.run_record import FINISHED, LOADING
+from runtime.state.store import Slot
+from runtime.task.registered import RegisteredCall
+from runtime.task.worker import Worker
+from runtime.tensor_spec import TensorSpec
+from runtime.transport.listener import Reply
+from runtime.transport.messages import call_from_proto, call_to_proto
+
+_VARIABLE, _STAGE, _ANSWER = "variable", "stage", "answer"
+_SESSIONS, _RUN, _COORDINATOR, _STEPS = "sessions", "run", "coordinator", "steps"
+_NUMBERS_PER_LIFE = 1 << 40
+
+
+def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
+    """References to all that the mirror of a task needs; no update may be under way."""
+    held, run, resources = worker.store.hold()
+    slots = [slot for slot, _ in held]
+
+    def release() -> None:
+        worker.store.release(slots)
+
+    void = _void(run, [name for _, name in resources])
+    if void:
+        return Capture(void, {}, release)
+    kinds = {device: [d.type, d.index] for d, device in worker.devices.items()}
+    parts = {
+        _name(_VARIABLE, *slot.key): Part(weakref.ref(value), functools.partial(_variable, slot, value, kinds))
+        for slot, value in held
+    }
+    calls, unused, sessions = worker.registry.kept()
+    parts |= {_name(_STAGE, h): Part(h, functools.partial(_stage, call)) for h, call in calls.items()}
+    parts |= {_name(_STAGE, h): Part(h, functools.partial(_as_it_is, entry)) for h, entry in unused.items()}
+    parts |= {_name(_ANSWER, *key): Part(a.seq, functools.partial(_answer, a)) for key, a in answered.items()}
+    parts[_name(_RUN)] = Part(json.dumps(run), functools.partial(Entry, run))
+    epoch, owner = worker.shards.state()
+    parts[_name(_COORDINATOR)] = Part((epoch, owner), functools.partial(Entry, [epoch, owner]))
+    parts[_name(_STEPS)] = Part(object(), functools.partial(Entry, worker.gate.state()))
+    listed = [[session, handles] for session, handles in sessions.items()]
+    parts[_name(_SESSIONS)] = Part(worker.registry.changes, functools.partial(Entry, listed))
+    return Capture("", parts, release)
+
+
+def _void(run: Mapping[str, Any], resources: Sequence[str]) -> str:
+    """Why a task cannot be mirrored now; ``resources``: their keys, see ``runtime.kernels.resources.named``."""
+    if run["phase"] == LOADING:
+        return "its variables are being given values"
+    if run["phase"] == FINISHED:
+        return "training is over"
+    if resources:
+        names = sorted(key.partition(":")[2] for key in resources)  # without what kind of thing each is
+        return f"it holds {', '.join(names[:3])}, whose state is that of calls that wait"
+    return ""
+
+
+def take_up(worker: Worker, image: Image, lives: int) -> dict[LaneKey, Answered]:
+    """Makes an empty worker what an image shows.
+
+    Args:
+        worker: of this process.
+        image: of an earlier life of the same task.
+        lives: how many lives the task had before this one.
+
+    Returns:
+        By lane, what it was answered last.
+    """
+    values: dict[tuple[str, str], tuple[Any, TensorSpec]] = {}
+    answered: dict[LaneKey, Answered] = {}
+    stages: dict[int, Entry] = {}
+    sessions: list[Any] = []
+    run: Mapping[str, Any] | None = None
+    devices = {(d.type, d.index): device for d, device in worker.devices.items()}
+    for name, entry in image.entries.items():
+        kind, *rest = json.loads(name)
+        if kind == _VARIABLE:
+            spec = TensorSpec.of(entry.arrays[0])
+            values[rest[0], rest[1]] = (_placed(entry, devices), spec)
+        elif kind == _STAGE:
+            stages[rest[0]] = entry
+        elif kind == _ANSWER:
+            reply = Reply(list(entry.arrays), entry.meta["remember"], entry.meta["dynamic"])
+            answered[rest[0], rest[1]] = Answered(entry.meta["seq"], reply, time.monotonic())
+        elif kind == _SESSIONS:
+            sessions = entry.meta
+        elif kind == _COORDINATOR:
+            worker.shards.take_up(*entry.meta)
+        elif kind == _STEPS:
+            worker.gate.take_up(entry.meta)
+        else:
+            run = entry.meta
+    first_number = lives * _NUMBERS_PER_LIFE
+    worker.registry.inherit(stages, {s: handles for s, handles in sessions}, _reviver(worker, first_number))
+    worker.store.replace(values)
+    worker.held.reborn = True
+    if run is not None:
+        worker.store.run.take_up(run)
+    return answered
+
+
+def read(take: Callable[[Header], tuple[Header, Sequence[Array]]], task: str, life: int) -> Image | str:
+    """Asks the keeper of a mirror for it, piece by piece; says why when there is none to be had.
+
+    Args:
+        take: sends a message and gives its answer.
+        task: whose mirror.
+        life: of this process.
+    """
+    entries: dict[str, Entry] = {}
+    index = 0
+    while True:
+        header, arrays = take({"kind": "take", "of": task, "life": life, "index": index})
+        if not header["found"]:
+            return str(header["why"])
+        entries |= unpacked(header["put"], arrays, copy=False)
+        if not header["left"]:
+            return Image(header["version"], header["about"], "", entries)
+        index += 1
+
+
+def _name(*parts: Any) -> str:
+    return json.dumps(parts)
+
+
+def _variable(slot: Slot, value: Any, kinds: Mapping[Any, Any]) -> Entry:
+    device = kinds.get(value.device) if isinstance(value, jax.Array) else None
+    return Entry({"device": device}, (np.asarray(value),))
+
+
+def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> Any:
+    array, device = entry.arrays[0], entry.meta["device"]
+    if device is None:
+        return array
+    with jax.enable_x64(True):  # else 64-bit arrays are narrowed
+        return jax.device_put(array, devices[device[0], device[1]], may_alias=False).block_until_ready()
+
+
+def _stage(call: RegisteredCall) -> Entry:
+    sha256, generation, traced, versioned, in_turn = call.origin
+    meta = {
+        "sha256": sha256.hex(),
+        "generation": generation,
+        "traced": traced,
+        "versioned": versioned,
+        "in_turn": in_turn,
+        "writes": call.writes,
+    }
+    return Entry(meta, (np.frombuffer(call_to_proto(call.call).SerializeToString(), np.uint8),))
+
+
+def _as_it_is(entry: Entry) -> Entry:
+    return entry
+
+
+def _answer(answered: Answered) -> Entry:
+    reply = answered.reply
+    meta = {"seq": answered.seq, "remember": reply.remember, "dynamic": reply.dynamic}
+    return Entry(meta, tuple(np.asarray(b) for b in reply.buffers))
+
+
+def _reviver(worker: Worker, first_number: int) -> Callable[[int, Entry], RegisteredCall]:
+    def revive(handle: int, entry: Entry) -> RegisteredCall:
+        meta = entry.meta
+        call = call_from_proto(stage_pb2.StageCallDef.FromString(entry.arrays[0].tobytes()))
+        made = worker.register(
+            call,
+            bytes.fromhex(meta["sha256"]),
+            meta["generation"],
+            meta["traced"],
+            meta["writes"],
+            versioned=meta["versioned"],
+            in_turn=meta["in_turn"],
+            handle=handle,
+        )
+        assert made is not None  # its program has come along
+        if made.versions is not None:
+            made.versions.start_at(first_number)
+        return made
+
+    return revive

@@ -1,0 +1,423 @@
+"""A task's own side of its mirror: counts its updates, sends what they changed, and lets nobody run too far ahead.
+
+    update --> counted --> reply, unless more than ``lag`` updates would not be in the mirror then
+                  |--> a thread takes an image (references, microseconds), sends what changed, notes what has arrived
+
+With ``lag=0`` the reply to an update waits until the mirror has it. An image is taken between updates, never in the
+middle of one, and holds with the variables also what was answered on each lane: an update is in it together with its
+answer or not at all, so that one which is sent again after a restart is applied exactly once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from absl import logging
+
+from runtime.backup.holder import PIECE_BYTES, REFUSED_LIFE, Array, Entry, Header, packed, pieces
+from runtime.errors import AbortedError, OpError
+from runtime.transport.connection import current_call
+from runtime.transport.listener import Reply
+
+DEFAULT_LAG = 100
+"""How many updates may be lost by default."""
+SETTLE_SECS = 30.0
+"""How long a change that must be mirrored waits for that."""
+LANE_MEMORY_SECS = 600.0
+"""How long the last answer of a lane that is not used is kept."""
+_TRIES = 3
+_DRAIN_SECS = 0.05
+_SHARE = 9.0
+"""Between two sendings that nobody waits for lies so many times what the last one took ..."""
+_LEAST_SECS, _MOST_SECS = 0.01, 1.0
+"""... but at least and at most this."""
+_FIRST_BACKOFF_SECS, _LAST_BACKOFF_SECS = 0.05, 0.5
+_WAIT_SECS = 1.0
+_CHECK_SECS = 1.0
+"""How often the holder is asked whether it still has the mirror when there is nothing to send."""
+
+Send = Callable[[Header, Sequence[Array]], tuple[Header, Sequence[Array]]]
+"""``(header, arrays) -> header, arrays``: sends a message and gives its answer."""
+LaneKey = tuple[int, int]
+"""(client, lane)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One entry of a task as of an instant, not yet in words.
+
+    Attributes:
+        token: the same object, or an equal string or number, as long as the entry has not changed.
+        load: makes the entry.
+    """
+
+    token: Any
+    load: Callable[[], Entry]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A task as of one instant, by reference.
+
+    Attributes:
+        void: why it cannot be mirrored now; empty when it can.
+        parts: by name.
+        release: gives the references back.
+    """
+
+    void: str
+    parts: Mapping[str, Part]
+    release: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The last update that came on a lane.
+
+    Attributes:
+        seq: its number on the lane.
+        reply: the answer.
+        at: ``time.monotonic()``.
+    """
+
+    seq: int
+    reply: Reply
+    at: float
+
+
+class Mirror:
+    """Keeps the mirror of one task up to date. ``start`` starts its thread.
+
+    Args:
+        task: the task.
+        holder: name of the task that holds the mirror.
+        lag: how many updates may have been answered that are not in the mirror.
+        life: number of this life of the task.
+        about: what a later life of the task needs to know before it can use the mirror.
+        capture: takes references to all of the task; called when no update is under way.
+        send: sends a message to the holder and gives its answer.
+        fenced: called when another process has taken the task's place.
+        piece_bytes: bytes of arrays in one message.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        holder: str,
+        lag: int,
+        life: int,
+        about: Mapping[str, Any],
+        capture: Callable[[Mapping[LaneKey, Answered]], Capture],
+        send: Send,
+        fenced: Callable[[], None],
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        self.task = task
+        self.holder = holder
+        self.lag = lag
+        self._life = life
+        self._about = about
+        self._capture = capture
+        self._send = send
+        self._fenced = fenced
+        self._piece_bytes = piece_bytes
+        self._lock = threading.Lock()
+        self._resumed = threading.Condition(self._lock)
+        self._drained = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)
+        self._arrived = threading.Condition(self._lock)
+        self._paused = False
+        self._running = 0
+        self._version = 0
+        self._taken = -1
+        self._mirrored = -1
+        self._urgent = 0  # how many wait for everything to be mirrored
+        self._lost = ""
+        self._void = ""
+        self._closed = False
+        self._replaced = False
+        self._answered: dict[LaneKey, Answered] = {}
+        self._tokens: dict[str, Any] | None = None  # of the image that the holder has; None: send all
+        self._introduced = False
+        self._next_at = 0.0
+        self._checked_at = 0.0
+        self._most_lag = 0
+        self._waited_secs = 0.0
+        self._sent = [0, 0, 0.0]  # images, bytes, seconds
+        self._thread = threading.Thread(target=self._run, name=f"mirror {task}", daemon=True)
+
+    def start(self) -> None:
+        """Starts sending."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it; what is not mirrored yet is sent if that takes no time. Does nothing the second time."""
+        if self._thread.is_alive():
+            self.settle(_WAIT_SECS)
+        with self._lock:
+            self._closed = True
+            for condition in (self._work, self._arrived, self._resumed, self._drained):
+                condition.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(_WAIT_SECS)
+
+    # -- what the task does ------------------------------------------------------------------------------------
+
+    def carry_out(self, run: Callable[[], Reply], client: int, *, gated: bool) -> Reply:
+        """Runs a call that changes the task, and waits until its reply may be given.
+
+        Args:
+            run: runs it; counts by ``count`` if it is an update.
+            client: who calls.
+            gated: an update of variables that does not wait for anybody. What is not is no update but an order: its
+                reply waits until the mirror has all of it, whatever the lag.
+        """
+        if not gated:
+            reply = run()
+            self.count()
+            self.settle()
+            return reply
+        with self._lock:
+            while self._paused:
+                self._resumed.wait(_WAIT_SECS)
+            self._running += 1
+        answered = None
+        try:
+            reply = run()
+            lane, seq = current_call()
+            answered = Answered(seq, reply, time.monotonic())
+        finally:
+            with self._lock:
+                self._running -= 1
+                if answered is not None:
+                    self._answered[client, lane] = answered
+                if self._paused and not self._running:
+                    self._drained.notify()
+                self._wait_in_bounds()
+        return reply
+
+    def _wait_in_bounds(self) -> None:
+        mine = self._version
+        if self._mirrored >= mine - self.lag:
+            return
+        began = time.monotonic()
+        while self._mirrored < mine - self.lag and not self._lost and not self._closed:
+            self._arrived.wait(_WAIT_SECS)
+        self._waited_secs += time.monotonic() - began
+        if self._replaced:
+            raise AbortedError("another process has taken the place of this one", task=self.task)
+
+    def count(self) -> None:
+        """Notes an update, or another change."""
+        with self._lock:
+            self._version += 1
+            pending = self._version - self._taken
+            self._most_lag = max(self._most_lag, self._version - self._mirrored)
+            if pending == 1 or pending == self._soon():
+                self._work.notify()
+
+    def _soon(self) -> int:
+        """How many updates that are not taken yet make a sending urgent."""
+        return max(1, self.lag // 2)
+
+    def settle(self, timeout: float = SETTLE_SECS) -> None:
+        """Waits until the mirror has everything so far, unless its holder is lost, or time is up."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            wanted = self._version
+            self._urgent += 1
+            self._work.notify()
+            while self._mirrored < wanted and not self._lost and not self._closed:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    logging.warning("%s: its mirror at %s is not up to date yet", self.task, self.holder)
+                    break
+                self._arrived.wait(min(left, _WAIT_SECS))
+            self._urgent -= 1
+
+    def forget(self, client: int) -> None:
+        """A client has said goodbye: it will repeat nothing."""
+        with self._lock:
+            for key in [key for key in self._answered if key[0] == client]:
+                del self._answered[key]
+
+    def inherit(self, answered: Mapping[LaneKey, Answered]) -> None:
+        """Takes over what an earlier life of the task has answered."""
+        with self._lock:
+            self._answered.update(answered)
+
+    @property
+    def problem(self) -> str:
+        """Why the task could not go on from its mirror now; empty when it could."""
+        with self._lock:
+            if self._lost:
+                return f"no mirror at {self.holder}: {self._lost}"
+            return self._void
+
+    def values(self) -> dict[str, float]:
+        """The figures of the mirror; the greatest lag is that since the last call. Steps, bytes and seconds."""
+        with self._lock:
+            lag = self._version - max(self._mirrored, 0)
+            most, self._most_lag = max(self._most_lag, lag), lag
+            return {
+                "mirror_lag_steps": lag,
+                "mirror_lag_steps_max": most,
+                "mirror_usable": float(not self._lost and not self._void and self._mirrored >= 0),
+                "mirror_images_total": self._sent[0],
+                "mirror_bytes_total": self._sent[1],
+                "mirror_seconds_total": self._sent[2],
+                "mirror_wait_seconds_total": self._waited_secs,
+            }
+
+    # -- the thread that sends ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        backoff = _FIRST_BACKOFF_SECS
+        while self._wait_for_work():
+            try:
+                self._mirror()
+                backoff = _FIRST_BACKOFF_SECS
+                continue
+            except OpError as error:
+                self._note_lost(str(error))
+            except Exception as error:  # a computation that failed, say: its own caller is told
+                logging.exception("%s: its mirror could not be brought up to date", self.task)
+                self._note_lost(str(error))
+            self._tokens = None
+            with self._lock:
+                if not self._closed:
+                    self._work.wait_for(lambda: self._closed, backoff)
+            backoff = min(2 * backoff, _LAST_BACKOFF_SECS)
+
+    def _wait_for_work(self) -> bool:
+        with self._lock:
+            while not self._closed:
+                pending = self._version - self._mirrored
+                if pending and (self._urgent or pending >= self._soon() or self._lost):
+                    return True
+                left = self._next_at - time.monotonic()
+                if pending and left <= 0:
+                    return True
+                if not pending:
+                    left = self._checked_at + _CHECK_SECS - time.monotonic()
+                    if left <= 0:
+                        return True
+                self._work.wait(left)
+            return False
+
+    def _mirror(self) -> None:
+        """Brings the mirror up to date; when the holder has lost the last image, with a whole new one."""
+        for _ in range(_TRIES):
+            taken = self._take()
+            if taken is None or self._sent_image(*taken) or self._closed:
+                return
+            self._tokens = None
+
+    def _sent_image(self, version: int, capture: Capture) -> bool:
+        """Sends what has changed; returns whether the holder has the image now."""
+        known = self._tokens
+        try:
+            tokens = {name: part.token for name, part in capture.parts.items()}
+            changed = {
+                name: part.load()
+                for name, part in capture.parts.items()
+                if known is None or name not in known or not _same(known[name], part.token)
+            }
+        finally:
+            capture.release()
+        if known is not None and capture.void and capture.void == self._void:
+            self._note_arrived(version, capture.void)
+            return True
+        began = time.monotonic()
+        if not self._push(version, capture, changed, None if known is None else self._mirrored):
+            return False
+        self._tokens = tokens
+        took = time.monotonic() - began
+        self._next_at = time.monotonic() + min(_MOST_SECS, max(_LEAST_SECS, _SHARE * took))
+        self._sent[0] += 1
+        self._sent[1] += sum(entry.nbytes for entry in changed.values())
+        self._sent[2] += took
+        self._note_arrived(version, capture.void)
+        return True
+
+    def _take(self) -> tuple[int, Capture] | None:
+        """References to all of the task between two updates; None when one is under way that takes long."""
+        with self._lock:
+            self._paused = True
+            try:
+                if not self._drained.wait_for(lambda: not self._running or self._closed, _DRAIN_SECS) or self._closed:
+                    pass
+                else:
+                    self._taken = self._version
+                    old = time.monotonic() - LANE_MEMORY_SECS
+                    self._answered = {key: a for key, a in self._answered.items() if a.at > old}
+                    return self._version, self._capture(self._answered)
+            finally:
+                self._paused = False
+                self._resumed.notify_all()
+            if not self._closed:  # let through what waits: it may be what the others wait for
+                self._work.wait(_LEAST_SECS)
+            return None
+
+    def _push(self, version: int, capture: Capture, changed: Mapping[str, Entry], base: int | None) -> bool:
+        cut = pieces(changed, self._piece_bytes)
+        for index, piece in enumerate(cut):
+            table, arrays = packed(piece)
+            header: Header = {
+                "kind": "push",
+                "of": self.task,
+                "life": self._life,
+                "hello": not self._introduced,
+                "version": version,
+                "base": base,
+                "index": index,
+                "put": table,
+            }
+            if index == len(cut) - 1:
+                header |= {"keep": list(capture.parts), "about": dict(self._about), "void": capture.void}
+            answer, _ = self._send(header, arrays)
+            refused = answer.get("refused", "")
+            if refused == REFUSED_LIFE:
+                logging.error("%s: another process has taken its place: this one leaves", self.task)
+                self._fenced()
+                with self._lock:
+                    self._closed = self._replaced = True
+                    self._arrived.notify_all()
+                return False
+            if refused:
+                return False
+        self._introduced = True
+        return True
+
+    def _note_arrived(self, version: int, void: str) -> None:
+        with self._lock:
+            again, self._lost = self._lost, ""
+            told, self._void = self._void, void
+            self._mirrored = version
+            self._checked_at = time.monotonic()
+            self._arrived.notify_all()
+        if again:
+            logging.info("%s is mirrored at %s again", self.task, self.holder)
+        if void and void != told:
+            logging.info("%s is not mirrored now: %s", self.task, void)
+
+    def _note_lost(self, reason: str) -> None:
+        with self._lock:
+            fresh = not self._lost and self._mirrored >= 0 and not self._closed
+            self._lost = reason or "no contact"
+            self._arrived.notify_all()
+        if fresh:
+            logging.warning(
+                "%s is not mirrored until %s is back: what dies now as well comes back from the checkpoint (%s)",
+                self.task,
+                self.holder,
+                reason,
+            )
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, str | int | tuple) and one == other)

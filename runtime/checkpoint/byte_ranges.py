@@ -1,0 +1,152 @@
+"""Variables in pieces: how a checkpoint crosses the tensor channel where the tasks share no directory.
+
+The coordinator asks for pieces of what a job has taken, and gives pieces of what it shall restore. A piece says where
+it belongs, so that one that is sent twice (after a cut connection) is neither lost nor doubled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from runtime.checkpoint import storage
+from runtime.errors import DataLossError, InvalidArgumentError
+from runtime.tensor_spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+PULL = 0xFFFF_FFFF
+"""The handle of the tensor channel by which a coordinator fetches a piece of what a job has taken."""
+PUSH = 0xFFFF_FFFE
+"""The handle by which it gives a piece of what a job will commit."""
+
+
+class Piece(NamedTuple):
+    """Some bytes of one slice of a job.
+
+    Attributes:
+        epoch: of the coordinator.
+        owner: its id.
+        job: random id of the save or restore.
+        part: which of the job's slices on the task.
+        offset: the first byte, in C order.
+        size: how many bytes.
+    """
+
+    epoch: int
+    owner: int
+    job: int
+    part: int = 0
+    offset: int = 0
+    size: int = 0
+
+    @classmethod
+    def from_array(cls, array: Array) -> Piece:
+        """Reads what ``to_array`` made.
+
+        Raises:
+            InvalidArgumentError: it is something else.
+        """
+        if array.dtype != np.uint64 or array.shape != (len(cls._fields),):
+            raise InvalidArgumentError(f"a piece of a checkpoint is asked for by {array.dtype}{list(array.shape)}")
+        return cls(*array.tolist())
+
+    def to_array(self) -> Array:
+        """The piece as uint64[6], as it is asked for over the tensor channel."""
+        return np.array(self, np.uint64)
+
+
+PIECE_SPEC = TensorSpec((len(Piece._fields),), np.dtype(np.uint64))
+COUNT_SPEC = TensorSpec((1,), np.dtype(np.uint64))
+
+
+def part_of(array: Array, piece: Piece) -> Array:
+    """The bytes of a piece, uint8 [size]: a view where the array is contiguous.
+
+    Raises:
+        InvalidArgumentError: the array has fewer bytes.
+    """
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if piece.offset + piece.size > raw.size:
+        raise InvalidArgumentError(f"{piece.size} bytes at {piece.offset} of an array of {raw.size} bytes")
+    return raw[piece.offset : piece.offset + piece.size]
+
+
+class Incoming:
+    """An array that comes in pieces, from its first byte to its last.
+
+    Args:
+        size: in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._have = 0
+        self._data: Array | None = None
+
+    def put(self, offset: int, data: Array) -> Array | None:
+        """Takes a piece; one that was here before changes nothing.
+
+        Args:
+            offset: of its first byte.
+            data: uint8, copied.
+
+        Returns:
+            With the last byte the whole, uint8 [size], aligned for XLA; else None.
+
+        Raises:
+            DataLossError: bytes before it are missing.
+            InvalidArgumentError: it goes beyond the end.
+        """
+        end = offset + data.size
+        if end > self._size:
+            raise InvalidArgumentError(f"{data.size} bytes at {offset} of an array of {self._size} bytes")
+        if offset > self._have:
+            raise DataLossError(f"bytes {self._have} to {offset} of an array that is being restored did not come")
+        if end <= self._have:
+            return None
+        if self._data is None:
+            self._data = storage.aligned((self._size,), np.dtype(np.uint8))
+        self._data[offset:end] = data
+        self._have = end
+        if end < self._size:
+            return None
+        whole, self._data = self._data, np.empty((0,), np.uint8)
+        return whole
+
+
+def blocks_of(
+    shape: Sequence[int], itemsize: int, chunk: Sequence[int], offset: Sequence[int], limit: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Cuts a slice of a stored array into blocks that follow each other in memory and share no chunk.
+
+    Args:
+        shape: of the slice.
+        itemsize: bytes of an element.
+        chunk: of the stored array.
+        offset: where the slice begins in that.
+        limit: bytes that a block should have at most; more only where a chunk is larger.
+
+    Yields:
+        (where it begins in the slice, its shape), in C order.
+    """
+    if not shape or not math.prod(shape):
+        yield (0,) * len(shape), tuple(shape)
+        return
+    axis = 0
+    row = math.prod(shape[1:]) * itemsize
+    while axis + 1 < len(shape) and (chunk[axis] == 1 or shape[axis] == 1) and row > limit:
+        axis += 1
+        row = math.prod(shape[axis + 1 :]) * itemsize
+    unit = chunk[axis]
+    step = max(1, limit // (row * unit)) * unit
+    rest = (0,) * (len(shape) - axis - 1)
+    for before in np.ndindex(*shape[:axis]):
+        first = 0
+        while first < shape[axis]:
+            end = min(shape[axis], (offset[axis] + first) // unit * unit + step - offset[axis])
+            yield (*before, first, *rest), (*(1,) * axis, end - first, *shape[axis + 1 :])
+            first = end

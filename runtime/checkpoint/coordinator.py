@@ -1,0 +1,411 @@
+"""The coordinator's side of checkpoints: orders to all tasks at once, under one epoch.
+
+One process coordinates at a time (the chief). It claims the tasks under an epoch larger than any before, after which
+they refuse the orders of earlier coordinators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from absl import logging
+
+from runtime.checkpoint import streaming
+from runtime.checkpoint.byte_ranges import Piece
+from runtime.checkpoint.pacing import Pace, in_background
+from runtime.checkpoint.snapshot import Cut, ShardFile, VariableSlice, half_done_steps
+from runtime.checkpoint.storage import write_store
+from runtime.errors import (
+    AbortedError,
+    DataLossError,
+    DeadlineExceededError,
+    NotFoundError,
+    OpError,
+    UnavailableError,
+)
+from runtime.proto import services_pb2 as pb
+from runtime.state.write_gate import NO_CUT
+
+ORDER_SECS = 120.0
+"""Time limit of an order that should take milliseconds, but for a claim that waits for an old chief's writes."""
+PAUSE_SECS = 10.0
+"""How long tasks stay paused at most when their coordinator dies in the middle of a cut."""
+STATES_SECS = 2.0
+CLAIM_TRIES = 10
+CUT_TRIES = 3
+"""How often a cut is begun that turns out not to be of one instant."""
+
+_owner = secrets.randbits(63) | 1
+"""This process among the coordinators."""
+_cutting = threading.Lock()
+"""Held during a cut: a task is paused for one at a time, and two of this process would end each other's pauses."""
+_T = TypeVar("_T")
+
+
+class Carrier(Protocol):
+    """What reaches the tasks: an open session."""
+
+    def shard(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+        """Has a task carry out an order; ``timeout`` is in seconds."""
+
+    def stream(self, task: str) -> streaming.Stream:
+        """Opens a way for pieces of variables."""
+
+
+class Shards:
+    """Saves and restores variables where they live. Get it from ``Session.shards``.
+
+    Args:
+        carrier: takes orders and pieces to the tasks.
+    """
+
+    def __init__(self, carrier: Carrier) -> None:
+        self._send = carrier.shard
+        self._stream = carrier.stream
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._claimed: set[str] = set()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this process coordinates; 0 before ``claim``."""
+        return self._epoch
+
+    def claim(self, tasks: Sequence[str]) -> int:
+        """Becomes the coordinator of some tasks, unless this session is it already; earlier ones' jobs have ended then.
+
+        Args:
+            tasks: names of the tasks.
+
+        Returns:
+            The epoch, larger than that of any coordinator before.
+
+        Raises:
+            AbortedError: another process keeps claiming the same tasks.
+        """
+        with self._lock:
+            if self._claimed.issuperset(tasks):
+                return self._epoch
+            asked = sorted(self._claimed.union(tasks))
+
+            def tell(order: pb.ShardOrder) -> list[tuple[int, int]]:
+                return [(r.epoch, r.owner) for r in self._each(asked, lambda t: self._ask(t, order, ORDER_SECS))]
+
+            told = tell(pb.ShardOrder(kind=pb.ShardOrder.TELL))
+            if len(set(told)) == 1 and told[0][0] and told[0][1] == _owner:
+                self._epoch = told[0][0]
+                self._claimed.update(asked)
+                return self._epoch
+            wait = threading.Event()  # never set: two chiefs that start together step aside for random times
+            for attempt in range(CLAIM_TRIES):
+                epoch = max(e for e, _ in told) + 1
+                claim = pb.ShardOrder(kind=pb.ShardOrder.CLAIM, epoch=epoch, owner=_owner)
+                told = tell(claim)
+                if all(t == (epoch, _owner) for t in told):
+                    self._epoch = epoch
+                    self._claimed.update(asked)
+                    logging.info("this task leads the saving of checkpoints now, as chief number %d of the run", epoch)
+                    return epoch
+                wait.wait(random.uniform(0.0, 0.05 * 2**attempt))
+            raise AbortedError("another chief keeps claiming the same tasks: run one chief only")
+
+    def cut(self, slices: Sequence[VariableSlice], number_of: str = "") -> Cut:
+        """Takes references to variables of all tasks as of one instant, at which no step has half its writes done.
+
+        Args:
+            slices: what to save.
+            number_of: key of the slice whose value is wanted as an int.
+
+        Raises:
+            FailedPreconditionError: a variable is not initialised; names it.
+            AbortedError: another coordinator has taken over, or a task restarted.
+            DeadlineExceededError: the tasks could not be held still together until all had taken their references.
+        """
+        by_task: dict[str, list[VariableSlice]] = {}
+        for s in slices:
+            by_task.setdefault(s.task, []).append(s)
+        self.claim(list(by_task))
+        for left in reversed(range(CUT_TRIES)):
+            try:
+                with _cutting:
+                    return self._cut(by_task, number_of)
+            except DeadlineExceededError as error:
+                if not left or NO_CUT not in error.message:
+                    raise
+                logging.info("begins the checkpoint again: %s", error)
+        raise AssertionError("the last try gives a cut or raises")
+
+    def _cut(self, by_task: dict[str, list[VariableSlice]], number_of: str) -> Cut:
+        job = secrets.randbits(63) | 1
+        tasks = list(by_task)
+        started = time.monotonic()
+        try:
+            self._pause(job, tasks)
+            order = self._order(pb.ShardOrder.TAKE, job, report=number_of)
+            replies = self._each(
+                tasks, lambda t: self._ask(t, _with_slices(order, [s.to_proto() for s in by_task[t]]), ORDER_SECS)
+            )
+        except BaseException:
+            self.drop(job, tasks)
+            raise
+        paused = time.monotonic() - started
+        number = None
+        for task, reply in zip(tasks, replies, strict=True):
+            if any(s.key == number_of for s in by_task[task]):
+                number = reply.number
+        return Cut(
+            job,
+            {t: tuple(s) for t, s in by_task.items()},
+            {t: tuple(r.sizes) for t, r in zip(tasks, replies, strict=True)},
+            number,
+            paused,
+            min(max(r.cores, 1) for r in replies) if replies else 1,
+        )
+
+    def _pause(self, job: int, tasks: Sequence[str]) -> None:
+        order = self._order(pb.ShardOrder.PAUSE, job, seconds=PAUSE_SECS)
+        replies = self._each(tasks, lambda t: self._ask(t, order, ORDER_SECS))
+        waiting = half_done_steps({t: list(r.steps) for t, r in zip(tasks, replies, strict=True)})
+        if not waiting:
+            return
+        finished = self._each(
+            list(waiting), lambda t: self._ask(t, self._order(pb.ShardOrder.PAUSE, job, steps=waiting[t]), ORDER_SECS)
+        )
+        lost = {(s.session, s.step) for reply in finished for s in reply.steps}
+        if lost:
+            logging.warning(
+                "%d steps lost their worker half-way: the checkpoint holds what they have written", len(lost)
+            )
+
+    def changed(self, slices: Sequence[VariableSlice], job: int) -> bool | None:
+        """Whether variables have changed since a save took them, or since they were restored from what it had saved.
+
+        Args:
+            slices: the variables.
+            job: ``Cut.job`` of the save.
+
+        Returns:
+            None where a task does not know: it has restarted since, or there were many saves.
+        """
+        by_task: dict[str, list[pb.SliceDef]] = {}
+        for s in slices:
+            by_task.setdefault(s.task, []).append(s.to_proto())
+        order = self._order(pb.ShardOrder.CHANGED, job)
+        try:
+            replies = self._each(list(by_task), lambda t: self._ask(t, _with_slices(order, by_task[t]), ORDER_SECS))
+        except NotFoundError:
+            return None
+        return any(reply.number for reply in replies)
+
+    def write(self, cut: Cut, directory: str, *, stream: bool = False) -> list[ShardFile]:
+        """Has every task write what it holds of a cut into a directory that all share.
+
+        Each writes a store of its own, ``ocdbt.process_<id>``; see ``process_ids``.
+
+        Args:
+            cut: what to write.
+            directory: where.
+            stream: the tasks do not share the directory: they send what this process writes into it, a few blocks at
+                a time over the tensor channel.
+
+        Returns:
+            The files that were written; checksums of those on file systems only.
+
+        Raises:
+            ResourceExhaustedError: the disk is full.
+            FailedPreconditionError: a task does not see the directory.
+            UnavailableError: a task died.
+            AbortedError: another coordinator has taken over.
+        """
+        tasks = list(cut.slices)
+        ids = self.process_ids(cut, stream=stream)
+        if stream:
+            return self._write_stream(cut, f"{directory}/ocdbt.process_{ids['']}")
+        replies = self._each(
+            tasks,
+            lambda t: self._ask(
+                t, self._order(pb.ShardOrder.WRITE, cut.job, directory=directory, process_id=ids[t]), None
+            ),
+        )
+        return [ShardFile(f.path, f.size, f.crc32) for r in replies for f in r.files]
+
+    def _write_stream(self, cut: Cut, directory: str) -> list[ShardFile]:
+        def write() -> list[tuple[str, int, int]]:
+            with streaming.Streams(self._stream) as streams:
+                # The tasks send when they are asked: when this process rests, so do they.
+                cores = min(cut.cores, os.cpu_count() or 1)
+                pace = Pace(lambda: streams.updates, threading.Event().wait, cores)
+                blocks = streaming.blocks(cut, streams, self._piece(cut.job))
+                return write_store(directory, blocks, group_bytes=streaming.BLOCK_BYTES, in_flight=1, pace=pace)
+
+        return [ShardFile(*file) for file in in_background(write, "checkpoint-writer")]
+
+    def _piece(self, job: int) -> Piece:
+        return Piece(self._epoch, _owner, job)
+
+    def process_ids(self, cut: Cut, *, stream: bool = False) -> dict[str, str]:
+        """By task, the id of the store it writes: tells the epochs apart, so that a late writer is recognised."""
+        if stream:
+            return {"": f"{self._epoch}stream"}
+        return {t: f"{self._epoch}{''.join(c for c in t if c.isalnum())}" for t in cut.slices}
+
+    def progress(self, cut: Cut) -> int:
+        """Bytes of a cut that are written so far."""
+        order = self._order(pb.ShardOrder.PROGRESS, cut.job)
+        return sum(r.done_bytes for r in self._each(list(cut.slices), lambda t: self._ask(t, order, ORDER_SECS)))
+
+    def verify(self, tasks: Sequence[str], directory: str, files: Sequence[ShardFile]) -> list[str]:
+        """Has tasks compare files with their checksums, each a share of them.
+
+        Args:
+            tasks: names of the tasks.
+            directory: that they share.
+            files: what should be there.
+
+        Returns:
+            What is wrong, one line for each file; empty when all is well.
+        """
+        self.claim(tasks)
+        shares: dict[str, list[ShardFile]] = {t: [] for t in tasks}
+        load = dict.fromkeys(tasks, 0)
+        for file in sorted(files, key=lambda f: -f.size):
+            task = min(load, key=lambda t: load[t])
+            shares[task].append(file)
+            load[task] += file.size + 1
+        busy = [t for t in tasks if shares[t]]
+
+        def ask(task: str) -> pb.ShardReply:
+            files = [pb.FileDef(path=f.path, size=f.size, crc32=f.crc32) for f in shares[task]]
+            return self._ask(task, self._order(pb.ShardOrder.VERIFY, directory=directory, files=files), None)
+
+        return [p for reply in self._each(busy, ask) for p in reply.problems]
+
+    def restore(
+        self,
+        slices: Sequence[VariableSlice],
+        directory: str,
+        *,
+        ocdbt: bool,
+        zarr3: bool,
+        stream: bool = False,
+        check: Callable[[], Sequence[str]] | None = None,
+        origin: int = 0,
+    ) -> int:
+        """Restores variables: every task reads what it needs, and only when all have, all change their variables.
+
+        Args:
+            slices: what to restore.
+            directory: of the arrays, shared by all tasks.
+            ocdbt: whether they lie in an OCDBT store.
+            zarr3: whether they are of zarr's third version.
+            stream: the tasks do not share the directory: this process reads it and sends them what they need.
+            check: called first, reads the files as a whole; when it gives problems, no variable changes.
+            origin: ``Cut.job`` of the save; 0 when it is not known. See ``changed``.
+
+        Returns:
+            Bytes read.
+
+        Raises:
+            DataLossError: an array is damaged; no variable has changed.
+            AbortedError: another coordinator has taken over.
+        """
+        by_task: dict[str, list[pb.SliceDef]] = {}
+        for s in slices:
+            by_task.setdefault(s.task, []).append(s.to_proto())
+        self.claim(list(by_task))
+        job = secrets.randbits(63) | 1
+        tasks = list(by_task)
+        order = self._order(
+            pb.ShardOrder.READ, job, directory=directory, ocdbt=ocdbt, zarr3=zarr3, mapped=check is not None
+        )
+
+        served = threading.Semaphore(streaming.TASKS_AT_ONCE)
+
+        def read(task: str) -> int:
+            if not stream:
+                return self._ask(task, _with_slices(order, by_task[task]), None).total_bytes
+            mine = [s for s in slices if s.task == task]
+            with served, contextlib.closing(self._stream(task)) as way:
+                self._ask(task, _with_slices(self._order(pb.ShardOrder.RECEIVE, job), by_task[task]), ORDER_SECS)
+                return streaming.send(
+                    mine,
+                    directory,
+                    ocdbt=ocdbt,
+                    zarr3=zarr3,
+                    mapped=check is not None,
+                    stream=way,
+                    common=self._piece(job),
+                )
+
+        try:
+            problems = check() if check is not None else ()
+            if problems:
+                raise DataLossError("; ".join(problems))
+            sizes = self._each(tasks, read)
+            commit = self._order(pb.ShardOrder.COMMIT, job, origin=origin)
+            self._each(tasks, lambda t: self._ask(t, commit, ORDER_SECS))
+        except BaseException:
+            self.drop(job, tasks)
+            raise
+        return sum(sizes)
+
+    def drop(self, job: int, tasks: Sequence[str]) -> None:
+        """Forgets a job on its tasks; one that does not answer has forgotten it, or will."""
+        order = self._order(pb.ShardOrder.DROP, job)
+
+        def ask(task: str) -> None:
+            try:
+                self._ask(task, order, 5.0)
+            except OpError as error:
+                logging.info("dropping a checkpoint job: %s", error)
+
+        self._each(tasks, ask)
+
+    def release(self, cut: Cut) -> None:
+        """Gives back the references of a cut."""
+        self.drop(cut.job, list(cut.slices))
+
+    def states(self) -> dict[str, dict[str, bytes]]:
+        """By task, the states registered there (``runtime.register_state``); tasks that do not answer have none."""
+        reply = self._send("", pb.ShardOrder(kind=pb.ShardOrder.STATES), STATES_SECS)
+        found: dict[str, dict[str, bytes]] = {}
+        for key, value in reply.states.items():
+            task, _, name = key.partition(" ")
+            found.setdefault(task, {})[name] = value
+        return found
+
+    # -- sending -----------------------------------------------------------------------------------------------
+
+    def _order(self, kind: pb.ShardOrder.Kind.ValueType, job: int = 0, **fields: object) -> pb.ShardOrder:
+        return pb.ShardOrder(kind=kind, epoch=self._epoch, owner=_owner, job=job, **fields)  # type: ignore[arg-type]
+
+    def _ask(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+        copy = pb.ShardOrder()
+        copy.CopyFrom(order)
+        return self._send(task, copy, timeout)
+
+    def _each(self, tasks: Sequence[str], fn: Callable[[str], _T]) -> list[_T]:
+        """Calls ``fn`` for each task at the same time and waits for all; raises the first error, if any."""
+        if len(tasks) == 1:
+            return [fn(tasks[0])]
+        with ThreadPoolExecutor(max(len(tasks), 1), "shards") as pool:
+            futures = [pool.submit(fn, t) for t in tasks]
+        errors = [e for f in futures if (e := f.exception()) is not None]
+        if errors:  # what somebody refuses says more than that somebody is gone
+            raise next((e for e in errors if not isinstance(e, UnavailableError)), errors[0])
+        return [f.result() for f in futures]
+
+
+def _with_slices(order: pb.ShardOrder, slices: Sequence[pb.SliceDef]) -> pb.ShardOrder:
+    copy = pb.ShardOrder()
+    copy.CopyFrom(order)
+    copy.slices.extend(slices)
+    return copy

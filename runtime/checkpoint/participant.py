@@ -1,0 +1,555 @@
+"""A task's part in checkpoints: it takes references to its variables, writes them, reads them, swaps them in.
+
+It obeys one coordinator, the one that claimed it last: orders under another epoch are refused, and a claim returns only
+when the jobs of the coordinators before have ended, so that a dead chief's late order can spoil nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from runtime.checkpoint import storage
+from runtime.checkpoint.byte_ranges import Array, Incoming, Piece, part_of
+from runtime.checkpoint.pacing import Pace, in_background
+from runtime.checkpoint.states import task_states
+from runtime.errors import (
+    AbortedError,
+    CancelledError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from runtime.proto import services_pb2 as pb
+from runtime.proto import stage_pb2
+from runtime.state.store import Store, Values
+from runtime.state.write_gate import Gate, lapsed
+from runtime.tensor_spec import TensorSpec, canonical_dtype
+
+JOIN_SECS = 60.0
+"""How long a claim waits for the jobs of earlier coordinators."""
+QUIET_SECS = 2.0
+"""How long a cut waits for stages that are under way, and for the rest of half-done steps."""
+UNUSED_SECS = 600.0
+"""How long what was taken for a save is kept when nobody asks for it."""
+VALUES_OF_JOBS = 8
+"""Of how many saves and restores a task can tell whether its variables have changed since."""
+CUT_OFF = "the task goes on from its mirror"
+"""How errors begin of orders that were under way when a mirrored task died; begun again, they work."""
+
+_NOTHING = np.empty((0,), np.uint8)
+
+Order = pb.ShardOrder
+Reply = pb.ShardReply
+
+
+@dataclass
+class Job:
+    """One save or restore on this task.
+
+    Attributes:
+        epoch: of the coordinator that began it.
+        slices: what it is about.
+        arrays: what was taken, or read, for each slice.
+        total: bytes to write.
+        done: bytes written, or sent to who writes them.
+        sizes: bytes of each slice.
+        incoming: for each slice, what has come of it so far, when it comes in pieces.
+        first: what was taken for the slices before this one is sent and forgotten ...
+        before: ... and was so many bytes.
+        client: who asks for pieces over the tensor channel, or gives them; 0 when nobody does.
+        used_at: when somebody asked for it last (``time.monotonic``).
+        given_up: why it has ended before its time; empty while it has not.
+        cancelled: set when it is over, or a newer coordinator wants it gone.
+        lock: held while an order works on it.
+        taken: the answer to the order that began it ...
+        written: ... and to the one that had it written: an order whose reply got lost comes again.
+    """
+
+    epoch: int
+    slices: list[pb.SliceDef]
+    arrays: list[Any]
+    total: int = 0
+    done: int = 0
+    sizes: Sequence[int] = ()
+    incoming: list[Incoming] = field(default_factory=list)
+    first: int = 0
+    before: int = 0
+    client: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    given_up: str = ""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    taken: Reply | None = None
+    written: Reply | None = None
+
+
+class Shards:
+    """Carries out a coordinator's orders on one task.
+
+    Args:
+        store: the task's variables.
+        task: its name, for errors.
+        gate: holds its writing stages.
+        devices: its devices by (type, index): where restored values go.
+    """
+
+    def __init__(self, store: Store, task: str, gate: Gate, devices: Mapping[tuple[str, int], jax.Device]) -> None:
+        self._store = store
+        self._task = task
+        self._gate = gate
+        self._devices = devices
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._owner = 0
+        self._jobs: dict[int, Job] = {}
+        self._committed = 0  # the last restore: its order may come again
+        self._taking = threading.Lock()
+        self._values: OrderedDict[int, Values] = OrderedDict()
+        self._reborn = False
+        self.cores: int | None = None
+        """Of this machine, for this task: by them its writing is paced; None asks the operating system."""
+        self._kinds: dict[int, Callable[[Order], Reply]] = {
+            Order.TELL: self._tell,
+            Order.CLAIM: self._claim,
+            Order.PAUSE: self._pause,
+            Order.TAKE: self._take,
+            Order.WRITE: self._write,
+            Order.PROGRESS: self._progress,
+            Order.VERIFY: self._verify,
+            Order.READ: self._read,
+            Order.COMMIT: self._commit,
+            Order.DROP: self._drop,
+            Order.RECEIVE: self._receive,
+            Order.STATES: self._states,
+            Order.CHANGED: self._changed,
+        }
+
+    def obey(self, order: Order) -> Reply:
+        """Carries out one order.
+
+        Raises:
+            AbortedError: another coordinator has claimed the task since.
+            OpError: what went wrong, by class.
+        """
+        if order.kind not in (Order.TELL, Order.CLAIM, Order.STATES, Order.CHANGED):
+            self.check_epoch(order.epoch, order.owner)
+        return self._kinds[order.kind](order)
+
+    def state(self) -> tuple[int, int]:
+        """Epoch and owner: who coordinates."""
+        with self._lock:
+            return self._epoch, self._owner
+
+    def take_up(self, epoch: int, owner: int) -> None:
+        """Goes on, in another process, as the task that obeyed this coordinator. The jobs it had are lost."""
+        with self._lock:
+            self._epoch, self._owner, self._reborn = epoch, owner, True
+
+    def check_epoch(self, epoch: int, owner: int) -> None:
+        """Raises AbortedError unless ``owner`` coordinates under ``epoch``."""
+        with self._lock:
+            if (epoch, owner) != (self._epoch, self._owner):
+                raise AbortedError(
+                    f"refused: this order is of epoch {epoch}, the task obeys epoch {self._epoch}; another chief has "
+                    "taken over or the task has restarted, make a new session",
+                    task=self._task,
+                )
+
+    # -- who coordinates ---------------------------------------------------------------------------------------
+
+    def _tell(self, order: Order) -> Reply:
+        with self._lock:
+            return Reply(epoch=self._epoch, owner=self._owner)
+
+    def _claim(self, order: Order) -> Reply:
+        with self._lock:
+            raised = order.epoch > self._epoch
+            if raised:
+                self._epoch, self._owner = order.epoch, order.owner
+            elif (order.epoch, order.owner) != (self._epoch, self._owner):
+                return Reply(epoch=self._epoch, owner=self._owner)
+            old = {number: job for number, job in self._jobs.items() if job.epoch < order.epoch}
+        if raised:
+            self._gate.open()  # who has paused it will never take anything
+        for job in old.values():
+            job.cancelled.set()
+        for number, job in old.items():
+            if not job.lock.acquire(timeout=JOIN_SECS):
+                raise UnavailableError(f"an earlier chief's job still writes after {JOIN_SECS:.0f} s", task=self._task)
+            job.lock.release()
+            with self._lock:
+                self._jobs.pop(number, None)
+        return Reply(epoch=order.epoch, owner=order.owner)
+
+    # -- the cut -----------------------------------------------------------------------------------------------
+
+    def _pause(self, order: Order) -> Reply:
+        self._reborn = False
+        if order.steps:
+            wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
+            lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
+            return Reply(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
+        self._gate.pause(order.job, order.seconds, QUIET_SECS)
+        try:
+            self.check_epoch(order.epoch, order.owner)
+        except AbortedError:  # another chief has come meanwhile: its claim may have opened the gate just before
+            self._gate.resume(order.job)
+            raise
+        now = time.monotonic()
+        return Reply(
+            steps=[
+                pb.StepWrites(
+                    session=session, step=step, done=writes.done, expected=writes.expected, age_secs=now - writes.at
+                )
+                for (session, step), writes in self._gate.recent()
+            ]
+        )
+
+    def _take(self, order: Order) -> Reply:
+        if self._reborn:
+            raise CancelledError(f"{CUT_OFF}: the checkpoint that was under way is none", task=self._task)
+        with self._taking:
+            with self._lock:
+                known = self._jobs.get(order.job)
+            if known is not None and known.taken is not None:
+                return known.taken
+            return self._take_once(order)
+
+    def _take_once(self, order: Order) -> Reply:
+        held = False
+        try:
+            keys = [(s.container, s.name) for s in order.slices]
+            self._store.check_initialized(keys, self._task)
+            taken = self._store.snapshot(keys)
+            values = self._store.values(keys)
+        finally:
+            held = self._gate.resume(order.job)
+        if not held:  # something was written since the tasks were paused: each has taken another instant
+            raise lapsed(self._task)
+        arrays = []
+        number = 0
+        for s, key in zip(order.slices, keys, strict=True):
+            value, spec = taken[key], _spec(s.spec)
+            if TensorSpec.of(value) != spec:
+                raise InvalidArgumentError(
+                    f"variable {s.name!r} is {TensorSpec.of(value)} here, but the graph to be saved has it as {spec}",
+                    task=self._task,
+                )
+            if s.key == order.report:
+                number = int(value)
+            arrays.append(storage.encode_strings(value) if spec.is_string else value)
+        sizes = [a.nbytes for a in arrays]
+        job = Job(order.epoch, list(order.slices), arrays, sum(sizes), sizes=sizes)
+        job.taken = Reply(total_bytes=job.total, number=number, sizes=sizes, cores=os.cpu_count() or 1)
+        self._add(order, job)
+        self._note_values(order.job, values)
+        threading.Thread(target=self._watch, args=(job,), name="checkpoint-watch", daemon=True).start()
+        return job.taken
+
+    def _note_values(self, job: int, values: Values) -> None:
+        with self._lock:
+            self._values[job] = values
+            while len(self._values) > VALUES_OF_JOBS:
+                self._values.popitem(last=False)
+
+    def _changed(self, order: Order) -> Reply:
+        with self._lock:
+            values = self._values.get(order.job)
+        if values is None:
+            raise NotFoundError(f"no such checkpoint job: {order.job:x}", task=self._task)
+        keys = [(s.container, s.name) for s in order.slices]
+        now = self._store.values(keys)
+        same = [
+            key in values and key in now and (value := values[key]()) is not None and value is now[key]()
+            for key in keys
+        ]
+        return Reply(number=same.count(False))
+
+    def _add(self, order: Order, job: Job) -> None:
+        self.check_epoch(order.epoch, order.owner)
+        with self._lock:
+            self._jobs[order.job] = job
+
+    def _job(self, number: int) -> Job:
+        with self._lock:
+            job = self._jobs.get(number)
+        if job is None and self._reborn:
+            raise CancelledError(f"{CUT_OFF}: the checkpoint job that was under way is lost", task=self._task)
+        if job is None:
+            raise NotFoundError(f"no such checkpoint job: {number:x}", task=self._task)
+        self._check_alive(job)
+        return job
+
+    # -- saving ------------------------------------------------------------------------------------------------
+
+    def _write(self, order: Order) -> Reply:
+        job = self._job(order.job)
+        with job.lock:
+            if job.written is not None:
+                return job.written
+            self._check_there(order.directory)
+            directory = f"{order.directory}/ocdbt.process_{order.process_id}"
+            arrays = [(_placed(s, a), a) for s, a in zip(job.slices, job.arrays, strict=True)]
+
+            pace = Pace(lambda: self._gate.entered, job.cancelled.wait, self.cores)
+
+            def wrote(size: int) -> None:
+                job.done += size
+
+            def write() -> list[tuple[str, int, int]]:
+                return storage.write_store(directory, arrays, cancelled=job.cancelled.is_set, wrote=wrote, pace=pace)
+
+            files = [pb.FileDef(path=f, size=n, crc32=c) for f, n, c in in_background(write, "checkpoint-writer")]
+            job.arrays = []  # the next updates may work in place again
+            if job.cancelled.is_set():
+                raise AbortedError("another chief has taken over: the save was cancelled", task=self._task)
+            job.written = Reply(files=files, done_bytes=job.done, total_bytes=job.total)
+            return job.written
+
+    def _progress(self, order: Order) -> Reply:
+        job = self._job(order.job)
+        job.used_at = time.monotonic()
+        return Reply(done_bytes=job.done, total_bytes=job.total)
+
+    # -- restoring ---------------------------------------------------------------------------------------------
+
+    def _check_there(self, path: str, part: str = "") -> None:
+        """Raises FailedPreconditionError unless this task sees what its coordinator sees: that is no damage."""
+        whole = os.path.join(path, part) if part else path
+        if not storage.is_local(path):
+            return
+        try:
+            os.stat(whole)
+        except OSError as error:
+            if error.errno not in storage.NOTHING_THERE:
+                return  # whoever reads it tells
+            raise FailedPreconditionError(
+                f"the checkpoint {'file' if part else 'directory'} {whole} is not there on this machine: put it on a "
+                "file system that all ps tasks share, under the same path, or use transfer='stream'",
+                task=self._task,
+            ) from None
+
+    def _verify(self, order: Order) -> Reply:
+        self._check_there(order.directory)
+        problems = []
+        for file in order.files:
+            path = os.path.join(order.directory, file.path)
+            try:
+                size, crc = storage.checksum(path)
+            except OSError as error:
+                if error.errno in storage.NOTHING_THERE:
+                    self._check_there(order.directory, file.path)
+                other = storage.barred(error, path)
+                if other is not None:
+                    raise type(other)(other.message, task=self._task) from None
+                problems.append(f"{file.path}: {error.strerror}")
+                continue
+            if size != file.size:
+                problems.append(f"{file.path}: {size} bytes instead of {file.size}")
+            elif crc != file.crc32:
+                problems.append(f"{file.path}: its checksum is wrong")
+        return Reply(problems=problems)
+
+    def _read(self, order: Order) -> Reply:
+        self._check_there(order.directory)
+        job = Job(order.epoch, list(order.slices), [])
+        with job.lock:
+            self._add(order, job)
+            wanted = [_wanted(s) for s in order.slices]
+            arrays = storage.read_each(
+                order.directory,
+                wanted,
+                ocdbt=order.ocdbt,
+                zarr3=order.zarr3,
+                mapped=order.mapped,
+                cancelled=job.cancelled.is_set,
+            )
+            for s, array in zip(job.slices, arrays, strict=False):  # the next ones are read meanwhile
+                job.done += array.nbytes
+                job.arrays.append(self._placed_on_device(s, array))
+            if job.cancelled.is_set():
+                raise AbortedError("another chief has taken over: the restore was cancelled", task=self._task)
+        return Reply(total_bytes=job.done)
+
+    def _placed_on_device(self, s: pb.SliceDef, array: Any) -> Any:
+        spec = _spec(s.spec)
+        if spec.is_string:
+            return storage.decode_strings(array, spec.shape)
+        device = self._devices.get((s.device_type, s.device_index))
+        if device is None:
+            raise InvalidArgumentError(
+                f"no device {s.device_type}:{s.device_index} here for {s.name!r}", task=self._task
+            )
+        with jax.enable_x64(True):  # else 64-bit arrays are narrowed
+            return jax.device_put(array, device).block_until_ready()
+
+    def _commit(self, order: Order) -> Reply:
+        with self._lock:
+            if order.job == self._committed:
+                return Reply()
+        job = self._job(order.job)
+        with job.lock:
+            self._check_alive(job)
+            if self._committed == order.job:  # by an earlier try of the same order, meanwhile
+                return Reply()
+            if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
+                raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
+            values = {}
+            for s, array in zip(job.slices, job.arrays, strict=True):
+                values[s.container, s.name] = (array, _spec(s.spec))
+            self.check_epoch(order.epoch, order.owner)
+            given = self._store.replace(values)
+            self._gate.forget()  # what dead workers left half done is overwritten
+            if order.origin:
+                self._note_values(order.origin, given)
+            with self._lock:
+                self._committed = order.job
+        return self._drop(order)
+
+    def _drop(self, order: Order) -> Reply:
+        with self._lock:
+            job = self._jobs.pop(order.job, None)
+        if job is not None:
+            job.cancelled.set()
+        self._gate.resume(order.job)
+        return Reply()
+
+    # -- without a shared directory --------------------------------------------------------------------------
+
+    def pull(self, piece: Piece, client: int) -> tuple[Array, int]:
+        """Gives a piece of what a job has taken; the coordinator asks for slices one after the other.
+
+        Args:
+            piece: which.
+            client: by whom it is asked for: the job ends when it is ``gone``.
+
+        Returns:
+            The bytes, uint8 [size], not copied, and how many writing stages have come so far.
+
+        Raises:
+            AbortedError: another coordinator has claimed the task since, or the job was given up.
+            NotFoundError: there is no such job.
+        """
+        with self._job_of(piece, client) as job:
+            raw = part_of(job.arrays[piece.part], piece)
+            for index in range(job.first, piece.part):  # they were sent: the next updates may work in place again
+                job.arrays[index] = _NOTHING
+                job.before += job.sizes[index]
+            job.first = max(job.first, piece.part)
+            job.done = max(job.done, job.before + piece.offset + piece.size)
+        return raw, self._gate.entered
+
+    def push(self, piece: Piece, data: Array, client: int) -> None:
+        """Takes a piece of what a job will commit; the pieces of a slice come from its first byte to its last.
+
+        Args:
+            piece: which.
+            data: uint8 [size], copied.
+            client: as in ``pull``.
+
+        Raises:
+            DataLossError: the piece before it did not come.
+            AbortedError, NotFoundError: as ``pull``.
+        """
+        with self._job_of(piece, client) as job:
+            whole = job.incoming[piece.part].put(piece.offset, data)
+            if whole is not None:
+                job.arrays[piece.part] = self._from_bytes(job.slices[piece.part], whole)
+                job.done += whole.size
+
+    def gone(self, client: int, why: str) -> None:
+        """Ends what a client has under way that is not expected back: what it took and gave is free."""
+        with self._lock:
+            jobs = [job for job in self._jobs.values() if job.client == client]
+        for job in jobs:
+            self._give_up(job, why)
+
+    def close(self) -> None:
+        """Ends all that is under way, as the task does; waits for nothing."""
+        with self._lock:
+            for job in self._jobs.values():
+                job.given_up = job.given_up or "its server has stopped"
+                job.cancelled.set()
+
+    @contextmanager
+    def _job_of(self, piece: Piece, client: int) -> Iterator[Job]:
+        """The job of a piece, locked."""
+        self.check_epoch(piece.epoch, piece.owner)
+        job = self._job(piece.job)
+        if piece.part >= len(job.slices):
+            raise InvalidArgumentError(f"no slice {piece.part} in a checkpoint job of {len(job.slices)}")
+        job.client, job.used_at = client, time.monotonic()
+        with job.lock:
+            self._check_alive(job)
+            yield job
+
+    def _check_alive(self, job: Job) -> None:
+        if job.given_up:
+            raise AbortedError(f"this checkpoint job has ended: {job.given_up}", task=self._task)
+
+    def _give_up(self, job: Job, why: str) -> None:
+        with job.lock:
+            logging.warning("%s: a checkpoint job ends: %s", self._task, why)
+            job.given_up = why
+            job.cancelled.set()
+            job.arrays, job.incoming = [], []
+
+    def _watch(self, job: Job) -> None:
+        """Gives a job up that nobody uses: its coordinator died before it wrote anything."""
+        while not job.cancelled.wait(UNUSED_SECS):
+            if not job.lock.locked() and time.monotonic() - job.used_at >= UNUSED_SECS:
+                self._give_up(job, f"nobody has asked for it in {UNUSED_SECS:.0f} s")
+
+    def _receive(self, order: Order) -> Reply:
+        sizes = [_wire_size(s) for s in order.slices]
+        job = Job(order.epoch, list(order.slices), [None] * len(sizes), sum(sizes), sizes=sizes)
+        job.incoming = [Incoming(size) for size in sizes]
+        for index, (s, size) in enumerate(zip(order.slices, sizes, strict=True)):
+            if not size:
+                job.arrays[index] = self._from_bytes(s, storage.aligned((0,), np.dtype(np.uint8)))
+        self._add(order, job)
+        return Reply()
+
+    def _from_bytes(self, s: pb.SliceDef, raw: Array) -> Any:
+        spec = _spec(s.spec)
+        return self._placed_on_device(s, raw if spec.is_string else raw.view(spec.dtype).reshape(spec.shape))
+
+    def _states(self, order: Order) -> Reply:
+        return Reply(states=task_states(self._task))
+
+
+def _spec(message: stage_pb2.TensorSpecDef) -> TensorSpec:
+    dtype = np.dtype(object) if message.dtype == "string" else canonical_dtype(message.dtype)
+    return TensorSpec(tuple(message.shape), dtype)
+
+
+def _wire_size(s: pb.SliceDef) -> int:
+    spec = _spec(s.spec)
+    return int(s.full_shape[0]) if spec.is_string else spec.nbytes
+
+
+def _placed(s: pb.SliceDef, array: np.ndarray[Any, Any]) -> storage.Placed:
+    """Where a taken array goes; a string array's length is known only now."""
+    if _spec(s.spec).is_string:
+        return storage.Placed(s.key, array.shape, array.dtype, array.shape, (0,), (max(array.size, 1),))
+    return storage.Placed(s.key, array.shape, array.dtype, tuple(s.full_shape), tuple(s.offset), tuple(s.chunk))
+
+
+def _wanted(s: pb.SliceDef) -> storage.Placed:
+    spec = _spec(s.spec)
+    if spec.is_string:
+        size = tuple(s.full_shape)
+        return storage.Placed(s.key, size, np.dtype(np.uint8), size, (0,), ())
+    return storage.Placed(s.key, spec.shape, spec.dtype, tuple(s.full_shape), tuple(s.offset), ())

@@ -1,0 +1,519 @@
+"""Arrays on disk: zarr arrays in an OCDBT key-value store, written and read with tensorstore as Orbax does.
+
+Tensorstore is imported when the first array is written or read: a task that never does either starts without it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from runtime.checkpoint.durability import (
+    NOTHING_THERE,
+    Checksums,
+    barred,
+    barred_in,
+    checksum,
+    files_below,
+    sync,
+    sync_tree,
+)
+from runtime.checkpoint.pacing import Pace, step_aside
+from runtime.checkpoint.string_arrays import decode_strings, encode_strings
+from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, ResourceExhaustedError
+
+GROUP_BYTES = 64 << 20
+"""Arrays are committed in groups of about so many bytes ..."""
+GROUPS_IN_FLIGHT = 2
+"""... of which so many are under way at once."""
+CORES_PER_WRITER = 4
+"""One thread writes files for every so many cores: more would slow down training, not speed up the disk."""
+READERS = 16
+READS_IN_FLIGHT = 4
+"""How many arrays are read at once."""
+ALIGNMENT = 64
+"""XLA takes an array of host memory that begins at a multiple of so many bytes as it is, without a copy."""
+_TS_THREADS = "ts_pool_worker"
+"""What tensorstore's threads are called."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An array, or a block of a larger one, and its place on disk.
+
+    Attributes:
+        key: path in the key-value store.
+        shape: shape of this block.
+        dtype: its dtype as stored.
+        full_shape: shape of the whole array.
+        offset: where the block begins in it.
+        chunk: zarr chunk shape; blocks begin and end at multiples of it.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    full_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    chunk: tuple[int, ...]
+
+
+def _never() -> bool:
+    return False
+
+
+def _context(ts: Any, *, threads: int = READERS, mapped: bool = False) -> Any:
+    context: dict[str, Any] = {
+        "cache_pool#ocdbt": {"total_bytes_limit": 100_000_000},
+        "file_io_concurrency": {"limit": threads},
+    }
+    if mapped:
+        context["file_io_mode"] = {"mode": "memmap"}
+    return ts.Context(context)
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is of a mounted file system, not ``gs://`` or ``s3://``."""
+    return "://" not in path
+
+
+def absolute(path: str) -> str:
+    """A path that means the same to a task that was started in another directory; links stay as they are.
+
+    Where a link leads may differ from host to host.
+    """
+    return os.path.abspath(path) if is_local(path) else path
+
+
+def _base(path: str) -> Any:
+    """The key-value store under a directory."""
+    path = path.rstrip("/") + "/"
+    return {"driver": "file", "path": path} if is_local(path) else path
+
+
+def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = False) -> Any:
+    base = _base(directory)
+    if not ocdbt:
+        if isinstance(base, str):
+            return base + (key or "")
+        return {**base, "path": base["path"] + (f"{key}/" if key else "")}
+    spec: dict[str, Any] = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#ocdbt"}
+    if isinstance(base, dict):
+        # Data files need no rename each; the manifest does.
+        spec.update(base={**base, "file_io_locking": {"mode": "non_atomic"}}, manifest=base)
+    if write:
+        spec.update(
+            config={"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
+            assume_config=True,  # nobody else writes into this store
+            target_data_file_size=2**31 if isinstance(base, dict) else 400 << 20,
+        )
+    if key is not None:
+        spec["path"] = key
+    return spec
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name
+
+
+def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    """Raises InvalidArgumentError when zarr arrays cannot have this dtype."""
+    import tensorstore as ts
+
+    try:
+        ts.dtype(_dtype_name(dtype))
+    except Exception:
+        raise InvalidArgumentError(f"variable {name!r}: checkpoints cannot hold {dtype.name}") from None
+
+
+def write_arrays(
+    directory: str,
+    arrays: Iterable[tuple[Placed, Array]],
+    *,
+    cancelled: Callable[[], bool] = _never,
+    wrote: Callable[[int], None] | None = None,
+    group_bytes: int = GROUP_BYTES,
+    in_flight: int = GROUPS_IN_FLIGHT,
+    pace: Pace | None = None,
+) -> None:
+    """Writes arrays into the OCDBT store in ``directory``; nothing is copied on the way.
+
+    Args:
+        directory: where; made when it is not there.
+        arrays: the arrays, none of which may change until this returns.
+        cancelled: asked between groups; when true, writing ends.
+        wrote: told the number of bytes of each group that is on disk.
+        group_bytes: arrays are committed in groups of about so many bytes ...
+        in_flight: ... of which so many are under way while the next one is made.
+        pace: when to rest between groups.
+
+    Raises:
+        ResourceExhaustedError: the disk is full.
+    """
+    import tensorstore as ts
+
+    context = _context(ts, threads=max(1, min(READERS, (os.cpu_count() or 1) // CORES_PER_WRITER)))
+    under_way: deque[tuple[Any, int]] = deque()
+    begun: set[str] = set()
+    since = time.monotonic()
+
+    def finish() -> None:
+        commit, size = under_way.popleft()
+        commit.result()
+        if wrote is not None:
+            wrote(size)
+
+    try:
+        for group in _groups(arrays, group_bytes):
+            if begun and pace is not None and pace.others_work():
+                while under_way:
+                    finish()
+                pace.rest(time.monotonic() - since)
+            if cancelled():
+                break
+            since = time.monotonic()
+            step_aside(_TS_THREADS)
+            while len(under_way) >= in_flight:
+                finish()
+            transaction = ts.Transaction()
+            opened = []
+            for placed, _ in group:
+                first = placed.key not in begun  # of the blocks of an array: it writes the array's metadata
+                begun.add(placed.key)
+                opened.append(
+                    ts.open(
+                        _write_spec(directory, placed),
+                        open=True,
+                        create=first,
+                        assume_metadata=not first,
+                        context=context,
+                        transaction=transaction,
+                    )
+                )
+            for (placed, array), future in zip(group, opened, strict=True):
+                store = future.result()
+                if not math.prod(placed.full_shape):
+                    # Orbax takes an array without any chunk for one that was lost on the way.
+                    kvstore: Any = store.kvstore
+                    kvstore[".".join("0" for _ in placed.full_shape)] = b""
+                if array.size:
+                    region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
+                    target = store[region] if region else store
+                    target.write(array, can_reference_source_data_indefinitely=True).copy.result()
+            under_way.append((transaction.commit_async(), sum(a.nbytes for _, a in group)))
+        while under_way:
+            finish()
+    except OpError:
+        raise  # of who gives the arrays, which may come from another task
+    except (ValueError, OSError) as error:
+        raise _write_error(directory, error) from error
+    finally:
+        for commit, _ in under_way:  # whoever cleans up after an error must meet no writer any more
+            commit.exception()
+
+
+def _write_spec(directory: str, placed: Placed) -> dict[str, Any]:
+    return {
+        "driver": "zarr",
+        "dtype": _dtype_name(placed.dtype),
+        "kvstore": _kvstore(directory, placed.key, ocdbt=True, write=True),
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+        "store_data_equal_to_fill_value": True,
+        "metadata": {"shape": placed.full_shape, "chunks": placed.chunk, "compressor": None},
+    }
+
+
+def write_store(
+    directory: str,
+    arrays: Iterable[tuple[Placed, Array]],
+    *,
+    cancelled: Callable[[], bool] = _never,
+    wrote: Callable[[int], None] | None = None,
+    group_bytes: int = GROUP_BYTES,
+    in_flight: int = GROUPS_IN_FLIGHT,
+    pace: Pace | None = None,
+) -> list[tuple[str, int, int]]:
+    """Writes arrays as ``write_arrays`` does, so that they survive a power cut.
+
+    Returns:
+        (path below the directory's parent, size in bytes, CRC-32) of every file; nothing where there is no file system.
+    """
+    local = is_local(directory)
+    sums = Checksums(directory)
+
+    def group_written(size: int) -> None:
+        if wrote is not None:
+            wrote(size)
+        if local:
+            sums.advance()  # while the next arrays are on their way to the disk
+
+    write_arrays(
+        directory,
+        arrays,
+        cancelled=cancelled,
+        wrote=group_written,
+        group_bytes=group_bytes,
+        in_flight=in_flight,
+        pace=pace,
+    )
+    if not local:
+        return []
+    sync_tree(directory, files=False)  # tensorstore has synced the files
+    name = os.path.basename(directory)
+    return [(f"{name}/{path}", size, crc) for path, (size, crc) in sums.finish().items()]
+
+
+def merge(directory: str, parts: Iterable[str]) -> None:
+    """Makes one OCDBT store of several below it. The values stay in the files where they are.
+
+    Args:
+        directory: of the whole store.
+        parts: names of the sub-directories that are stores; no two have the same key.
+
+    Raises:
+        ResourceExhaustedError: the disk is full.
+        DataLossError: a part cannot be read, or the whole not be written.
+    """
+    import tensorstore as ts
+
+    context = _context(ts)
+
+    def opened(path: str, write: bool) -> Any:
+        return ts.KvStore.open(_kvstore(path, None, ocdbt=True, write=write), context=context)
+
+    try:
+        whole = opened(directory, True).result()
+        transaction = ts.Transaction(atomic=True)
+        target = whole.with_transaction(transaction)
+        for store in [opened(f"{directory.rstrip('/')}/{name}", False) for name in parts]:
+            store.result().experimental_copy_range_to(target).result()
+        transaction.commit_async().result()
+    except (ValueError, OSError) as error:
+        raise _write_error(directory, error) from error
+
+
+def lacking(directory: str, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> list[str]:
+    """What an OCDBT store lacks of what it should hold, by its own index; no values are read.
+
+    Args:
+        directory: of the store.
+        arrays: by key, shape and name of the dtype.
+
+    Returns:
+        One line for each array that is not there as a whole; empty when all are.
+    """
+    import tensorstore as ts
+
+    context = _context(ts)
+    try:
+        keys = ts.KvStore.open(_kvstore(directory, None, ocdbt=True), context=context).result().list().result()
+    except ValueError as error:
+        return [f"no array can be found: {' '.join(str(error).split())[:300]}"]
+    chunks = Counter(key.decode().rpartition("/")[0] for key in keys if not key.endswith(b"/.zarray"))
+    found = {
+        key: ts.open(_read_spec(directory, key, True, False), open=True, read=True, context=context) for key in arrays
+    }
+    problems = []
+    for key, (shape, dtype) in arrays.items():
+        try:
+            store: Any = found[key].result()
+        except ValueError as error:
+            problems.append(f"{key!r} cannot be opened: {' '.join(str(error).split())[:300]}")
+            continue
+        if (tuple(store.shape), store.dtype.name) != (shape, dtype):
+            problems.append(f"{key!r} is {store.dtype.name}{list(store.shape)} instead of {dtype}{list(shape)}")
+            continue
+        chunk = store.chunk_layout.read_chunk.shape or store.shape
+        wanted = max(1, math.prod(-(-size // part) for size, part in zip(store.shape, chunk, strict=True)))
+        if chunks[key] != wanted:
+            problems.append(f"{key!r} has {chunks[key]} chunks instead of {wanted}")
+    return problems
+
+
+def _groups(arrays: Iterable[tuple[Placed, Array]], limit: int) -> Iterator[list[tuple[Placed, Array]]]:
+    group: list[tuple[Placed, Array]] = []
+    size = 0
+    for item in (block for placed, array in arrays for block in _blocks(placed, array, limit)):
+        if group and size + item[1].nbytes > limit:
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += item[1].nbytes
+        if size >= limit:  # now, and not only when the next item is there
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _blocks(placed: Placed, array: Array, limit: int) -> Iterator[tuple[Placed, Array]]:
+    """An array, in blocks of whole chunks when it is larger than a group: else it could not rest in the middle."""
+    if array.nbytes <= limit or not placed.shape or placed.chunk[0] >= placed.shape[0]:
+        yield placed, array
+        return
+    array = np.asarray(array)  # a view: slices of a jax array are copies
+    chunks = max(1, limit // max(1, array[: placed.chunk[0]].nbytes))
+    rows = chunks * placed.chunk[0]
+    for first in range(0, placed.shape[0], rows):
+        block = array[first : first + rows]
+        offset = (placed.offset[0] + first, *placed.offset[1:])
+        yield replace(placed, shape=block.shape, offset=offset), block
+
+
+def _write_error(directory: str, error: Exception) -> Exception:
+    text = " ".join(str(error).split())
+    for reason in ("No space left on device", "Disk quota exceeded", "File too large", "RESOURCE_EXHAUSTED"):
+        if reason in text:
+            return ResourceExhaustedError(f"the disk of {directory} is full: {reason}")
+    return DataLossError(f"writing into {directory}: {text[:400]}")
+
+
+def _read_spec(directory: str, key: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
+    return {
+        "driver": "zarr3" if zarr3 else "zarr",
+        "kvstore": _kvstore(directory, key, ocdbt=ocdbt),
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+        "fill_missing_data_reads": False,
+    }
+
+
+def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bool, zarr3: bool) -> Any:
+    try:
+        return ts.open(_read_spec(directory, key, ocdbt, zarr3), open=True, read=True, context=context).result()
+    except ValueError as error:
+        text = " ".join(str(error).split())[:300]
+        if "NOT_FOUND" in text:
+            raise NotFoundError(f"Key {key} not found in checkpoint {directory}") from error
+        if (other := barred_in(text, directory)) is not None:
+            raise other from error
+        raise DataLossError(f"{key!r} in {directory} cannot be opened: {text}") from error
+
+
+def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[tuple[int, ...], str]:
+    """Shape and name of the dtype of an array on disk; arguments and errors as in ``read_arrays``."""
+    import tensorstore as ts
+
+    store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
+    return tuple(store.shape), str(store.dtype.name)
+
+
+def chunk_of(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[int, ...]:
+    """Shape of the parts in which an array is read from disk; arguments and errors as in ``read_arrays``."""
+    import tensorstore as ts
+
+    store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
+    return tuple(store.chunk_layout.read_chunk.shape or store.shape)
+
+
+def read_each(
+    directory: str,
+    wanted: Iterable[Placed],
+    *,
+    ocdbt: bool,
+    zarr3: bool,
+    mapped: bool = False,
+    cancelled: Callable[[], bool] = _never,
+    at_once: int = READS_IN_FLIGHT,
+) -> Iterator[Array]:
+    """Reads blocks of arrays, each no more of the file than it needs, and gives one after the other.
+
+    The arrays are aligned for XLA, which takes them as they are.
+
+    Args:
+        directory: of the store.
+        wanted: what to read; ``shape`` and ``dtype`` are compared with the file.
+        ocdbt: whether the arrays lie in an OCDBT store, or in files of their own.
+        zarr3: whether they are of zarr's third version.
+        mapped: map files into memory instead of copying them twice. A file that the disk cannot give kills the process
+            then, so it is for files that have just been read as a whole.
+        cancelled: asked before each array; when true, reading ends.
+        at_once: how many are being read at a time.
+
+    Raises:
+        DataLossError: an array is damaged or a part of it is missing; names it.
+        NotFoundError: an array is not there.
+        InvalidArgumentError: it has another shape or dtype.
+    """
+    import tensorstore as ts
+
+    context = _context(ts, mapped=mapped and is_local(directory))
+    reads: deque[tuple[Placed, Array, Any]] = deque()
+
+    def finish() -> Array:
+        placed, array, future = reads.popleft()
+        try:
+            future.result()
+        except ValueError as error:
+            text = " ".join(str(error).split())[:300]
+            if (other := barred_in(text, directory)) is not None:
+                raise other from error
+            raise DataLossError(f"{placed.key!r} in {directory} is damaged: {text}") from error
+        return array
+
+    for placed in wanted:
+        if cancelled():
+            break
+        store = _open_for_reading(ts, context, directory, placed.key, ocdbt, zarr3)
+        shape = tuple(store.shape)
+        if shape != placed.full_shape:
+            raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
+        if store.dtype.name != _dtype_name(placed.dtype):
+            raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
+        region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
+        array = aligned(placed.shape, placed.dtype)
+        target = ts.array(array, context=context, copy=False, write=True)
+        reads.append((placed, array, target.write(store[region] if region else store)))
+        if len(reads) >= at_once:
+            yield finish()
+    while reads:
+        yield finish()
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Memory for an array that XLA takes without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty((size + ALIGNMENT,), np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def read_arrays(directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3: bool) -> list[Array]:
+    """All that ``read_each`` gives; arguments and errors are the same."""
+    return list(read_each(directory, wanted, ocdbt=ocdbt, zarr3=zarr3))
+
+
+__all__ = [
+    "NOTHING_THERE",
+    "Checksums",
+    "Placed",
+    "absolute",
+    "aligned",
+    "barred",
+    "check_dtype",
+    "checksum",
+    "chunk_of",
+    "decode_strings",
+    "describe",
+    "encode_strings",
+    "files_below",
+    "is_local",
+    "lacking",
+    "merge",
+    "read_arrays",
+    "read_each",
+    "sync",
+    "sync_tree",
+    "write_arrays",
+    "write_store",
+]

@@ -1,0 +1,212 @@
+"""Checkpoints without a shared directory: the coordinator writes what the tasks send, and sends what it reads.
+
+What it holds of the model at any time is a few blocks. They are received into the memory that the disk is written from,
+and sent from the memory that the disk was read into.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from runtime.checkpoint import storage
+from runtime.checkpoint.byte_ranges import COUNT_SPEC, PULL, PUSH, Array, Piece, blocks_of
+from runtime.checkpoint.snapshot import Cut, VariableSlice
+from runtime.tensor_spec import TensorSpec
+from runtime.transport.channel import Lane
+from runtime.transport.codec import Layout
+
+if TYPE_CHECKING:
+    from runtime.task.worker import Worker
+
+BLOCK_BYTES = 16 << 20
+"""Bytes that are asked for at once, and after which what has come is written."""
+READ_BYTES = 8 << 20
+"""Bytes that are read at once in a restore; two such blocks of each task that is being served."""
+PIECE_BYTES = 4 << 20
+"""Bytes that are sent at once: the receiver copies them to their place, where a processor's cache still has them."""
+TASKS_AT_ONCE = 4
+"""How many tasks are sent to at a time."""
+_BYTE = np.dtype(np.uint8)
+
+
+class Stream(Protocol):
+    """Carries pieces of checkpoints between this process and one task; for one thread at a time."""
+
+    def pull(self, piece: Piece) -> tuple[Array, int]:
+        """Gives the bytes of a piece, uint8 [size], and how many updates have come to the task so far."""
+
+    def push(self, piece: Piece, data: Array) -> None:
+        """Sends the bytes of a piece."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class LocalStream:
+    """A stream to a task in this process.
+
+    Args:
+        worker: of the task.
+        client: whose checkpoint it is.
+    """
+
+    def __init__(self, worker: Worker, client: int) -> None:
+        self._shards = worker.shards
+        self._client = client
+
+    def pull(self, piece: Piece) -> tuple[Array, int]:
+        """Gives the bytes of a piece where they lie, and the number of updates."""
+        return self._shards.pull(piece, self._client)
+
+    def push(self, piece: Piece, data: Array) -> None:
+        """Takes the bytes of a piece."""
+        self._shards.push(piece, data, self._client)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class ChannelStream:
+    """A stream over a connection of the tensor channel.
+
+    After a cut a piece may be sent twice, which does no harm: it says where it belongs.
+
+    Args:
+        lane: the connection, for this stream alone: the task serves it in a thread of low priority.
+        release: gives the lane back.
+    """
+
+    def __init__(self, lane: Lane, release: Callable[[Lane], None]) -> None:
+        self._lane = lane
+        self._release = release
+
+    def pull(self, piece: Piece) -> tuple[Array, int]:
+        """Receives the bytes of a piece into memory of their own."""
+        layout = Layout([TensorSpec((piece.size,), _BYTE), COUNT_SPEC])
+        data, updates = self._lane.call(PULL, 0, [piece.to_array()], layout)
+        return data, int(updates[0])
+
+    def push(self, piece: Piece, data: Array) -> None:
+        """Sends the bytes of a piece from their own memory."""
+        self._lane.call(PUSH, 0, [piece.to_array(), data], Layout([]), dynamic=True)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._lane.close(goodbye=True)
+        self._release(self._lane)
+
+
+class Streams:
+    """The streams of one save: each is opened when it is needed, all are closed at the end."""
+
+    def __init__(self, opened: Callable[[str], Stream]) -> None:
+        self._open = opened
+        self._stack = contextlib.ExitStack()
+        self._streams: dict[str, Stream] = {}
+        self._updates: dict[str, tuple[int, int]] = {}
+
+    @property
+    def updates(self) -> int:
+        """How many updates the tasks have told of since they were asked first: while it grows, somebody trains."""
+        return sum(last - first for first, last in self._updates.values())
+
+    def pull(self, task: str, piece: Piece) -> Array:
+        """Gives the bytes of a piece that a task holds."""
+        stream = self._streams.get(task)
+        if stream is None:
+            stream = self._streams[task] = self._stack.enter_context(contextlib.closing(self._open(task)))
+        data, updates = stream.pull(piece)
+        self._updates[task] = (self._updates.get(task, (updates, updates))[0], updates)
+        return data
+
+    def __enter__(self) -> Streams:
+        """Gives itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the streams."""
+        self._stack.__exit__(kind, error, trace)
+
+
+def blocks(cut: Cut, streams: Streams, common: Piece) -> Iterator[tuple[storage.Placed, Array]]:
+    """The arrays of a cut, block by block, as their tasks send them.
+
+    Args:
+        cut: what to write.
+        streams: to its tasks.
+        common: what all pieces have in common.
+    """
+    for task, held in cut.slices.items():
+        for index, (s, size) in enumerate(zip(held, cut.sizes[task], strict=True)):
+            whole, dtype, full, at, chunk = s.variable.shape, s.variable.dtype, s.full_shape, s.offset, s.chunk
+            if _is_string(s):
+                whole, dtype, full, at, chunk = (size,), _BYTE, (size,), (0,), (max(size, 1),)
+            sent = 0
+            for first, shape in blocks_of(whole, dtype.itemsize, chunk, at, BLOCK_BYTES):
+                piece = common._replace(part=index, offset=sent, size=math.prod(shape) * dtype.itemsize)
+                raw = streams.pull(task, piece) if piece.size else np.empty((0,), _BYTE)
+                sent += piece.size
+                place = tuple(a + f for a, f in zip(at, first, strict=True))
+                yield storage.Placed(s.key, shape, dtype, full, place, chunk), raw.view(dtype).reshape(shape)
+
+
+def send(
+    slices: Sequence[VariableSlice],
+    directory: str,
+    *,
+    ocdbt: bool,
+    zarr3: bool,
+    mapped: bool,
+    stream: Stream,
+    common: Piece,
+) -> int:
+    """Reads what one task needs and sends it; the task turns it into values.
+
+    Args:
+        slices: of the task.
+        directory: of the arrays.
+        ocdbt: whether they lie in an OCDBT store.
+        zarr3: whether they are of zarr's third version.
+        mapped: as in ``storage.read_each``.
+        stream: to the task.
+        common: what all pieces have in common.
+
+    Returns:
+        Bytes sent.
+    """
+    total = 0
+    for index, s in enumerate(slices):
+        whole, dtype = (s.full_shape, _BYTE) if _is_string(s) else (s.variable.shape, s.variable.dtype)
+        chunk = storage.chunk_of(directory, s.key, ocdbt=ocdbt, zarr3=zarr3)
+
+        def wanted(
+            s: VariableSlice = s,
+            whole: tuple[int, ...] = whole,
+            dtype: np.dtype[Any] = dtype,
+            chunk: tuple[int, ...] = chunk,
+        ) -> Iterator[storage.Placed]:
+            for first, shape in blocks_of(whole, dtype.itemsize, chunk, s.offset, READ_BYTES):
+                place = tuple(o + f for o, f in zip(s.offset, first, strict=True))
+                yield storage.Placed(s.key, shape, dtype, s.full_shape, place, ())
+
+        sent = 0
+        for array in storage.read_each(directory, wanted(), ocdbt=ocdbt, zarr3=zarr3, mapped=mapped, at_once=2):
+            raw = array.reshape(-1).view(np.uint8)
+            for at in range(0, raw.size, PIECE_BYTES):
+                part = raw[at : at + PIECE_BYTES]
+                stream.push(common._replace(part=index, offset=sent, size=part.size), part)
+                sent += part.size
+        total += sent
+    return total
+
+
+def _is_string(s: VariableSlice) -> bool:
+    return s.variable.dtype == object

@@ -1,0 +1,1 @@
+"""Who is in the cluster: its tasks, their addresses and devices, and the engines that tell them."""

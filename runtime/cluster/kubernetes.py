@@ -1,0 +1,110 @@
+"""The Kubernetes resolver: the cluster as the pods that carry the labels of its jobs."""
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from runtime.cluster.resolvers import ClusterResolver
+from runtime.cluster.spec import ClusterSpec, join_address
+
+
+class _PodLister(Protocol):
+    """What is used of `kubernetes.client.CoreV1Api`."""
+
+    def list_pod_for_all_namespaces(self, *, label_selector: str) -> Any: ...
+
+    def list_namespaced_pod(self, namespace: str, *, label_selector: str) -> Any: ...
+
+
+class KubernetesClusterResolver(ClusterResolver):
+    """Finds the tasks of each job among the pods with a label.
+
+    The tasks of a job are its pods by name, numbers in names counted as numbers: "worker-2" is before "worker-10",
+    so the pods of a StatefulSet have the task index that their name tells. All servers listen on one port. The address
+    is the pod's own (with `hostNetwork` that is the host's).
+
+    Args:
+        job_to_label_mapping: label selectors of each job; by default {"worker": ["job-name=tensorflow"]}.
+        tf_server_port: port of every server.
+        rpc_layer: what `master()` puts in front of an address.
+        override_client: a `kubernetes.client.CoreV1Api`; by default one made from the service account of this pod,
+            or from the user's kubeconfig outside a cluster. Only that default needs the package `kubernetes`.
+        namespace: where to look for pods; by default everywhere.
+        use_host_ip: take the address of the pod's host instead, for callers outside the pod network.
+        task_type: job of this process.
+        task_id: task index of this process.
+
+    Raises:
+        ImportError: there is no package `kubernetes` and no `override_client`.
+    """
+
+    def __init__(
+        self,
+        job_to_label_mapping: Mapping[str, Sequence[str]] | None = None,
+        tf_server_port: int = 8470,
+        rpc_layer: str = "grpc",
+        override_client: _PodLister | None = None,
+        *,
+        namespace: str | None = None,
+        use_host_ip: bool = False,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """See the class."""
+        super().__init__(task_type=task_type, task_id=task_id, rpc_layer=rpc_layer)
+        self._selectors = job_to_label_mapping or {"worker": ["job-name=tensorflow"]}
+        self._port = tf_server_port
+        self._client = override_client if override_client is not None else _kubernetes_client()
+        self._namespace = namespace
+        self._use_host_ip = use_host_ip
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster as its pods are now.
+
+        Raises:
+            RuntimeError: a pod is not in phase "Running".
+        """
+        return ClusterSpec(
+            {
+                job: [address for selector in selectors for address in self._addresses(selector)]
+                for job, selectors in self._selectors.items()
+            }
+        )
+
+    def _addresses(self, selector: str) -> list[str]:
+        if self._namespace is None:
+            pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
+        else:
+            pods = self._client.list_namespaced_pod(self._namespace, label_selector=selector).items
+        addresses = []
+        for pod in sorted(pods, key=lambda pod: _natural(pod.metadata.name)):
+            if pod.status.phase != "Running":
+                raise RuntimeError(
+                    f"pod {pod.metadata.name!r} ({selector}) is not running but {pod.status.phase!r}: "
+                    "wait until all pods of the cluster run, then resolve again"
+                )
+            host = pod.status.host_ip if self._use_host_ip else pod.status.pod_ip
+            addresses.append(join_address(host, self._port))
+        return addresses
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort key under which "w-2" is before "w-10"."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _kubernetes_client() -> _PodLister:
+    try:
+        # By name: only users of this resolver have the package, and type checkers need not.
+        kubernetes = importlib.import_module("kubernetes")
+    except ImportError as error:
+        raise ImportError(
+            "KubernetesClusterResolver needs the package 'kubernetes': pip install kubernetes, or pass override_client"
+        ) from error
+    try:
+        kubernetes.config.load_incluster_config()
+    except kubernetes.config.ConfigException:
+        kubernetes.config.load_kube_config()
+    lister: _PodLister = kubernetes.client.CoreV1Api()
+    return lister

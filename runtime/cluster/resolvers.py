@@ -1,0 +1,286 @@
+"""Cluster resolvers: where the `ClusterSpec` of this process, and its own place in it, come from.
+
+A resolver answers three questions: the cluster (`cluster_spec()`), which task this process is (`task_type` and
+`task_id`, None where nobody knows) and which server to connect a session to (`master()`). The Slurm and Kubernetes
+resolvers are in `runtime.slurm` and `runtime.kubernetes`.
+"""
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.cluster.spec import ClusterSpec
+from runtime.errors import InvalidArgumentError
+
+
+class ClusterResolver(ABC):
+    """What all resolvers answer.
+
+    Attributes:
+        task_type: job of this process; None when nobody said.
+        task_id: task index of this process; None when nobody said.
+        rpc_layer: what `master()` puts in front of an address, such as "grpc"; None puts nothing.
+    """
+
+    def __init__(
+        self, *, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> None:
+        """See the class."""
+        self._task_type = task_type
+        self._task_id = task_id
+        self._rpc_layer = rpc_layer
+
+    @abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster as it is now."""
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The target to give to a session: of the named task, else the resolver's default.
+
+        Raises:
+            InvalidArgumentError: the cluster has no such task.
+        """
+        if task_type is None or task_id is None:
+            return target(self._default_master(), rpc_layer or self.rpc_layer)
+        return target(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
+
+    def _default_master(self) -> str:
+        """The address when no task is asked for; empty means in this process."""
+        return ""
+
+    @property
+    def task_type(self) -> str | None:
+        """Job of this process; None when nobody said."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """Task index of this process; None when nobody said."""
+        return self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """What `master()` puts in front of an address, such as "grpc"."""
+        return self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+
+def target(address: str, rpc_layer: str | None = None) -> str:
+    """Makes "grpc://host:port" of an address; an empty address (this process) stays empty."""
+    return f"{rpc_layer}://{address}" if address and rpc_layer else address
+
+
+class SimpleClusterResolver(ClusterResolver):
+    """Answers what it was given.
+
+    Args:
+        cluster_spec: the cluster.
+        master: the target when `master()` is asked for no task.
+        task_type: job of this process.
+        task_id: task index of this process.
+        rpc_layer: what `master()` puts in front of an address, such as "grpc".
+
+    Raises:
+        TypeError: `cluster_spec` is not a `ClusterSpec`, or `master` is not a string.
+    """
+
+    def __init__(
+        self,
+        cluster_spec: ClusterSpec,
+        master: str = "",
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        """See the class."""
+        super().__init__(task_type=task_type, task_id=task_id, rpc_layer=rpc_layer)
+        if not isinstance(cluster_spec, ClusterSpec):
+            raise TypeError(f"cluster_spec must be a ClusterSpec, not {type(cluster_spec).__name__}")
+        if not isinstance(master, str):
+            raise TypeError(f"master must be a string, not {type(master).__name__}")
+        self._cluster_spec = cluster_spec
+        self._master = master
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster that was given."""
+        return self._cluster_spec
+
+    def _default_master(self) -> str:
+        return self._master
+
+
+class TFConfigClusterResolver(ClusterResolver):
+    """Reads the environment variable TF_CONFIG, anew on every question.
+
+        {"cluster": {"ps": ["ps0:2222"], "worker": ["w0:2222", "w1:2222"]},
+         "task": {"type": "worker", "index": 1}, "rpc_layer": "grpc"}
+
+    Without the variable the cluster is empty. What is given here wins over what the variable says.
+
+    Args:
+        task_type: job of this process.
+        task_id: task index of this process.
+        rpc_layer: what `master()` puts in front of an address, such as "grpc".
+    """
+
+    def __init__(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> None:
+        """See the class."""
+        super().__init__(task_type=task_type, task_id=task_id, rpc_layer=rpc_layer)
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster as TF_CONFIG has it now.
+
+        Raises:
+            json.JSONDecodeError: TF_CONFIG is not JSON.
+            InvalidArgumentError: TF_CONFIG is not an object.
+            TypeError: "cluster" is no cluster (see `ClusterSpec`).
+        """
+        return ClusterSpec(_tf_config().get("cluster", {}))
+
+    @property
+    def task_type(self) -> str | None:
+        """Job of this process."""
+        return self._task_type if self._task_type is not None else _tf_config_task().get("type")
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """Task index of this process; TF_CONFIG may write it as a string."""
+        if self._task_id is not None:
+            return self._task_id
+        index = _tf_config_task().get("index")
+        try:
+            return None if index is None else int(index)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(f"TF_CONFIG: task index must be an integer, got {index!r}") from None
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """What `master()` puts in front of an address."""
+        return self._rpc_layer if self._rpc_layer is not None else _tf_config().get("rpc_layer")
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The target to give to a session.
+
+        It is "session_master" of TF_CONFIG where there is one, empty for a cluster of at most one task, else the
+        address of the task asked for, which is by default this process's own.
+
+        Raises:
+            InvalidArgumentError: the cluster has no such task, or nobody said which one this process is.
+        """
+        config = _tf_config()
+        if "session_master" in config:
+            return str(config["session_master"])
+        cluster = self.cluster_spec()
+        if len(cluster.tasks()) <= 1:
+            return ""
+        job = task_type if task_type is not None else self.task_type
+        index = task_id if task_id is not None else self.task_id
+        if job is None or index is None:
+            missing = "No such job in cluster: None" if job is None else f"No task index for job {job!r}"
+            raise InvalidArgumentError(f'{missing}; add "task": {{"type": ..., "index": ...}} to TF_CONFIG')
+        return target(cluster.task_address(job, index), rpc_layer or self.rpc_layer)
+
+
+def _tf_config() -> dict[str, Any]:
+    text = os.environ.get("TF_CONFIG") or "{}"
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise json.JSONDecodeError(f"TF_CONFIG is not JSON: {error.msg}", error.doc, error.pos) from None
+    if not isinstance(config, dict):
+        raise InvalidArgumentError(f"TF_CONFIG must be a JSON object, got {text!r}")
+    return config
+
+
+def _tf_config_task() -> dict[str, Any]:
+    task = _tf_config().get("task") or {}
+    if not isinstance(task, dict):
+        raise InvalidArgumentError(f'TF_CONFIG: "task" must be an object, got {task!r}')
+    return task
+
+
+class UnionClusterResolver(ClusterResolver):
+    """Several clusters as one, for example static parameter servers and workers of Kubernetes.
+
+    A job that several resolvers have is concatenated in their order where all have it as a list (indices 0, 1, 2...);
+    where one has it with explicit indices, all keep theirs. Own task and master are those of the first resolver.
+
+    Args:
+        *resolvers: at least one.
+        rpc_layer: what `master()` puts in front of an address; by default the first resolver's.
+
+    Raises:
+        ValueError: no resolver.
+        TypeError: one of them is not a `ClusterResolver`.
+    """
+
+    def __init__(self, *resolvers: ClusterResolver, rpc_layer: str | None = None) -> None:
+        """See the class."""
+        if not resolvers:
+            raise ValueError("at least one cluster resolver is needed for a union")
+        for resolver in resolvers:
+            if not isinstance(resolver, ClusterResolver):
+                raise TypeError(f"every member of a union must be a ClusterResolver, not {type(resolver).__name__}")
+        first = resolvers[0]
+        super().__init__(
+            task_type=first.task_type,
+            task_id=first.task_id,
+            rpc_layer=first.rpc_layer if rpc_layer is None else rpc_layer,
+        )
+        self._resolvers = resolvers
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The union as it is now.
+
+        Raises:
+            KeyError: two resolvers have the same task of a job with explicit indices.
+        """
+        parts: dict[str, list[list[str] | dict[int, str]]] = {}
+        for resolver in self._resolvers:
+            for job, tasks in resolver.cluster_spec().as_dict().items():
+                parts.setdefault(job, []).extend([tasks] if tasks else [])
+        return ClusterSpec({job: _joined(job, tasks) for job, tasks in parts.items()})
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The target of the named task, else the first resolver's master."""
+        if task_type is None or task_id is None:
+            return self._resolvers[0].master(rpc_layer=rpc_layer or self.rpc_layer)
+        return super().master(task_type, task_id, rpc_layer)
+
+
+def _joined(job: str, parts: Sequence[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
+    lists = [part for part in parts if isinstance(part, list)]
+    if len(lists) == len(parts):
+        return [address for part in lists for address in part]
+    joined: dict[int, str] = {}
+    for part in parts:
+        for index, address in enumerate(part) if isinstance(part, list) else part.items():
+            if index in joined:
+                raise KeyError(f"task {index} of job {job} is in two resolvers: {joined[index]} and {address}")
+            joined[index] = address
+    return joined

@@ -1,0 +1,148 @@
+"""The Slurm resolver: the cluster of a job step, from the variables that srun sets.
+
+The ranks of a step fill the jobs in the order of their names: with {"ps": 1, "worker": 3} rank 0 is the parameter
+server. Ranks must lie in blocks on the nodes (srun's default when there are fewer nodes than tasks).
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Mapping
+
+from runtime.cluster.resolvers import ClusterResolver
+from runtime.cluster.spec import ClusterSpec
+
+
+class SlurmClusterResolver(ClusterResolver):
+    """Finds the cluster of the Slurm step that this process is part of.
+
+    Args:
+        jobs: number of tasks of each job; by default {"worker": all tasks of the step}.
+        port_base: port of the first task on a node; its next task has the next port, and so on.
+        gpus_per_node: GPUs on each node; by default SLURM_GPUS_ON_NODE, else 0.
+        gpus_per_task: GPUs of each task; by default those of the node shared out evenly.
+        tasks_per_node: tasks on each node, or on the nodes by name; by default SLURM_STEP_TASKS_PER_NODE.
+        auto_set_gpu: whether `cluster_spec()` puts the GPUs of this task into CUDA_VISIBLE_DEVICES.
+        rpc_layer: what `master()` puts in front of an address.
+
+    Raises:
+        RuntimeError: not in a Slurm step, or it has fewer tasks or GPUs than asked for.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | Mapping[str, int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str = "grpc",
+    ) -> None:
+        """See the class."""
+        rank = int(_slurm("PROCID"))
+        jobs = {"worker": int(_slurm("STEP_NUM_TASKS"))} if jobs is None else jobs
+        nodes = _nodes(tasks_per_node)
+        places = [(node, local) for node, count in nodes.items() for local in range(count)]
+        if sum(jobs.values()) > len(places):
+            raise RuntimeError(
+                f"the jobs {dict(jobs)} need {sum(jobs.values())} tasks, this Slurm step has {len(places)}: "
+                "raise srun --ntasks"
+            )
+        order = [(job, index) for job in sorted(jobs) for index in range(jobs[job])]
+        tasks = {task: f"{node}:{port_base + local}" for task, (node, local) in zip(order, places, strict=False)}
+        self._cluster_spec = ClusterSpec({job: [tasks[job, i] for i in range(jobs[job])] for job in sorted(jobs)})
+        task_type, task_id = order[rank] if rank < len(order) else (None, None)
+        super().__init__(task_type=task_type, task_id=task_id, rpc_layer=rpc_layer)
+
+        if rank < len(places) and os.environ.get("SLURMD_NODENAME", places[rank][0]) != places[rank][0]:
+            raise RuntimeError(
+                f"rank {rank} runs on {os.environ['SLURMD_NODENAME']}, not on {places[rank][0]}: "
+                "the ranks must lie in blocks on the nodes, use srun --distribution=block"
+            )
+        on_node = int(os.environ.get("SLURM_GPUS_ON_NODE", 0)) if gpus_per_node is None else gpus_per_node
+        most = max(nodes.values(), default=0)
+        each = on_node // max(most, 1) if gpus_per_task is None else gpus_per_task
+        if each * most > on_node:
+            raise RuntimeError(
+                f"{most} tasks on a node with {each} GPUs each need more than its {on_node} GPUs: "
+                "lower gpus_per_task or raise srun --gpus-per-node"
+            )
+        self._auto_set_gpu = auto_set_gpu
+        self._gpus: tuple[int, int, int] | None = None
+        if each and rank < len(places):
+            self._gpus = (places[rank][1] * each, each, on_node)
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster of the step; sets CUDA_VISIBLE_DEVICES where that was asked for and there are GPUs."""
+        if self._auto_set_gpu and self._gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), *self._gpus)
+        return self._cluster_spec
+
+
+def visible_gpus(visible: str | None, first: int, count: int, on_node: int) -> str:
+    """The new CUDA_VISIBLE_DEVICES for a task that may use `count` of the node's GPUs, from number `first` on.
+
+    Args:
+        visible: the value that Slurm has set, if any. Where it names other than all `on_node` GPUs of the node, Slurm
+            has already bound this task to its own, and the value stays.
+        first: number of the task's first GPU on its node.
+        count: how many GPUs the task gets.
+        on_node: how many GPUs the step has on the node.
+    """
+    if visible is None:
+        return ",".join(map(str, range(first, first + count)))
+    names = visible.split(",")
+    return ",".join(names[first : first + count]) if len(names) == on_node else visible
+
+
+def expand_hostlist(hostlist: str) -> list[str]:
+    """Expands a Slurm node list: "n[1-2],m5,o[03-04,6]" is n1, n2, m5, o03, o04, o6."""
+    return [
+        "".join(parts)
+        for pattern in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", hostlist)
+        for parts in itertools.product(*map(_expand_range, re.findall(r"\[[^\]]*\]|[^\[]+", pattern)))
+    ]
+
+
+def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
+    """Expands Slurm's task counts: "2(x3),1" is 2, 2, 2, 1."""
+    counts: list[int] = []
+    for part in tasks_per_node.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise RuntimeError(f"SLURM_STEP_TASKS_PER_NODE: cannot read {tasks_per_node!r}")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _expand_range(part: str) -> list[str]:
+    """Expands "[08-10,12]"; anything without brackets is itself."""
+    if not part.startswith("["):
+        return [part]
+    names = []
+    for piece in part[1:-1].split(","):
+        first, _, last = piece.partition("-")
+        # Leading zeros belong to the name: [08-10] is 08, 09, 10.
+        names += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+    return names
+
+
+def _nodes(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
+    """The number of tasks on each node, in the order of the ranks."""
+    if isinstance(tasks_per_node, Mapping):
+        return dict(tasks_per_node)
+    hosts = expand_hostlist(_slurm("STEP_NODELIST"))
+    if tasks_per_node is not None:
+        return dict.fromkeys(hosts, tasks_per_node)
+    counts = expand_tasks_per_node(_slurm("STEP_TASKS_PER_NODE"))
+    if len(counts) != len(hosts):
+        raise RuntimeError(f"SLURM_STEP_TASKS_PER_NODE has {len(counts)} nodes, SLURM_STEP_NODELIST {len(hosts)}")
+    return dict(zip(hosts, counts, strict=True))
+
+
+def _slurm(name: str) -> str:
+    value = os.environ.get(f"SLURM_{name}")
+    if value is None:
+        raise RuntimeError(f"SLURM_{name} is not set: not inside a Slurm step? Start this program with srun")
+    return value

@@ -1,0 +1,258 @@
+"""Guarded updates of a graph: quorums of synchronous training, and the bound of semi-synchronous training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.extend
+import numpy as np
+
+from runtime.errors import InvalidArgumentError
+from runtime.graph.graph import Operation, Tensor
+from runtime.graph.op_kinds import Constant, Guarded, Host, Shape, Update, VariableSpec
+from runtime.graph.ops import as_tensor, kind_of
+from runtime.graph.tracing import aval, needs_64_bit, trace
+from runtime.graph.variable import Variable
+
+_INT64 = np.dtype(np.int64)
+_VECTOR: tuple[Shape, np.dtype[Any]] = ((None,), _INT64)
+
+
+class Quorum:
+    """Synchronous updates on one task: gradients wait there until enough distinct workers' are in.
+
+    The mean of their gradients is applied once, which moves the step on by one. Gradients that were computed at another
+    step are dropped and counted.
+
+    Args:
+        beside: a variable on the task. Where ``leads``, it is the step: a number that every update adds 1 to.
+        needed: gradients in one aggregate.
+        total: workers there are; below ``needed``, each gives several gradients to an aggregate.
+        alone: the task decides by itself when enough are in. With several tasks a chief must, so that it is the same
+            workers on all of them: with ``gather`` and ``commit``, the leading task last.
+        leads: this task holds the step.
+        timeout_secs: how long the first gradient of a step waits until the step goes on without those that are missing.
+        tasks: names of all tasks that hold a part of the step ("/job:ps/task:0").
+        name: the same on all these tasks, for all sessions.
+    """
+
+    def __init__(
+        self,
+        beside: Variable,
+        *,
+        needed: int,
+        total: int,
+        alone: bool,
+        leads: bool = True,
+        timeout_secs: float | None = None,
+        tasks: Sequence[str] = (),
+        name: str = "quorum",
+    ) -> None:
+        if needed < 1 or total < 1:
+            raise InvalidArgumentError(
+                f"{name}: needs at least 1 gradient of at least 1 worker, not {needed} of {total}"
+            )
+        if leads and (kind_of(beside.dtype) not in (1, 2) or beside.shape != ()):
+            raise InvalidArgumentError(f"{name}: the step {beside.name!r} must be one number")
+        self._beside = beside
+        self._leads = leads
+        self.name = name
+        self._described = {
+            "name": name,
+            "container": "",
+            "group": name,
+            "needed": int(needed),
+            "total": int(total),
+            "alone": bool(alone),
+            "leads": bool(leads),
+            "timeout_secs": None if timeout_secs is None else float(timeout_secs),
+            "tasks": list(tasks),
+        }
+
+    @property
+    def device(self) -> str:
+        """The device of its variables, as it was asked for."""
+        return self._beside.device
+
+    def push(self, updates: Sequence[Operation], stamp: Tensor, worker: int | None = None) -> Operation:
+        """Gives this worker's gradients and waits until their step is over.
+
+        Args:
+            updates: operations made by ``rt.update`` or ``Variable.assign_add`` on the quorum's device, one of which
+                adds 1 to the step. They run once per aggregate, with the mean of their inputs; integer inputs must be
+                the same for all workers.
+            stamp: the step at which the variables were read.
+            worker: this worker's number, below ``total``; None tells workers apart by their sessions.
+
+        Returns:
+            An operation with the outputs (step afterwards; whether the gradients counted, bool). Where the quorum
+            leads, a step that fetches the step variable too gets the value afterwards.
+        """
+        dtype = self._beside.dtype if self._leads else _INT64
+        attrs = {"resource": self._described, "worker": worker, "dtype": dtype.name}
+        outputs: list[tuple[Shape, np.dtype[Any]]] = [((), dtype), ((), np.dtype(np.bool_))]
+        name = f"{self.name}/push"
+        return guard(
+            self._beside, updates, "quorum/push", attrs, [as_tensor(stamp)], outputs, name=name, tells=self._leads
+        )
+
+    def claim(self, request: Tensor) -> tuple[Tensor, Tensor]:
+        """Makes the session the quorum's chief.
+
+        Args:
+            request: int64[3]: a number that the chief has drawn for itself, how many gradients it wants to decide on,
+                and 1 to drop what is there.
+
+        Returns:
+            int64[3] of (epoch, step, step of the last decision or -1), and the workers of that decision.
+        """
+        spec = self._beside.spec
+        op = self._host("claim", [request], [((3,), _INT64), _VECTOR], step=[spec.container, spec.name])
+        return op.outputs[0], op.outputs[1]
+
+    def gather(self, request: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Waits until there is something to decide on.
+
+        Args:
+            request: int64[5]: the chief's number and epoch, the step that it knows, how many gradients of it, and after
+                how many milliseconds to tell what there is.
+
+        Returns:
+            int64[2], the step and for how many milliseconds its first gradient has waited; the workers whose gradients
+            are there, in the order in which they came; the workers that have been heard of since.
+        """
+        op = self._host("gather", [request], [((2,), _INT64), _VECTOR, _VECTOR])
+        return op.outputs[0], op.outputs[1], op.outputs[2]
+
+    def commit(self, order: Tensor) -> Tensor:
+        """Applies the gradients that the chief has chosen.
+
+        Args:
+            order: int64: the chief's number and epoch, how many gradients it wants for the next decision, the step,
+                then the chosen workers.
+
+        Returns:
+            int64 scalar, the step afterwards.
+        """
+        return self._host("commit", [order], [((), _INT64)]).outputs[0]
+
+    def counts(self) -> tuple[Tensor, ...]:
+        """int64 scalars: aggregates applied, gradients in them, gradients dropped as stale, gradients repeated."""
+        return self._host("counts", (), [((), _INT64)] * 4, stateful=False).outputs
+
+    def status(self) -> Tensor:
+        """A string that tells whom the present step waits for; empty when it waits for nobody."""
+        return self._host("status", (), [((), np.dtype(object))], stateful=False).outputs[0]
+
+    def _host(
+        self,
+        what: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[tuple[Shape, np.dtype[Any]]],
+        stateful: bool = True,
+        **attrs: Any,
+    ) -> Operation:
+        return self._beside.graph.add_operation(
+            f"Quorum/{what}",
+            Host(f"quorum/{what}", {"resource": self._described, **attrs}, stateful, self.name),
+            inputs,
+            outputs,
+            name=f"{self.name}/{what}",
+            colocate_with=self._beside.op,
+        )
+
+
+def bounded_update(
+    step: Variable, updates: Sequence[Operation], max_staleness: int, worker: int | None = None, name: str = "bounded"
+) -> Operation:
+    """Updates that run at once, after which a worker that is too far ahead of the slowest waits for it.
+
+    Args:
+        step: the integer variable on the updates' device that one of them counts in.
+        updates: operations made by ``rt.update`` or ``Variable.assign_add``, all on one device.
+        max_staleness: how many steps a worker may be ahead of the slowest one that is connected.
+        worker: this worker's number; None tells workers apart by their sessions.
+        name: the same for all sessions.
+
+    Returns:
+        An operation with one output, the step after this worker's update.
+    """
+    if max_staleness < 0:
+        raise InvalidArgumentError(f"max_staleness={max_staleness} is below 0")
+    described = {"name": name, "container": "", "bound": int(max_staleness)}
+    attrs = {"resource": described, "worker": worker, "dtype": step.dtype.name}
+    outputs: list[tuple[Shape, np.dtype[Any]]] = [((), step.dtype)]
+    return guard(step, updates, "quorum/tick", attrs, (), outputs, name=f"{name}/update", tells=True)
+
+
+def guard(
+    first: Variable,
+    updates: Sequence[Operation],
+    kernel: str,
+    attrs: Mapping[str, Any],
+    own: Sequence[Tensor],
+    outputs: Sequence[tuple[Shape, np.dtype[Any]]],
+    *,
+    name: str,
+    tells: bool = False,
+) -> Operation:
+    """Puts several updates of one device, as one, into the hands of a kernel; the updates themselves are not run.
+
+    Args:
+        first: a variable on the device; the kernel can read it.
+        updates: the operations.
+        kernel: registered name.
+        attrs: the kernel's attributes.
+        own: inputs of the kernel alone.
+        outputs: (static shape, dtype) of the kernel's outputs.
+        name: operation name.
+        tells: the first output is the value of ``first`` after the updates, which one of them writes.
+
+    Raises:
+        InvalidArgumentError: an operation is not an update of numbers on ``first``'s device, or none writes ``first``
+            although the kernel tells it.
+    """
+    ordered = sorted(set(updates), key=lambda op: op.id)
+    for op in ordered:
+        if not isinstance(op.body, Update) or isinstance(op.body, Guarded) or op.device != first.device:
+            raise InvalidArgumentError(
+                f"{name}: {op.name!r} at {op.device!r} is no update of variables at {first.device!r}"
+            )
+    specs = tuple(dict.fromkeys([first.spec, *(v for op in ordered for v in op.body.variables)]))  # type: ignore[union-attr]
+    if tells and all(first.spec not in op.body.variables for op in ordered):  # type: ignore[union-attr]
+        raise InvalidArgumentError(f"{name}: no update writes {first.name!r}")
+    inputs = list(dict.fromkeys(t for op in ordered for t in op.inputs if not _is_literal(t)))
+    before = [c for op in ordered for c in op.control_inputs if c not in ordered]
+    body = Guarded(specs, _together(ordered, specs, inputs), False, kernel, dict(attrs), len(own), tells)
+    with first.graph.control_dependencies(None):
+        return first.graph.add_operation(
+            "GuardedUpdate", body, [*own, *inputs], outputs, name=name, control_inputs=before, colocate_with=first.op
+        )
+
+
+def _is_literal(tensor: Tensor) -> bool:
+    return isinstance(tensor.op.body, Constant) and tensor.dtype != object
+
+
+def _together(
+    ordered: Sequence[Operation], specs: Sequence[VariableSpec], inputs: Sequence[Tensor]
+) -> Callable[..., tuple[Any, ...]]:
+    """One function for several updates, each traced by itself: one 64-bit counter must not widen the others."""
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        now = dict(zip(specs, arrays[: len(specs)], strict=True))
+        values = dict(zip(inputs, arrays[len(specs) :], strict=True))
+        for op in ordered:
+            body = op.body
+            assert isinstance(body, Update)
+            given = [] if body.overwrites else [now[v] for v in body.variables]
+            for tensor in op.inputs:
+                literal = tensor.op.body
+                given.append(literal.value if isinstance(literal, Constant) else values[tensor])
+            wide = op.wide or needs_64_bit([np.dtype(a.dtype) for a in given] + [t.dtype for t in op.outputs])
+            jaxpr = trace(body.fn, [aval(a.shape, a.dtype) for a in given], wide)
+            now.update(zip(body.variables, jax.extend.core.jaxpr_as_fun(jaxpr)(*given), strict=False))
+        return tuple(now[v] for v in specs)
+
+    return run

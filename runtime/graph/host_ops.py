@@ -1,0 +1,47 @@
+"""Host calls: operations that are one of the task's own kernels instead of a computation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from runtime.graph.graph import Graph, Operation, Tensor
+from runtime.graph.op_kinds import Host, Shape
+from runtime.graph.ops import as_tensor
+
+
+def host_call(
+    kernel: str,
+    inputs: Sequence[Any] = (),
+    outputs: Sequence[tuple[Shape | None, Any]] = (),
+    *,
+    attrs: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    type: str | None = None,  # noqa: A002 - the field's own name
+    stateful: bool = False,
+    resource: str = "",
+) -> Operation:
+    """Adds an operation that calls one of the task's registered kernels by name. No code crosses the wire.
+
+    Args:
+        kernel: the registered name, such as "summary/scalar".
+        inputs: tensors, or what tensors are made of.
+        outputs: (static shape, dtype) of each output; ``object`` stands for strings.
+        attrs: JSON-compatible attributes of the call.
+        name: operation name; by default the last part of the kernel's.
+        type: what a reader of the graph calls it; by default the kernel's name.
+        stateful: runs for its effect.
+        resource: name of the store resource it works on; such an operation lives with the variables.
+    """
+    with Graph.of(*inputs).as_default() as graph:
+        tensors: list[Tensor] = [as_tensor(i) for i in inputs]
+    label = kernel.rsplit("/", 1)[-1]
+    return graph.add_operation(
+        type or label,
+        Host(kernel, dict(attrs or {}), stateful, resource),
+        tensors,
+        [(shape, np.dtype(dtype)) for shape, dtype in outputs],
+        name=name or label,
+    )

@@ -1,0 +1,161 @@
+"""What an operation does: a small closed set of frozen values, one for each kind the planner knows.
+
+The client describes, the planner lowers, the task obeys. A pure body holds a JAX function and is compiled into the
+XLA program of its stage; a host body names one of the task's own kernels with plain-data attributes, because no code
+crosses the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Shape = tuple[int | None, ...]
+"""A static shape; ``None`` is a dimension known only when the step runs. ``None`` itself is an unknown rank."""
+
+ArrayFn = Callable[..., tuple[Any, ...]]
+"""A traceable JAX function from flat arrays to a tuple of arrays."""
+
+
+@dataclass(frozen=True)
+class VariableSpec:
+    """The identity of a variable: what a task needs to find, check or create it.
+
+    Attributes:
+        name: name in its container, the same for every session of the cluster.
+        shape: static shape.
+        dtype: numpy dtype; ``object`` for strings.
+        container: the named container of the store that holds it, ``""`` is the default one.
+        local: True when it lives on the session's own task instead of a shared one (TF1's local variables).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    container: str = ""
+    local: bool = False
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A placeholder: its value comes with the step.
+
+    Attributes:
+        casting: numpy's word for what may be done to a value of another dtype: "same_value" or "unsafe".
+    """
+
+    casting: str = "same_value"
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A literal array (or object array of bytes for strings)."""
+
+    value: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Pure:
+    """A pure JAX function of the operation's inputs, giving one array for each output."""
+
+    fn: ArrayFn
+
+
+@dataclass(frozen=True)
+class Read:
+    """The value of one variable at the operation's place in the step's order."""
+
+    variable: VariableSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """An atomic read-modify-write of variables of one task.
+
+    ``fn(*old values, *inputs)`` gives ``(*new values, *outputs)``; with ``overwrites`` it is called with the inputs
+    alone and the variables need not be initialised.
+    """
+
+    variables: tuple[VariableSpec, ...]
+    fn: ArrayFn
+    overwrites: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Guarded(Update):
+    """An update that one of the task's own kernels runs, when and with which inputs it sees fit.
+
+    The kernel gets all inputs of the operation; the update is applied to as many as there are behind the kernel's own.
+    The operation's outputs are the kernel's.
+
+    Attributes:
+        kernel: the registered name.
+        attrs: JSON-compatible attributes.
+        own: how many of the operation's inputs, at the front, are the kernel's alone.
+        tells: the first output is the value of the first variable after the update.
+    """
+
+    kernel: str = ""
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    own: int = 0
+    tells: bool = False
+
+
+@dataclass(frozen=True)
+class StepId:
+    """The step's own randomness: uint32[4] = (session nonce, 2 words; number of the step in its session, 2 words)."""
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A point in the order of control, with no value: ``no_op`` and ``group``. The planner dissolves it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Host:
+    """One of the task's own kernels (runtime/task/host_kernels.py), called by name with plain-data attributes.
+
+    Attributes:
+        kernel: the registered name.
+        attrs: JSON-compatible attributes.
+        stateful: runs for its effect; never merged or dropped while something needs it.
+        resource: name of the store resource it works on, or ``""``.
+    """
+
+    kernel: str
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    stateful: bool = False
+    resource: str = ""
+
+
+WAITING = frozenset(
+    {
+        "accumulator/take_grad",
+        "queue/dequeue",
+        "queue/dequeue_many",
+        "queue/enqueue",
+        "queue/enqueue_many",
+        "quorum/gather",
+        "quorum/push",
+        "quorum/tick",
+        "run_record",
+        "wait_initialized",
+    }
+)
+"""The kernels that may wait for what others do, in other steps or in other parts of their own."""
+
+
+def may_wait(body: Body) -> bool:
+    """Whether an operation may wait for what others do: it shares its stage with nothing, and holds up nobody else."""
+    return isinstance(body, Host | Guarded) and body.kernel in WAITING
+
+
+def runs_on_host(body: Body) -> bool:
+    """Whether a kernel of the task does it rather than XLA: host calls, and all that has to do with strings."""
+    return isinstance(body, Host) or isinstance(body, Read) and body.variable.dtype.hasobject
+
+
+Body = Feed | Constant | Pure | Read | Update | StepId | Nothing | Host

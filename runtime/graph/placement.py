@@ -1,0 +1,279 @@
+"""Placement by the user: nested `device()` scopes, and which variable goes to which parameter server."""
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from runtime.cluster.device_spec import ANYWHERE
+from runtime.cluster.device_spec import DeviceSpec as DeviceSpec
+from runtime.cluster.spec import ClusterDefLike, ClusterSpec, JobsLike
+
+_log = logging.getLogger(__name__)
+
+STANDARD_PS_OPS = ("Variable", "ConditionalAccumulator")
+"""Types of the operations that `replica_device_setter` puts on parameter servers by default."""
+
+
+class OpInfo(Protocol):
+    """What a device function is given: an operation that is being made."""
+
+    @property
+    def type(self) -> str:
+        """Such as "Variable"."""
+
+    @property
+    def name(self) -> str:
+        """Unique in the graph."""
+
+    @property
+    def device(self) -> str:
+        """What the scopes inside of this function asked for, in short form; empty when they did not."""
+
+
+DeviceFunction = Callable[[Any], "str | DeviceSpec | None"]
+"""Given an `OpInfo`, returns its device; None leaves the device as it is."""
+
+_stack: ContextVar[tuple[DeviceSpec | DeviceFunction, ...]] = ContextVar("device_stack", default=())
+
+
+@contextmanager
+def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
+    """Places the operations made within.
+
+    Scopes nest, part by part, and the inner one wins: `device("/cpu:0")` within `device("/job:ps")` is
+    "/job:ps/cpu:0". A function is called for every operation, with what the scopes inside of it asked for as
+    `.device`; what it returns replaces that (as in TF1), so a function that respects inner scopes merges it.
+
+    Args:
+        spec: a device name; or a function from operation to device name (or None, for no opinion);
+            or None, which makes the scopes outside of this one not count.
+
+    Raises:
+        InvalidArgumentError: not a device name.
+        TypeError: `spec` is of another type.
+    """
+    stack: tuple[DeviceSpec | DeviceFunction, ...]
+    if spec is None:
+        stack = ()
+    elif isinstance(spec, str | DeviceSpec) or callable(spec):
+        stack = (*_stack.get(), DeviceSpec.parse(spec) if isinstance(spec, str) else spec)
+    else:
+        raise TypeError(f"device() takes a name, a DeviceSpec, a function or None, not {type(spec).__name__}")
+    token = _stack.set(stack)
+    try:
+        yield
+    finally:
+        _stack.reset(token)
+
+
+@contextmanager
+def fresh_device_stack() -> Iterator[None]:
+    """Makes the scopes outside not count."""
+    with device(None):
+        yield
+
+
+DeviceScopes = tuple[DeviceSpec | DeviceFunction, ...]
+
+
+def device_scopes() -> DeviceScopes:
+    """The open scopes, outer ones first."""
+    return _stack.get()
+
+
+@contextmanager
+def within_device_scopes(scopes: DeviceScopes) -> Iterator[None]:
+    """Puts other scopes in the place of the open ones: each graph has its own.
+
+    Args:
+        scopes: what ``device_scopes`` gave where the graph was left; none to begin with.
+    """
+    token = _stack.set(scopes)
+    try:
+        yield
+    finally:
+        _stack.reset(token)
+
+
+def current_device(op: OpInfo) -> str:
+    """The device that the open scopes give to an operation that is being made.
+
+    Args:
+        op: the operation; its `.device` is what it asks for itself, which counts as the innermost scope.
+
+    Returns:
+        The merged device in short form; empty when nobody asked for any.
+
+    Raises:
+        InvalidArgumentError: a device function returned something that is not a device name.
+        TypeError: a device function returned something of another type.
+    """
+    asked = DeviceSpec.parse(op.device)
+    for scope in reversed(_stack.get()):
+        if isinstance(scope, DeviceSpec):
+            asked = scope.merge(asked)
+            continue
+        answer = scope(_Placed(op, asked.to_string()))
+        if isinstance(answer, str):
+            asked = DeviceSpec.parse(answer)
+        elif isinstance(answer, DeviceSpec):
+            asked = answer
+        elif answer is not None:
+            raise TypeError(f"device function {scope!r} returned {answer!r} for {op.name!r}: not a device name or None")
+    return asked.to_string()
+
+
+class _Placed:
+    """An operation as a device function sees it: all as it is, but with the device so far."""
+
+    def __init__(self, op: OpInfo, device: str) -> None:
+        self._op = op
+        self.device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._op, name)
+
+
+def replica_device_setter(
+    ps_tasks: int = 0,
+    ps_device: str | None = "/job:ps",
+    worker_device: str | None = "/job:worker",
+    merge_devices: bool = True,
+    cluster: "ClusterSpec | JobsLike | ClusterDefLike | None" = None,
+    ps_ops: Sequence[str] | None = None,
+    ps_strategy: Callable[[Any], int] | None = None,
+) -> DeviceFunction | None:
+    """A device function for between-graph replication: variables to the parameter servers, all else to the worker.
+
+    The choice depends only on the order in which variables are made, so every worker that builds the same graph
+    finds the same variable on the same task.
+
+    Args:
+        ps_tasks: number of parameter servers; `cluster` overrides it.
+        ps_device: device of variables; gets a task number when it has a job, unless an inner scope asks for
+            another job. The job's name is also that of the parameter servers in `cluster`.
+        worker_device: device of everything else; None or "" leaves that where the scopes put it.
+        merge_devices: merge with what inner scopes ask for; False leaves an operation alone that has any device.
+        cluster: whose parameter servers to count.
+        ps_ops: types of the operations that go to parameter servers, by default `STANDARD_PS_OPS`.
+        ps_strategy: from operation to task index, called only for operations that go to parameter servers;
+            by default round robin in the order of creation.
+
+    Returns:
+        A function for `device`; None when there are no parameter servers.
+
+    Raises:
+        TypeError: `ps_strategy` is not callable, or `cluster` is not a cluster.
+    """
+    ps = DeviceSpec.parse(ps_device or "")
+    worker = DeviceSpec.parse(worker_device or "")
+    if cluster is not None:
+        spec = ClusterSpec(cluster)
+        ps_tasks = spec.num_tasks(ps.job) if ps.job is not None and ps.job in spec.jobs else 0
+    if ps_tasks == 0:
+        return None
+    if not merge_devices:
+        _log.warning(
+            "replica_device_setter(merge_devices=False) is deprecated: operations with a device are left alone"
+        )
+    if ps_strategy is None:
+        ps_strategy = RoundRobinStrategy(ps_tasks)
+    elif not callable(ps_strategy):
+        raise TypeError(f"ps_strategy must be callable, got {type(ps_strategy).__name__}")
+    types = frozenset(STANDARD_PS_OPS if ps_ops is None else ps_ops)
+    choose = ps_strategy
+
+    def device_of(op: OpInfo) -> DeviceSpec:
+        asked = DeviceSpec.parse(op.device)
+        if not merge_devices and asked != ANYWHERE:
+            return asked
+        if op.type not in types or ps == ANYWHERE:
+            return worker.merge(asked)
+        if ps.job is not None and asked.job in (None, ps.job):
+            return replace(ps, task=choose(op)).merge(asked)
+        return ps.merge(asked)
+
+    return device_of
+
+
+class RoundRobinStrategy:
+    """Gives tasks 0, 1, 2 ... in the order of the calls.
+
+    Args:
+        num_tasks: number of parameter servers.
+    """
+
+    def __init__(self, num_tasks: int) -> None:
+        """See the class."""
+        self._num_tasks = num_tasks
+        self._next = 0
+
+    def __call__(self, op: Any) -> int:
+        """The task for `op`."""
+        task = self._next
+        self._next = (task + 1) % self._num_tasks
+        return task
+
+
+class GreedyLoadBalancingStrategy:
+    """Gives the task with the least load so far, the lowest of equals.
+
+    Args:
+        num_tasks: number of parameter servers.
+        load_fn: from operation to its load, such as `byte_size_load_fn`.
+    """
+
+    def __init__(self, num_tasks: int, load_fn: Callable[[Any], float]) -> None:
+        """See the class."""
+        self._loads = [0.0] * num_tasks
+        self._load_fn = load_fn
+
+    def __call__(self, op: Any) -> int:
+        """The task for `op`, whose load is then counted."""
+        task = min(range(len(self._loads)), key=self._loads.__getitem__)
+        self._loads[task] += self._load_fn(op)
+        return task
+
+
+class RandomStrategy:
+    """Gives a task by the operation's name: the same in every process, whatever the order.
+
+    Args:
+        num_tasks: number of parameter servers.
+        seed: other seeds give other choices.
+    """
+
+    def __init__(self, num_tasks: int, seed: int = 0) -> None:
+        """See the class."""
+        self._num_tasks = num_tasks
+        self._seed = seed
+
+    def __call__(self, op: OpInfo) -> int:
+        """The task for `op`."""
+        digest = hashlib.sha256(f"{self._seed}:{op.name}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") % self._num_tasks
+
+
+def byte_size_load_fn(op: Any) -> int:
+    """The size in bytes of an operation's only output.
+
+    Raises:
+        ValueError: it has not exactly one output, or the shape is not known.
+    """
+    if len(op.outputs) != 1:
+        raise ValueError(f"operation {op.name!r} has {len(op.outputs)} outputs: a load needs exactly one")
+    shape, dtype = op.outputs[0].shape, op.outputs[0].dtype
+    if shape is None or None in shape:
+        raise ValueError(f"operation {op.name!r} has shape {shape}: a load needs a known one")
+    try:
+        itemsize = int(np.dtype(dtype).itemsize)
+    except TypeError:
+        itemsize = int(dtype.itemsize)  # types of JAX that numpy does not know, such as random keys
+    return math.prod(map(int, shape)) * itemsize

@@ -1,0 +1,1 @@
+"""Host kernels that keep something: queues, accumulators, quorums."""

@@ -1,0 +1,182 @@
+"""The conditional accumulator: gradients of one step from distinct workers, taken together as their mean or sum."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import CancelledError, InvalidArgumentError
+from runtime.state.cancellation import Cancellation
+
+Array = np.ndarray[Any, Any]
+
+MEAN, SUM = "mean", "sum"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What has happened to the gradients that were applied.
+
+    Attributes:
+        accepted: counted in an aggregate, or waiting to be.
+        stale: dropped: computed at an older step than the accumulator's.
+        repeated: dropped: the worker has one in this aggregate already.
+    """
+
+    accepted: int = 0
+    stale: int = 0
+    repeated: int = 0
+
+
+class ConditionalAccumulator:
+    """Collects gradients of the present step. Thread safe.
+
+    A gradient is accepted when it was computed at the accumulator's step or later, and its worker has none among those
+    that wait to be taken: an aggregate of N counts N distinct workers.
+
+    Args:
+        dtype: of the gradients.
+        shape: of the gradients; None for a dimension, or as a whole, accepts any and then holds to the first one's.
+        reduction: "mean" or "sum".
+    """
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int | None, ...] | None, reduction: str = MEAN) -> None:
+        if reduction not in (MEAN, SUM):
+            raise InvalidArgumentError(f"reduction {reduction!r} is neither 'mean' nor 'sum'")
+        self._dtype = dtype
+        self._shape = shape
+        self._reduction = reduction
+        self._changed = threading.Condition()
+        self._step = 0
+        self._waiting: dict[Hashable, Array] = {}
+        self._counts = Counts()
+        self._closed = False
+
+    @property
+    def num_accumulated(self) -> int:
+        """How many gradients wait to be taken."""
+        with self._changed:
+            return len(self._waiting)
+
+    @property
+    def counts(self) -> Counts:
+        """What has happened so far."""
+        with self._changed:
+            return self._counts
+
+    def set_global_step(self, step: int) -> None:
+        """Makes ``step`` the present step: gradients of older ones are dropped when they come."""
+        with self._changed:
+            self._step = step
+
+    def apply_grad(self, gradient: Array, local_step: int, worker: Hashable) -> bool:
+        """Offers a gradient; it is copied.
+
+        Args:
+            gradient: an array of the accumulator's dtype and shape.
+            local_step: the step at which it was computed.
+            worker: who computed it.
+
+        Returns:
+            Whether it was accepted.
+
+        Raises:
+            InvalidArgumentError: another dtype or shape.
+            CancelledError: the accumulator was closed.
+        """
+        self._check(gradient)
+        with self._changed:
+            self._check_open()
+            c = self._counts
+            if local_step < self._step:
+                self._counts = Counts(c.accepted, c.stale + 1, c.repeated)
+                return False
+            if worker in self._waiting:
+                self._counts = Counts(c.accepted, c.stale, c.repeated + 1)
+                return False
+            first = next(iter(self._waiting.values()), gradient)
+            if first.shape != gradient.shape:
+                raise InvalidArgumentError(f"a gradient of shape {gradient.shape} came after one of {first.shape}")
+            self._waiting[worker] = np.array(gradient)
+            self._counts = Counts(c.accepted + 1, c.stale, c.repeated)
+            self._changed.notify_all()
+            return True
+
+    def take_grad(self, count: int, cancelled: Cancellation) -> Array:
+        """Waits until at least ``count`` workers' gradients are in, and takes all that are; the step advances by one.
+
+        Returns:
+            Their mean (or sum), added up in the order of the workers so that the same gradients give the same bits.
+
+        Raises:
+            InvalidArgumentError: ``count`` is below 1.
+            CancelledError: the call or the accumulator was ended.
+        """
+        if count < 1:
+            raise InvalidArgumentError(f"take_grad takes at least 1 gradient, not {count}")
+        with self._changed:
+            cancelled.wait_for(
+                self._changed,
+                lambda: self._closed or len(self._waiting) >= count,
+                f"waiting for {count} gradients",
+                acts=True,
+            )
+            self._check_open()
+            taken, self._waiting = self._waiting, {}
+            self._step += 1
+        return reduce_in_order([taken[worker] for worker in sorted(taken, key=str)], self._reduction)
+
+    def close(self) -> None:
+        """Ends all waits with CancelledError."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CancelledError("the accumulator was cleared away")
+
+    def _check(self, gradient: Array) -> None:
+        if gradient.dtype != self._dtype:
+            raise InvalidArgumentError(f"the accumulator takes {self._dtype.name}, not {gradient.dtype.name}")
+        if self._shape is not None and not fits(gradient.shape, self._shape):
+            raise InvalidArgumentError(f"the accumulator takes shape {self._shape}, not {gradient.shape}")
+
+
+def fits(shape: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
+    """Whether an array of this shape goes where ``declared`` is asked for; None stands for any size."""
+    return len(shape) == len(declared) and all(d is None or d == s for s, d in zip(shape, declared, strict=True))
+
+
+def reduce_in_order(arrays: list[Array], reduction: str, out: Array | None = None) -> Array:
+    """The mean or sum of arrays of one shape, added from first to last.
+
+    Floats of 16 bits are added in 32. The mean of integers is the first one: they are the same for all (a step).
+
+    Args:
+        arrays: at least one.
+        reduction: "mean" or "sum".
+        out: memory for the result.
+    """
+    first = arrays[0]
+    if reduction == MEAN and first.dtype.kind in "iub":
+        return first
+    wide = np.dtype(np.float32) if first.dtype.itemsize == 2 and first.dtype.kind not in "iub" else first.dtype
+    total = np.empty(first.shape, wide) if out is None or wide != first.dtype else out
+    if len(arrays) == 1:
+        np.copyto(total, first)
+    else:
+        np.add(arrays[0], arrays[1], out=total, dtype=wide)
+    for array in arrays[2:]:
+        np.add(total, array, out=total)
+    if reduction == MEAN and len(arrays) > 1:
+        np.divide(total, len(arrays), out=total)
+    if wide == first.dtype:
+        return total
+    narrow = np.empty(first.shape, first.dtype) if out is None else out
+    np.copyto(narrow, total, casting="unsafe")
+    return narrow

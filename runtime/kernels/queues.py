@@ -1,0 +1,320 @@
+"""Queues of tuples of arrays: first in first out, padding, and shuffling. Pure data structures with a condition."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from runtime.errors import CancelledError, InvalidArgumentError, OutOfRangeError
+from runtime.kernels.accumulator import fits
+from runtime.state.cancellation import Cancellation
+
+Array = np.ndarray[Any, Any]
+Element = tuple[Array, ...]
+Shapes = tuple[tuple[int | None, ...] | None, ...]
+
+
+class Order(Protocol):
+    """Holds the elements of a queue and chooses which one goes next."""
+
+    def __len__(self) -> int:
+        """How many it holds."""
+
+    def put(self, element: Element) -> None:
+        """Adds one."""
+
+    def take(self) -> Element:
+        """Removes one; there is at least one."""
+
+
+class FirstIn:
+    """First in, first out."""
+
+    def __init__(self) -> None:
+        self._elements: deque[Element] = deque()
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def put(self, element: Element) -> None:
+        """Adds one at the end."""
+        self._elements.append(element)
+
+    def take(self) -> Element:
+        """Removes the first one."""
+        return self._elements.popleft()
+
+
+class Shuffled:
+    """A random one goes next.
+
+    Args:
+        seed: fixes the sequence of choices; None draws one.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._elements: list[Element] = []
+        self._random = random.Random(seed)
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def put(self, element: Element) -> None:
+        """Adds one."""
+        self._elements.append(element)
+
+    def take(self) -> Element:
+        """Removes a random one."""
+        i = self._random.randrange(len(self._elements))
+        self._elements[i], self._elements[-1] = self._elements[-1], self._elements[i]
+        return self._elements.pop()
+
+
+class Queue:
+    """A bounded queue. Thread safe; elements are tuples of arrays, one for each component.
+
+    Waiting dequeues are served in the order in which they came, so a large one is not starved by small ones.
+
+    Args:
+        name: for errors.
+        capacity: most elements it holds; an enqueue waits while it is full.
+        dtypes: dtype of each component.
+        shapes: shape of each component, None where it may be any.
+        order: which element goes next.
+        min_after_dequeue: elements that stay behind while the queue is open (what a shuffle draws from).
+        pad: give smaller elements of one batch the size of the largest, filled with zeros, where a size is None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        dtypes: Sequence[np.dtype[Any]],
+        shapes: Shapes,
+        order: Order,
+        *,
+        min_after_dequeue: int = 0,
+        pad: bool = False,
+    ) -> None:
+        if capacity < 1:
+            raise InvalidArgumentError(f"queue {name!r}: capacity {capacity} is below 1")
+        if not 0 <= min_after_dequeue < capacity:
+            raise InvalidArgumentError(
+                f"queue {name!r}: min_after_dequeue {min_after_dequeue} is not from 0 to below capacity {capacity}"
+            )
+        self._name = name
+        self._capacity = capacity
+        self._dtypes = tuple(dtypes)
+        self._shapes = shapes
+        self._order = order
+        self._stay = min_after_dequeue
+        self._pad = pad
+        self._changed = threading.Condition()
+        self._closed = False
+        self._cancel_enqueues = False
+        self._cleared = False
+        self._takers: deque[object] = deque()
+        self._givers: deque[object] = deque()
+
+    def size(self) -> int:
+        """How many elements are in it."""
+        with self._changed:
+            return len(self._order)
+
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        with self._changed:
+            return self._closed
+
+    def enqueue_many(
+        self, elements: Sequence[Element], cancelled: Cancellation, added: Callable[[], None] = lambda: None
+    ) -> None:
+        """Adds elements one after the other, waiting while the queue is full.
+
+        Args:
+            elements: what to add.
+            cancelled: ends the wait.
+            added: called for each element that is in.
+
+        Raises:
+            InvalidArgumentError: an element has another dtype or shape than the queue; nothing was added.
+            CancelledError: the queue was closed (before, or with pending enqueues), or the call was ended; elements
+                that were added before stay.
+        """
+        for element in elements:
+            self._check(element)
+        turn = object()
+        with self._changed:
+            if self._closed:
+                raise CancelledError(f"queue {self._name!r} is closed: nothing can be added")
+            self._givers.append(turn)
+            try:
+                for element in elements:
+                    cancelled.wait_for(
+                        self._changed,
+                        lambda: self._stopped() or self._givers[0] is turn and len(self._order) < self._capacity,
+                        f"adding to the full queue {self._name!r}",
+                        acts=True,
+                    )
+                    if self._stopped():
+                        raise CancelledError(f"queue {self._name!r} was closed while an element waited to be added")
+                    self._order.put(element)
+                    added()
+                    self._changed.notify_all()
+            finally:
+                self._givers.remove(turn)
+                self._changed.notify_all()
+
+    def dequeue(self, cancelled: Cancellation) -> Element:
+        """Removes one element, waiting until there is one.
+
+        Raises:
+            OutOfRangeError: the queue is closed and empty.
+            CancelledError: the call was ended.
+        """
+        return self._take(1, False, cancelled)[0]
+
+    def dequeue_many(self, count: int, cancelled: Cancellation, *, up_to: bool = False) -> Element:
+        """Removes ``count`` elements, waiting until there are so many, and stacks each component.
+
+        Args:
+            count: how many.
+            cancelled: ends the wait.
+            up_to: when the queue is closed, take the fewer elements that are left, but at least one.
+
+        Raises:
+            InvalidArgumentError: components of this queue have no known shape, or differ without padding.
+            OutOfRangeError: the queue is closed and has fewer elements than that.
+            CancelledError: the call was ended.
+        """
+        if count < 0:
+            raise InvalidArgumentError(f"queue {self._name!r}: cannot dequeue {count} elements")
+        if (
+            any(shape is None for shape in self._shapes)
+            or not self._pad
+            and any(None in (s or ()) for s in self._shapes)
+        ):
+            raise InvalidArgumentError(
+                f"queue {self._name!r}: dequeue_many needs a fixed shape for every component; it has {self._shapes}"
+            )
+        taken = self._take(count, up_to, cancelled) if count else []
+        return tuple(
+            _stacked([element[i] for element in taken], shape or (), dtype)
+            for i, (shape, dtype) in enumerate(zip(self._shapes, self._dtypes, strict=True))
+        )
+
+    def close(self, cancel_pending_enqueues: bool = False) -> None:
+        """Takes no more elements; those that are in it, and enqueues that wait, can still be dequeued.
+
+        Args:
+            cancel_pending_enqueues: end enqueues that wait.
+        """
+        with self._changed:
+            self._closed = True
+            self._cancel_enqueues = self._cancel_enqueues or cancel_pending_enqueues
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        """Ends everything that waits: the queue's container was cleared."""
+        with self._changed:
+            self._closed = self._cancel_enqueues = self._cleared = True
+            self._changed.notify_all()
+
+    def _stopped(self) -> bool:
+        return self._closed and self._cancel_enqueues
+
+    def _take(self, count: int, up_to: bool, cancelled: Cancellation) -> list[Element]:
+        """Collects ``count`` elements as they come, so that a batch may be larger than the queue."""
+        turn = object()
+        taken: list[Element] = []
+        with self._changed:
+            self._takers.append(turn)
+            try:
+                while len(taken) < count:
+                    cancelled.wait_for(
+                        self._changed,
+                        lambda: self._cleared or self._takers[0] is turn and (self._available() > 0 or self._over()),
+                        f"taking from the queue {self._name!r}",
+                        acts=True,
+                    )
+                    if self._cleared:
+                        raise CancelledError(f"queue {self._name!r} was cleared away")
+                    if not self._available():
+                        if up_to and taken:
+                            break
+                        raise OutOfRangeError(
+                            f"queue {self._name!r} is closed and has too few elements "
+                            f"(requested {count}, current size {len(taken)})"
+                        )
+                    taken.append(self._order.take())
+                    self._changed.notify_all()
+            except BaseException:
+                self._put_back(taken)
+                raise
+            finally:
+                self._takers.remove(turn)
+                self._changed.notify_all()
+        return taken
+
+    def _put_back(self, taken: list[Element]) -> None:
+        if isinstance(self._order, FirstIn):
+            self._order._elements.extendleft(reversed(taken))
+            return
+        for element in taken:
+            self._order.put(element)
+
+    def _available(self) -> int:
+        left = len(self._order)
+        return left if self._closed else max(0, left - self._stay)
+
+    def _over(self) -> bool:
+        """Closed, and nobody waits to add: nothing more will come."""
+        return self._closed and (self._cancel_enqueues or not self._givers) and not len(self._order)
+
+    def _check(self, element: Element) -> None:
+        if len(element) != len(self._dtypes):
+            raise InvalidArgumentError(f"queue {self._name!r} takes {len(self._dtypes)} components, not {len(element)}")
+        for i, (array, dtype, shape) in enumerate(zip(element, self._dtypes, self._shapes, strict=True)):
+            if array.dtype != dtype:
+                raise InvalidArgumentError(
+                    f"queue {self._name!r}: component {i} is {array.dtype.name}, the queue takes {dtype.name}"
+                )
+            if shape is not None and not fits(array.shape, shape):
+                raise InvalidArgumentError(
+                    f"queue {self._name!r}: component {i} has shape {array.shape}, the queue takes {shape}"
+                )
+
+
+def make_queue(kind: str, name: str, capacity: int, dtypes: Sequence[Any], shapes: Shapes, **options: Any) -> Queue:
+    """A queue of one of the kinds that graphs name.
+
+    Args:
+        kind: "fifo", "padding" or "shuffle".
+        name: for errors.
+        capacity: most elements; 0 or less for no limit.
+        dtypes: dtype of each component.
+        shapes: shape of each component.
+        **options: ``min_after_dequeue`` and ``seed`` of a shuffling queue.
+    """
+    bound = capacity if capacity > 0 else 2**62
+    if kind == "shuffle":
+        seed, stay = options.get("seed"), int(options.get("min_after_dequeue", 0))
+        return Queue(name, bound, dtypes, shapes, Shuffled(seed), min_after_dequeue=stay)
+    return Queue(name, bound, dtypes, shapes, FirstIn(), pad=kind == "padding")
+
+
+def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: np.dtype[Any]) -> Array:
+    if not arrays:
+        return np.empty((0, *(d or 0 for d in shape)), dtype)
+    if all(a.shape == arrays[0].shape for a in arrays):
+        return np.stack(arrays)
+    size = tuple(max(a.shape[i] for a in arrays) for i in range(len(shape)))
+    out = np.full((len(arrays), *size), b"", object) if dtype.hasobject else np.zeros((len(arrays), *size), dtype)
+    for place, array in zip(out, arrays, strict=True):
+        place[tuple(slice(0, n) for n in array.shape)] = array
+    return out

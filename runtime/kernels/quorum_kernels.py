@@ -1,0 +1,105 @@
+"""Kernels of synchronous and bounded training: guarded updates, and the orders of a chief."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from runtime.errors import CancelledError, DeadlineExceededError, InternalError
+from runtime.kernels.quorum import Quorum
+from runtime.kernels.quorum_values import UNKNOWN, Decision, Rules
+from runtime.kernels.resources import named
+from runtime.kernels.staleness import Clocks
+from runtime.task.host_kernels import Array, Context, Guarded, kernel
+
+Attrs = Mapping[str, Any]
+
+
+def _quorum(context: Context, attrs: Attrs) -> Quorum:
+    d = attrs["resource"]
+
+    def make() -> Quorum:
+        rules = Rules(d["needed"], d["total"], d["alone"], d["leads"], d["timeout_secs"], tuple(d["tasks"]), d["group"])
+        return Quorum(f"{d['group']} on {context.task}", rules)
+
+    return named(context, attrs, Quorum, make, Quorum.clear)
+
+
+def _worker(context: Context, attrs: Attrs) -> int:
+    """The number of the worker that calls; one that has none is told by its session."""
+    return int(attrs["worker"]) if attrs["worker"] is not None else -context.client
+
+
+def _guarded(context: Context) -> Guarded:
+    if context.guarded is None:
+        raise InternalError(f"{context.op!r} came without its update", task=context.task)
+    return context.guarded
+
+
+def _int64(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+@kernel("quorum/push")
+def _push(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    stamp, *gradients = inputs
+    step, counted = _quorum(context, attrs).push(
+        _worker(context, attrs), int(stamp), gradients, _guarded(context), context.cancelled, context.client
+    )
+    return [np.asarray(step, attrs["dtype"]), np.asarray(counted)]
+
+
+@kernel("quorum/claim")
+def _claim(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    def step_now() -> int:
+        key = (attrs["step"][0], attrs["step"][1])
+        return int(context.store.snapshot([key])[key])
+
+    quorum, generation = _quorum(context, attrs), context.store.run.generation
+    owner, wanted, forget = (int(i) for i in inputs[0])
+    epoch, step, last = quorum.claim(owner, step_now, generation, wanted, bool(forget))
+    return [_int64(epoch, step, UNKNOWN if last is None else last.step), _int64(*(last.workers if last else ()))]
+
+
+@kernel("quorum/gather")
+def _gather(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    owner, epoch, step, count, limit_millis = (int(i) for i in inputs[0])
+    quorum, generation = _quorum(context, attrs), context.store.run.generation
+    found = quorum.gather((owner, epoch), generation, (step, count), context.cancelled, limit_millis / 1000)
+    return [_int64(found.step, int(found.waited_secs * 1000)), _int64(*found.workers), _int64(*found.seen)]
+
+
+@kernel("quorum/commit")
+def _commit(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    owner, epoch, wanted, step, *workers = (int(i) for i in inputs[0])
+    quorum, generation = _quorum(context, attrs), context.store.run.generation
+    return [np.asarray(quorum.commit((owner, epoch), generation, Decision(step, tuple(workers)), wanted), np.int64)]
+
+
+@kernel("quorum/counts")
+def _counts(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    c = _quorum(context, attrs).counts
+    return [np.asarray(n, np.int64) for n in (c.applied, c.accepted, c.dropped, c.repeated)]
+
+
+@kernel("quorum/status")
+def _status(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    return [np.array(_quorum(context, attrs).status().encode(), object)]
+
+
+@kernel("quorum/tick")
+def _tick(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    d = attrs["resource"]
+    clocks = named(context, attrs, Clocks, lambda: Clocks(f"{d['name']} on {context.task}", d["bound"]), Clocks.clear)
+    update = _guarded(context)
+    update.apply(inputs)
+    step = update.step()
+    try:
+        clocks.tick(_worker(context, attrs), context.client, context.cancelled)
+    except (CancelledError, DeadlineExceededError) as error:
+        # The update is in. An error would make a caller whose connection was cut repeat it.
+        logging.info("a worker's wait for slower ones ends early: %s", error)
+    return [np.asarray(step, attrs["dtype"])]

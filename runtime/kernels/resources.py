@@ -1,0 +1,208 @@
+"""Kernels of queues and accumulators: named resources of a task, beside its variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from runtime.errors import InvalidArgumentError
+from runtime.kernels.accumulator import ConditionalAccumulator
+from runtime.kernels.queues import Queue, Shapes, make_queue
+from runtime.task.host_kernels import Array, Context, kernel
+from runtime.tensor_spec import canonical_dtype
+
+Attrs = Mapping[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Named(Generic[T]):
+    """A resource in the store, with the description it was made from.
+
+    Attributes:
+        what: the resource.
+        described: the attributes that every session must give for it alike.
+        on_clear: called when its container is cleared.
+    """
+
+    what: T
+    described: Attrs
+    on_clear: Callable[[], None]
+
+    def close(self) -> None:
+        """The container was cleared: ends everything that waits."""
+        self.on_clear()
+
+    def end_client(self, client: int) -> None:
+        """A session has ended: a resource that counts on it need not any more."""
+        hook = getattr(self.what, "end_client", None)
+        if hook is not None:
+            hook(client)
+
+    def retire(self, client: int, index: int) -> None:
+        """A session trains no more, though it may live on; ``index`` is that of its task."""
+        hook = getattr(self.what, "retire", None)
+        if hook is not None:
+            hook(client, index)
+
+    def set_finished(self, finished: bool) -> None:
+        """Training has finished, or has begun again."""
+        hook = getattr(self.what, "set_finished", None)
+        if hook is not None:
+            hook(finished)
+
+
+def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T], on_clear: Callable[[T], None]) -> T:
+    """The resource that ``attrs["resource"]`` describes, made if it is not there.
+
+    Raises:
+        InvalidArgumentError: another session made it from another description.
+    """
+    described = attrs["resource"]
+
+    def make_named() -> Named[T]:
+        resource = make()
+        return Named(resource, described, lambda: on_clear(resource))
+
+    key = f"{kind.__name__}:{described['name']}"  # a queue and an accumulator of one name are two things
+    found = context.store.resource(described["container"], key, make_named)
+    if not isinstance(found.what, kind) or found.described != described:
+        differing = sorted(k for k in {*described, *found.described} if described.get(k) != found.described.get(k))
+        raise InvalidArgumentError(
+            f"resource {described['name']!r} is there with another {', '.join(differing)}: "
+            f"{[found.described.get(k) for k in differing]} there, {[described.get(k) for k in differing]} here",
+            task=context.task,
+        )
+    return found.what
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(object) if name == "string" else canonical_dtype(name)
+
+
+def _string(text: str) -> Array:
+    return np.array(text.encode(), object)
+
+
+def _owned(array: Array) -> Array:
+    """A copy: what a call brings lies in memory that the next call overwrites."""
+    return np.array(array)
+
+
+# -- queues ------------------------------------------------------------------------------------------------------
+
+
+def _queue(context: Context, attrs: Attrs) -> Queue:
+    d = attrs["resource"]
+
+    def make() -> Queue:
+        shapes: Shapes = tuple(None if s is None else tuple(s) for s in d["shapes"])
+        options = {"seed": d.get("seed"), "min_after_dequeue": d.get("min_after_dequeue", 0)}
+        return make_queue(d["kind"], d["name"], d["capacity"], [_dtype(t) for t in d["dtypes"]], shapes, **options)
+
+    return named(context, attrs, Queue, make, Queue.clear)
+
+
+@kernel("queue/open")
+def _open_queue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    _queue(context, attrs)
+    return [_string(attrs["resource"]["name"])]
+
+
+@kernel("queue/enqueue")
+def _enqueue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    _queue(context, attrs).enqueue_many([tuple(_owned(i) for i in inputs)], context.cancelled)
+    return []
+
+
+@kernel("queue/enqueue_many")
+def _enqueue_many(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    counts = sorted({i.shape[0] for i in inputs if i.ndim} | {-1 for i in inputs if not i.ndim})
+    if len(counts) != 1 or counts[0] < 0:
+        shapes = [i.shape for i in inputs]
+        raise InvalidArgumentError(f"enqueue_many needs one first dimension for all components, got shapes {shapes}")
+    columns = [_owned(i) for i in inputs]
+    elements = [tuple(np.asarray(c[k], c.dtype) for c in columns) for k in range(counts[0])]
+    # A caller that was cut off makes the call again: it goes on where it was.
+    memory, key = context.cancelled.memory, f"added by {context.op}"
+    added = memory.get(key, 0)
+
+    def count() -> None:
+        memory[key] = memory.get(key, 0) + 1
+
+    _queue(context, attrs).enqueue_many(elements[added:], context.cancelled, count)
+    return []
+
+
+@kernel("queue/dequeue")
+def _dequeue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    return _queue(context, attrs).dequeue(context.cancelled)
+
+
+@kernel("queue/dequeue_many")
+def _dequeue_many(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    return _queue(context, attrs).dequeue_many(int(inputs[0]), context.cancelled, up_to=bool(attrs.get("up_to")))
+
+
+@kernel("queue/size")
+def _queue_size(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    return [np.asarray(_queue(context, attrs).size(), np.int32)]
+
+
+@kernel("queue/is_closed")
+def _queue_is_closed(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    return [np.asarray(_queue(context, attrs).is_closed())]
+
+
+@kernel("queue/close")
+def _close_queue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    _queue(context, attrs).close(bool(attrs.get("cancel_pending_enqueues")))
+    return []
+
+
+# -- accumulators ------------------------------------------------------------------------------------------------
+
+
+def _accumulator(context: Context, attrs: Attrs) -> ConditionalAccumulator:
+    d = attrs["resource"]
+
+    def make() -> ConditionalAccumulator:
+        shape = None if d["shape"] is None else tuple(d["shape"])
+        return ConditionalAccumulator(_dtype(d["dtype"]), shape, d["reduction"])
+
+    return named(context, attrs, ConditionalAccumulator, make, ConditionalAccumulator.close)
+
+
+@kernel("accumulator/open")
+def _open_accumulator(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    _accumulator(context, attrs)
+    return [_string(attrs["resource"]["name"])]
+
+
+@kernel("accumulator/apply_grad")
+def _apply_grad(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    gradient, local_step, worker = inputs
+    who = int(worker) if int(worker) >= 0 else ("session", context.client)
+    return [np.asarray(_accumulator(context, attrs).apply_grad(gradient, int(local_step), who))]
+
+
+@kernel("accumulator/take_grad")
+def _take_grad(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    return [_accumulator(context, attrs).take_grad(int(inputs[0]), context.cancelled)]
+
+
+@kernel("accumulator/counts")
+def _counts(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    accumulator = _accumulator(context, attrs)
+    counts = accumulator.counts
+    dropped = counts.stale + counts.repeated
+    return [np.asarray(accumulator.num_accumulated, np.int32), np.asarray(dropped, np.int64)]
+
+
+@kernel("accumulator/set_global_step")
+def _set_global_step(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    _accumulator(context, attrs).set_global_step(int(inputs[0]))
+    return []

@@ -1,0 +1,105 @@
+"""Clocks of workers: how far each has come, so that none runs ahead of the slowest by more than a bound."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from absl import logging
+
+from runtime.errors import CancelledError
+from runtime.state.cancellation import Cancellation
+
+SAY_EVERY_SECS = 10.0
+
+
+@dataclass
+class _Clock:
+    steps: int
+    client: int
+
+
+class Clocks:
+    """The clocks of the workers that take part. Thread safe.
+
+    A worker takes part from its first step, at which its clock shows what the slowest one's does, until its session
+    ends. This is the bound of stale synchronous parallel training (Ho et al., "More Effective Distributed ML via a
+    Stale Synchronous Parallel Parameter Server", NIPS 2013).
+
+    Args:
+        name: for messages.
+        bound: steps that a worker may be ahead of the slowest.
+    """
+
+    def __init__(self, name: str, bound: int) -> None:
+        self._name = name
+        self._bound = bound
+        self._changed = threading.Condition()
+        self._clocks: dict[int, _Clock] = {}
+        self._cleared = False
+        self._finished = False
+
+    def tick(self, worker: int, client: int, cancelled: Cancellation) -> int:
+        """A worker has done one more step; waits while it is more than the bound ahead of the slowest.
+
+        Args:
+            worker: who.
+            client: its session.
+            cancelled: ends the wait; the step stays counted.
+
+        Returns:
+            How far it is ahead of the slowest now.
+        """
+        with self._changed:
+            clock = self._clocks.get(worker)
+            if clock is None or clock.client != client:  # new, or started again
+                others = [c.steps for w, c in self._clocks.items() if w != worker]
+                clock = self._clocks[worker] = _Clock(min(others, default=0), client)
+            clock.steps += 1
+            self._changed.notify_all()
+            say_at = time.monotonic() + SAY_EVERY_SECS
+            while not cancelled.wait_for(
+                self._changed,
+                lambda: self._cleared or self._finished or self._ahead(clock) <= self._bound,
+                f"waiting for slower workers in {self._name}",
+                say_at,
+            ):
+                say_at = time.monotonic() + SAY_EVERY_SECS
+                slowest = min(self._clocks, key=lambda w: self._clocks[w].steps)
+                logging.info(
+                    "%s: worker %d is %d steps ahead and waits for worker %d (max_staleness=%d)",
+                    self._name,
+                    worker,
+                    self._ahead(clock),
+                    slowest,
+                    self._bound,
+                )
+            if self._cleared:
+                raise CancelledError(f"{self._name} was cleared away")
+            return self._ahead(clock)
+
+    def end_client(self, client: int) -> None:
+        """A session has ended: nobody waits for its worker any more."""
+        with self._changed:
+            self._clocks = {w: c for w, c in self._clocks.items() if c.client != client}
+            self._changed.notify_all()
+
+    def retire(self, client: int, index: int) -> None:
+        """A session trains no more: nobody waits for its worker, unless that does a step after all."""
+        self.end_client(client)
+
+    def set_finished(self, finished: bool) -> None:
+        """Training is over: workers that have left are not waited for; or it goes on."""
+        with self._changed:
+            self._finished = finished
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        """Ends everything that waits: the container was cleared."""
+        with self._changed:
+            self._cleared = True
+            self._changed.notify_all()
+
+    def _ahead(self, clock: _Clock) -> int:
+        return clock.steps - min((c.steps for c in self._clocks.values()), default=clock.steps)

@@ -1,0 +1,203 @@
+"""Kernels of summaries: tensors in, one string with a serialized Summary protocol buffer out.
+
+The message is TensorBoard's, from tensorboardX; values are encoded as TensorFlow 1 does, so that every reader of event
+files understands them.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import wave
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from tensorboardX.proto import summary_pb2, types_pb2
+
+from runtime.errors import InvalidArgumentError
+from runtime.task.host_kernels import Array, Context, kernel
+
+Attrs = Mapping[str, Any]
+
+
+def _string(message: bytes) -> Sequence[Array]:
+    out = np.empty((), object)
+    out[()] = message
+    return [out]
+
+
+def _one(value: Any) -> Sequence[Array]:
+    return _string(summary_pb2.Summary(value=[value]).SerializeToString())
+
+
+def _numbers(context: Context, tag: str, array: Array) -> Array:
+    if array.dtype == object:
+        raise InvalidArgumentError(f"summary {tag!r} takes numbers, not strings", task=context.task)
+    return array.astype(np.float64)
+
+
+@kernel("summary/scalar")
+def _scalar(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    tag = attrs["tag"]
+    if inputs[0].size != 1:
+        shape = list(inputs[0].shape)
+        raise InvalidArgumentError(f"summary {tag!r} takes one number, not shape {shape}", task=context.task)
+    value = float(_numbers(context, tag, inputs[0]).reshape(()))
+    return _one(summary_pb2.Summary.Value(tag=tag, simple_value=value))
+
+
+@kernel("summary/histogram")
+def _histogram(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    tag = attrs["tag"]
+    values = _numbers(context, tag, inputs[0]).ravel()
+    if not np.isfinite(values).all():
+        raise InvalidArgumentError(f"Nan or Inf in summary histogram for: {tag}", task=context.task)
+    return _one(summary_pb2.Summary.Value(tag=tag, histo=histogram_proto(values)))
+
+
+@cache
+def _bucket_limits() -> Array:
+    """TensorFlow's buckets: 0, then growing by 10 % from 1e-12 to 1e20, to both sides."""
+    count = int(np.ceil(np.log(1e32) / np.log(1.1)))
+    positive = 1e-12 * 1.1 ** np.arange(count)
+    top = np.finfo(np.float64).max
+    return np.concatenate([[-top], -positive[::-1], [0.0], positive, [top]])
+
+
+def histogram_proto(values: Array) -> Any:
+    """The HistogramProto of ``values`` (float64, finite) in TensorFlow's exponential buckets, empty ends cut off."""
+    limits = _bucket_limits()
+    if not values.size:
+        return summary_pb2.HistogramProto(bucket_limit=[limits[-1]], bucket=[0.0])
+    # A value lies in the first bucket whose upper limit is above it.
+    places = np.minimum(np.searchsorted(limits, values, side="right"), len(limits) - 1)
+    counts = np.bincount(places, minlength=len(limits))
+    used = np.flatnonzero(counts)
+    first, last = max(used[0] - 1, 0), used[-1] + 1
+    return summary_pb2.HistogramProto(
+        min=values.min(),
+        max=values.max(),
+        num=values.size,
+        sum=values.sum(),
+        sum_squares=np.square(values).sum(),
+        bucket_limit=limits[first:last],
+        bucket=counts[first:last].astype(np.float64),
+    )
+
+
+@kernel("summary/image")
+def _image(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    tag, images = attrs["tag"], inputs[0]
+    if images.ndim != 4 or images.shape[3] not in (1, 3, 4):
+        raise InvalidArgumentError(
+            f"image summary {tag!r} takes [batch, height, width, 1 or 3 or 4], not {list(images.shape)}",
+            task=context.task,
+        )
+    shown = images[: int(attrs["max_outputs"])]
+    values = []
+    for name, pixels in zip(_names(tag, "image", int(attrs["max_outputs"]), len(shown)), shown, strict=True):
+        if pixels.dtype != np.uint8:
+            pixels = to_pixels(_numbers(context, tag, pixels))
+        height, width, channels = pixels.shape
+        image = summary_pb2.Summary.Image(
+            height=height, width=width, colorspace=channels, encoded_image_string=encode_png(pixels)
+        )
+        values.append(summary_pb2.Summary.Value(tag=name, image=image))
+    return _string(summary_pb2.Summary(value=values).SerializeToString())
+
+
+def _names(tag: str, kind: str, max_outputs: int, count: int) -> list[str]:
+    return [f"{tag}/{kind}"] if max_outputs == 1 else [f"{tag}/{kind}/{i}" for i in range(count)]
+
+
+def to_pixels(image: Array) -> Array:
+    """Scales one float image ([height, width, channels]) to bytes as TensorFlow does.
+
+    Without negative values the largest becomes 255; with them 0 becomes 127. What is not finite becomes red, or black
+    where there is one channel.
+    """
+    finite = np.isfinite(image).all(axis=2)
+    known = image[finite]
+    low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
+    if low < 0:
+        largest = max(abs(low), abs(high))
+        scale, offset = 127.0 / largest, 128.0
+    else:
+        scale, offset = (255.0 / high if high > 0 else 0.0), 0.0
+    pixels = np.zeros(image.shape, np.uint8)
+    pixels[finite] = np.clip(known * scale + offset, 0, 255).astype(np.uint8)
+    if image.shape[2] > 1:
+        pixels[~finite, 0] = 255
+        pixels[~finite, 3:] = 255
+    return pixels
+
+
+def encode_png(pixels: Array) -> bytes:
+    """A PNG file of uint8 ``[height, width, channels]`` with 1 (grey), 3 (RGB) or 4 (RGBA) channels."""
+    height, width, channels = pixels.shape
+    colour_type = {1: 0, 3: 2, 4: 6}[channels]
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # a 0 before each row: no filter
+    rows[:, 1:] = pixels.reshape(height, width * channels)
+    header = struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    body = chunk(b"IDAT", zlib.compress(rows.tobytes()))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + body + chunk(b"IEND", b"")
+
+
+@kernel("summary/audio")
+def _audio(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    tag = attrs["tag"]
+    sound = _numbers(context, tag, inputs[0])
+    if sound.ndim == 2:
+        sound = sound[:, :, None]
+    if sound.ndim != 3:
+        shape = list(inputs[0].shape)
+        raise InvalidArgumentError(
+            f"audio summary {tag!r} takes [batch, frames] or [batch, frames, channels], not {shape}", task=context.task
+        )
+    rate = float(np.asarray(inputs[1]).reshape(()))
+    shown = sound[: int(attrs["max_outputs"])]
+    values = []
+    for name, clip in zip(_names(tag, "audio", int(attrs["max_outputs"]), len(shown)), shown, strict=True):
+        audio = summary_pb2.Summary.Audio(
+            sample_rate=rate,
+            num_channels=clip.shape[1],
+            length_frames=clip.shape[0],
+            encoded_audio_string=_wav(clip, rate),
+            content_type="audio/wav",
+        )
+        values.append(summary_pb2.Summary.Value(tag=name, audio=audio))
+    return _string(summary_pb2.Summary(value=values).SerializeToString())
+
+
+def _wav(clip: Array, rate: float) -> bytes:
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(clip.shape[1])
+        file.setsampwidth(2)
+        file.setframerate(round(rate))
+        file.writeframes((np.clip(np.nan_to_num(clip), -1, 1) * 32767).astype("<i2").tobytes())
+    return out.getvalue()
+
+
+@kernel("summary/text")
+def _text(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    value = summary_pb2.Summary.Value(tag=attrs["tag"])
+    value.metadata.plugin_data.plugin_name = "text"
+    value.tensor.dtype = types_pb2.DT_STRING
+    for size in inputs[0].shape:
+        value.tensor.tensor_shape.dim.add(size=size)
+    value.tensor.string_val.extend(inputs[0].ravel().tolist())
+    return _one(value)
+
+
+@kernel("summary/merge")
+def _merge(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    # A message with a repeated field is the concatenation of messages with its parts: nothing to parse.
+    return _string(b"".join(item for array in inputs for item in np.asarray(array).ravel().tolist()))

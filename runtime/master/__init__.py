@@ -1,0 +1,1 @@
+"""The master: it runs the steps of sessions on the tasks."""

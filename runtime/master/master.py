@@ -1,0 +1,501 @@
+"""The master: sessions of clients, and the running of their steps over the tasks of the cluster."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from runtime.checkpoint.streaming import Stream
+from runtime.cluster.spec import ClusterSpec
+from runtime.errors import CancelledError, NotFoundError, OpError, UnavailableError
+from runtime.master.flow import run_flow
+from runtime.master.pipeline import Pipeline, can_pipeline
+from runtime.master.prepared import LocalCall, Phase, PreparedPlan, register
+from runtime.master.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
+from runtime.observe.counters import COMPUTE, is_training
+from runtime.observe.trace import merge as merge_stats
+from runtime.observe.trace import step_stats
+from runtime.plan.place import Device
+from runtime.plan.plan import Plan
+from runtime.proto import services_pb2, step_stats_pb2
+from runtime.state.cancellation import Cancellation
+from runtime.task.ending import StepEnding
+from runtime.task.worker import Worker
+from runtime.timeouts import RECONNECT_SECS
+from runtime.transport.channel import Lane
+from runtime.transport.codec import TensorBuffer
+from runtime.transport.dial import ChannelOptions
+
+_step_numbers = itertools.count(1)
+_clock = time.perf_counter_ns
+
+
+@dataclass(frozen=True)
+class MasterOptions:
+    """What a session asks of its master.
+
+    Attributes:
+        device_filters: glob-free prefixes such as "/job:ps": the session touches only tasks that match one, and the
+            target's own. Empty: all tasks.
+        start_timeout_secs: how long to wait for all tasks to join; None without limit.
+        operation_timeout_secs: time limit of one step; None without limit.
+        reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
+        prefetch: 1 overlaps training steps (``runtime/master/pipeline.py``), 0 does not.
+        skip_unchanged: reads carry nothing when nothing has changed (``runtime/task/unchanged.py``).
+    """
+
+    device_filters: tuple[str, ...] = ()
+    start_timeout_secs: float | None = None
+    operation_timeout_secs: float | None = None
+    reconnect_secs: float = RECONNECT_SECS
+    prefetch: int = 0
+    skip_unchanged: bool = False
+
+
+class MasterSession:
+    """One session: the tasks it may touch, met at its beginning.
+
+    Args:
+        cluster: the cluster.
+        target: (job, task) of the server that the master belongs to.
+        worker: that server's worker.
+        options: what the client asked for.
+        cancelled: ends the wait for tasks.
+        waited_secs: how long the client has waited for them before, for messages.
+
+    Raises:
+        DeadlineExceededError: tasks did not join in time; names them.
+        CancelledError: ``cancelled`` was set.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        target: tuple[str, int],
+        worker: Worker,
+        options: MasterOptions,
+        cancelled: Cancellation,
+        waited_secs: float = 0.0,
+    ) -> None:
+        self.id = secrets.randbits(63) | 1
+        self.options = options
+        self.target = target
+        home = cluster.default_task()
+        self.home = (home.job, home.index)
+        self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint32)
+        self._steps = itertools.count()
+        self._closed = False
+        self._ahead: set[Pipeline] = set()
+        """Those with a push that was not answered yet, or with parameters for their next step."""
+        self._lock = threading.Lock()
+        self._everybody = [(str(task), address) for task, address in cluster.tasks().items()]
+        wanted = [
+            (str(task), address)
+            for task, address in cluster.tasks().items()
+            if (task.job, task.index) == target or _matches(str(task), options.device_filters)
+        ]
+        self.tasks: dict[str, Task] = join(
+            wanted,
+            cluster=cluster,
+            sender=worker.task,
+            client=self.id,
+            options=ChannelOptions(reconnect_secs=options.reconnect_secs),
+            timeout=options.start_timeout_secs,
+            cancelled=cancelled,
+            waited_secs=waited_secs,
+        )
+        self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in task.devices)
+        self.lives = {name: f"{task.incarnation:x}.{task.generation}" for name, task in self.tasks.items()}
+        self._worker = worker
+        self._traced_steps = threading.Lock()
+        self._times = worker.counters.begin_session(self.id)
+        self._trace_is_clean = True
+
+    def prepare(self, plan: Plan, traced: bool = False) -> PreparedPlan:
+        """Registers the stages of a plan on their tasks.
+
+        Args:
+            plan: the plan.
+            traced: time what it does; see ``run_traced``.
+
+        Raises:
+            AbortedError: a task has restarted since the session began.
+            UnavailableError: a task is gone.
+        """
+        self._check_open()
+        times = self._times[0 if is_training(plan) else 1]
+        prepared = register(plan, self.tasks, self.options, self._worker, self.id, times, traced=traced)
+        if self.options.prefetch and not traced and can_pipeline(prepared):
+            prepared.pipeline = Pipeline(self, prepared)
+        return prepared
+
+    def run(
+        self,
+        prepared: PreparedPlan,
+        feeds: Sequence[Any],
+        timeout: float | None = None,
+        ending: StepEnding | None = None,
+    ) -> list[Any]:
+        """Runs one step.
+
+        Args:
+            prepared: what ``prepare`` gave.
+            feeds: the values of the plan's feeds.
+            timeout: seconds for this step; the session's operation timeout by default.
+            ending: how somebody else may end it. A pipelined step, which waits for nobody, is not ended by it.
+
+        Returns:
+            The fetched values: numpy or jax arrays, None for operations.
+
+        Raises:
+            OpError: what went wrong and on which task.
+        """
+        if self._closed:
+            self._check_open()
+        plan = prepared.plan
+        step = next(_step_numbers)
+        timeout = self.options.operation_timeout_secs if timeout is None else timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if prepared.pipeline is not None:
+            return self._run_pipelined(prepared, feeds, step, deadline)
+        if ending is not None:
+            ending.deadline = deadline
+        if self._ahead:
+            self._flush()  # what this step reads must hold what earlier steps wrote
+        values: list[Any] = [*feeds, *plan.constants, None] + [None] * (plan.slots - plan.step_id_slot - 1)
+        if prepared.uses_step_id:
+            values[plan.step_id_slot] = self.next_step_id()
+        borrowed: list[tuple[RemoteCall, TensorBuffer]] = []
+        running: list[tuple[LocalCall, Any]] = []
+        times, parts_ns = prepared.times, prepared.times.parts_ns
+        began = last = _clock()
+        part = COMPUTE  # of a plan without stages
+        for phase, part, awaited in prepared.schedule:
+            if awaited >= 0:
+                values[awaited] = _arrived(values[awaited], running)
+                now = _clock()
+                parts_ns[COMPUTE] += now - last
+                last = now
+            if phase.flow:
+                last = run_flow(phase.flow, self.id, step, values, deadline, borrowed, running, ending, parts_ns, last)
+            else:
+                self._run_phase(phase, step, values, deadline, borrowed, running, ending)
+            now = _clock()
+            parts_ns[part] += now - last
+            last = now
+        for call, done in running:
+            call.registered.prepared.wait(done)
+        now = _clock()
+        parts_ns[part] += now - last
+        times.total_ns += now - began
+        times.steps += 1
+        times.wire_bytes += prepared.wire_bytes
+        for remote, buffer in borrowed:  # only now: the computations that read them are done
+            remote.buffers.append(buffer)
+        return [None if slot < 0 else values[slot] for slot in plan.fetches]
+
+    def _run_pipelined(
+        self, prepared: PreparedPlan, feeds: Sequence[Any], step: int, deadline: float | None
+    ) -> list[Any]:
+        """Pull, computation and push overlap here, so only the whole is timed."""
+        pipeline = prepared.pipeline
+        assert pipeline is not None
+        began = _clock()
+        if not self._ahead <= {pipeline}:
+            self._flush(pipeline)  # a plan for other shapes must not compute with what it pulled long ago
+        try:
+            results = pipeline.run(feeds, step, deadline)
+        finally:
+            self._ahead.add(pipeline)
+        prepared.times.total_ns += _clock() - began
+        prepared.times.steps += 1
+        prepared.times.wire_bytes += prepared.wire_bytes
+        return results
+
+    def _flush(self, but: Pipeline | None = None) -> None:
+        """Waits until the pushes of earlier pipelined steps were answered, and forgets what was pulled ahead."""
+        for pipeline in self._ahead - {but}:
+            self._ahead.discard(pipeline)
+            pipeline.flush()
+
+    def run_traced(
+        self,
+        prepared: PreparedPlan,
+        feeds: Sequence[Any],
+        timeout: float | None = None,
+        ending: StepEnding | None = None,
+    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+        """Runs one step like ``run`` and tells what happened in it, on all tasks, by the clock of this host."""
+        with self._traced_steps:
+            if prepared.traced is None:
+                prepared.traced = self.prepare(prepared.plan, traced=True)
+            if not self._trace_is_clean:  # a traced step failed before
+                self._collect_trace(prepared.plan)
+            self._trace_is_clean = False
+            values = self.run(prepared.traced, feeds, timeout, ending)
+            stats = self._collect_trace(prepared.plan)
+            self._trace_is_clean = True
+            return values, stats
+
+    def _collect_trace(self, plan: Plan) -> step_stats_pb2.StepStats:
+        own = step_stats(self._worker.tracer.take(self.id))
+        names = [name for name in plan.tasks if name != self._worker.task]
+        return merge_stats([own, *(self.tasks[name].trace(self.id) for name in names)])
+
+    def _run_phase(
+        self,
+        phase: Phase,
+        step: int,
+        values: list[Any],
+        deadline: float | None,
+        borrowed: list[tuple[RemoteCall, TensorBuffer]],
+        running: list[tuple[LocalCall, Any]],
+        ending: StepEnding | None,
+    ) -> None:
+        sent: list[tuple[RemoteCall, Lane]] = []
+        try:
+            for call in phase.remote:  # a task that is lost is found out before any other is told to do something
+                sent.append((call, call.task.peer.acquire(deadline=deadline)))
+            if ending is not None:
+                ending.cover(lane for _, lane in sent)
+            for call, lane in sent:  # to all first, so that the tasks work at the same time
+                arrays = [np.asarray(values[slot]) for slot in call.inline]
+                lane.send(call.handle, step, arrays, dynamic=call.dynamic, deadline=deadline, waits=call.waits)
+            for local in phase.local:
+                inline = [values[slot] for slot in local.inline]
+                outputs, done = local.worker.execute(local.registered, self.id, step, inline, deadline, ending)
+                for slot, value in zip(local.outputs, outputs, strict=True):
+                    values[slot] = value
+                running.append((local, done))
+            for call, lane in sent:
+                buffer = None
+                if call.reuse:
+                    buffer = call.borrow()
+                    borrowed.append((call, buffer))
+                for slot, value in zip(call.reply_slots, lane.receive(call.reply_layout, buffer), strict=True):
+                    values[slot] = value
+        finally:
+            if ending is not None:
+                ending.uncover(lane for _, lane in sent)
+            for call, lane in sent:
+                call.task.peer.release(lane)  # a lane whose reply was not received is dropped
+
+    def shard(self, name: str, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+        """Has a task carry out an order of a coordinator of checkpoints.
+
+        Args:
+            name: the task; with an order for STATES, ``""`` asks all tasks of the cluster that answer in time.
+            order: the order.
+            timeout: seconds.
+        """
+        self._check_open()
+        if not name:
+            return self._states(order, timeout)
+        task = self.tasks.get(name)
+        if task is None:
+            raise NotFoundError(f"{name} is not among this session's tasks")
+        if order.kind == order.PAUSE and not order.steps:
+            self._flush()  # a checkpoint holds what earlier steps of this session wrote
+        return task.shard(order, timeout)
+
+    def stream(self, name: str) -> Stream:
+        """Opens a way to a task for pieces of variables; arguments as in ``shard``."""
+        self._check_open()
+        task = self.tasks.get(name)
+        if task is None:
+            raise NotFoundError(f"{name} is not among this session's tasks")
+        return task.stream(self.id)
+
+    def _states(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+        """The states of all tasks; one that does not answer has none."""
+        found = services_pb2.ShardReply()
+        with ThreadPoolExecutor(16, "states") as pool:
+            asked = [(name, pool.submit(self._ask, name, address, order, timeout)) for name, address in self._everybody]
+            for name, answer in asked:
+                try:
+                    for key, value in answer.result().states.items():
+                        found.states[f"{name} {key}"] = value
+                except UnavailableError:
+                    logging.debug("%s is not there (any more): its state does not go into the checkpoint", name)
+                except OpError as error:
+                    logging.info("no state of %s goes into the checkpoint: %s", name, error)
+        return found
+
+    def _ask(
+        self, name: str, address: str, order: services_pb2.ShardOrder, timeout: float | None
+    ) -> services_pb2.ShardReply:
+        known = self.tasks.get(name)
+        if known is not None or (local := find_local(address)) is None:
+            task: Task = known or RemoteTask(name, address, self.id, ChannelOptions())
+        else:
+            task = LocalTask(name, local)
+        try:
+            copy = services_pb2.ShardOrder()
+            copy.CopyFrom(order)
+            return task.shard(copy, timeout)
+        finally:
+            if known is None and isinstance(task, RemoteTask):
+                task.close(self.id)
+
+    def next_step_id(self) -> np.ndarray[Any, Any]:
+        """The value of the step's own id, uint32[4], new at every call."""
+        number = next(self._steps)
+        low, high = number & 0xFFFFFFFF, number >> 32
+        return np.array([self._nonce[0], self._nonce[1], low, high], np.uint32)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CancelledError("the session was closed")
+
+    def close(self) -> None:
+        """Ends the session: what still runs for it is cancelled. Never waits for a dead task.
+
+        With ``prefetch`` the last push is given time to be answered by a task that is not silent.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for pipeline in list(self._ahead):
+            pipeline.finish()
+        for task in self.tasks.values():
+            task.close(self.id)
+        self._worker.counters.end_session(self.id)
+
+    def silent_secs(self) -> float:
+        """For how long the task that is silent longest has given no sign of life; 0 when all of them do."""
+        peers = [task.peer for task in self.tasks.values() if isinstance(task, RemoteTask)]
+        since = [peer.silent_since for peer in peers if not peer.lost]
+        return max((time.monotonic() - at for at in since if at is not None), default=0.0)
+
+    def left(self) -> list[str]:
+        """The tasks that have left for good, as training is over."""
+        return [name for name, task in self.tasks.items() if isinstance(task, RemoteTask) and task.peer.left]
+
+    def cancel_steps(self) -> None:
+        """Ends the steps under way with CancelledError; the session can still be used."""
+        for task in self.tasks.values():
+            task.cancel(self.id)
+
+    def clear(self, containers: Sequence[str] | None) -> None:
+        """Forgets variables and resources of the named containers, or all, on all tasks."""
+        for task in self.tasks.values():
+            task.clear(containers)
+
+
+class Master:
+    """Makes and keeps the sessions of one server."""
+
+    def __init__(self, cluster: ClusterSpec, target: tuple[str, int], worker: Worker) -> None:
+        self.cluster = cluster
+        self.target = target
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._sessions: dict[int, MasterSession] = {}
+        self._opening: set[Cancellation] = set()
+        self._stopped = False
+
+    def create_session(
+        self, options: MasterOptions, cancelled: Cancellation | None = None, waited_secs: float = 0.0
+    ) -> MasterSession:
+        """Opens a session; the arguments are those of ``MasterSession``.
+
+        Raises:
+            UnavailableError: the server has stopped, or stopped while this waited for tasks.
+        """
+        cancelled = cancelled or Cancellation()
+        with self._lock:
+            if self._stopped:
+                raise self._has_stopped()
+            self._opening.add(cancelled)
+        try:
+            session = MasterSession(self.cluster, self.target, self._worker, options, cancelled, waited_secs)
+        except CancelledError:
+            if self._stopped:
+                raise self._has_stopped() from None
+            raise
+        finally:
+            with self._lock:
+                self._opening.discard(cancelled)
+        with self._lock:
+            stopped = self._stopped
+            if not stopped:
+                self._sessions[session.id] = session
+        if stopped:
+            session.close()
+            raise self._has_stopped()
+        return session
+
+    def _has_stopped(self) -> UnavailableError:
+        return UnavailableError("its server has stopped", task=self._worker.task)
+
+    def close_session(self, session: MasterSession) -> None:
+        """Closes a session."""
+        with self._lock:
+            self._sessions.pop(session.id, None)
+        session.close()
+
+    def reset(self, containers: Sequence[str] | None, options: MasterOptions) -> None:
+        """Closes all sessions of this master and clears the named containers, or all, on every task."""
+        session = self.create_session(options)
+        try:
+            session.clear(containers)
+        finally:
+            self.close_session(session)
+            self.close_all()
+
+    def stop(self) -> None:
+        """Closes every session, ends those that are being opened, and refuses further ones."""
+        with self._lock:
+            self._stopped = True
+            opening = list(self._opening)
+        for cancelled in opening:
+            cancelled.set("its server has stopped")
+        self.close_all()
+
+    def has_session(self, session: int) -> bool:
+        """Whether a session is one of this master's."""
+        with self._lock:
+            return session in self._sessions
+
+    def close_all(self) -> None:
+        """Closes every session."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+            self._sessions.clear()
+        for session in sessions:
+            session.close()
+
+
+def _arrived(value: Any, running: Sequence[tuple[LocalCall, Any]]) -> np.ndarray[Any, Any]:
+    """``value`` when it is computed; if that failed, the error of the stage that did."""
+    try:
+        return np.asarray(value)
+    except Exception:
+        for call, done in running:
+            call.registered.prepared.wait(done)
+        raise
+
+
+def _matches(task: str, filters: Sequence[str]) -> bool:
+    if not filters:
+        return True
+    return any(task == f or task.startswith(f + "/") or fnmatch.fnmatchcase(task, f) for f in filters)
+
+
+__all__ = ["LocalCall", "LocalTask", "Master", "MasterOptions", "MasterSession", "OpError", "Phase", "PreparedPlan"]

@@ -1,0 +1,75 @@
+"""Says on whom a client of a master elsewhere waits."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from absl import logging
+
+from runtime import timeouts
+
+
+@dataclass(eq=False)
+class _Wait:
+    what: str
+    since: float
+    say_at: float
+
+
+class Speaker:
+    """Says every 10 s for what the calls under way wait, on a thread of its own: gRPC's calls do not return meanwhile.
+
+    Args:
+        whom: on whom they wait.
+    """
+
+    def __init__(self, whom: str) -> None:
+        self._whom = whom
+        self._waits: list[_Wait] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Speaks of a call while it lasts.
+
+        Args:
+            what: what the other side is waited for to do.
+        """
+        now = time.monotonic()
+        wait = _Wait(what, now, now + timeouts.SAY_EVERY_SECS)
+        with self._lock:
+            self._waits.append(wait)
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._run, name=f"waiting for {self._whom}", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waits.remove(wait)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        with self._lock:
+            self._closed.set()
+            thread = self._thread
+        if thread is not None and thread.is_alive():  # a signal may have come into its start, and brought us here
+            thread.join()
+
+    def _run(self) -> None:
+        pause = timeouts.SAY_EVERY_SECS
+        while not self._closed.wait(pause):
+            now = time.monotonic()
+            with self._lock:
+                due = [wait for wait in self._waits if wait.say_at <= now]
+                for wait in due:
+                    wait.say_at = now + timeouts.SAY_EVERY_SECS
+                pause = min((wait.say_at - now for wait in self._waits), default=timeouts.SAY_EVERY_SECS)
+            for wait in due:
+                logging.info("Waiting for %s to %s, for %.0f s now", self._whom, wait.what, now - wait.since)

@@ -1,0 +1,468 @@
+"""How a master reaches a task: directly when the task is in this process, else by gRPC and the tensor channel."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from absl import logging
+
+from runtime import timeouts
+from runtime.checkpoint.streaming import ChannelStream, LocalStream, Stream
+from runtime.cluster.spec import ClusterSpec, agree, difference, split_address
+from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
+from runtime.observe.trace import shifted, step_stats
+from runtime.plan.place import Device
+from runtime.plan.plan import StageCall
+from runtime.proto import services_pb2, services_pb2_grpc, step_stats_pb2
+from runtime.state.cancellation import Cancellation
+from runtime.task.registered import RegisteredCall
+from runtime.task.unchanged import Reads
+from runtime.task.worker import FETCH, Worker
+from runtime.transport import rpc
+from runtime.transport.channel import Lane
+from runtime.transport.codec import Layout, TensorBuffer
+from runtime.transport.dial import ChannelOptions
+from runtime.transport.endpoint import Endpoint, host_id
+from runtime.transport.messages import call_to_proto, device_from_proto
+from runtime.transport.peer import Peer
+
+_T = TypeVar("_T")
+_AGAIN_SECS = 0.1
+SAY_EVERY_SECS = timeouts.SAY_EVERY_SECS
+"""How often a wait says on whom it waits."""
+
+
+class LocalServer(Protocol):
+    """What this module needs to know of a server in this process."""
+
+    worker: Worker
+    incarnation: int
+    master: Any
+
+
+_servers: dict[str, LocalServer] = {}
+_stopped: weakref.WeakValueDictionary[str, Worker] = weakref.WeakValueDictionary()
+"""By address, the worker of the last server of this process that has stopped there."""
+_servers_lock = threading.Lock()
+
+
+def publish(address: str, server: LocalServer) -> None:
+    """Makes a server of this process known under its address."""
+    with _servers_lock:
+        _servers[address] = server
+        before = _stopped.pop(address, None)
+    if before is not None:
+        before.leave(replaced=True)
+
+
+def withdraw(address: str, server: LocalServer) -> None:
+    """Forgets a server: new sessions of this process reach it like any other."""
+    with _servers_lock:
+        if _servers.get(address) is server:
+            del _servers[address]
+
+
+def leave(address: str, server: LocalServer) -> None:
+    """Forgets a server that has stopped, and has its task refuse the sessions of this process that still hold it."""
+    withdraw(address, server)
+    server.worker.leave()
+    with _servers_lock:
+        _stopped[address] = server.worker
+
+
+def find_local(address: str) -> LocalServer | None:
+    """The server of this process that listens on ``address``, if there is one."""
+    with _servers_lock:
+        return _servers.get(address)
+
+
+def is_local_session(session: int) -> bool:
+    """Whether a session belongs to a master of this process."""
+    with _servers_lock:
+        servers = list(_servers.values())
+    return any(server.master.has_session(session) for server in servers)
+
+
+class Buffers(list[TensorBuffer]):
+    """Memory for the replies of one handle, free at the moment; plans that differ in other stages share it."""
+
+
+@dataclass
+class RemoteCall:
+    """One stage call on another process's task: its handle there, and reusable memory for its replies."""
+
+    task: RemoteTask
+    handle: int
+    inline: tuple[int, ...]
+    reply_layout: Layout | None
+    reply_slots: tuple[int, ...]
+    dynamic: bool
+    buffers: Buffers
+    reuse: bool
+    writes_state: bool
+    waits: bool
+
+    def borrow(self) -> TensorBuffer:
+        """Memory for one reply of a fixed layout; give it back to ``buffers`` when nothing reads it any more."""
+        assert self.reply_layout is not None
+        try:
+            return self.buffers.pop()
+        except IndexError:  # not looked at beforehand: other threads of the session take from it too
+            return TensorBuffer(self.reply_layout)
+
+
+class LocalTask:
+    """A task in this process."""
+
+    def __init__(self, name: str, server: LocalServer) -> None:
+        self.name = name
+        self.server = server
+        self.incarnation = server.incarnation
+        self.generation = server.worker.store.run.generation
+        self.devices: tuple[Device, ...] = tuple(server.worker.devices)
+
+    def register(
+        self, call: StageCall, writes: Mapping[str, int] | None = None, traced: bool = False
+    ) -> RegisteredCall:
+        """Prepares a stage call on the task; ``writes`` as in ``Worker.register``, ``traced`` times its runs."""
+        worker = self.server.worker
+        found = worker.register(call, generation=self.generation, writes=writes, traced="here" if traced else "")
+        assert found is not None
+        return found
+
+    def shard(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+        """Has the task carry out an order of a coordinator of checkpoints."""
+        return self.server.worker.shards.obey(order)
+
+    def stream(self, client: int) -> Stream:
+        """Opens a way for pieces of a client's checkpoint."""
+        return LocalStream(self.server.worker, client)
+
+    def clear(self, containers: Sequence[str] | None) -> None:
+        """Forgets the task's variables and resources."""
+        self.server.worker.store.clear(containers)
+
+    def trace(self, session: int) -> step_stats_pb2.StepStats:
+        """What the session's traced calls did on the task since it was last asked."""
+        return step_stats(self.server.worker.tracer.take(session))
+
+    def cancel(self, session: int) -> None:
+        """Ends what waits on the task for a session."""
+        self.server.worker.cancel(session, "the step was cancelled")
+
+    def close(self, session: int) -> None:
+        """Ends a session on the task."""
+        self.server.worker.end_session(session)
+
+
+class RemoteTask:
+    """A task in another process.
+
+    Args:
+        name: ``/job:ps/task:0``.
+        address: its gRPC address.
+        client: random id of the session (or task) that talks to it.
+        options: limits of the tensor channel.
+    """
+
+    def __init__(self, name: str, address: str, client: int, options: ChannelOptions) -> None:
+        self.name = name
+        self.address = address
+        self.incarnation = 0
+        self.host_id = ""
+        self.generation = 0
+        self.devices: tuple[Device, ...] = ()
+        self.mirrored = False
+        """Whether it goes on as itself when it died: it is waited for then."""
+        self._lives = 0
+        self._options = options
+        self._closed = threading.Event()
+        self.reads = Reads()
+        self._buffers: weakref.WeakValueDictionary[int, Buffers] = weakref.WeakValueDictionary()
+        self._client = client
+        self._channel = rpc.open_channel(address)
+        self._stub = services_pb2_grpc.WorkerServiceStub(self._channel)
+        self.peer = Peer(name, self._resolve, client, b"", options=options)
+
+    def status(self, cluster: ClusterSpec | None, sender: str, timeout: float) -> services_pb2.StatusResponse:
+        """Asks the task who it is; compares cluster definitions when ``cluster`` is given.
+
+        Raises:
+            InvalidArgumentError: the two tasks know different clusters, or another task answers at this address.
+        """
+        request = services_pb2.StatusRequest(sender=sender)
+        if cluster is not None:
+            request.cluster.CopyFrom(cluster.as_cluster_def())
+        found = rpc.call(self._stub.Status, request, timeout=timeout, task=self.name)
+        if found.task != self.name:
+            raise InvalidArgumentError(f"at {self.address} answers {found.task}, not {self.name}", task=sender)
+        if cluster is not None:
+            _same_cluster(self.name, ClusterSpec(found.cluster), sender, cluster)
+        return found
+
+    def meet(self, status: services_pb2.StatusResponse) -> None:
+        """Remembers the incarnation and the devices of the task at first contact."""
+        self.incarnation = status.incarnation
+        self.host_id = status.host_id
+        self.generation = status.generation
+        self.mirrored, self._lives = status.mirrored, status.lives
+        self.devices = tuple(device_from_proto(d) for d in status.devices)
+
+    def _resolve(self, timeout: float) -> Endpoint:
+        try:
+            found = self.status(None, "", timeout)
+        except UnavailableError as error:
+            if not self.mirrored:
+                raise
+            raise DeadlineExceededError(f"{error.message}; waiting for it to go on from its mirror") from None
+        if self.incarnation and found.incarnation != self.incarnation:
+            raise AbortedError("restarted since the session began, its state is gone", task=self.name)
+        if self.mirrored and found.lives != self._lives:
+            self._lives = found.lives
+            logging.warning("%s was restarted and goes on from its mirror: %s", self.name, lost_words(found.mirror_lag))
+        host, _ = split_address(self.address)
+        return Endpoint(host, found.data_port, found.unix_path or None, found.host_id, found.incarnation)
+
+    def shard(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+        """Has the task carry out an order of a coordinator of checkpoints."""
+        order.incarnation = self.incarnation
+        return self._patiently(lambda: rpc.call(self._stub.Shard, order, timeout=timeout, task=self.name))
+
+    def stream(self, client: int) -> Stream:
+        """Opens a way for pieces of a checkpoint of the client that this object stands for."""
+        return ChannelStream(self.peer.acquire(), self.peer.release)
+
+    def _patiently(self, call: Callable[[], _T]) -> _T:
+        """Makes a call that may be made twice; again and again while a mirrored task is away."""
+        limit = time.monotonic() + self._options.reconnect_secs
+        while True:
+            try:
+                return call()
+            except UnavailableError:
+                if not self.mirrored or time.monotonic() >= limit or self._closed.wait(_AGAIN_SECS):
+                    raise
+
+    def register(
+        self,
+        call: StageCall,
+        fetched: frozenset[int],
+        timeout: float | None,
+        writes: Mapping[str, int] | None = None,
+        traced: bool = False,
+        versioned: bool = False,
+        in_turn: bool = False,
+    ) -> RemoteCall:
+        """Registers a stage call on the task.
+
+        Args:
+            call: the stage call.
+            fetched: slots whose values a user may keep: their memory is not reused.
+            timeout: seconds.
+            writes: by task, the writing stages of the whole plan, when it has several.
+            traced: time its runs.
+            versioned: a read, to be made a ``skipping_call``.
+            in_turn: a read that may wait for the session's turn (``runtime.task.admission``).
+        """
+        request = services_pb2.RegisterRequest(
+            call=call_to_proto(call, with_blob=False),
+            incarnation=self.incarnation,
+            generation=self.generation,
+            writes=writes,
+            traced=traced,
+            versioned=versioned,
+            in_turn=in_turn,
+            session=self._client,
+        )
+
+        if self.peer.incarnation is None:  # by its connections the task learns of the session's end
+            deadline = None if timeout is None else time.monotonic() + timeout
+            self.peer.release(self.peer.acquire(deadline=deadline))
+
+        def ask() -> services_pb2.RegisterResponse:
+            return self._patiently(lambda: rpc.call(self._stub.Register, request, timeout=timeout, task=self.name))
+
+        answer = ask()
+        if answer.need_program:
+            request.call.CopyFrom(call_to_proto(call))
+            answer = ask()
+        stage = call.stage
+        layout = None if stage.output_specs is None else Layout([stage.output_specs[i] for i in call.replies])
+        slots = tuple(call.outputs[i] for i in call.replies)
+        return RemoteCall(
+            self,
+            answer.handle,
+            tuple(s for i, s in enumerate(call.inputs) if i not in call.remote),
+            layout,
+            slots,
+            stage.inputs is None,
+            self._buffers.setdefault(answer.handle, Buffers()),
+            layout is not None and bool(slots) and not fetched.intersection(slots),
+            stage.writes_state,
+            stage.may_wait,
+        )
+
+    def unregister(self, session: int, handles: Sequence[int]) -> None:
+        """Tells the task that a plan of the session with these handles is gone; it may not hear of it."""
+        if self._closed.is_set():
+            return  # the session is gone, and all its handles with it
+        request = services_pb2.UnregisterRequest(session=session, handles=handles)
+        try:
+            rpc.call(self._stub.Unregister, request, timeout=SAY_EVERY_SECS, task=self.name)
+        except OpError as error:
+            logging.debug("%s keeps stages of a plan until the session ends: %s", self.name, error)
+
+    def trace(self, session: int) -> step_stats_pb2.StepStats:
+        """What the session's traced calls did on the task since it was last asked, by this host's clock."""
+        before = time.time_ns()
+        request = services_pb2.TraceRequest(session=session)
+        answer = rpc.call(self._stub.Trace, request, timeout=SAY_EVERY_SECS, task=self.name)
+        ahead = 0 if self.host_id == host_id() else answer.now_unix_nanos - (before + time.time_ns()) // 2
+        return shifted(answer.step_stats, ahead)
+
+    def clear(self, containers: Sequence[str] | None) -> None:
+        """Forgets the task's variables and resources."""
+        request = services_pb2.ClearRequest(containers=containers or (), all=containers is None)
+        rpc.call(self._stub.Clear, request, timeout=SAY_EVERY_SECS, task=self.name)
+
+    def fetch(self, session: int, step: int, slot: int) -> Any:
+        """Fetches a tensor that the task holds."""
+        return self.ask([np.array([session, step, slot], np.uint64)], step)[0]
+
+    def ask(self, arrays: Sequence[Any], step: int = 0) -> list[Any]:
+        """Sends what another task asks of this one without a session, and gives the answer."""
+        lane: Lane = self.peer.acquire()
+        try:
+            lane.send(FETCH, step, arrays, dynamic=True)
+            return lane.receive(None)
+        finally:
+            self.peer.release(lane)
+
+    def cancel(self, session: int) -> None:
+        """Ends the calls under way; the task notices that nobody waits for them any more."""
+        self.peer.cancel_calls()
+
+    def close(self, session: int) -> None:
+        """Closes the connections; the task cancels what waits there for this session."""
+        self._closed.set()
+        self.peer.close()
+        self._channel.close()
+
+
+Task = LocalTask | RemoteTask
+
+
+def join(
+    tasks: Sequence[tuple[str, str]],
+    *,
+    cluster: ClusterSpec,
+    sender: str,
+    client: int,
+    options: ChannelOptions,
+    timeout: float | None,
+    cancelled: Cancellation,
+    waited_secs: float = 0.0,
+) -> dict[str, Task]:
+    """Meets every task, waiting for those that have not joined yet and saying every 10 s for whom.
+
+    Args:
+        tasks: (name, address) of each.
+        cluster: this task's view of the cluster, compared with everybody's.
+        sender: name of this task.
+        client: id of the session.
+        options: limits of the tensor channel.
+        timeout: seconds after which to give up, None for no limit.
+        cancelled: ends the wait, from another thread.
+        waited_secs: how long the client has waited before, for messages.
+
+    Raises:
+        CancelledError: ``cancelled`` was set.
+        DeadlineExceededError: names the tasks that did not answer, with their addresses.
+        InvalidArgumentError: a task knows another cluster.
+    """
+    met: dict[str, Task] = {}
+    waiting: dict[str, RemoteTask] = {}
+    for name, address in tasks:
+        local = find_local(address)
+        if local is not None and local.worker.task == name:
+            _same_cluster(name, local.master.cluster, sender, cluster)
+            met[name] = LocalTask(name, local)
+        else:
+            waiting[name] = RemoteTask(name, address, client, options)
+    started = time.monotonic()
+    deadline = None if timeout is None else started + timeout
+    say_at = started + SAY_EVERY_SECS
+    try:
+        while waiting:
+            for name, task in list(waiting.items()):
+                cancelled.check(f"waiting for {name}")
+                longest = timeouts.ATTEMPT_SECS
+                left = longest if deadline is None else min(longest, max(0.05, deadline - time.monotonic()))
+                try:
+                    task.meet(task.status(cluster, sender, left))
+                except (UnavailableError, DeadlineExceededError):
+                    continue
+                met[name] = waiting.pop(name)
+            now = time.monotonic()
+            if not waiting:
+                break
+            whom = ", ".join(f"{t.name} at {t.address}" for t in waiting.values())
+            if deadline is not None and now >= deadline:
+                raise DeadlineExceededError(
+                    f"after {now - started + waited_secs:.0f} s still waiting for {whom}", task=sender
+                )
+            if now >= say_at:
+                logging.info("%s: still waiting for %s", sender, whom)
+                say_at = now + SAY_EVERY_SECS
+            cancelled.wait(timeouts.JOIN_PAUSE_SECS)  # gRPC tells nobody when a listener appears
+    except BaseException:
+        for known in (*waiting.values(), *met.values()):
+            known.close(client)
+        raise
+    return met
+
+
+def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec) -> None:
+    if there != here and not agree(here, there):
+        raise InvalidArgumentError(
+            f"the cluster definition of {name} differs from that of {sender}: {difference(here, there)}; "
+            "start all tasks with the same --ps_hosts and --worker_hosts",
+            task=sender,
+        )
+
+
+def lost_words(lag: int) -> str:
+    """What the restart of a mirrored task costs, in words for the log."""
+    return f"at most {lag} of its last updates are lost" if lag else "no update that was answered is lost"
+
+
+def fetcher(find: Callable[[str], Task]) -> Callable[[str, int, int, int], Any]:
+    """How a task fetches what other tasks hold for it."""
+
+    def fetch(name: str, session: int, step: int, slot: int) -> Any:
+        task = find(name)
+        if isinstance(task, LocalTask):
+            return task.server.worker.held.take((session, step, slot))
+        return task.fetch(session, step, slot)
+
+    return fetch
+
+
+__all__ = [
+    "LocalTask",
+    "OpError",
+    "RemoteCall",
+    "RemoteTask",
+    "Task",
+    "fetcher",
+    "find_local",
+    "join",
+    "leave",
+    "publish",
+    "withdraw",
+]

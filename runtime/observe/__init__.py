@@ -1,0 +1,1 @@
+"""Figures of a process and of its steps."""

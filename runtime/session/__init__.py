@@ -1,0 +1,1 @@
+"""Session: what a client does with a cluster."""

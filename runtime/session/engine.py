@@ -1,0 +1,300 @@
+"""The client's side of a master: in this process, or behind gRPC. Both look the same to a Session."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from absl import logging
+
+from runtime import timeouts
+from runtime.checkpoint import storage
+from runtime.checkpoint.byte_ranges import Array, Piece
+from runtime.checkpoint.streaming import PIECE_BYTES, Stream
+from runtime.cluster.spec import split_address
+from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
+from runtime.master.master import Master, MasterOptions, MasterSession
+from runtime.master.prepared import PreparedPlan
+from runtime.master.speaker import Speaker
+from runtime.plan.place import Device
+from runtime.plan.plan import Plan
+from runtime.proto import services_pb2 as pb
+from runtime.proto import services_pb2_grpc, step_stats_pb2
+from runtime.server.services import options_to_proto
+from runtime.transport import rpc
+from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
+
+PIECE_SECS = 120.0
+"""Time limit of one piece of a checkpoint."""
+ANSWER_SECS = 2.0
+"""How much later than asked a master may answer that tasks have not joined."""
+CLOSE_SECS = 5.0
+"""How long closing a session waits for a master that does not answer."""
+
+
+class Engine(Protocol):
+    """An open session of some master."""
+
+    devices: tuple[Device, ...]
+    target: tuple[str, int]
+    home: tuple[str, int]
+    lives: dict[str, str]
+    id: int
+
+    def prepare(self, plan: Plan) -> Any:
+        """Registers a plan."""
+
+    def run(self, prepared: Any, feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
+        """Runs one step of a registered plan."""
+
+    def run_traced(
+        self, prepared: Any, feeds: Sequence[Any], timeout: float | None = None
+    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+        """Runs one step of a registered plan and tells what happened in it."""
+
+    def shard(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+        """Has a task carry out an order of a coordinator of checkpoints."""
+
+    def stream(self, task: str) -> Stream:
+        """Opens a way to a task for pieces of variables."""
+
+    def silent_secs(self) -> float | None:
+        """For how long a task has given no sign of life; None when the master is elsewhere and cannot tell."""
+
+    def left(self) -> list[str]:
+        """The tasks that have left for good; empty when the master is elsewhere."""
+
+    def cancel_steps(self) -> None:
+        """Ends the steps under way with CancelledError; a session of a master elsewhere ends with them."""
+
+    def close(self) -> None:
+        """Ends the session."""
+
+
+class LocalEngine:
+    """A session of a master in this process."""
+
+    def __init__(self, master: Master, options: MasterOptions) -> None:
+        self._master = master
+        self._session: MasterSession = master.create_session(options)
+        self.devices = self._session.devices
+        self.target = self._session.target
+        self.home = self._session.home
+        self.lives = self._session.lives
+        self.id = self._session.id
+        self.silent_secs = self._session.silent_secs
+        self.left = self._session.left
+        self.cancel_steps = self._session.cancel_steps
+        self.run = self._session.run
+        self.run_traced = self._session.run_traced
+        self.prepare = self._session.prepare
+        self.shard = self._session.shard
+        self.stream = self._session.stream
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._master.close_session(self._session)
+
+
+class RelayedStream:
+    """A stream to a task by way of a master in another process, in gRPC messages of a few MiB.
+
+    Args:
+        ask: sends one.
+    """
+
+    def __init__(self, ask: Callable[[Piece, bytes], pb.ForwardPieceReply]) -> None:
+        self._ask = ask
+
+    def pull(self, piece: Piece) -> tuple[Array, int]:
+        """Gives the bytes of a piece and the number of the task's updates."""
+        whole, updates = storage.aligned((piece.size,), np.dtype(np.uint8)), 0
+        for at in range(0, piece.size, PIECE_BYTES):
+            size = min(PIECE_BYTES, piece.size - at)
+            answer = self._ask(piece._replace(offset=piece.offset + at, size=size), b"")
+            whole[at : at + size] = np.frombuffer(answer.data, np.uint8)
+            updates = answer.updates
+        return whole, updates
+
+    def push(self, piece: Piece, data: Array) -> None:
+        """Sends the bytes of a piece."""
+        self._ask(piece, data.tobytes())
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class RemoteEngine:
+    """A session of a master in another process.
+
+    Args:
+        target: ``grpc://host:port``.
+        options: what is asked of the master.
+
+    Raises:
+        DeadlineExceededError: nobody answers at the target, or tasks did not join in time.
+    """
+
+    def __init__(self, target: str, options: MasterOptions) -> None:
+        self._target = target
+        address = target.removeprefix("grpc://")
+        split_address(address)
+        self._channel = rpc.open_channel(address)
+        self._stub = services_pb2_grpc.MasterServiceStub(self._channel)
+        self._timeout = options.operation_timeout_secs
+        self._speaker = Speaker(f"the master at {target}")
+        try:
+            answer = self._create(options)
+        except BaseException:
+            self._speaker.close()
+            self._channel.close()
+            raise
+        self.id = self._id = answer.session
+        self._closed = threading.Event()
+        try:
+            threading.Thread(target=self._renew, name=f"renew session at {address}", daemon=True).start()
+        except BaseException:
+            self.close()
+            raise
+        self.devices = tuple(device_from_proto(d) for d in answer.devices)
+        self.target = (answer.target_job, answer.target_task)
+        self.home = (answer.home_job, answer.home_task)
+        self.lives = dict(answer.lives)
+
+    def _create(self, options: MasterOptions) -> pb.CreateSessionResponse:
+        """Waits for a master, and has it open a session.
+
+        It is the client that waits: the master is asked for some seconds at a time, so that it does not go on waiting
+        for somebody who is gone.
+        """
+        started = time.monotonic()
+        limit = options.start_timeout_secs
+        probe = pb.CloseSessionRequest(session=0)  # touches nothing: tells whether a master listens
+        listens = False
+        while True:
+            waited = time.monotonic() - started
+            secs = timeouts.SAY_EVERY_SECS if limit is None else max(0.05, min(timeouts.SAY_EVERY_SECS, limit - waited))
+            part = dataclasses.replace(options, start_timeout_secs=secs)
+            request = pb.CreateSessionRequest(options=options_to_proto(part), waited_secs=waited)
+            try:
+                if not listens:
+                    rpc.call(self._stub.CloseSession, probe, timeout=secs, task=self._target, wait_for_ready=True)
+                    listens = True
+                    continue
+                return rpc.call(self._stub.CreateSession, request, timeout=secs + ANSWER_SECS, task=self._target)
+            except DeadlineExceededError as error:
+                waited = time.monotonic() - started
+                if limit is not None and waited >= limit - 0.01:
+                    if listens:
+                        raise
+                    raise DeadlineExceededError(
+                        f"after {waited:.0f} s nobody listens at the session's target {self._target}"
+                    ) from None
+                if listens:
+                    logging.info("opening a session at %s: %s", self._target, error)
+                else:
+                    logging.info("still waiting for a server at the session's target %s", self._target)
+
+    def _renew(self) -> None:
+        """Tells the master every few seconds that this client still has its session."""
+        request = pb.RenewSessionRequest(session=self._id)
+        while not self._closed.wait(timeouts.RENEW_SECS):
+            try:
+                rpc.call(self._stub.RenewSession, request, timeout=timeouts.RENEW_SECS, task=self._target)
+            except AbortedError as error:  # whoever runs the next step is told the same
+                logging.warning("the session at %s is gone: %s", self._target, error)
+                return
+            except OpError as error:
+                logging.debug("the session at %s was not renewed: %s", self._target, error)
+
+    def prepare(self, plan: Plan) -> tuple[int, Plan]:
+        """Registers a plan with the master."""
+        request = pb.RegisterPlanRequest(session=self._id, plan=plan_to_proto(plan))
+        with self._speaker.waiting("register the stages of a step"):
+            return rpc.call(self._stub.RegisterPlan, request, timeout=self._timeout, task=self._target).plan, plan
+
+    def run(self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
+        """Runs one step of a registered plan."""
+        return self._run(prepared, feeds, timeout, False)[0]
+
+    def run_traced(
+        self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None = None
+    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+        """Runs one step of a registered plan and tells what happened in it."""
+        return self._run(prepared, feeds, timeout, True)
+
+    def _run(
+        self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None, traced: bool
+    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+        number, plan = prepared
+        limit = self._timeout if timeout is None else timeout
+        request = pb.RunStepRequest(
+            session=self._id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0, traced=traced
+        )
+        allowed = None if limit is None else limit + 1.0
+        with self._speaker.waiting("run a step"):
+            answer = rpc.call(self._stub.RunStep, request, timeout=allowed, task=self._target)
+        values = iter(unpack(answer.values))
+        return [None if slot < 0 else next(values) for slot in plan.fetches], answer.step_stats
+
+    def shard(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+        """Has a task carry out an order of a coordinator of checkpoints."""
+        request = pb.ForwardShardRequest(session=self._id, task=task, order=order, timeout_secs=timeout or 0.0)
+        limit = None if timeout is None else timeout + 1.0
+        return rpc.call(self._stub.ForwardShard, request, timeout=limit, task=self._target)
+
+    def stream(self, task: str) -> Stream:
+        """Opens a way to a task for pieces of variables: to the master they go in gRPC messages."""
+
+        def ask(piece: Piece, data: bytes) -> pb.ForwardPieceReply:
+            request = pb.ForwardPieceRequest(session=self._id, task=task, piece=piece, data=data)
+            return rpc.call(self._stub.ForwardPiece, request, timeout=PIECE_SECS, task=self._target)
+
+        return RelayedStream(ask)
+
+    def silent_secs(self) -> float | None:
+        """None: the master knows, and it is elsewhere."""
+        return None
+
+    def left(self) -> list[str]:
+        """None that are known here."""
+        return []
+
+    def cancel_steps(self) -> None:
+        """Ends the session, and with it the steps under way."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends the session; a master that is gone is not waited for."""
+        self._closed.set()
+        try:
+            request = pb.CloseSessionRequest(session=self._id)
+            rpc.call(self._stub.CloseSession, request, timeout=CLOSE_SECS, task=self._target)
+        except OpError as error:
+            logging.info("closing the session at %s: %s", self._target, error)
+        finally:
+            self._channel.close()
+            self._speaker.close()
+
+
+def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None:
+    """Clears containers on all tasks of the cluster behind ``target`` and closes that master's sessions.
+
+    Raises:
+        NotFoundError: the target is not a gRPC target.
+    """
+    if not target.startswith("grpc://"):
+        raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")
+    channel = rpc.open_channel(target.removeprefix("grpc://"))
+    try:
+        stub = services_pb2_grpc.MasterServiceStub(channel)
+        rpc.call(stub.Reset, pb.ResetRequest(containers=containers or ()), timeout=timeout, task=target)
+    finally:
+        channel.close()
+
+
+__all__ = ["AbortedError", "Engine", "LocalEngine", "PreparedPlan", "RemoteEngine", "reset"]

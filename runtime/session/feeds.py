@@ -1,0 +1,112 @@
+"""What a user feeds: any array-like value, made an array that fits its tensor, or refused by the tensor's name."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from runtime.errors import InvalidArgumentError
+from runtime.graph.graph import Operation, Tensor
+from runtime.graph.op_kinds import Feed
+from runtime.graph.ops import as_array, kind_of
+
+_told: weakref.WeakSet[Operation] = weakref.WeakSet()
+"""Placeholders that were fed what their dtype cannot hold, and of which a warning has told."""
+
+
+def feed_value(tensor: Tensor, value: Any) -> Any:
+    """``value`` as an array that fits ``tensor``.
+
+    An array of another dtype is converted when no value changes by that, but for the rounding of reals. What a
+    placeholder with "unsafe" casting cannot hold is cut to fit, except for a Python int.
+
+    Args:
+        tensor: what is fed; its static shape and dtype are what must fit.
+        value: array, number, string, or nested lists of these.
+
+    Raises:
+        TypeError: a tensor, or a value that the dtype cannot hold.
+        InvalidArgumentError: the shape does not fit, or it is no array.
+    """
+    if type(value) is np.ndarray and value.dtype == tensor.dtype and not value.dtype.hasobject:
+        array = value
+    elif isinstance(value, Tensor) or hasattr(value, "_as_tensor"):
+        raise TypeError(f"the value fed for {tensor.name!r} cannot be a tensor: feed an array, number or string")
+    elif isinstance(value, jax.Array) and value.dtype == tensor.dtype:
+        array = np.asarray(value)
+    else:
+        array = _converted(tensor, value)
+    if tensor.shape is not None and not _fits(array.shape, tensor.shape):
+        want = "(" + ", ".join("?" if d is None else str(d) for d in tensor.shape) + ")"
+        raise InvalidArgumentError(
+            f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape {want}"
+        )
+    return array
+
+
+def _converted(tensor: Tensor, value: Any) -> np.ndarray[Any, Any]:
+    what = f"the value fed for {tensor.name!r}"
+    if tensor.dtype.hasobject:
+        array = as_array(value, None, what)
+        if not array.dtype.hasobject:
+            raise TypeError(f"{what} is {array.dtype.name}, but the placeholder takes strings")
+        return array
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind == "O":
+            array = np.asarray(array.tolist())  # numbers in an array of objects have a dtype of their own
+    except ValueError as error:
+        raise InvalidArgumentError(f"{what} cannot be made an array: {error}") from None
+    unsafe = isinstance(tensor.op.body, Feed) and tensor.op.body.casting == "unsafe"
+    if array.dtype.kind in "SUO" and not unsafe:
+        raise TypeError(f"{what} is not numeric, but the placeholder takes {tensor.dtype.name}")
+    if array.size == 0 and isinstance(value, list | tuple):
+        return array.astype(tensor.dtype)  # an empty list has no dtype of its own
+    try:
+        cast = _cast(array, tensor.dtype)
+    except (TypeError, ValueError) as error:  # a word that is no number, None that is no integer
+        raise (InvalidArgumentError if isinstance(error, ValueError) else TypeError)(f"{what}: {error}") from None
+    changed = _changed(array, cast)
+    if changed is None:
+        return cast
+    if unsafe and not isinstance(value, int):
+        if tensor.op not in _told:
+            _told.add(tensor.op)
+            logging.warning("%s: %s does not fit %s: %s; told once", what, array.dtype.name, tensor.dtype.name, changed)
+        return cast
+    try:
+        return as_array(array, tensor.dtype, what)
+    except InvalidArgumentError as error:
+        raise TypeError(error.message) from None
+
+
+def _cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """``array`` as ``dtype``, by numpy's unsafe casting."""
+    if array.dtype.kind == "c" and dtype.kind not in "cb":
+        array = array.real
+    with np.errstate(invalid="ignore"):  # whoever asks tells
+        return array.astype(dtype)
+
+
+def _changed(array: np.ndarray[Any, Any], cast: np.ndarray[Any, Any]) -> str | None:
+    """The first value that a cast has changed by more than rounding, in words; None when there is none."""
+    if array.dtype.kind not in "SUO" and kind_of(cast.dtype) >= max(2, kind_of(array.dtype)):
+        return None
+    if array.dtype.kind in "SU":
+        differs = np.full(array.shape, True)
+    elif kind_of(cast.dtype) == 2 and array.dtype.kind == "c":
+        differs = array.imag != 0
+    else:
+        differs = np.asarray(cast != array)
+    if not differs.any():
+        return None
+    where = np.unravel_index(int(differs.argmax()), differs.shape)
+    return f"{array[where]} became {cast[where]}"
+
+
+def _fits(shape: tuple[int, ...], static: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(static) and all(s is None or s == d for d, s in zip(shape, static, strict=True))

@@ -1,0 +1,452 @@
+"""Session: a client's connection to a cluster. Fetches in, values out."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from runtime.checkpoint.coordinator import Shards
+from runtime.errors import InvalidArgumentError, NotFoundError
+from runtime.graph.graph import (
+    Graph,
+    Operation,
+    Tensor,
+    default_session_stack,
+    get_default_graph,
+    pop_default_session,
+    push_default_session,
+)
+from runtime.master.dropped import when_dropped
+from runtime.master.tasks import find_local
+from runtime.plan.place import Device, Devices, place
+from runtime.plan.plan import Plan
+from runtime.plan.planner import make_plan, tensor_specs
+from runtime.plan.prune import prune
+from runtime.session.config import SessionConfig
+from runtime.session.engine import Engine, LocalEngine, RemoteEngine
+from runtime.session.engine import reset as reset_master
+from runtime.session.feeds import feed_value
+from runtime.session.in_process import PrivateServer
+from runtime.session.run_options import RunMetadata, RunOptions, describe_outputs
+from runtime.tensor_spec import TensorSpec
+
+if TYPE_CHECKING:
+    from runtime.graph.variable import Variable
+
+MAX_PLANS = 256
+"""Plans kept by a session; the least recently used one goes first."""
+WARN_SHAPES = 32
+"""After so many shapes of one placeholder a session warns that each one is compiled anew."""
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A fetch structure with these feed shapes, planned and registered."""
+
+    handle: Any
+    plan: Plan
+    flat: bool  # the fetches are a list of single things
+    given: tuple[int, ...]  # fetches whose values come with the step: the caller gets copies of them
+
+
+class Session:
+    """Runs steps of a graph on a cluster. Any number of threads may use one session.
+
+    ``close``, or the end of its ``with`` block, ends it. One that nobody refers to any more is closed some time after.
+
+    Args:
+        target: ``""`` for an engine of its own in this process that shares nothing; ``server.target`` of a server in
+            this process; or ``grpc://host:port`` of any server, whose master then runs the steps.
+        graph: the graph; the default graph when not given.
+        config: options; the target server's own when not given.
+
+    Raises:
+        DeadlineExceededError: tasks did not join within ``config.start_timeout_secs``; names them.
+        InvalidArgumentError: the tasks know different clusters; names the difference.
+    """
+
+    def __init__(self, target: str = "", graph: Graph | None = None, config: SessionConfig | None = None) -> None:
+        if isinstance(target, bytes):
+            target = target.decode()
+        if not isinstance(target, str):
+            raise TypeError(f"target must be a string, not {type(target).__name__}; pass options as config=")
+        if graph is not None and not isinstance(graph, Graph):
+            raise TypeError(f"graph must be a Graph, not {type(graph).__name__}")
+        if config is not None and not isinstance(config, SessionConfig):
+            raise TypeError(f"config must be a SessionConfig, not {type(config).__name__}")
+        self.graph = graph or get_default_graph()
+        self._engine, self.config = _open(target, config)
+        self._when_dropped = when_dropped(self, functools.partial(_close_dropped, self._engine, target))
+        self.target = target
+        self._devices = Devices(
+            self._engine.devices,
+            self._engine.target,
+            self._engine.home,
+            self.config.allow_soft_placement,
+        )
+        self._shards = Shards(self._engine)
+        self._lock = threading.Lock()
+        self._plans: OrderedDict[Any, _Prepared] = OrderedDict()
+        self._taken: dict[Any, Plan] = {}
+        self._shapes_seen: dict[Tensor, set[tuple[int, ...]]] = {}
+        self._closed = False
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+        *,
+        timeout_secs: float | None = None,
+    ) -> Any:
+        """Runs one step and returns the values of ``fetches``.
+
+        Args:
+            fetches: a tensor, variable, operation or name of one, or any pytree (list, tuple, dict, dataclass ...) of
+                these. An operation gives None.
+            feed_dict: values for placeholders, or for any other tensor; keys are tensors, variables or names.
+            options: such as ``RunOptions(trace_level=RunOptions.FULL_TRACE)``.
+            run_metadata: filled with what a traced step did; emptied by one that is not traced.
+            timeout_secs: time limit of this step; the session's own by default.
+
+        Returns:
+            The structure of ``fetches`` with a numpy array (a numpy scalar for shape ``()``, ``bytes`` for a string)
+            in each place. Arrays may be read-only views.
+
+        Raises:
+            OpError: by class what happened, and by name the task, variable or placeholder.
+        """
+        if self._closed:
+            raise RuntimeError("Attempted to use a closed Session.")
+        if self.config.operation_timeout_secs is not None and timeout_secs is None:
+            timeout_secs = self.config.operation_timeout_secs
+        tensors, values = self._feeds(feed_dict) if feed_dict else ((), [])
+        key = (_fetch_key(fetches), tuple((t, v.shape) for t, v in zip(tensors, values, strict=True)))
+        prepared = self._planned(key, fetches)
+        if prepared is None:
+            prepared = self._prepare(key, fetches, tensors, values)
+        if options is None and run_metadata is None:
+            results = self._engine.run(prepared.handle, values, timeout_secs)
+        else:
+            results = self._run_with(options, run_metadata, prepared, fetches, tensors, values, timeout_secs)
+        for i in prepared.given:
+            results[i] = np.array(results[i])
+        out = [None if r is None else _to_user(r) for r in results]
+        if prepared.flat:
+            return out
+        return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
+
+    def _run_with(
+        self,
+        options: RunOptions | None,
+        run_metadata: RunMetadata | None,
+        prepared: _Prepared,
+        fetches: Any,
+        tensors: Sequence[Tensor],
+        values: list[Any],
+        timeout_secs: float | None,
+    ) -> list[Any]:
+        options = options or RunOptions()
+        if options.timeout_in_ms:
+            timeout_secs = options.timeout_in_ms / 1000
+        if run_metadata is not None:
+            run_metadata.Clear()
+        if run_metadata is None or options.trace_level == RunOptions.NO_TRACE:
+            return self._engine.run(prepared.handle, values, timeout_secs)
+        results, stats = self._engine.run_traced(prepared.handle, values, timeout_secs)
+        feeds = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
+        describe_outputs(stats, tensor_specs([self._element(leaf) for leaf in _structure(fetches)[0]], feeds))
+        run_metadata.step_stats.CopyFrom(stats)
+        return results
+
+    def _planned(self, key: Any, fetches: Any) -> _Prepared | None:
+        try:
+            prepared = self._plans.get(key)
+            if prepared is not None:
+                self._plans.move_to_end(key)  # the least recently used plan goes first
+        except TypeError:  # something in it cannot be hashed, so it is nothing that a graph holds
+            for leaf in _structure(fetches)[0]:
+                self._element(leaf)
+            raise
+        except KeyError:  # another thread has just dropped it: this run still has it
+            return prepared
+        return prepared
+
+    def _prepare(self, key: Any, fetches: Any, tensors: tuple[Tensor, ...], values: list[Any]) -> _Prepared:
+        leaves, _ = _structure(fetches)
+        elements = [self._element(leaf) for leaf in leaves]
+        specs = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
+        self._watch_shapes(specs)
+        plan = self._taken.pop(key, None) or make_plan(elements, specs, self._devices)
+        if self.config.log_device_placement:
+            self._log_placement(elements, specs)
+        given = tuple(i for i, slot in enumerate(plan.fetches) if 0 <= slot < plan.step_id_slot)
+        flat = type(fetches) is list and all(map(_is_leaf, fetches))
+        prepared = _Prepared(self._engine.prepare(plan), plan, flat, given)
+        with self._lock:
+            self._plans[key] = prepared
+            while len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+        return prepared
+
+    def take_plans(self, other: Session) -> None:
+        """Takes over what another session of this graph has planned, so that its steps are only registered again.
+
+        Planning traces and exports every computation of a step; after the loss of a task that would be most of the time
+        to the next step. Nothing is taken when the two sessions see different devices.
+
+        Args:
+            other: a session of the same graph.
+        """
+        mine, others = self._devices, other._devices
+        same = set(mine.all) == set(others.all) and mine.target == others.target and mine.home == others.home
+        if same and mine.soft == others.soft and self.graph is other.graph:
+            with other._lock:
+                self._taken = {**other._taken, **{key: prepared.plan for key, prepared in other._plans.items()}}
+
+    def _element(self, leaf: Any) -> Tensor | Operation:
+        if leaf is None:
+            raise TypeError("Fetch argument None has invalid type: not a tensor, operation, variable or name")
+        try:
+            return self.graph.as_graph_element(leaf)
+        except TypeError as error:
+            raise TypeError(f"Fetch argument {error}") from None
+
+    def _feeds(self, feed_dict: Mapping[Any, Any]) -> tuple[tuple[Tensor, ...], list[Any]]:
+        if not isinstance(feed_dict, Mapping):
+            raise TypeError(f"feed_dict must be a dict of tensors to values, not {type(feed_dict).__name__}")
+        tensors: list[Tensor] = []
+        values: list[Any] = []
+        for key, value in feed_dict.items():
+            tensor = key if type(key) is Tensor and key.op.graph is self.graph else self._feed_key(key)
+            if tensor in tensors:
+                raise InvalidArgumentError(f"{tensor.name!r} is fed twice, under two of its names")
+            tensors.append(tensor)
+            values.append(feed_value(tensor, value))
+        return tuple(tensors), values
+
+    def _feed_key(self, key: Any) -> Tensor:
+        try:
+            element = self.graph.as_graph_element(key)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"Cannot interpret feed_dict key as Tensor: {error}") from None
+        if not isinstance(element, Tensor):
+            raise TypeError(
+                f"Cannot interpret feed_dict key as Tensor: {key!r} is an operation; feed one of its outputs"
+            )
+        return element
+
+    def _watch_shapes(self, specs: Mapping[Tensor, TensorSpec]) -> None:
+        with self._lock:
+            for tensor, spec in specs.items():
+                seen = self._shapes_seen.setdefault(tensor, set())
+                before = len(seen)
+                seen.add(spec.shape)
+                if before < len(seen) and len(seen) % WARN_SHAPES == 0:
+                    logging.warning(
+                        "%r was fed with %d different shapes, and each one is compiled anew: pad to a few sizes",
+                        tensor.name,
+                        len(seen),
+                    )
+
+    def _log_placement(self, elements: Sequence[Tensor | Operation], feeds: Mapping[Tensor, TensorSpec]) -> None:
+        needed = prune(elements, feeds)
+        for op, device in place(needed.operations, self._devices).items():
+            logging.info("%s: (%s): %s", op.name, op.type, device.name)
+
+    def make_callable(self, fetches: Any, feed_list: Sequence[Any] | None = None) -> Callable[..., Any]:
+        """A function that runs ``fetches``; its positional arguments are the values of ``feed_list``."""
+        if feed_list is not None and not isinstance(feed_list, list | tuple):
+            raise TypeError(f"feed_list must be a list, not {type(feed_list).__name__}")
+        keys = list(feed_list or ())
+
+        def run(*values: Any) -> Any:
+            if len(values) != len(keys):
+                raise InvalidArgumentError(f"this callable takes {len(keys)} values, {len(values)} were given")
+            return self.run(fetches, dict(zip(keys, values, strict=True)))
+
+        return run
+
+    # -- the cluster -------------------------------------------------------------------------------------------
+
+    def list_devices(self) -> list[Device]:
+        """The devices of all tasks that the session may touch."""
+        return list(self._engine.devices)
+
+    @property
+    def lives(self) -> dict[str, str]:
+        """By task, a name for the life of its values that this session uses.
+
+        One that is opened after the task lost its values, or was given others by a chief, has another name there.
+        """
+        return dict(self._engine.lives)
+
+    @property
+    def task(self) -> str:
+        """The task of the session's target, such as ``/job:worker/task:0``."""
+        job, index = self._engine.target
+        return f"/job:{job}/task:{index}"
+
+    @property
+    def id(self) -> int:
+        """The number by which the tasks know the session."""
+        return self._engine.id
+
+    @property
+    def silent_secs(self) -> float | None:
+        """For how long the task of this session that is silent longest has given no sign of life, in seconds.
+
+        0 when all of them answer; None when the session's master is in another process, which does not tell.
+        """
+        return self._engine.silent_secs()
+
+    @property
+    def left_tasks(self) -> list[str]:
+        """The tasks that have left for good, as training is over; empty when the master is in another process."""
+        return self._engine.left()
+
+    def cancel_steps(self) -> None:
+        """Ends the steps under way with CancelledError. A session whose master is in another process ends with them."""
+        self._engine.cancel_steps()
+
+    @staticmethod
+    def reset(target: str, containers: Sequence[str] | None = None, timeout_secs: float = 10.0) -> None:
+        """Closes all sessions of the target's master and clears the named containers, or all, on every task."""
+        reset_master(target, containers, timeout_secs)
+
+    @property
+    def shards(self) -> Shards:
+        """Saves and restores variables on the tasks where they live: what checkpoints are made of."""
+        return self._shards
+
+    def placement(self, variables: Sequence[Variable]) -> dict[Variable, Device]:
+        """The device on which each of some variables lives."""
+        placed = place(prune([v.op for v in variables], {}).operations, self._devices)
+        return {v: placed[v.op] for v in variables}
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends the session: blocked operations end with CancelledError. Never waits for a dead task."""
+        if not self._closed:
+            self._closed = True
+            self._when_dropped.detach()
+            self._engine.close()
+
+    def as_default(self) -> _Default:
+        """A context in which ``Tensor.eval`` and ``Operation.run`` use this session; it is not closed at the end."""
+        return _Default(self)
+
+    def __enter__(self) -> Session:
+        """Makes the session and its graph the defaults of this thread."""
+        if getattr(self, "_entered", None) is not None:
+            raise RuntimeError("Session context managers are not re-entrant: use Session.as_default() for nesting")
+        self._entered = self.graph.as_default()
+        self._entered.__enter__()
+        push_default_session(self)
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """Takes back the defaults and closes the session."""
+        pop_default_session(self)
+        entered, self._entered = self._entered, None  # type: ignore[assignment]
+        entered.__exit__(kind, value, traceback)
+        self.close()
+
+
+class _Default:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> Session:
+        push_default_session(self._session)
+        return self._session
+
+    def __exit__(self, *_: object) -> None:
+        pop_default_session(self._session)
+
+
+class InteractiveSession(Session):
+    """A session that is the default one from its making to its closing: for notebooks."""
+
+    def __init__(self, target: str = "", graph: Graph | None = None, config: SessionConfig | None = None) -> None:
+        super().__init__(target, graph, config)
+        if any(isinstance(s, InteractiveSession) for s in default_session_stack()):
+            logging.error("an InteractiveSession is still open in this thread; close it to free its resources")
+        self._graph_context = self.graph.as_default()
+        self._graph_context.__enter__()
+        push_default_session(self)
+
+    def close(self) -> None:
+        """Ends the session and takes back the defaults, when it is closed by the thread that opened it."""
+        if self in default_session_stack():
+            pop_default_session(self)
+            self._graph_context.__exit__(None, None, None)
+        super().close()
+
+
+def get_default_session() -> Session | None:
+    """The session that ``eval`` and ``run`` of this thread use, or None."""
+    stack = default_session_stack()
+    return stack[-1] if stack else None
+
+
+def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionConfig]:
+    if not target:
+        chosen = config or SessionConfig()
+        return LocalEngine(PrivateServer().master, chosen.master_options()), chosen
+    if not target.startswith("grpc://"):
+        raise NotFoundError(
+            f"{target!r} is not a session target: it needs the form grpc://host:port, or '' for this process"
+        )
+    local = find_local(target.removeprefix("grpc://"))
+    if local is not None:
+        chosen = config or getattr(local, "config", None) or SessionConfig()
+        return LocalEngine(local.master, chosen.master_options()), chosen
+    chosen = config or SessionConfig()
+    return RemoteEngine(target, chosen.master_options()), chosen
+
+
+def _close_dropped(engine: Engine, target: str) -> None:
+    logging.info("a session of %s was dropped without close(): it is closed now", target or "this process")
+    engine.close()
+
+
+def _is_leaf(item: Any) -> bool:
+    return isinstance(item, Tensor | Operation | str) or hasattr(item, "_as_graph_element")
+
+
+def _structure(fetches: Any) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(fetches, is_leaf=lambda x: x is None or _is_leaf(x))
+
+
+def _fetch_key(fetches: Any) -> Any:
+    """What tells one fetch structure from another: cheap for the lists that a training loop uses."""
+    if type(fetches) is list:
+        try:
+            key = tuple(fetches)
+            hash(key)
+            if all(_is_leaf(f) for f in key):
+                return key
+        except TypeError:
+            pass
+    elif _is_leaf(fetches):
+        return fetches
+    leaves, tree = _structure(fetches)
+    return tree, tuple(leaves)
+
+
+def _to_user(value: Any) -> Any:
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    return array[()] if array.ndim == 0 else array

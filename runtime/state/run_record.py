@@ -1,0 +1,358 @@
+"""The run record: what a task knows of the training run that its variables belong to.
+
+Between-graph training has no scheduler that everybody asks. What the workers must agree on lies beside the variables
+instead, on every task that holds some: who leads, whether the variables may be used, who takes part and who is done.
+
+The phases:
+
+    new       nobody has led here yet; variables may be used as soon as they have values
+    loading   a chief initialises or restores: half of the variables may be old, half new
+    ready     training goes on
+    finished  the chief has said that training is over
+
+The end. Who takes part has joined, with the session that it trains in; the connections of that session tell whether it
+lives. A task that may leave at the end of training leaves when the run has finished and everybody who takes part is
+done, or gives no sign of life for as long as the chief has told: silence is what is limited, never work.
+
+The fence. A chief that replaces the values of variables begins with ``load``. If there were values, that starts a new
+generation of the task: stage calls that were registered in the generation before are refused with AbortedError. So a
+gradient of the old values, on its way while the restore runs, can never be added to the restored ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.errors import AbortedError, InvalidArgumentError, PermissionDeniedError
+from runtime.state.cancellation import Cancellation
+
+NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
+
+
+@dataclass
+class Part:
+    """A task that takes part in the run.
+
+    Attributes:
+        address: where it is reached; may be empty.
+        session: that it trains in; 0 when it did not tell.
+        heard_at: ``time.monotonic()`` of the last sign of life of that session here; None before the first.
+    """
+
+    address: str = ""
+    session: int = 0
+    heard_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A task that must be done before this one may leave.
+
+    Attributes:
+        task: its name.
+        address: where it is reached; may be empty.
+        silent_secs: for how long it has given no sign of life here; None when it never gave one.
+        limit_secs: after so long it is not waited for any longer; None while nobody has told.
+    """
+
+    task: str
+    address: str
+    silent_secs: float | None
+    limit_secs: float | None
+
+    def __str__(self) -> str:
+        """In words, for the log."""
+        where = f"{self.task} at {self.address}" if self.address else self.task
+        if self.silent_secs is None:
+            return f"{where} (has not come)"
+        if self.limit_secs is None or self.silent_secs < _QUIET_SECS:
+            return where
+        return f"{where} (no sign of life for {self.silent_secs:.0f} s, given up after {self.limit_secs:g} s)"
+
+
+_QUIET_SECS = 3.0
+"""Sessions give a sign of life every second."""
+
+
+class RunRecord:
+    """The record of one task.
+
+    Args:
+        changed: the store's condition; its lock guards the record too, so that a fence and a stage cannot overlap.
+        has_values: tells, under the lock, whether any variable of the store has a value.
+
+    Attributes:
+        generation: how often the values were replaced under sessions that were using them.
+        expected: the tasks that must be done before ``when_all_done`` is called; a server sets it from its cluster.
+        address: where this task is reached; a server sets it. For those who say on whom they wait.
+        when_all_done: called once, without the lock, when every expected task is done and one of them asked the
+            task to leave then.
+        when_loading: called, under the lock, before the leader gives the variables new values.
+        origin: why this task began without values, if it should have had some; for the log of a chief.
+        finished_at: ``time.monotonic()`` when the run finished, else None.
+        silent: tells for how long a session has given no sign of life, seconds; None when this task does not know it.
+            A server sets it.
+        saved: the global step's (container, name), and its value in the last checkpoint, when the chief has told.
+    """
+
+    def __init__(self, changed: threading.Condition, has_values: Callable[[], bool]) -> None:
+        self.generation = 0
+        self.expected: frozenset[str] = frozenset()
+        self.address = ""
+        self.when_all_done: Callable[[], None] | None = None
+        self.when_loading: Callable[[], None] | None = None
+        self.origin = ""
+        self.finished_at: float | None = None
+        self.silent: Callable[[int], float | None] = lambda session: None
+        self.saved: tuple[tuple[str, str], int] | None = None
+        self._silence_secs: float | None = None
+        self._changed = changed
+        self._has_values = has_values
+        self._leader = 0
+        self._leader_name = ""
+        self._leader_address = ""
+        self._logdir = ""
+        self._phase = NEW
+        self._joined: dict[str, Part] = {}
+        self._done: dict[str, None] = {}
+        self._leave = False
+
+    def request(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> dict[str, Any]:
+        """Carries out one request and gives the record as it is then.
+
+        Args:
+            message: ``action`` and its arguments; see the methods ``_on_...``.
+            task: this task's name, for errors.
+            cancelled: set when the asking session ends; a request that waits ends then.
+
+        Returns:
+            ``address`` (of this task), ``phase``, ``leader`` (0: nobody), ``leader_name``, ``leader_address``,
+            ``generation``, ``joined`` and ``done`` (task names), ``addresses`` (of those who joined), ``silent`` (by
+            task that joined and is not done, for how long it has given no sign of life here, in seconds; those of whom
+            nothing was heard here are not in it), ``saved_step`` (of the last checkpoint, None when nobody has told),
+            ``origin``, ``logdir`` (of the run that the values belong to, empty when nobody has told).
+
+        Raises:
+            InvalidArgumentError: no such action.
+            PermissionDeniedError: an order of somebody who does not lead any more.
+            AbortedError: an order of somebody who took the lead before this task was started again.
+            CancelledError: the session ended during a wait, or the caller hung up.
+        """
+        handler = getattr(self, f"_on_{message.get('action')}", None)
+        if handler is None:
+            raise InvalidArgumentError(f"the run record knows no action {message.get('action')!r}", task=task)
+        with self._changed:
+            handler(message, task, cancelled)
+            self._changed.notify_all()
+            left = self._leave and bool(self.expected) and not self._missing()
+            now = time.monotonic()
+            answer = {
+                "address": self.address,
+                "phase": self._phase,
+                "leader": self._leader,
+                "leader_name": self._leader_name,
+                "leader_address": self._leader_address,
+                "generation": self.generation,
+                "joined": list(self._joined),
+                "addresses": {name: part.address for name, part in self._joined.items() if part.address},
+                "done": list(self._done),
+                "silent": self._silences(now),
+                "saved_step": None if self.saved is None else self.saved[1],
+                "origin": self.origin,
+                "logdir": self._logdir,
+            }
+        if left and self.when_all_done is not None:
+            self.when_all_done()
+        return answer
+
+    @property
+    def phase(self) -> str:
+        """The phase."""
+        return self._phase
+
+    def state(self) -> dict[str, Any]:
+        """All that another life of the task needs to go on from, as JSON can say it; call it under the lock."""
+        return {
+            "generation": self.generation,
+            "leader": self._leader,
+            "leader_name": self._leader_name,
+            "leader_address": self._leader_address,
+            "phase": self._phase,
+            "logdir": self._logdir,
+            "joined": {name: [part.address, part.session] for name, part in self._joined.items()},
+            "done": list(self._done),
+            "leave": self._leave,
+            "silence_secs": self._silence_secs,
+            "saved": self.saved,
+        }
+
+    def take_up(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what ``state`` gave in an earlier life of the task."""
+        with self._changed:
+            self.generation = int(state["generation"])
+            self._leader, self._leader_name = int(state["leader"]), str(state["leader_name"])
+            self._leader_address = str(state["leader_address"])
+            self._logdir = str(state.get("logdir", ""))
+            self._phase, self._leave = str(state["phase"]), bool(state["leave"])
+            now = time.monotonic()  # of the one that takes it up: what was silent then gets its whole time
+            self._joined = {name: Part(address, session, now) for name, (address, session) in state["joined"].items()}
+            self._done = dict.fromkeys(state["done"])
+            self._silence_secs = state["silence_secs"]
+            if state["saved"] is not None:
+                key, step = state["saved"]
+                self.saved = ((key[0], key[1]), step)
+            if self._phase == FINISHED:
+                self.finished_at = now
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def said_goodbye(self, session: int) -> None:
+        """A session has ended: that was the last sign of life of a task that trained in it."""
+        with self._changed:
+            for part in self._joined.values():
+                if part.session == session:
+                    part.heard_at = time.monotonic()
+            self._changed.notify_all()
+
+    def lost_contact(self) -> None:
+        """A session has had no connection for a while: notes since when, before that is forgotten."""
+        with self._changed:
+            self._silences(time.monotonic())
+
+    def awaited(self) -> list[Awaited]:
+        """The tasks that must be done before this one may leave, when any task has asked it to leave; else none."""
+        with self._changed:
+            return self._awaited() if self._leave and self.expected else []
+
+    def _awaited(self) -> list[Awaited]:
+        silences = self._silences(time.monotonic())
+        parts = {task: self._joined.get(task, Part()) for task in self._missing()}
+        limit = self._silence_secs if self._phase == FINISHED else None
+        return [Awaited(task, part.address, silences.get(task), limit) for task, part in parts.items()]
+
+    def may_leave(self, late_secs: float) -> bool:
+        """Whether this task may leave at the end of training: nobody needs it who lives, or may still come.
+
+        Args:
+            late_secs: how long tasks that have never come are waited for after the run has finished.
+        """
+        with self._changed:
+            if not self._leave or not self.expected:
+                return False
+            awaited = self._awaited()
+            over = None if self.finished_at is None else time.monotonic() - self.finished_at
+        return all(
+            over is not None and over >= late_secs
+            if who.silent_secs is None
+            else who.limit_secs is not None and who.silent_secs >= who.limit_secs
+            for who in awaited
+        )
+
+    def unfinished(self) -> bool:
+        """Whether anybody takes part in a training run that no chief has finished."""
+        return bool(self._joined) and self._phase != FINISHED
+
+    def _missing(self) -> list[str]:
+        everybody = {**dict.fromkeys(sorted(self.expected)), **dict.fromkeys(self._joined)}
+        return [task for task in everybody if task not in self._done]  # one that joined need not be in this cluster
+
+    def _silences(self, now: float) -> dict[str, float]:
+        for part in self._joined.values():
+            silent = self.silent(part.session) if part.session else None
+            if silent is not None:
+                part.heard_at = max(now - silent, part.heard_at or 0.0)
+        return {
+            task: max(0.0, now - part.heard_at)
+            for task, part in self._joined.items()
+            if task not in self._done and part.heard_at is not None
+        }
+
+    def _check_leader(self, message: Mapping[str, Any], task: str) -> None:
+        if not self._leader:  # a chief that takes the lead again finds out what is lost
+            raise AbortedError("restarted since a chief took the lead here, its state is gone", task=task)
+        if message["leader"] != self._leader:
+            raise PermissionDeniedError(
+                f"refused to {message['action']} for {message.get('name', 'a chief')}: {self._leader_name} has taken "
+                "the lead",
+                task=task,
+            )
+
+    def _wait(self, done: Callable[[], bool], message: Mapping[str, Any], cancelled: Cancellation) -> None:
+        until = time.monotonic() + float(message["timeout_secs"])
+        cancelled.wait_for(self._changed, done, "waiting for the run", until)
+
+    # -- the actions -------------------------------------------------------------------------------------------
+
+    def _on_look(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
+        """Changes nothing."""
+
+    def _on_claim(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
+        """``leader`` (a random number) leads from now on; the orders of the one before are refused."""
+        self._leader = int(message["leader"])
+        self._leader_name = str(message.get("name", ""))
+        self._leader_address = str(message.get("address", ""))
+
+    def _on_load(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
+        """The leader is about to give the variables values."""
+        self._check_leader(message, task)
+        if self.when_loading is not None:
+            self.when_loading()
+        self._phase = LOADING
+        self._logdir = ""
+        if self._has_values():
+            self.generation += 1
+
+    def _on_open(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
+        """The variables may be used; they belong to the run in ``logdir``, where the leader has one."""
+        self._check_leader(message, task)
+        self._logdir = str(message.get("logdir", "")) or self._logdir
+        if self._phase == FINISHED:
+            self._done.clear()
+            self._leave = False
+            self.finished_at = self.saved = None
+        self.origin = ""
+        self._phase = READY
+
+    def _on_finish(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
+        """Training is over.
+
+        ``silence_secs``: how long a task that is not done must be silent before nobody waits for it any more.
+        ``counter`` and ``saved_step``: the global step's (container, name), and its value in the last checkpoint.
+        ``took_part``: tasks that the chief waits for no more. This one, started again meanwhile, need not know them.
+        """
+        self._check_leader(message, task)
+        for name in message.get("took_part", ()):
+            if name not in self._joined:
+                self._done[str(name)] = None
+        self._phase = FINISHED
+        self.finished_at = time.monotonic()
+        self._silence_secs = float(message["silence_secs"])
+        counter, step = message.get("counter"), message.get("saved_step")
+        self.saved = None if counter is None or step is None else ((str(counter[0]), str(counter[1])), int(step))
+
+    def _on_join(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
+        """``task`` takes part, in ``session``; its ``address`` is for those who wait for it."""
+        self._joined[str(message["task"])] = Part(str(message.get("address", "")), int(message.get("session", 0)))
+        self._done.pop(str(message["task"]), None)
+
+    def _on_rest(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
+        """``task`` trains no more, though it is not done: nobody need keep step with it. See the kernel."""
+
+    def _on_done(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
+        """``task`` needs this one no more. ``leave``: this one may go when nobody does."""
+        self._done[str(message["task"])] = None
+        if message.get("leave"):
+            self._leave = True
+
+    def _on_wait_loaded(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
+        """Waits for ``timeout_secs`` at most until the phase is not loading."""
+        self._wait(lambda: self._phase != LOADING, message, cancelled)
+
+    def _on_wait_done(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
+        """Waits for ``timeout_secs`` at most until all who joined, but ``task``, are done."""
+        others = self._joined.keys() - {str(message["task"])}
+        self._wait(lambda: others <= self._done.keys(), message, cancelled)

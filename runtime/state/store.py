@@ -1,0 +1,306 @@
+"""The store: the variables and other named resources of one task, in named containers."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+
+from runtime.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, OpError
+from runtime.state.cancellation import Cancellation
+from runtime.state.failures import one_line
+from runtime.state.run_record import RunRecord
+from runtime.tensor_spec import TensorSpec
+
+Key = tuple[str, str]
+"""(container, name)."""
+Values = dict[Key, "weakref.ref[Any]"]
+"""What variables hold, to be compared. Every update makes a new array, so arrays tell; nothing is kept alive."""
+
+
+class Slot:
+    """The place of one variable. Stages hold slots, so that a step looks nothing up by name.
+
+    Attributes:
+        key: (container, name).
+        lock: held while a stage computes with the value; see ``Claim``.
+        value: a ``jax.Array`` (an object array for strings), or None while it is not initialised.
+        spec: shape and dtype of the value.
+        lost: why there is no value any more, when a program that failed has taken it along; else empty.
+        readers: how many references to the value are handed out and not yet pinned; while there are any, an update
+            must not donate the array.
+    """
+
+    __slots__ = ("key", "lock", "value", "spec", "lost", "readers")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.lock = threading.Lock()
+        self.value: Any = None
+        self.spec: TensorSpec | None = None
+        self.lost = ""
+        self.readers = 0
+
+    def checked(self, spec: TensorSpec, task: str) -> Any:
+        """The value, for a program that expects ``spec``.
+
+        Raises:
+            FailedPreconditionError: not initialised.
+            AbortedError: not any more.
+            InvalidArgumentError: it was initialised with another shape or dtype.
+        """
+        value = self.value
+        if value is None:
+            raise self.missing(task)
+        if self.spec is not spec and self.spec != spec:
+            assert self.spec is not None
+            raise InvalidArgumentError(
+                f"variable {self.key[1]!r} was initialised as {self.spec.dtype}{list(self.spec.shape)}, "
+                f"but this graph has it as {spec.dtype}{list(spec.shape)}",
+                task=task,
+            )
+        return value
+
+    def missing(self, task: str = "") -> OpError:
+        """The error of a variable without a value; sessions that recover make one good that was lost."""
+        text = f"Attempting to use uninitialized value {self.key[1]}"
+        return (
+            AbortedError(f"{text}: {self.lost}", task=task) if self.lost else FailedPreconditionError(text, task=task)
+        )
+
+
+class Claim:
+    """Some variables at one instant, for as long as the ``with`` lasts: nobody else reads or changes their values.
+
+    Who needs others does not wait. All claims are made in the order of the keys, so that two never wait for each other.
+    The store's lock may be taken within a claim, not the other way round.
+
+    Args:
+        slots: of the variables; one may come twice.
+    """
+
+    __slots__ = ("_locks",)
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self._locks = [slot.lock for slot in sorted(set(slots), key=lambda slot: slot.key)]
+
+    def __enter__(self) -> None:
+        taken = 0
+        try:
+            for lock in self._locks:
+                lock.acquire()
+                taken += 1
+        except BaseException:  # Ctrl-C in the main thread
+            self._release(self._locks[:taken])
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._release(self._locks)
+
+    @staticmethod
+    def _release(locks: list[threading.Lock]) -> None:
+        for lock in reversed(locks):  # the first one last: who waits there finds the others free
+            lock.release()
+
+
+class Store:
+    """All state of one task.
+
+    ``lock`` guards the fields of the slots and the rest of the store: held for moments, never during computation or
+    I/O. A stage is atomic because it claims its variables.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        """Notified when a variable becomes initialised, a container is cleared or the run record changes."""
+        self._slots: dict[Key, Slot] = {}
+        self.run = RunRecord(self.changed, lambda: any(s.value is not None or s.lost for s in self._slots.values()))
+        self._resources: dict[Key, Any] = {}
+
+    def slot(self, container: str, name: str) -> Slot:
+        """The slot of a variable, made empty if it is not there."""
+        with self.lock:
+            return self._slots.setdefault((container, name), Slot((container, name)))
+
+    def uninitialized(self, keys: Iterable[Key]) -> list[str]:
+        """Names of those of ``keys`` that have no value, in the order given."""
+        with self.lock:
+            return [key[1] for key in keys if key not in self._slots or self._slots[key].value is None]
+
+    def check_initialized(self, keys: Iterable[Key], task: str) -> None:
+        """Sees that variables have values.
+
+        Raises:
+            FailedPreconditionError: some of ``keys`` are not initialised; names them.
+            AbortedError: one of them is not any more.
+        """
+        with self.lock:
+            slots = [self._slots.get(key) or Slot(key) for key in keys]
+            empty = [slot for slot in slots if slot.value is None]
+        for slot in empty:
+            if slot.lost:
+                raise slot.missing(task)
+        if empty:
+            names = ", ".join(slot.key[1] for slot in empty)
+            raise FailedPreconditionError(f"Attempting to use uninitialized value {names}", task=task)
+
+    def wait_initialized(self, keys: Iterable[Key], timeout: float, cancelled: Cancellation) -> list[str]:
+        """Waits until all ``keys`` have values; gives the names of those that still have none after ``timeout`` s."""
+        keys = list(keys)
+
+        def missing() -> list[str]:
+            return [k[1] for k in keys if k not in self._slots or self._slots[k].value is None]
+
+        with self.changed:
+            until = time.monotonic() + timeout
+            cancelled.wait_for(self.changed, lambda: not missing(), "waiting for initialised variables", until)
+            return missing()
+
+    def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, np.ndarray[Any, Any]]:
+        """The values of variables at one instant, by reference: microseconds, whatever their size.
+
+        The arrays are read-only views; as long as one lives, the next update of its variable writes elsewhere.
+
+        Args:
+            keys: which variables; all initialised ones by default.
+
+        Raises:
+            FailedPreconditionError, AbortedError: one of ``keys`` is not initialised, or not any more.
+        """
+        with self.lock:
+            chosen = [self._initialized(k) for k in keys] if keys is not None else list(self._slots.values())
+        with Claim(chosen), self.lock:
+            taken = self._referenced([self._initialized(k) for k in keys] if keys is not None else chosen)
+        try:
+            return {slot.key: np.asarray(value) for slot, value in taken}
+        except Exception as error:  # an update that still ran has failed
+            self.drop_lost((slot for slot, _ in taken), f"it was lost: {one_line(error)}")
+            for slot, _ in taken:
+                if slot.lost:
+                    raise slot.missing() from error
+            raise
+        finally:
+            self.release(slot for slot, _ in taken)
+
+    def _initialized(self, key: Key) -> Slot:
+        slot = self._slots.get(key) or Slot(key)
+        if slot.value is None:
+            raise slot.missing()
+        return slot
+
+    @staticmethod
+    def _referenced(slots: Iterable[Slot]) -> list[tuple[Slot, Any]]:
+        taken = [(slot, slot.value) for slot in slots if slot.value is not None]
+        for slot, _ in taken:
+            slot.readers += 1
+        return taken
+
+    def hold(self) -> tuple[list[tuple[Slot, Any]], dict[str, Any], list[Key]]:
+        """All of the store as of one instant: references to the values, the run record, names of the resources.
+
+        The references count in ``Slot.readers``: pin what is needed, then ``release`` the slots.
+        """
+        while True:
+            with self.lock:
+                slots = list(self._slots.values())
+            with Claim(slots), self.lock:
+                if len(slots) < len(self._slots):
+                    continue  # a variable was made in between
+                return self._referenced(slots), self.run.state(), list(self._resources)
+
+    def release(self, slots: Iterable[Slot]) -> None:
+        """Gives back references counted in ``Slot.readers``."""
+        with self.lock:
+            for slot in slots:
+                slot.readers -= 1
+
+    def values(self, keys: Iterable[Key]) -> Values:
+        """What those of ``keys`` hold now that have a value; an update that is under way may or may not count."""
+        with self.lock:
+            held = [(key, self._slots[key].value) for key in keys if key in self._slots]
+        return {key: weakref.ref(value) for key, value in held if value is not None}
+
+    def replace(self, values: dict[Key, tuple[Any, TensorSpec]]) -> Values:
+        """Gives several variables new values in one step (a restore); gives what they hold then.
+
+        String arrays are made read-only: readers get a variable's own array.
+        """
+        slots = [self.slot(*key) for key in values]
+        with Claim(slots), self.lock:
+            for slot in slots:
+                slot.value, slot.spec = values[slot.key]
+                slot.lost = ""
+                if slot.spec.is_string:
+                    slot.value.flags.writeable = False
+            self.changed.notify_all()
+            return {slot.key: weakref.ref(slot.value) for slot in slots}
+
+    def drop_lost(self, slots: Iterable[Slot], why: str) -> list[str]:
+        """Makes variables uninitialised whose arrays are no more: a program that they were donated to has failed.
+
+        Args:
+            slots: of the variables to look at.
+            why: what to tell of them.
+
+        Returns:
+            The names of those that have lost their values, now or before.
+        """
+        slots = list(slots)
+        with Claim(slots):
+            gone = [slot for slot in slots if _is_gone(slot.value)]
+            with self.lock:
+                for slot in gone:
+                    slot.value, slot.spec, slot.lost = None, None, why
+        return [slot.key[1] for slot in slots if slot.lost]
+
+    def variables(self) -> list[tuple[Key, TensorSpec]]:
+        """Key and spec of every initialised variable."""
+        with self.lock:
+            return [(s.key, s.spec) for s in self._slots.values() if s.value is not None and s.spec is not None]
+
+    def resource(self, container: str, name: str, make: Callable[[], Any]) -> Any:
+        """The named resource (a queue, an accumulator), made by ``make`` if it is not there."""
+        with self.lock:
+            key = (container, name)
+            if key not in self._resources:
+                self._resources[key] = make()
+            return self._resources[key]
+
+    def resources(self) -> Iterator[tuple[Key, Any]]:
+        """All named resources."""
+        with self.lock:
+            return iter(list(self._resources.items()))
+
+    def clear(self, containers: Iterable[str] | None = None) -> None:
+        """Forgets the values of all variables and all resources, of ``containers`` only when given."""
+        chosen = None if containers is None else set(containers)
+        with self.lock:
+            slots = [slot for key, slot in self._slots.items() if chosen is None or key[0] in chosen]
+        with Claim(slots), self.lock:
+            for slot in slots:
+                slot.value, slot.spec, slot.lost = None, None, ""
+            dropped = [(k, r) for k, r in self._resources.items() if chosen is None or k[0] in chosen]
+            for key, _ in dropped:
+                del self._resources[key]
+            self.changed.notify_all()
+        for _, resource in dropped:
+            close = getattr(resource, "close", None)
+            if close is not None:
+                close()
+
+
+def _is_gone(value: Any) -> bool:
+    """Whether an array was donated to a program, or is what a program would have given that has failed."""
+    if not isinstance(value, jax.Array):
+        return False
+    try:
+        return value.is_deleted() or value.block_until_ready() is None
+    except Exception:  # whatever the program has raised
+        return True

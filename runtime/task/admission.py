@@ -1,0 +1,243 @@
+"""Turns: workers that crowd the cores of a host with their ps train a few at a time.
+
+Where many workers share few cores, each finds its core's caches and address translations full of the others' whenever
+it comes to run: eight workers on two cores take 20 to 40 % more processor time for a step than four. So a ps lets a
+few of its host's workers at a time begin steps, each for a tenth of a second; the others wait in their read, which
+gives them the values of the moment when their turn comes. Fewer steps overlap, so gradients are fresher, too.
+
+Nobody is held up for nothing: a turn ends early when its holder has not called for a while (it reads data, it computes
+for long, it is dead), nobody waits longer than half a second, and while the cores have time to spare nobody waits at
+all. Steps that may wait for other workers (synchronous training, queues) take no turns, nor do steps that read from
+several ps, which would each let other workers go first.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psutil
+from absl import logging
+
+from runtime.observe.counters import is_training
+from runtime.plan.plan import Plan, StageCall
+from runtime.task.unchanged import can_skip
+
+VARIABLE = "BELLWETHER_TURNS"
+"""Environment variable of a ps: 0 has nobody wait for a turn."""
+
+AT_ONCE = 2
+"""Workers for each core: while one waits for the ps, another has the core."""
+WINDOW_SECS = 0.1
+"""How long the cores are looked at to tell whether they are crowded ..."""
+SPARE_SECS = 1.0
+"""... and how long nobody waits when they are not."""
+SPARE = 0.2
+"""Part of the cores' time that is idle when they are not crowded."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Times of a line, in seconds.
+
+    Attributes:
+        turn: long enough for the caches to be filled for little beside it.
+        quiet: who holds a turn and is silent for so long does not need a core all the time.
+        longest: that anybody waits.
+    """
+
+    turn: float = 0.1
+    quiet: float = 0.015
+    longest: float = 0.5
+
+
+def begins_in_turn(plan: Plan, call: StageCall) -> bool:
+    """Whether a stage call is the read with which training steps begin that can take turns.
+
+    Args:
+        plan: of the step.
+        call: one of its stages, on a task of the worker's host.
+    """
+    calls = plan.stages
+    elsewhere = {c.stage.device.task_name for c in calls if c.stage.variables}
+    waits = any(c.stage.host for c in calls)
+    return can_skip(call) and is_training(plan) and not waits and elsewhere == {call.stage.device.task_name}
+
+
+@dataclass(eq=False)
+class Place:
+    """One step's place in a line.
+
+    Attributes:
+        session: whose step.
+        since: when it came.
+        called: whether its turn has come.
+        news: set when it has, or when it is the first of those who wait.
+    """
+
+    session: int
+    since: float
+    called: bool = False
+    news: threading.Event = field(default_factory=threading.Event)
+
+
+class Line:
+    """Who may begin steps now, and who waits in the order they came. Not thread safe; it is told what time it is.
+
+    Args:
+        at_once: how many sessions may begin steps at the same time.
+        limits: its times.
+    """
+
+    def __init__(self, at_once: int, limits: Limits) -> None:
+        self._at_once = at_once
+        self._limits = limits
+        self._turns: dict[int, list[float]] = {}  # by session: when it began, when its holder was last heard of
+        self._waiting: deque[Place] = deque()
+
+    def ask(self, session: int, now: float) -> Place | None:
+        """A session wants to begin a step: None when it may, else its place, which ``admit`` calls."""
+        turn = self._turns.get(session)
+        if turn is not None:
+            turn[1] = now
+            if now < turn[0] + self._limits.turn:
+                return None
+            del self._turns[session]
+        if not self._waiting and self._has_room(now):
+            self._turns[session] = [now, now]
+            return None
+        place = Place(session, now)
+        self._waiting.append(place)
+        return place
+
+    def heard_of(self, session: int, now: float) -> None:
+        """A session was answered: its holder is not silent."""
+        turn = self._turns.get(session)
+        if turn is not None:
+            turn[1] = now
+
+    def forget(self, session: int) -> None:
+        """A session has ended: its turn, too."""
+        self._turns.pop(session, None)
+
+    def is_first(self, place: Place) -> bool:
+        """Whether nobody waits before this place."""
+        return bool(self._waiting) and self._waiting[0] is place
+
+    def admit(self, now: float, everybody: bool = False) -> float:
+        """Calls those whose turn it is.
+
+        Args:
+            now: the time.
+            everybody: calls all who wait.
+
+        Returns:
+            When to look again if nothing happens until then.
+        """
+        waiting, limits = self._waiting, self._limits
+        while waiting and (everybody or self._has_room(now) or now >= waiting[0].since + limits.longest):
+            place = waiting.popleft()
+            self._turns[place.session] = [now, now]
+            place.called = True
+            place.news.set()
+            if waiting:
+                waiting[0].news.set()
+        if not waiting:
+            return now + limits.longest
+        heard = min((heard for _, heard in self._turns.values()), default=now)
+        return min(waiting[0].since + limits.longest, heard + limits.quiet)
+
+    def _has_room(self, now: float) -> bool:
+        if len(self._turns) >= self._at_once:
+            for session in [s for s, (_, heard) in self._turns.items() if now >= heard + self._limits.quiet]:
+                del self._turns[session]
+        return len(self._turns) < self._at_once
+
+
+def core_seconds() -> tuple[float, float]:
+    """Seconds since the host started that its cores were idle, and all their seconds."""
+    times = psutil.cpu_times()
+    idle = float(times.idle + getattr(times, "iowait", 0.0))
+    busy = times.user + times.nice + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
+    return idle, idle + float(busy + getattr(times, "steal", 0.0))
+
+
+class Crowd:
+    """Tells whether the cores are crowded. They are looked at only while somebody asks.
+
+    Args:
+        read: gives what ``core_seconds`` does.
+    """
+
+    def __init__(self, read: Callable[[], tuple[float, float]] = core_seconds) -> None:
+        self._read = read
+        self._at = -SPARE_SECS
+        self._seen = (0.0, 0.0)
+        self._crowded: bool | None = None  # not known
+
+    def __call__(self, now: float) -> bool:
+        """Whether they were in the last window; False while that is not known."""
+        age = now - self._at
+        if age < (SPARE_SECS if self._crowded is False else WINDOW_SECS):
+            return bool(self._crowded)
+        before, self._seen, self._at = self._seen, self._read(), now
+        idle, total = (after - earlier for after, earlier in zip(self._seen, before, strict=True))
+        self._crowded = None if age >= SPARE_SECS else idle < SPARE * total
+        return bool(self._crowded)
+
+
+class Turns:
+    """The turns of the sessions that train on one ps's host. Thread safe.
+
+    Args:
+        at_once: how many sessions may begin steps at the same time; `AT_ONCE` for each core by default.
+        crowded: tells whether the cores are crowded at a time; without that nobody waits.
+        limits: the times.
+    """
+
+    def __init__(
+        self, at_once: int = 0, crowded: Callable[[float], bool] | None = None, limits: Limits | None = None
+    ) -> None:
+        self._at_once = at_once or AT_ONCE * len(os.sched_getaffinity(0))
+        self._line = Line(self._at_once, limits or Limits())
+        self._crowded = crowded or Crowd()
+        self._lock = threading.Lock()
+        self._told = False
+        self.enabled = os.environ.get(VARIABLE, "1") != "0"
+
+    def begin(self, session: int) -> None:
+        """Before the read of a step: waits for the session's turn."""
+        now = time.monotonic()
+        with self._lock:
+            place = self._line.ask(session, now)
+        while place is not None:
+            with self._lock:
+                now = time.monotonic()
+                place.news.clear()
+                crowded = self._crowded(now)
+                again = self._line.admit(now, everybody=not crowded)
+                if place.called:
+                    return
+                first = self._line.is_first(place)
+                tell, self._told = not self._told, True
+            if tell:
+                logging.info(
+                    "More than %d workers train on this host's cores: they begin steps in turns (%s=0: all at once)",
+                    self._at_once,
+                    VARIABLE,
+                )
+            place.news.wait(again - now if first else None)
+
+    def heard_of(self, session: int) -> None:
+        """After an answer to a session."""
+        self._line.heard_of(session, time.monotonic())
+
+    def forget(self, session: int) -> None:
+        """A session has ended: another one's turn comes."""
+        with self._lock:
+            self._line.forget(session)
+            self._line.admit(time.monotonic())

@@ -1,0 +1,92 @@
+"""Compiling programs: once per process for each SHA-256 and device, however many sessions register them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from runtime.errors import InvalidArgumentError, ResourceExhaustedError
+from runtime.plan.plan import Program
+from runtime.state.failures import meaning, one_line
+from runtime.task.program_verifier import load_program
+
+Executable = Callable[..., list[Any]]
+
+
+KEPT = 512
+"""Executables that the cache keeps, the latest asked for; a stage that is registered keeps its own besides."""
+
+
+class Compiler:
+    """A cache of executables. Thread safe; programs that differ compile at the same time.
+
+    Args:
+        kept: how many executables are kept.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[tuple[str, jax.Device, tuple[int, ...]], _Entry] = OrderedDict()
+        self.compilations = 0
+        """How many programs were compiled, for tests that count."""
+
+    def __len__(self) -> int:
+        """How many executables are kept."""
+        return len(self._entries)
+
+    def executable(self, program: Program, donate: Sequence[int], device: jax.Device) -> Executable:
+        """The compiled program, whose arguments ``donate`` are updated in place.
+
+        Raises:
+            InvalidArgumentError: the program is damaged or does what a stage must not do.
+        """
+        key = (program.sha256, device, tuple(donate))
+        with self._lock:
+            entry = self._entries.setdefault(key, _Entry())
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._kept:
+                self._entries.popitem(last=False)
+        with entry.lock:
+            if entry.executable is None:
+                entry.executable = _compile(program, donate, device)
+                with self._lock:
+                    self.compilations += 1
+            return entry.executable
+
+
+class _Entry:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.executable: Executable | None = None
+
+
+def warm_up() -> None:
+    """Imports what JAX imports when it first compiles an exported program: a quarter of a second, once per process."""
+    import scipy.linalg  # noqa: F401
+
+
+def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Executable:
+    exported = load_program(program)
+    # Only a device other than the default one is named: naming it costs on every call.
+    sharding = None if device == jax.local_devices()[0] else jax.sharding.SingleDeviceSharding(device)
+    avals: list[Any] = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        for shape, dtype in ((spec.shape, spec.dtype) for spec in program.arguments)
+    ]
+
+    def run(*arguments: Any) -> Any:
+        return exported.call(*arguments)
+
+    on_device = contextlib.nullcontext() if sharding is None else jax.default_device(device)
+    try:
+        with jax.enable_x64(True), on_device:
+            return jax.jit(run, donate_argnums=tuple(donate)).lower(*avals).compile()
+    except Exception as error:
+        kind = ResourceExhaustedError if meaning(error) is ResourceExhaustedError else InvalidArgumentError
+        raise kind(f"the program could not be compiled for {device}: {one_line(error)}") from error

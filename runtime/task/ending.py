@@ -1,0 +1,57 @@
+"""How one step of a client elsewhere is ended: what waits for it here, and its calls on other tasks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from runtime.state.cancellation import Cancellation
+from runtime.transport.channel import Lane
+
+
+class StepEnding(Cancellation):
+    """Ends one step, and no other of its session.
+
+    Waits of kernels on this task look at it as they do at any ``Cancellation``; the calls on other tasks are ended by
+    their lanes. The deadline is that of the step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lanes: list[Lane] = []
+        self._waits: list[Cancellation] = []
+        self._covered = threading.Lock()
+
+    def set(self, reason: str = "nobody waits for the step any more") -> None:
+        """Ends the step; what it still does raises CancelledError with the first reason given."""
+        super().set(reason)
+        with self._covered:  # held: a lane that is not covered any more may be another step's
+            for lane in self._lanes:
+                lane.cancel()
+            waits = list(self._waits)
+        for wait in waits:
+            wait.set(reason)
+
+    def cover(self, lanes: Iterable[Lane]) -> None:
+        """Has the end of the step end the calls of these lanes, until ``uncover``.
+
+        Raises:
+            CancelledError: it was ended before.
+        """
+        with self._covered:
+            self._lanes.extend(lanes)
+        if self.is_set():
+            self.check("the step")
+
+    def uncover(self, lanes: Iterable[Lane]) -> None:
+        """Before lanes are given back: they are this step's no more. Those that were never covered do not matter."""
+        gone = list(lanes)
+        with self._covered:
+            self._lanes = [lane for lane in self._lanes if all(lane is not other for other in gone)]
+
+    def include(self, wait: Cancellation) -> None:
+        """Has the end of the step end a wait that something else may end too."""
+        with self._covered:
+            self._waits.append(wait)
+        if self.is_set():
+            wait.set("nobody waits for the step any more")

@@ -1,0 +1,365 @@
+"""The executor: stages are registered once and run many times against the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from runtime.errors import (
+    OUT_OF_MEMORY,
+    AbortedError,
+    InternalError,
+    InvalidArgumentError,
+    OpError,
+    ResourceExhaustedError,
+)
+from runtime.graph.tracing import has_less_than_a_byte, is_64_bit
+from runtime.plan.plan import Stage, VariableOutput
+from runtime.state.cancellation import Cancellation
+from runtime.state.failures import meaning, one_line
+from runtime.state.store import Claim, Slot, Store
+from runtime.state.write_gate import Gate
+from runtime.task.compiler import Compiler, Executable
+from runtime.task.host_kernels import RAW, Context, find_kernel
+from runtime.task.interrupts import HeldBack
+from runtime.tensor_spec import TensorSpec
+
+_process_compiler = Compiler()
+
+
+class Executor:
+    """Runs stages for one task.
+
+    Args:
+        store: the task's state.
+        task: the task's name, for errors.
+        devices: the local devices that stages may name, by (type, index).
+        compiler: cache of executables, shared by all tasks of the process by default.
+        gate: what guarded updates pass; whoever runs other writing stages passes it for them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        task: str,
+        devices: dict[tuple[str, int], jax.Device],
+        compiler: Compiler | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        self.store = store
+        self.task = task
+        self.gate = gate or Gate(task)
+        self.compiler = compiler or _process_compiler
+        self._devices = devices
+
+    def prepare(self, stage: Stage, generation: int = 0) -> PreparedStage:
+        """Compiles a stage and finds its variables, so that running it looks nothing up.
+
+        Args:
+            stage: the stage.
+            generation: of the run record; in a later one the stage refuses to run.
+
+        Raises:
+            InvalidArgumentError: the device is not here, or the program is refused.
+            NotFoundError: a host kernel is not known.
+        """
+        device = self._devices.get((stage.device.type, stage.device.index))
+        if device is None and not stage.host:
+            have = ", ".join(f"{kind}:{i}" for kind, i in sorted(self._devices))
+            raise InvalidArgumentError(
+                f"no device {stage.device.type}:{stage.device.index} here, only {have}", task=self.task
+            )
+        return PreparedStage(self, stage, device, generation)
+
+
+class PreparedStage:
+    """A stage that is ready to run on this task."""
+
+    def __init__(self, executor: Executor, stage: Stage, device: jax.Device | None, generation: int) -> None:
+        self.stage = stage
+        self._store = executor.store
+        self._task = executor.task
+        self._gate = executor.gate
+        self._generation = generation
+        self._slots = [self._store.slot(v.container, v.name) for v in stage.variables]
+        self._claim = Claim(self._slots)
+        self._specs = [TensorSpec(v.shape, v.dtype) for v in stage.variables]
+        self._reads = [(self._slots[i], self._specs[i], i in stage.writes) for i in stage.reads]
+        self._writes = [(self._slots[i], self._specs[i]) for i in stage.writes]
+        self._kernels = [find_kernel(call.kernel) for call in stage.host]
+        self._executable: Executable | None = None
+        self._on_host = device is None or device.platform == "cpu"
+        self._device = device
+        self._one_device = len(executor._devices) == 1
+        given = stage.inputs or ()
+        if stage.host and stage.program is not None:
+            given = stage.program.arguments[len(stage.reads) :]
+        self._wide = [i for i, s in enumerate(given) if is_64_bit(s.dtype)]
+        arguments = () if stage.program is None else stage.program.arguments
+        self._narrow = [i for i, s in enumerate(arguments) if has_less_than_a_byte(s.dtype)]
+        self._handed_out = [
+            (o.index, self._slots[o.index], self._specs[o.index])
+            for o in stage.outputs
+            if isinstance(o, VariableOutput)
+        ]
+        if stage.program is not None and device is not None:
+            donate = [k for k, i in enumerate(stage.reads) if i in stage.writes]
+            self._executable = executor.compiler.executable(stage.program, donate, device)
+
+    def run(
+        self, inputs: Sequence[Any], client: int = 0, cancelled: Cancellation | None = None
+    ) -> tuple[list[Any], Any]:
+        """Runs the stage.
+
+        Args:
+            inputs: one array (numpy or jax) for each input. They are lent: numpy arrays that are 64-byte aligned are
+                read in place, so they must not change until the outputs are ready, and may change then.
+            client: the session that it runs for.
+            cancelled: ends the waits of host kernels.
+
+        Returns:
+            One array for each output (jax arrays that may still be being computed, or numpy arrays), and something
+            for ``wait``. None shares memory with the inputs.
+
+        Raises:
+            AbortedError: the variables were restored since the stage was registered; or they have lost their values,
+                now or before, with a program that failed: names them.
+            ResourceExhaustedError: out of memory; no variable has lost its value.
+            FailedPreconditionError: a variable is not initialised; names it.
+            InvalidArgumentError: a variable has another shape or dtype than this graph expects.
+        """
+        if self._kernels:
+            return self._run_host(inputs, client, cancelled or Cancellation()), None
+        return self._run_program(inputs)
+
+    def _run_program(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+        if self._wide:
+            inputs = self._widened(inputs)
+        if not self._one_device:
+            inputs = [self._here(value) for value in inputs]
+        results: Sequence[Any] = ()
+        handed: list[Any] = []
+        pinned: list[Any] = []
+        try:
+            if not self._slots:
+                results = self._computed(inputs)
+            else:
+                # The program may run on this thread, so only who needs the same variables waits for it.
+                with HeldBack(), self._claim:
+                    results = self._computed(inputs)
+                    handed = self._exchanged(results)
+                if handed:
+                    pinned = self._pinned(handed)
+        except OpError:
+            raise
+        except Exception as error:
+            raise self._failed(error) from error
+        except BaseException as error:  # raised by a handler of another signal: what was donated may be gone
+            self._lost(error)
+            raise
+        finally:
+            if handed:
+                self._store.release(slot for _, slot, _ in self._handed_out)
+        computed = results[len(self._writes) :]
+        done = computed[0] if computed else None
+        if not pinned:
+            return list(computed[: len(self.stage.outputs)]), done
+        values = iter(pinned)
+        outputs = [next(values) if isinstance(o, VariableOutput) else computed[o.index] for o in self.stage.outputs]
+        return outputs, done
+
+    def _computed(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Within the claim: runs the program."""
+        # A fence that comes now does no harm: whoever gives the variables new values must claim them first.
+        if self._store.run.generation != self._generation:
+            raise self._fenced()
+        if self._executable is None:
+            return ()
+        arguments = []
+        for slot, spec, written in self._reads:
+            value = slot.checked(spec, self._task)
+            # Somebody holds the array and has not pinned it yet: update a copy instead of donating it.
+            arguments.append(value.copy() if written and slot.readers else value)
+        if not self._one_device:
+            arguments = [self._here(value) for value in arguments]
+        if self._narrow:  # what a program gives has another layout than what one is compiled for; numpy's has any
+            arguments = [*arguments, *inputs]
+            for i in self._narrow:
+                arguments[i] = np.asarray(arguments[i])
+            return self._executable(*arguments)
+        return self._executable(*arguments, *inputs)
+
+    def _exchanged(self, results: Sequence[Any]) -> list[Any]:
+        """Within the claim: gives written variables their new values, and references to those that are handed out."""
+        store, fresh = self._store, False
+        with store.lock:
+            for (slot, spec), new in zip(self._writes, results, strict=False):
+                if slot.value is None:
+                    fresh, slot.lost = True, ""
+                slot.value, slot.spec = new, spec
+            if fresh:
+                store.changed.notify_all()
+            handed = [slot.checked(spec, self._task) for _, slot, spec in self._handed_out]
+            for _, slot, _ in self._handed_out:
+                slot.readers += 1
+            return handed
+
+    def _pinned(self, values: list[Any]) -> list[Any]:
+        """Makes handed-out variables safe from later updates, which must not donate them before.
+
+        On the host a numpy view pins the memory without a copy: an update that meets a view writes elsewhere.
+        """
+        return [np.asarray(v) for v in values] if self._on_host else [v.copy() for v in values]
+
+    def wait(self, done: Any) -> None:
+        """Waits until a run is done and its inputs may be overwritten; takes what ``run`` gave last.
+
+        Raises:
+            AbortedError, ResourceExhaustedError: the program has failed; as ``run``.
+        """
+        if done is None:
+            return
+        try:
+            done.block_until_ready()
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _widened(self, inputs: Sequence[Any]) -> list[Any]:
+        """JAX narrows 64-bit numpy arrays unless it is told not to."""
+        arrays = list(inputs)
+        with jax.enable_x64(True):
+            for i in self._wide:
+                if not isinstance(arrays[i], jax.Array):
+                    arrays[i] = jax.device_put(arrays[i], None if self._one_device else self._device)
+        return arrays
+
+    def _here(self, value: Any) -> Any:
+        """``value``, brought over if it lies on another device of this task."""
+        if not isinstance(value, jax.Array) or value.device == self._device:
+            return value
+        with jax.enable_x64(True):
+            return jax.device_put(value, self._device, may_alias=False)
+
+    def _run_host(self, inputs: Sequence[Any], client: int, cancelled: Cancellation) -> list[Any]:
+        if self._store.run.generation != self._generation:
+            raise self._fenced()
+        guarded = None if self._executable is None else GuardedUpdate(self)
+        values = list(inputs) if RAW.issuperset(self._kernels) else [np.asarray(i) for i in inputs]
+        for call, fn in zip(self.stage.host, self._kernels, strict=True):
+            context = Context(self._store, self._task, call.op, client, cancelled, guarded)
+            try:
+                results = fn(context, call.attrs, [values[i] for i in call.arguments])
+            except OpError as error:
+                error.task = error.task or self._task
+                raise
+            if len(results) != call.results:
+                raise InternalError(f"kernel {call.kernel!r} gave {len(results)} results, not {call.results}")
+            values.extend(results)
+        return [_owned(values[o.index], inputs) for o in self.stage.outputs]
+
+    def _fenced(self) -> AbortedError:
+        return AbortedError("its variables were restored since the session began", task=self._task)
+
+    def _failed(self, error: Exception) -> OpError:
+        kind = meaning(error)
+        text = f"running [{self._label}] on {self.stage.device.name}: {one_line(error)}"
+        if kind is ResourceExhaustedError:
+            text = f"{OUT_OF_MEMORY} {text}"
+        lost = self._lost(error)
+        if lost:
+            text = f"{text}; with it these variables have lost their values, restore or initialise them: {lost}"
+            return AbortedError(text, task=self._task)
+        return kind(text, task=self._task)
+
+    def _lost(self, error: BaseException) -> str:
+        """The names of those variables that have no value any more, because what was donated to a program is gone."""
+        return ", ".join(
+            self._store.drop_lost(self._slots, f"it was lost when [{self._label}] failed: {one_line(error)}")
+        )
+
+    @property
+    def _label(self) -> str:
+        return ", ".join(self.stage.operations[:5])
+
+
+def _owned(output: Any, inputs: Sequence[Any]) -> Any:
+    """An output of a host stage, in memory of its own.
+
+    It outlives the call: another stage fetches it, or it is kept with the reply. The inputs, of which a kernel may have
+    handed one on, do not: they lie in the buffer of a connection.
+    """
+    lent = (i for i in inputs if isinstance(i, np.ndarray))
+    if isinstance(output, np.ndarray) and any(_shares(output, i) for i in lent):
+        return output.copy()
+    return output
+
+
+def _shares(output: np.ndarray[Any, Any], lent: np.ndarray[Any, Any]) -> bool:
+    return output is lent or not output.flags.owndata and np.may_share_memory(output, lent)
+
+
+class GuardedUpdate:
+    """The program of a guarded update, in the hands of its kernel.
+
+    Args:
+        prepared: the stage.
+    """
+
+    def __init__(self, prepared: PreparedStage) -> None:
+        self._prepared = prepared
+
+    @property
+    def generation(self) -> int:
+        """Of the task's variables, as of which the stage was registered.
+
+        Raises:
+            AbortedError: they were restored since then.
+        """
+        prepared = self._prepared
+        if prepared._store.run.generation != prepared._generation:
+            raise prepared._fenced()
+        return prepared._generation
+
+    def step(self) -> int:
+        """The value of the update's first variable, which counts its applications.
+
+        Raises:
+            AbortedError: the variables were restored since the stage was registered.
+            FailedPreconditionError: it is not initialised.
+        """
+        prepared = self._prepared
+        with prepared._claim:
+            if prepared._store.run.generation != prepared._generation:
+                raise prepared._fenced()
+            value = prepared._slots[0].checked(prepared._specs[0], prepared._task)
+            return int(np.asarray(value))
+
+    def apply(
+        self,
+        inputs: Sequence[Any],
+        key: tuple[int, int] = (0, 0),
+        expected: Mapping[str, int] | None = None,
+    ) -> None:
+        """Runs the program with these inputs, when the task's gate lets it, and waits until it is done.
+
+        Args:
+            inputs: one array for each input of the update.
+            key: names this application in the gate.
+            expected: by task, how many applications have this key; None when there is only this one.
+        """
+        prepared = self._prepared
+        prepared._gate.enter(key)
+        done = None
+        try:
+            _, done = prepared._run_program(inputs)
+            prepared.wait(done)
+        finally:
+            prepared._gate.leave(key, expected if done is not None else None)
+
+
+def slots_of(prepared: PreparedStage) -> Sequence[Slot]:
+    """The variables' slots of a prepared stage."""
+    return prepared._slots

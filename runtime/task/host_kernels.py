@@ -1,0 +1,218 @@
+"""Host kernels: the few things a task does that are not XLA programs, by name. No code crosses the wire."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from runtime.errors import InvalidArgumentError, NotFoundError
+from runtime.state.cancellation import Cancellation
+from runtime.state.run_record import FINISHED
+from runtime.state.store import Key, Store
+from runtime.tensor_spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+
+class Guarded(Protocol):
+    """The update of variables that a kernel may run (see ``executor.GuardedUpdate``)."""
+
+    @property
+    def generation(self) -> int:
+        """Of the task's variables."""
+
+    def step(self) -> int:
+        """The value of the update's first variable."""
+
+    def apply(
+        self, inputs: Sequence[Any], key: tuple[int, int] = ..., expected: Mapping[str, int] | None = ...
+    ) -> None:
+        """Runs the update and waits until it is done."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a kernel may use.
+
+    Attributes:
+        store: the task's state.
+        task: the task's name.
+        op: name of the operation, for errors and output.
+        client: the session that the call belongs to.
+        cancelled: ends the call's waits: the session has ended, or its caller is gone. Its ``memory`` is the call's.
+        guarded: the update that the kernel may run, when its operation has one.
+    """
+
+    store: Store
+    task: str
+    op: str = ""
+    client: int = 0
+    cancelled: Cancellation = field(default_factory=Cancellation)
+    guarded: Guarded | None = None
+
+
+Kernel = Callable[[Context, Mapping[str, Any], Sequence[Array]], Sequence[Array]]
+"""Its inputs are lent, for as long as the call lasts: they lie in memory that the next call overwrites. What it keeps
+of them it copies. What it hands on need not be copied: a stage's outputs own their memory (see ``executor``)."""
+
+KERNELS: dict[str, Kernel] = {}
+_HOMES = {
+    "accumulator": "runtime.kernels.resources",
+    "collective": "runtime.kernels.collectives",
+    "queue": "runtime.kernels.resources",
+    "quorum": "runtime.kernels.quorum_kernels",
+    "summary": "runtime.kernels.summaries",
+}
+"""First part of a kernel's name -> the module that registers it, imported when first asked for."""
+
+
+RAW: set[Kernel] = set()
+"""Kernels that take JAX arrays as they are, on whatever device."""
+
+
+def kernel(name: str, *, raw: bool = False) -> Callable[[Kernel], Kernel]:
+    """Registers a host kernel. One that may wait is named in ``graph.bodies.WAITING``.
+
+    Args:
+        name: what stages call it by.
+        raw: it may be given JAX arrays in the place of numpy's.
+    """
+
+    def register(fn: Kernel) -> Kernel:
+        KERNELS[name] = fn
+        if raw:
+            RAW.add(fn)
+        return fn
+
+    return register
+
+
+def find_kernel(name: str) -> Kernel:
+    """The kernel called ``name``. Raises NotFoundError when this task has none."""
+    home = _HOMES.get(name.partition("/")[0])
+    if home is not None:
+        importlib.import_module(home)
+    try:
+        return KERNELS[name]
+    except KeyError:
+        raise NotFoundError(f"this task has no kernel {name!r}; it has {', '.join(sorted(KERNELS))}") from None
+
+
+def strings(items: Sequence[str | bytes]) -> Array:
+    """A 1-D string tensor."""
+    out = np.empty((len(items),), object)
+    out[:] = [i.encode() if isinstance(i, str) else i for i in items]
+    return out
+
+
+def _keys(attrs: Mapping[str, Any]) -> list[Key]:
+    return [(container, name) for container, name in attrs["variables"]]
+
+
+@kernel("identity")
+def _identity(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    return [inputs[0]]
+
+
+@kernel("concat")
+def _concat(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    return [np.concatenate(list(inputs))]
+
+
+@kernel("is_initialized")
+def _is_initialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    return [np.asarray(not context.store.uninitialized(_keys(attrs)))]
+
+
+@kernel("uninitialized")
+def _uninitialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    return [strings(context.store.uninitialized(_keys(attrs)))]
+
+
+@kernel("wait_initialized")
+def _wait_initialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    return [strings(context.store.wait_initialized(_keys(attrs), float(inputs[0]), context.cancelled))]
+
+
+@kernel("run_record")
+def _run_record(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    message = json.loads(inputs[0].item())
+    answer = context.store.run.request(message, context.task, context.cancelled)
+    for _, resource in context.store.resources():
+        set_finished = getattr(resource, "set_finished", None)
+        if set_finished is not None:  # nobody may wait for workers that have left
+            set_finished(answer["phase"] == FINISHED)
+        retire = getattr(resource, "retire", None)
+        if retire is not None and message["action"] in ("rest", "done"):
+            index = str(message["task"]).rpartition(":")[2]
+            retire(int(message.get("session", 0)), int(index) if index.isdigit() else -1)
+    return [np.array(json.dumps(answer).encode(), object)]
+
+
+@kernel("value_or")
+def _value_or(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    key = (attrs["container"], attrs["variable"])
+    if context.store.uninitialized([key]):
+        return [inputs[0]]
+    return [context.store.snapshot([key])[key]]
+
+
+@kernel("assign")
+def _assign(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    value = np.array(inputs[0], dtype=object)
+    context.store.replace({(attrs["container"], attrs["variable"]): (value, TensorSpec(value.shape, value.dtype))})
+    return [value]
+
+
+@kernel("read")
+def _read(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    key = (attrs["container"], attrs["variable"])
+    return [context.store.snapshot([key])[key]]
+
+
+@kernel("print")
+def _print(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    if _may_print((context.client, context.task, context.op), int(attrs["first_n"])):
+        shown = "".join(f"[{_show(array, int(attrs['summarize']))}]" for array in inputs)
+        print(f"{attrs['message']}{shown}", file=sys.stderr, flush=True)
+    return []
+
+
+_printed: OrderedDict[tuple[int, str, str], int] = OrderedDict()  # how often a limited Print of a session has run
+_printed_lock = threading.Lock()
+_MAX_PRINTED = 10_000
+
+
+def _may_print(key: tuple[int, str, str], first_n: int) -> bool:
+    if first_n < 0:
+        return True
+    with _printed_lock:
+        count = _printed[key] = _printed.pop(key, 0) + 1
+        if len(_printed) > _MAX_PRINTED:
+            _printed.popitem(last=False)
+    return count <= first_n
+
+
+def _show(array: Array, limit: int) -> str:
+    flat = np.asarray(array).ravel()
+    more = "..." if flat.size > limit else ""
+    items = (i.decode(errors="replace") if isinstance(i, bytes) else str(i) for i in flat[:limit].tolist())
+    return " ".join(items) + more
+
+
+@kernel("check")
+def _check(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+    if not bool(np.all(inputs[0])):
+        shown = "".join(f"[{_show(array, int(attrs.get('summarize', 3)))}]" for array in inputs[1:])
+        raise InvalidArgumentError(
+            f"check failed at {context.op!r}: {attrs.get('message', '')}{shown}", task=context.task
+        )
+    return []

@@ -1,0 +1,210 @@
+"""The stage calls that a task has registered: one for all sessions that run the same, and gone when nobody needs it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from runtime.errors import AbortedError, NotFoundError
+from runtime.plan.plan import Program
+from runtime.task.registered import RegisteredCall
+
+SPARE_CALLS = 256
+"""Stage calls that are kept without a session: the next one of an equal graph finds them compiled."""
+SESSIONS = 4096
+"""Sessions for which calls are kept; one that never said goodbye goes when so many later ones have registered."""
+NOBODY = 0
+"""The session of a caller who holds on to the registered call itself."""
+
+
+class Registry:
+    """Stage calls by handle and by identity. Thread safe.
+
+    A call is kept while one of the sessions that registered it lives and has a plan with it; of the others the
+    ``spare`` newest are kept.
+
+    Args:
+        task: the task's name, for errors.
+        spare: how many calls are kept without a session.
+    """
+
+    def __init__(self, task: str, spare: int = SPARE_CALLS) -> None:
+        self._task = task
+        self._limit = spare
+        self._lock = threading.Lock()
+        self._last_handle = 0
+        self._calls: dict[int, RegisteredCall] = {}
+        self._by_digest: dict[bytes, RegisteredCall] = {}
+        self._programs: weakref.WeakValueDictionary[bytes, Program] = weakref.WeakValueDictionary()
+        self._held: OrderedDict[int, Counter[int]] = OrderedDict()  # by session, the handles, and how often registered
+        self._holders: dict[int, int] = {}  # by handle, how many sessions
+        self._spare: OrderedDict[int, None] = OrderedDict()  # the oldest first
+        self._inherited: dict[int, Any] = {}  # by handle, what ``revive`` makes a call of
+        self._revive: Callable[[int, Any], RegisteredCall] | None = None
+        self.changes = 0
+        """Grows with every call that comes or goes, and every session that takes or drops one."""
+
+    def __len__(self) -> int:
+        """How many stage calls are kept."""
+        return len(self._calls)
+
+    @property
+    def programs(self) -> int:
+        """How many programs are kept: those of the calls."""
+        return len(self._programs)
+
+    @property
+    def sessions(self) -> int:
+        """For how many sessions calls are kept."""
+        with self._lock:  # of one that is just ending, all has gone or nothing
+            return len(self._held)
+
+    def get(self, handle: int) -> RegisteredCall:
+        """The call behind a handle.
+
+        Raises:
+            AbortedError: it was dropped, because its session was silent for too long.
+            NotFoundError: there was never one.
+        """
+        try:
+            return self._calls[handle]
+        except KeyError:
+            if self._revive is not None and (inherited := self._inherited.get(handle)) is not None:
+                return self._revive(handle, inherited)
+            if 0 < handle <= self._last_handle:
+                raise AbortedError(
+                    "the session was silent for so long that its stages were dropped; open a new one", task=self._task
+                ) from None
+            raise NotFoundError(f"no stage is registered under handle {handle}", task=self._task) from None
+
+    def kept(self) -> tuple[dict[int, RegisteredCall], dict[int, Any], dict[int, list[int]]]:
+        """The calls by handle, those that were inherited and not used yet, and by session the handles it holds.
+
+        A handle is listed as often as the session has registered it.
+        """
+        with self._lock:
+            held = {session: sorted(handles.elements()) for session, handles in self._held.items()}
+            return dict(self._calls), dict(self._inherited), held
+
+    def inherit(
+        self,
+        calls: Mapping[int, Any],
+        sessions: Mapping[int, Sequence[int]],
+        revive: Callable[[int, Any], RegisteredCall],
+    ) -> None:
+        """Goes on from the calls of an earlier life of the task; each is made when it is first used.
+
+        Args:
+            calls: by handle, anything.
+            sessions: by session, the handles that it holds, each as often as it was registered.
+            revive: makes a call, adds it under its handle and gives it.
+        """
+        with self._lock:
+            self._last_handle = max(calls, default=0)
+            self._inherited.update(calls)
+            self._revive = revive
+            for session, handles in sessions.items():
+                for handle in handles:
+                    self._hold(handle, session)
+            for handle in calls:
+                if handle not in self._holders:
+                    self._spare[handle] = None
+
+    def program(self, sha256: bytes, program: Program) -> Program | None:
+        """The program that is kept under a hash: one for all; ``program`` itself if there is none and it has a blob."""
+        with self._lock:
+            known = self._programs.get(sha256)
+            if known is None and program.blob:
+                known = self._programs[sha256] = program
+            return known
+
+    def find(self, digest: bytes, session: int) -> RegisteredCall | None:
+        """The call of an identity, from now on kept for ``session`` too."""
+        with self._lock:
+            call = self._by_digest.get(digest)
+            if call is not None:
+                self._hold(call.handle, session)
+            return call
+
+    def add(self, digest: bytes, call: RegisteredCall, session: int, handle: int = 0) -> RegisteredCall:
+        """Keeps a call for a session under a handle of its own; gives the call of the same identity if there is one.
+
+        Args:
+            digest: the identity.
+            call: the call.
+            session: for whom.
+            handle: that it had in an earlier life of the task; 0 makes a new one.
+        """
+        with self._lock:
+            known = self._by_digest.get(digest)
+            if known is None:
+                if not handle:
+                    self._last_handle += 1
+                call.handle = handle or self._last_handle
+                call.digest = digest
+                known = self._by_digest[digest] = self._calls[call.handle] = call
+            if handle:  # it is held, or spare, already
+                self._inherited.pop(handle, None)
+                self._calls[handle] = known
+                return known
+            self._hold(known.handle, session)
+            return known
+
+    def unregister(self, session: int, handles: Sequence[int]) -> None:
+        """A session needs these handles once less; the calls that nobody needs become spare."""
+        with self._lock:
+            held = self._held.get(session)
+            if held is None:
+                return
+            self.changes += 1
+            for handle in handles:
+                if held[handle] > 1:
+                    held[handle] -= 1
+                elif held.pop(handle, 0):
+                    self._let_go(handle)
+            self._trim()
+
+    def release(self, session: int) -> None:
+        """A session has ended: the calls that only it needed become spare."""
+        with self._lock:
+            self._release(session)
+
+    def _hold(self, handle: int, session: int) -> None:
+        self.changes += 1
+        if session == NOBODY:
+            if handle not in self._holders:
+                self._spare[handle] = None
+                self._spare.move_to_end(handle)
+                self._trim()
+            return
+        held = self._held.setdefault(session, Counter())
+        self._held.move_to_end(session)
+        held[handle] += 1
+        if held[handle] == 1:
+            self._holders[handle] = self._holders.get(handle, 0) + 1
+            self._spare.pop(handle, None)
+        while len(self._held) > SESSIONS:
+            self._release(next(iter(self._held)))
+
+    def _release(self, session: int) -> None:
+        self.changes += 1
+        for handle in self._held.pop(session, ()):
+            self._let_go(handle)
+        self._trim()
+
+    def _let_go(self, handle: int) -> None:
+        self._holders[handle] -= 1
+        if not self._holders[handle]:
+            del self._holders[handle]
+            self._spare[handle] = None
+
+    def _trim(self) -> None:
+        while len(self._spare) > self._limit:
+            handle, _ = self._spare.popitem(last=False)
+            self._inherited.pop(handle, None)
+            call = self._calls.pop(handle, None)
+            if call is not None and call.handle == handle:
+                del self._by_digest[call.digest]

@@ -1,0 +1,445 @@
+"""The worker service's heart: what a task does with the calls of any master, over the tensor channel or in process."""
+
+from __future__ import annotations
+
+import hashlib
+import logging as std_logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from runtime.backup.holder import Header, Mirrors, message, read_message
+from runtime.backup.primary import Mirror
+from runtime.checkpoint.byte_ranges import PIECE_SPEC, PULL, PUSH, Piece
+from runtime.checkpoint.pacing import step_aside
+from runtime.checkpoint.participant import Shards
+from runtime.errors import (
+    AbortedError,
+    CancelledError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    OpError,
+    UnavailableError,
+)
+from runtime.observe.counters import TaskCounters
+from runtime.observe.trace import TracedStage, Tracer, traced_fetch
+from runtime.plan.place import Device
+from runtime.plan.plan import StageCall
+from runtime.state.cancellation import HUNG_UP, Cancellation
+from runtime.state.store import Store
+from runtime.state.write_gate import Gate
+from runtime.task.admission import Turns
+from runtime.task.executor import Executor, slots_of
+from runtime.task.fitting import check_call
+from runtime.task.registered import FetchFrom, RegisteredCall
+from runtime.task.registry import NOBODY, Registry
+from runtime.task.rendezvous import Held
+from runtime.task.unchanged import ReadVersion, answer, can_skip
+from runtime.transport.codec import Layout
+from runtime.transport.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
+from runtime.transport.listener import Reply
+from runtime.transport.messages import call_to_proto
+
+FETCH = 0
+"""The handle by which one task fetches a tensor that another holds for it, or sends it a message about a mirror."""
+
+_FIXED: Mapping[int, Layout | None] = {FETCH: None, PULL: Layout([PIECE_SPEC]), PUSH: None}
+"""The input layouts of the handles that nobody registers."""
+_thread = threading.local()
+
+_ENDED_SESSIONS = 4096
+
+
+def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
+    """The devices of this process under the names that they have as devices of a task."""
+    found: dict[Device, jax.Device] = {}
+    # At INFO, JAX's first look at the devices tells of every platform that is not installed.
+    std_logging.getLogger("jax._src.xla_bridge").setLevel(std_logging.WARNING)
+    locals_ = list(jax.local_devices())
+    if all(d.platform != "cpu" for d in locals_):
+        locals_ += jax.local_devices(backend="cpu")
+    for kind in dict.fromkeys(d.platform for d in locals_):
+        for index, device in enumerate(d for d in locals_ if d.platform == kind):
+            name = "GPU" if kind in ("gpu", "cuda", "rocm") else kind.upper()
+            platform = device.client.platform_version and _export_platform(device)
+            found[Device(job, task, name, index, platform)] = device
+    return found
+
+
+def _export_platform(device: jax.Device) -> str:
+    if device.platform != "gpu":
+        return str(device.platform)
+    return "rocm" if "rocm" in str(device.client.platform_version).lower() else "cuda"
+
+
+class Worker:
+    """State and stages of one task; the handler behind its tensor channel.
+
+    Args:
+        job: name of the job.
+        index: index of the task.
+        fetch_from: fetches a tensor from another task (in-process or over the tensor channel).
+    """
+
+    def __init__(self, job: str, index: int, fetch_from: FetchFrom) -> None:
+        self.task = f"/job:{job}/task:{index}"
+        self.devices = local_devices(job, index)
+        self.store = Store()
+        self.held = Held()
+        by_name = {(d.type, d.index): device for d, device in self.devices.items()}
+        self.gate = Gate(self.task)
+        self.executor = Executor(self.store, self.task, by_name, gate=self.gate)
+        self.shards = Shards(self.store, self.task, self.gate, by_name)
+        self._fetch_from = fetch_from
+        self._lock = threading.Lock()
+        self.registry = Registry(self.task)
+        self._waits: dict[
+            int, set[tuple[int, Cancellation]]
+        ] = {}  # by session: (lane or 0, what ends the call's waits)
+        self._ended: OrderedDict[int, None] = OrderedDict()
+        self.tracer = Tracer()
+        self.turns = Turns()
+        self.counters = TaskCounters()
+        self._gone: OpError | None = None
+        self.mirrors: Mirrors | None = None
+        """What this task keeps of others; None when it keeps nothing."""
+        self.mirror: Mirror | None = None
+        """What another task keeps of this one; None when nobody does."""
+
+    def keep_mirrors(self) -> None:
+        """Lets others keep their mirrors here."""
+        self.mirrors = Mirrors()
+        self.store.run.when_loading = self.mirrors.drop_all
+
+    def about_mirrors(self, header: Header, arrays: Sequence[Any]) -> tuple[Header, list[Any]]:
+        """Answers a message of a task whose mirror this one keeps."""
+        if self.mirrors is None:
+            raise FailedPreconditionError(
+                f"does not keep the mirror of {header['of']}: start all ps with the same --ps_backups", task=self.task
+            )
+        return self.mirrors.answer(header, arrays)
+
+    def leave(self, *, replaced: bool = False) -> None:
+        """Refuses all that comes from now on: sessions of this process, too, see that the server has stopped.
+
+        Args:
+            replaced: another server has taken its place since.
+        """
+        self._gone = (
+            AbortedError("restarted since the session began, its state is gone", task=self.task)
+            if replaced
+            else UnavailableError("its server has stopped", task=self.task)
+        )
+        self.shards.close()
+
+    # -- registration ------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        call: StageCall,
+        sha256: bytes = b"",
+        generation: int = 0,
+        traced: str = "",
+        writes: Mapping[str, int] | None = None,
+        session: int = NOBODY,
+        versioned: bool = False,
+        in_turn: bool = False,
+        handle: int = 0,
+    ) -> RegisteredCall | None:
+        """Compiles a stage call and gives it a handle; equal calls of any session share one.
+
+        Args:
+            call: the stage call; its program may come without its blob when ``sha256`` is given.
+            sha256: what the program is known by.
+            generation: of the run record when the session began.
+            traced: "here" or "over the wire" gives a handle whose runs are timed, for a caller who is there.
+            writes: by task, the writing stages of the whole plan, when it has several.
+            session: the handle is good for as long as it lives; NOBODY for a caller who holds on to the call itself.
+            versioned: a read (``can_skip``) that comes with the number of what the session has already.
+            in_turn: a read (``begins_in_turn``) that waits for the session's turn.
+            handle: that it had in an earlier life of this task; 0 makes a new one.
+
+        Returns:
+            The registered call, or None when the program is not known here and its blob must be sent.
+
+        Raises:
+            AbortedError: the variables were restored since then.
+            InvalidArgumentError: its parts do not fit together, its program is refused, or a kernel that may wait
+                shares the stage with others.
+        """
+        if self._gone is not None:
+            raise type(self._gone)(self._gone.message, task=self.task)
+        if call.stage.may_wait and len(call.stage.host) > 1:  # it may end and run again, which the others must not
+            raise InvalidArgumentError("a kernel that may wait is a stage of its own", task=self.task)
+        if generation != self.store.run.generation:
+            raise AbortedError("its variables were restored since the session began", task=self.task)
+        program = call.stage.program
+        if program is not None:
+            sha256 = sha256 or bytes.fromhex(program.sha256)
+            if program.blob and hashlib.sha256(program.blob).digest() != sha256:
+                raise NotFoundError("the program does not match its SHA-256", task=self.task)
+            program = self.registry.program(sha256, program)
+            if program is None:
+                return None
+            call = replace(call, stage=replace(call.stage, program=program))
+        described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
+        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), versioned, in_turn)
+        digest = hashlib.sha256(repr(identity).encode()).digest()
+        if session in self._ended:
+            session = NOBODY
+        found = None if handle else self.registry.find(digest, session)
+        if found is not None:
+            return found
+        check_call(call, self.task)
+        if versioned and not can_skip(call):
+            raise InvalidArgumentError("only a read of variables can tell that nothing has changed", task=self.task)
+        prepared = self.executor.prepare(call.stage, generation)
+        versions = ReadVersion(self.store, slots_of(prepared), generation) if versioned else None
+        registered = RegisteredCall(call, prepared, writes or {}, versions)
+        registered.origin = (sha256, generation, traced, versioned, in_turn)
+        registered.in_turn = in_turn and self.turns.enabled
+        if traced:
+            registered.prepared = TracedStage(registered.prepared, call, self.tracer, traced == "over the wire")
+            registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
+        added = self.registry.add(digest, registered, session, handle)
+        if session in self._ended:  # it has ended while this was compiled, and what it held then was released
+            self.registry.release(session)
+        return added
+
+    def registered(self, handle: int) -> RegisteredCall:
+        """The call behind a handle. Raises NotFoundError when there never was one, AbortedError when it was dropped."""
+        return self.registry.get(handle)
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    def execute(
+        self,
+        registered: RegisteredCall,
+        session: int,
+        step: int,
+        inline: Sequence[Any],
+        deadline: float | None = None,
+        cancelled: Cancellation | None = None,
+    ) -> tuple[list[Any], Any]:
+        """Runs a registered stage: fetches what other tasks hold for it, holds what others will fetch.
+
+        Args:
+            registered: the stage.
+            session: for whom.
+            step: number of the step.
+            inline: the inputs that come with the call.
+            deadline: ``time.monotonic()`` at which a host kernel that waits gives up.
+            cancelled: how the caller ends waits; made from the deadline when not given.
+
+        Returns:
+            All outputs, and what ``PreparedStage.wait`` takes.
+        """
+        if self._gone is not None:
+            raise type(self._gone)(self._gone.message, task=self.task)
+        call = registered.call
+        inputs = self._with_remote(registered, session, step, inline) if call.remote else inline
+        if call.stage.host:
+            cancelled = cancelled or Cancellation(deadline, caller_has_hung_up, call_memory())
+            with self._waiting(session, current_lane(), cancelled):
+                outputs, done = registered.prepared.run(inputs, session, cancelled)
+        elif registered.gated:
+            outputs, done = self._run_gated(registered, inputs, session, step)
+        else:
+            if registered.reads:
+                self.counters.read(session)
+            outputs, done = registered.prepared.run(inputs, session)
+        for i, fetches in call.holds.items():
+            self.held.put((session, step, call.outputs[i]), outputs[i], fetches)
+        return outputs, done
+
+    def _with_remote(self, registered: RegisteredCall, session: int, step: int, inline: Sequence[Any]) -> Sequence[Any]:
+        """The inputs of a stage, with those that other tasks hold for it.
+
+        A task gives what it holds once. What was fetched stays with the call until it is answered, for the run that
+        takes the place of one that was cut off.
+        """
+        call = registered.call
+        filled: list[Any] = [None] * len(call.inputs)
+        for i, value in zip(registered.inline, inline, strict=True):
+            filled[i] = value
+        fetch, memory = registered.fetch or self._fetch_from, call_memory()
+        for i, source in call.remote.items():
+            key = f"input {i}"
+            if key not in memory:
+                memory[key] = fetch(source.task, session, step, source.slot)
+            filled[i] = memory[key]
+        return filled
+
+    def _run_gated(
+        self, registered: RegisteredCall, inputs: Sequence[Any], session: int, step: int
+    ) -> tuple[list[Any], Any]:
+        """Runs a stage that writes variables, which a checkpoint may hold back for an instant."""
+        key = (session, step)
+        self.gate.enter(key)
+        writes = None
+        try:
+            result = registered.prepared.run(inputs, session)
+            if registered.pushes:
+                self.counters.updated(session)
+            if registered.reads:
+                self.counters.read(session)
+            writes = registered.writes
+            return result
+        finally:
+            self.gate.leave(key, writes)
+            if self.mirror is not None:
+                self.mirror.count()
+
+    @contextmanager
+    def _waiting(self, session: int, lane: int, cancelled: Cancellation) -> Iterator[None]:
+        """While a call runs, lets its session's end and the break of its lane end its waits."""
+        entry = (lane, cancelled)
+        with self._lock:
+            if session in self._ended:
+                raise CancelledError("the session was closed", task=self.task)
+            self._waits.setdefault(session, set()).add(entry)
+        try:
+            if lane and caller_is_gone():  # before anybody could be told
+                cancelled.set(HUNG_UP)
+            yield
+        finally:
+            with self._lock:
+                waits = self._waits[session]
+                waits.remove(entry)
+                if not waits:
+                    del self._waits[session]
+
+    def end_session(self, session: int) -> None:
+        """Cancels what still runs for a session, refuses what comes late, and forgets what is held for it."""
+        with self._lock:
+            self._ended[session] = None
+            if len(self._ended) > _ENDED_SESSIONS:
+                self._ended.popitem(last=False)
+        self.cancel(session, "the session was closed")
+        self._forget(session)
+        self.store.run.said_goodbye(session)
+
+    def _forget(self, session: int) -> None:
+        self.counters.forget(session)
+        self.turns.forget(session)
+        self.registry.release(session)  # last: who sees that nothing is registered for it any more sees all of it gone
+
+    def cancel(self, session: int, reason: str) -> None:
+        """Ends what waits for a session, and forgets what is held for it; the session may go on."""
+        with self._lock:
+            waits = list(self._waits.get(session, ()))
+        for _, cancelled in waits:
+            cancelled.set(reason)
+        for _, resource in self.store.resources():
+            end_client = getattr(resource, "end_client", None)
+            if end_client is not None:
+                end_client(session)
+        self.held.drop_session(session)
+        self.tracer.take(session)
+
+    # -- the tensor channel's handler ----------------------------------------------------------------------------
+
+    def input_layout(self, handle: int) -> Layout | None:
+        """The layout of a call's payload; None when it describes itself."""
+        if handle in _FIXED:
+            return _FIXED[handle]
+        return self.registered(handle).input_layout
+
+    def call(self, handle: int, client: int, step: int, inputs: list[Any]) -> Reply:
+        """Answers one call of the tensor channel."""
+        if handle == FETCH:
+            if inputs[0].dtype == np.uint8:
+                return Reply(message(*self.about_mirrors(*read_message(inputs))), dynamic=True)
+            session, of_step, slot = (int(n) for n in inputs[0])
+            return Reply([np.asarray(self.held.take((session, of_step, slot)))], remember=True, dynamic=True)
+        if handle in (PULL, PUSH):
+            return self._piece(handle, client, inputs)
+        registered = self.registered(handle)
+        if registered.in_turn:
+            self.turns.begin(client)
+        began = self.counters.begin()
+        failed = True
+        try:
+            if self.mirror is None or not registered.call.stage.writes_state:
+                reply = self._answer(registered, client, step, inputs)
+            else:
+                reply = self.mirror.carry_out(
+                    lambda: self._answer(registered, client, step, inputs), client, gated=registered.gated
+                )
+            failed = False
+            return reply
+        finally:
+            self.counters.end(began, registered.gated, failed)
+            self.turns.heard_of(client)
+
+    def _piece(self, handle: int, client: int, inputs: list[Any]) -> Reply:
+        """Gives or takes a piece of a checkpoint. It may be asked for twice: nothing need be remembered."""
+        if self._gone is not None:
+            raise type(self._gone)(self._gone.message, task=self.task)
+        if not getattr(_thread, "steps_aside", False):  # who carries a checkpoint closes the connection after it
+            step_aside()
+            _thread.steps_aside = True
+        if handle == PULL:
+            data, updates = self.shards.pull(Piece.from_array(inputs[0]), client)
+            return Reply([data, np.array([updates], np.uint64)])
+        if len(inputs) != 2 or inputs[1].dtype != np.uint8 or inputs[1].ndim != 1:
+            raise InvalidArgumentError("a piece of a checkpoint is one array of bytes", task=self.task)
+        self.shards.push(Piece.from_array(inputs[0]), inputs[1], client)
+        return Reply([])
+
+    def _answer(self, registered: RegisteredCall, client: int, step: int, inputs: list[Any]) -> Reply:
+        if registered.versions is not None:
+            return self._answer_read(registered, registered.versions, client, step, int(inputs[0][0]))
+        while True:
+            try:
+                outputs, done = self.execute(registered, client, step, inputs)
+                break
+            except CancelledError as error:
+                if HUNG_UP in error.message and not caller_is_gone():
+                    continue  # it was told of an older connection of the lane
+                raise
+        registered.prepared.wait(done)  # the inputs lie in the connection's buffer, which the next call overwrites
+        buffers = [np.asarray(outputs[i]) for i in registered.call.replies]
+        return Reply(buffers, remember=registered.remember, dynamic=registered.dynamic)
+
+    def _answer_read(
+        self, registered: RegisteredCall, versions: ReadVersion, client: int, step: int, has: int
+    ) -> Reply:
+        """Answers a read of a session that has the values numbered ``has``."""
+        number = versions.now()
+        if number != has or self._gone is not None:
+            outputs, _ = self.execute(registered, client, step, ())
+            return Reply(answer(number, [np.asarray(outputs[i]) for i in registered.call.replies]), dynamic=True)
+        if registered.reads:
+            self.counters.read(client)
+        return Reply(answer(number), dynamic=True)
+
+    def disconnected(self, client: int, lane: int) -> None:
+        """The connection of a lane broke while a call of it was running: what waits there need not wait any more.
+
+        Nothing has happened yet in a kernel that waits, or the call's memory has it. If the client connects again, the
+        lane repeats its call.
+        """
+        with self._lock:
+            waits = [cancelled for of, cancelled in self._waits.get(client, ()) if of == lane]
+        for cancelled in waits:
+            cancelled.set(HUNG_UP)
+
+    def gone(self, client: int, goodbye: bool) -> None:
+        """A client said goodbye, or has had no connection for so long that it must be dead."""
+        self.shards.gone(client, "its session was closed" if goodbye else "its chief was gone for too long")
+        if goodbye:
+            self.end_session(client)
+            if self.mirror is not None:
+                self.mirror.forget(client)
+        else:
+            self.store.run.lost_contact()
+            self.cancel(client, "the client has been gone for too long")
+            self._forget(client)  # should it come back, most likely nobody has asked for the room in between
