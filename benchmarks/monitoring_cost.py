@@ -23,7 +23,8 @@ import runtime as rt
 from benchmarks.common import ROOT
 from harness.launch.ports import free_ports
 from runtime.master import tasks
-from runtime.observe.counters import COMPUTE, PULL, PUSH, TaskCounters
+from runtime.observe.counters import TaskCounters
+from runtime.plan.plan import COMPUTE, PULL, PUSH
 
 CALLS = 200_000
 STEPS = 2000

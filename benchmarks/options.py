@@ -27,18 +27,15 @@ TRAINING: dict[str, dict[str, Any]] = {
     "prefetch": {"prefetch": 1},
     "bfloat16_wire": {"bfloat16_wire": True},
     "accumulate=4": {"accumulate": 4},
-    "skip_unchanged": {"skip_unchanged": True},
 }
 EVALUATING: dict[str, dict[str, Any]] = {
     "evaluating, off": {"evaluate": True},
-    "evaluating, skip_unchanged": {"evaluate": True, "skip_unchanged": True},
 }
 TRAINER_FLAGS = {
     "off": (),
     "prefetch": ("--prefetch=1",),
     "bfloat16_wire": ("--bfloat16_wire",),
     "accumulate=4": ("--accumulate=4",),
-    "skip_unchanged": ("--skip_unchanged",),
 }
 BATCH = 100
 

@@ -21,14 +21,12 @@ class Options:
 
     Attributes:
         prefetch: as in `runtime.SessionConfig`.
-        skip_unchanged: as in `runtime.SessionConfig`.
         bfloat16_wire: parameters and gradients travel as bfloat16.
         accumulate: batches of 100 to each pull and push.
         evaluate: only compute the loss; nobody changes the parameters.
     """
 
     prefetch: int = 0
-    skip_unchanged: bool = False
     bfloat16_wire: bool = False
     accumulate: int = 1
     evaluate: bool = False
@@ -58,7 +56,6 @@ def main(job: str, index: int, cluster_json: str, hidden: int, options_json: str
         device_filters=("/job:ps", f"/job:worker/task:{index}"),
         start_timeout_secs=60.0,
         prefetch=options.prefetch,
-        skip_unchanged=options.skip_unchanged,
     )
     session = rt.Session(server.target, config=config)
     if index == 0:

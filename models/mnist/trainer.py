@@ -67,9 +67,6 @@ flags.DEFINE_integer(
     "prefetch", 0, "1 overlaps push and pull with computing: faster, gradients are one step older.", 0, 1
 )
 flags.DEFINE_bool("bfloat16_wire", False, "Parameters and gradients cross the wire in bfloat16: half the bytes.")
-flags.DEFINE_bool(
-    "skip_unchanged", False, "Read the parameters over the wire only when they have changed since the last read."
-)
 flags.DEFINE_integer("accumulate", 1, "Batches to each pull and push of a worker.", lower_bound=1)
 flags.DEFINE_integer("seed", 1, "Seed of the initial values and the order of the data.", lower_bound=0)
 flags.DEFINE_float(
@@ -238,7 +235,7 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
     test_steps = FLAGS.test_epochs * len(mnist.train) / batch or float("inf")
     accuracy = 0.0
     config = rt.SessionConfig(
-        start_timeout_secs=FLAGS.start_timeout_secs, prefetch=FLAGS.prefetch, skip_unchanged=FLAGS.skip_unchanged
+        start_timeout_secs=FLAGS.start_timeout_secs, prefetch=FLAGS.prefetch
     )
     profiler = monitoring.StepProfiler.from_flags(FLAGS.logdir, here=is_chief)
     preemptible = harness.preemptible(FLAGS.preempt_grace_secs)

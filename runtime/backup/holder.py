@@ -109,6 +109,10 @@ class Mirrors:
         self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}  # life, version, entries so far
         self._lives: dict[str, int] = {}
 
+    def answer_message(self, message: Sequence[Array]) -> list[Array]:
+        """Answers a message as it travels: see ``packed_message``."""
+        return packed_message(*self.answer(*read_message(message)))
+
     def answer(self, header: Header, arrays: Sequence[Array]) -> tuple[Header, list[Array]]:
         """Answers one message: ``push`` (see ``Mirror``) or ``take``."""
         if header["kind"] == "take":
@@ -168,12 +172,12 @@ class Mirrors:
         ]
 
 
-def message(header: Header, arrays: Sequence[Array]) -> list[Array]:
+def packed_message(header: Header, arrays: Sequence[Array]) -> list[Array]:
     """A header and arrays as one row of arrays; ``read_message`` is the way back."""
     return [np.frombuffer(json.dumps(header).encode(), np.uint8), *arrays]
 
 
 def read_message(row: Sequence[Array]) -> tuple[Header, Sequence[Array]]:
-    """The header and the arrays of a ``message``."""
+    """The header and the arrays of a ``packed_message``."""
     header: Header = json.loads(row[0].tobytes())
     return header, row[1:]

@@ -31,7 +31,6 @@ from runtime.transport.messages import call_from_proto, call_to_proto
 
 _VARIABLE, _STAGE, _ANSWER = "variable", "stage", "answer"
 _SESSIONS, _RUN, _COORDINATOR, _STEPS = "sessions", "run", "coordinator", "steps"
-_NUMBERS_PER_LIFE = 1 << 40
 
 
 def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
@@ -110,8 +109,7 @@ def take_up(worker: Worker, image: Image, lives: int) -> dict[LaneKey, Answered]
             worker.gate.take_up(entry.meta)
         else:
             run = entry.meta
-    first_number = lives * _NUMBERS_PER_LIFE
-    worker.registry.inherit(stages, {s: handles for s, handles in sessions}, _reviver(worker, first_number))
+    worker.registry.inherit(stages, {s: handles for s, handles in sessions}, _reviver(worker))
     worker.store.replace(values)
     worker.held.reborn = True
     if run is not None:
@@ -157,12 +155,11 @@ def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> Any:
 
 
 def _stage(call: RegisteredCall) -> Entry:
-    sha256, generation, traced, versioned, in_turn = call.origin
+    sha256, generation, traced, in_turn = call.origin
     meta = {
         "sha256": sha256.hex(),
         "generation": generation,
         "traced": traced,
-        "versioned": versioned,
         "in_turn": in_turn,
         "writes": call.writes,
     }
@@ -179,7 +176,7 @@ def _answer(answered: Answered) -> Entry:
     return Entry(meta, tuple(np.asarray(b) for b in reply.buffers))
 
 
-def _reviver(worker: Worker, first_number: int) -> Callable[[int, Entry], RegisteredCall]:
+def _reviver(worker: Worker) -> Callable[[int, Entry], RegisteredCall]:
     def revive(handle: int, entry: Entry) -> RegisteredCall:
         meta = entry.meta
         call = call_from_proto(stage_pb2.StageCallDef.FromString(entry.arrays[0].tobytes()))
@@ -189,13 +186,10 @@ def _reviver(worker: Worker, first_number: int) -> Callable[[int, Entry], Regist
             meta["generation"],
             meta["traced"],
             meta["writes"],
-            versioned=meta["versioned"],
             in_turn=meta["in_turn"],
             handle=handle,
         )
         assert made is not None  # its program has come along
-        if made.versions is not None:
-            made.versions.start_at(first_number)
         return made
 
     return revive

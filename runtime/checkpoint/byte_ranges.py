@@ -18,11 +18,6 @@ from runtime.tensor_spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
 
-PULL = 0xFFFF_FFFF
-"""The handle of the tensor channel by which a coordinator fetches a piece of what a job has taken."""
-PUSH = 0xFFFF_FFFE
-"""The handle by which it gives a piece of what a job will commit."""
-
 
 class Piece(NamedTuple):
     """Some bytes of one slice of a job.

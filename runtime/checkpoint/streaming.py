@@ -10,19 +10,18 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from runtime.checkpoint import storage
-from runtime.checkpoint.byte_ranges import COUNT_SPEC, PULL, PUSH, Array, Piece, blocks_of
+from runtime.checkpoint.byte_ranges import COUNT_SPEC, Array, Piece, blocks_of
+from runtime.checkpoint.participant import Shards
 from runtime.checkpoint.snapshot import Cut, VariableSlice
 from runtime.tensor_spec import TensorSpec
 from runtime.transport.channel import Lane
 from runtime.transport.codec import Layout
-
-if TYPE_CHECKING:
-    from runtime.task.worker import Worker
+from runtime.transport.handles import PULL, PUSH
 
 BLOCK_BYTES = 16 << 20
 """Bytes that are asked for at once, and after which what has come is written."""
@@ -52,12 +51,12 @@ class LocalStream:
     """A stream to a task in this process.
 
     Args:
-        worker: of the task.
+        shards: the task's part in checkpoints.
         client: whose checkpoint it is.
     """
 
-    def __init__(self, worker: Worker, client: int) -> None:
-        self._shards = worker.shards
+    def __init__(self, shards: Shards, client: int) -> None:
+        self._shards = shards
         self._client = client
 
     def pull(self, piece: Piece) -> tuple[Array, int]:

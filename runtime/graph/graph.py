@@ -6,7 +6,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from runtime.graph.op_kinds import Body, Nothing, Shape
 from runtime.graph.operators import Operators
 from runtime.graph.placement import DeviceScopes, current_device, device, device_scopes, within_device_scopes
 from runtime.graph.tracing import x64_enabled
-
-if TYPE_CHECKING:
-    from runtime.graph.variable import Variable
 
 _VALID_NAME = re.compile(r"^[A-Za-z0-9.][A-Za-z0-9_.\\/\-]*$")
 
@@ -441,8 +438,8 @@ class Graph:
         with self._lock:
             return [key for key, items in self._collections.items() if items]
 
-    def variables(self) -> list[Variable]:
-        """All variables: global ones, then local ones."""
+    def variables(self) -> list[Any]:
+        """All variables (``rt.Variable``): global ones, then local ones."""
         return self.get_collection(GraphKeys.GLOBAL_VARIABLES) + self.get_collection(GraphKeys.LOCAL_VARIABLES)
 
 

@@ -11,6 +11,14 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError
 
+_call: Callable[..., Any]
+
+
+def make_operations_with(call: Callable[..., Any]) -> None:
+    """Sets what makes an operation of a function: it makes tensors, which have these operators, so it comes later."""
+    global _call
+    _call = call
+
 
 class Operators:
     """What tensors and variables have in common: Python's operators on their values."""
@@ -172,14 +180,12 @@ def _reflected(name: str, fn: Callable[[Any, Any], Any], self: Operators, other:
 
 
 def _apply(name: str, fn: Callable[..., Any], *operands: Any) -> Any:
-    from runtime.graph.ops import call  # it makes tensors, which have these operators
-
     for value in operands:
         if isinstance(value, Operators) and value.dtype.hasobject:  # type: ignore[attr-defined]
             raise InvalidArgumentError(
                 f"{name}: {value.name!r} is a string tensor; arithmetic works on numbers only"  # type: ignore[attr-defined]
             )
-    return call(fn, *operands, name=name)
+    return _call(fn, *operands, name=name)
 
 
 def _literal(tensor: Any, other: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
 from runtime.graph.op_kinds import Constant, Feed, Host, Pure, Shape
+from runtime.graph.operators import make_operations_with
 from runtime.graph.tracing import infer, is_64_bit, x64_enabled
 
 EMBED_BYTES = 1024
@@ -247,3 +248,6 @@ def _function_name(fn: Callable[..., Any]) -> str:
     name = getattr(fn, "__name__", type(fn).__name__)
     cleaned = "".join(c if c.isalnum() or c in "_.-" else "_" for c in name).lstrip("_-")
     return cleaned or "call"
+
+
+make_operations_with(call)

@@ -204,6 +204,7 @@ class Variable(Operators):
             InvalidArgumentError: the graph has no such variable.
         """
         graph = get_default_graph()
+        known: Variable
         for known in graph.variables():
             if known.name == message.variable_name:
                 return known

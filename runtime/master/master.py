@@ -18,22 +18,20 @@ from absl import logging
 from runtime.checkpoint.streaming import Stream
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import CancelledError, NotFoundError, OpError, UnavailableError
+from runtime.master.exchange import Run, Stopwatch, run_phase
 from runtime.master.flow import run_flow
 from runtime.master.pipeline import Pipeline, can_pipeline
-from runtime.master.prepared import LocalCall, Phase, PreparedPlan, register
-from runtime.master.tasks import LocalTask, RemoteCall, RemoteTask, Task, find_local, join
-from runtime.observe.counters import COMPUTE, is_training
+from runtime.master.prepared import PreparedPlan, register
+from runtime.master.tasks import LocalTask, RemoteTask, Task, find_local, join
 from runtime.observe.trace import merge as merge_stats
 from runtime.observe.trace import step_stats
 from runtime.plan.place import Device
-from runtime.plan.plan import Plan
+from runtime.plan.plan import COMPUTE, Plan
 from runtime.proto import services_pb2, step_stats_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
 from runtime.timeouts import RECONNECT_SECS
-from runtime.transport.channel import Lane
-from runtime.transport.codec import TensorBuffer
 from runtime.transport.dial import ChannelOptions
 
 _step_numbers = itertools.count(1)
@@ -51,7 +49,6 @@ class MasterOptions:
         operation_timeout_secs: time limit of one step; None without limit.
         reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
         prefetch: 1 overlaps training steps (``runtime/master/pipeline.py``), 0 does not.
-        skip_unchanged: reads carry nothing when nothing has changed (``runtime/task/unchanged.py``).
     """
 
     device_filters: tuple[str, ...] = ()
@@ -59,7 +56,6 @@ class MasterOptions:
     operation_timeout_secs: float | None = None
     reconnect_secs: float = RECONNECT_SECS
     prefetch: int = 0
-    skip_unchanged: bool = False
 
 
 class MasterSession:
@@ -133,10 +129,14 @@ class MasterSession:
             UnavailableError: a task is gone.
         """
         self._check_open()
-        times = self._times[0 if is_training(plan) else 1]
-        prepared = register(plan, self.tasks, self.options, self._worker, self.id, times, traced=traced)
-        if self.options.prefetch and not traced and can_pipeline(prepared):
-            prepared.pipeline = Pipeline(self, prepared)
+        times = self._times[0 if plan.is_training else 1]
+        prepared = register(
+            plan, self.tasks, self.options.operation_timeout_secs, self._worker, self.id, times, traced=traced
+        )
+        if self.options.prefetch and not traced and can_pipeline(prepared.phases, plan):
+            prepared.pipeline = Pipeline(
+                prepared.phases, plan, self.id, prepared.values, self.next_step_id, lambda: self._closed
+            )
         return prepared
 
     def run(
@@ -162,54 +162,39 @@ class MasterSession:
         """
         if self._closed:
             self._check_open()
-        plan = prepared.plan
         step = next(_step_numbers)
         timeout = self.options.operation_timeout_secs if timeout is None else timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         if prepared.pipeline is not None:
-            return self._run_pipelined(prepared, feeds, step, deadline)
+            return self._run_pipelined(prepared, prepared.pipeline, feeds, step, deadline)
         if ending is not None:
             ending.deadline = deadline
         if self._ahead:
             self._flush()  # what this step reads must hold what earlier steps wrote
-        values: list[Any] = [*feeds, *plan.constants, None] + [None] * (plan.slots - plan.step_id_slot - 1)
-        if prepared.uses_step_id:
-            values[plan.step_id_slot] = self.next_step_id()
-        borrowed: list[tuple[RemoteCall, TensorBuffer]] = []
-        running: list[tuple[LocalCall, Any]] = []
-        times, parts_ns = prepared.times, prepared.times.parts_ns
-        began = last = _clock()
-        part = COMPUTE  # of a plan without stages
-        for phase, part, awaited in prepared.schedule:
-            if awaited >= 0:
-                values[awaited] = _arrived(values[awaited], running)
-                now = _clock()
-                parts_ns[COMPUTE] += now - last
-                last = now
+        run = Run(self.id, step, deadline, ending, prepared.values(feeds, self.next_step_id))
+        exchange = prepared.exchange(run)
+        times, part = prepared.times, COMPUTE
+        watch = Stopwatch(times.parts_ns)
+        for phase in prepared.phases:
+            if phase.awaited >= 0:
+                run.arrive(phase.awaited)
+                watch.count(COMPUTE)
             if phase.flow:
-                last = run_flow(phase.flow, self.id, step, values, deadline, borrowed, running, ending, parts_ns, last)
+                run_flow(phase.flow, run, exchange, watch)
             else:
-                self._run_phase(phase, step, values, deadline, borrowed, running, ending)
-            now = _clock()
-            parts_ns[part] += now - last
-            last = now
-        for call, done in running:
-            call.registered.prepared.wait(done)
-        now = _clock()
-        parts_ns[part] += now - last
-        times.total_ns += now - began
-        times.steps += 1
-        times.wire_bytes += prepared.wire_bytes
-        for remote, buffer in borrowed:  # only now: the computations that read them are done
-            remote.buffers.append(buffer)
-        return [None if slot < 0 else values[slot] for slot in plan.fetches]
+                run_phase(phase, run, exchange)
+            part = phase.part
+            watch.count(part)
+        run.wait()
+        watch.count(part)
+        times.add_step(watch.last - watch.began, prepared.wire_bytes)
+        run.give_back()  # only now: the computations that read this memory are done
+        return run.fetch(prepared.plan.fetches)
 
     def _run_pipelined(
-        self, prepared: PreparedPlan, feeds: Sequence[Any], step: int, deadline: float | None
+        self, prepared: PreparedPlan, pipeline: Pipeline, feeds: Sequence[Any], step: int, deadline: float | None
     ) -> list[Any]:
         """Pull, computation and push overlap here, so only the whole is timed."""
-        pipeline = prepared.pipeline
-        assert pipeline is not None
         began = _clock()
         if not self._ahead <= {pipeline}:
             self._flush(pipeline)  # a plan for other shapes must not compute with what it pulled long ago
@@ -217,9 +202,7 @@ class MasterSession:
             results = pipeline.run(feeds, step, deadline)
         finally:
             self._ahead.add(pipeline)
-        prepared.times.total_ns += _clock() - began
-        prepared.times.steps += 1
-        prepared.times.wire_bytes += prepared.wire_bytes
+        prepared.times.add_step(_clock() - began, prepared.wire_bytes)
         return results
 
     def _flush(self, but: Pipeline | None = None) -> None:
@@ -251,44 +234,6 @@ class MasterSession:
         own = step_stats(self._worker.tracer.take(self.id))
         names = [name for name in plan.tasks if name != self._worker.task]
         return merge_stats([own, *(self.tasks[name].trace(self.id) for name in names)])
-
-    def _run_phase(
-        self,
-        phase: Phase,
-        step: int,
-        values: list[Any],
-        deadline: float | None,
-        borrowed: list[tuple[RemoteCall, TensorBuffer]],
-        running: list[tuple[LocalCall, Any]],
-        ending: StepEnding | None,
-    ) -> None:
-        sent: list[tuple[RemoteCall, Lane]] = []
-        try:
-            for call in phase.remote:  # a task that is lost is found out before any other is told to do something
-                sent.append((call, call.task.peer.acquire(deadline=deadline)))
-            if ending is not None:
-                ending.cover(lane for _, lane in sent)
-            for call, lane in sent:  # to all first, so that the tasks work at the same time
-                arrays = [np.asarray(values[slot]) for slot in call.inline]
-                lane.send(call.handle, step, arrays, dynamic=call.dynamic, deadline=deadline, waits=call.waits)
-            for local in phase.local:
-                inline = [values[slot] for slot in local.inline]
-                outputs, done = local.worker.execute(local.registered, self.id, step, inline, deadline, ending)
-                for slot, value in zip(local.outputs, outputs, strict=True):
-                    values[slot] = value
-                running.append((local, done))
-            for call, lane in sent:
-                buffer = None
-                if call.reuse:
-                    buffer = call.borrow()
-                    borrowed.append((call, buffer))
-                for slot, value in zip(call.reply_slots, lane.receive(call.reply_layout, buffer), strict=True):
-                    values[slot] = value
-        finally:
-            if ending is not None:
-                ending.uncover(lane for _, lane in sent)
-            for call, lane in sent:
-                call.task.peer.release(lane)  # a lane whose reply was not received is dropped
 
     def shard(self, name: str, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
         """Has a task carry out an order of a coordinator of checkpoints.
@@ -482,20 +427,7 @@ class Master:
             session.close()
 
 
-def _arrived(value: Any, running: Sequence[tuple[LocalCall, Any]]) -> np.ndarray[Any, Any]:
-    """``value`` when it is computed; if that failed, the error of the stage that did."""
-    try:
-        return np.asarray(value)
-    except Exception:
-        for call, done in running:
-            call.registered.prepared.wait(done)
-        raise
-
-
 def _matches(task: str, filters: Sequence[str]) -> bool:
     if not filters:
         return True
     return any(task == f or task.startswith(f + "/") or fnmatch.fnmatchcase(task, f) for f in filters)
-
-
-__all__ = ["LocalCall", "LocalTask", "Master", "MasterOptions", "MasterSession", "OpError", "Phase", "PreparedPlan"]

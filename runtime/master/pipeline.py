@@ -15,54 +15,73 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from absl import logging
 
 from runtime import timeouts
 from runtime.errors import OpError
+from runtime.master.calls import Phase
+from runtime.master.exchange import Exchange, Run
+from runtime.plan.plan import Plan
 from runtime.transport.channel import Lane
-from runtime.transport.codec import TensorBuffer
-
-if TYPE_CHECKING:
-    from runtime.master.master import MasterSession
-    from runtime.master.prepared import PreparedPlan
-    from runtime.master.tasks import RemoteCall
 
 _Pulled = dict[int, Any]
 """Slot -> value."""
 _LOOK_SECS = 0.1
 
 
-def can_pipeline(prepared: PreparedPlan) -> bool:
+def can_pipeline(phases: Sequence[Phase], plan: Plan) -> bool:
     """Whether a plan is a training step: pull from ps, compute here, push to ps."""
-    if len(prepared.phases) != 3 or any(call.stage.host for call in prepared.plan.stages):
+    if len(phases) != 3 or any(call.stage.host for call in plan.stages):
         return False  # a synchronous push must be over before the next pull
-    pull, compute, push = prepared.phases
+    pull, compute, push = phases
     if pull.local or compute.remote or push.local or not (pull.remote and compute.local and push.remote):
         return False
     reads_only = all(not call.inline and not call.writes_state and not call.dynamic for call in pull.remote)
     pulled = {slot for call in pull.remote for slot in call.reply_slots}
-    return reads_only and not pulled.intersection(prepared.plan.fetches)
+    return reads_only and not pulled.intersection(plan.fetches)
 
 
 class Pipeline:
-    """The steps of one plan, overlapped. One step at a time: a second thread waits for the first."""
+    """The steps of one plan, overlapped. One step at a time: a second thread waits for the first.
 
-    def __init__(self, session: MasterSession, prepared: PreparedPlan) -> None:
+    Args:
+        phases: pull, compute, push.
+        plan: the plan.
+        session: id of the session.
+        values: makes the table of values of a step (``PreparedPlan.values``).
+        next_step_id: gives a step's own id.
+        closed: whether the session has ended.
+    """
+
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        plan: Plan,
+        session: int,
+        values: Callable[[Sequence[Any], Callable[[], Any]], list[Any]],
+        next_step_id: Callable[[], Any],
+        closed: Callable[[], bool],
+    ) -> None:
+        self._pull_phase, self._compute_phase, self._push_phase = phases
+        self._plan = plan
         self._session = session
-        self._prepared = prepared
+        self._values = values
+        self._next_step_id = next_step_id
         self._lock = threading.Lock()
-        self._pulled: tuple[_Pulled, list[tuple[RemoteCall, TensorBuffer]]] | None = None
-        self._pushed: list[tuple[RemoteCall, Lane, Sequence[Any]]] = []
+        self._closed = closed
+        self._pulled: tuple[_Pulled, Run] | None = None
+        self._pushed: tuple[Exchange, list[Sequence[Any]]] | None = None
+        """The newest push, until it is answered, and the arrays that it sent."""
         self._replies: _Pulled | None = None
         """Of the newest push that was answered; None before the first one."""
-        self._changing = {slot for call in prepared.phases[0].remote for slot in call.reply_slots}
+        self._changing = {slot for call in self._pull_phase.remote for slot in call.reply_slots}
         """Slots of values in memory that is used again: what is pulled; and what the caller feeds."""
-        self._changing.update(range(prepared.plan.feeds))
-        self._gives_replies = any(call.reply_slots for call in prepared.phases[2].remote)
+        self._changing.update(range(plan.feeds))
+        self._gives_replies = any(call.reply_slots for call in self._push_phase.remote)
 
     def run(self, feeds: Sequence[Any], step: int, deadline: float | None) -> list[Any]:
         """Runs one step; see ``MasterSession.run``."""
@@ -70,9 +89,8 @@ class Pipeline:
             try:
                 return self._run(feeds, step, deadline)
             finally:
-                if self._session.closed:  # nobody will ask for what was pushed
-                    for call, lane, _ in self._pushed:
-                        call.task.peer.release(lane)
+                if self._closed() and self._pushed is not None:  # nobody will ask for what was pushed
+                    self._pushed[0].close()
 
     def flush(self) -> None:
         """Waits until the last push was answered, and forgets parameters pulled ahead."""
@@ -91,8 +109,8 @@ class Pipeline:
             return
         try:
             limit = time.monotonic() + timeouts.RECONNECT_SECS
-            for call, lane, _ in self._pushed:
-                peer = call.task.peer
+            for call, lane in self._pushed[0].lanes() if self._pushed else ():
+                peer = call.peer
                 while _is_awaited(lane) and peer.silent_since is None and time.monotonic() < limit:
                     pass
                 lane.limit(time.monotonic() + (timeouts.ATTEMPT_SECS if peer.silent_since is None else 0.0))
@@ -104,83 +122,71 @@ class Pipeline:
 
     def _forget(self) -> None:
         if self._pulled is not None:
-            for call, buffer in self._pulled[1]:
-                call.buffers.append(buffer)
+            self._pulled[1].give_back()
             self._pulled = None
 
     def _run(self, feeds: Sequence[Any], step: int, deadline: float | None) -> list[Any]:
-        plan = self._prepared.plan
         if self._pulled is None:
             self._pulled = self._pull(step, deadline)
-        pulled, borrowed = self._pulled
+        pulled, pull = self._pulled
         self._pulled = None
-        values: list[Any] = [*feeds, *plan.constants, None] + [None] * (plan.slots - plan.step_id_slot - 1)
-        if self._prepared.uses_step_id:
-            values[plan.step_id_slot] = self._session.next_step_id()
-        for slot, value in pulled.items():
-            values[slot] = value
-        running = []
-        for local in self._prepared.phases[1].local:
-            outputs, done = local.worker.execute(
-                local.registered, self._session.id, step, [values[slot] for slot in local.inline]
-            )
-            for slot, value in zip(local.outputs, outputs, strict=True):
-                values[slot] = value
-            running.append((local, done))
-        first = self._gives_replies and not self._pushed and self._replies is None
+        run = Run(self._session, step, deadline, None, self._values(feeds, self._next_step_id))
+        run.put(list(pulled), pulled.values())
+        for local in self._compute_phase.local:
+            run.execute(local)
+        first = self._gives_replies and self._pushed is None and self._replies is None
         self._take_replies()  # this and the next line go on while the programs above run
         self._pulled = self._pull(step, deadline)
-        for local, done in running:
-            local.registered.prepared.wait(done)
-        for call, buffer in borrowed:
-            call.buffers.append(buffer)
-        self._push(values, step, deadline)
+        run.wait()
+        pull.give_back()
+        self._push(run)
         if first:
             self._take_replies()  # there is no earlier reply to give
-        for slot, value in (self._replies or {}).items():
-            values[slot] = value
-        return [None if slot < 0 else values[slot] for slot in plan.fetches]
+        replies = self._replies or {}
+        run.put(list(replies), replies.values())
+        return run.fetch(self._plan.fetches)
 
-    def _pull(self, step: int, deadline: float | None) -> tuple[_Pulled, list[tuple[RemoteCall, TensorBuffer]]]:
-        sent: list[tuple[RemoteCall, Lane]] = []
+    def _pull(self, step: int, deadline: float | None) -> tuple[_Pulled, Run]:
+        """Asks for the parameters; gives them, and the run that holds the memory they lie in."""
+        run = Run(self._session, step, deadline, None, [])
+        exchange = Exchange(run)
         pulled: _Pulled = {}
-        borrowed: list[tuple[RemoteCall, TensorBuffer]] = []
+        calls = self._pull_phase.remote
         try:
-            for call in self._prepared.phases[0].remote:
-                lane = call.task.peer.acquire(deadline=deadline)
-                sent.append((call, lane))
-                lane.send(call.handle, step, (), deadline=deadline)
-            for call, lane in sent:
-                buffer = call.borrow()
-                borrowed.append((call, buffer))
-                pulled.update(zip(call.reply_slots, lane.receive(call.reply_layout, buffer), strict=True))
+            for call in calls:
+                exchange.open((call,))
+                exchange.send(call, ())
+            for call in calls:
+                pulled.update(zip(call.reply_slots, exchange.receive(call), strict=True))
         finally:
-            for call, lane in sent:
-                call.task.peer.release(lane)
-        return pulled, borrowed
+            exchange.close()
+        return pulled, run
 
-    def _push(self, values: list[Any], step: int, deadline: float | None) -> None:
-        for call in self._prepared.phases[2].remote:
+    def _push(self, run: Run) -> None:
+        exchange = Exchange(run)
+        sent: list[Sequence[Any]] = []
+        self._pushed = exchange, sent
+        for call in self._push_phase.remote:
             arrays = [
-                np.array(values[slot]) if slot in self._changing else np.asarray(values[slot]) for slot in call.inline
+                np.array(value) if slot in self._changing else np.asarray(value)
+                for slot, value in zip(call.inline, run.inputs(call), strict=True)
             ]
-            lane = call.task.peer.acquire(deadline=deadline)
-            self._pushed.append((call, lane, arrays))  # the arrays must live until the reply: they may be sent again
-            lane.send(call.handle, step, arrays, dynamic=call.dynamic, deadline=deadline)
+            sent.append(arrays)  # they must live until the reply: they may be sent again
+            exchange.open((call,))
+            exchange.send(call, arrays)
 
     def _take_replies(self) -> None:
-        pushed, self._pushed = self._pushed, []
-        if not pushed:
+        if self._pushed is None:
             return
+        (exchange, _), self._pushed = self._pushed, None
         replies: _Pulled = {}
         self._replies = None  # unless all have answered
         try:
-            for call, lane, _ in pushed:
-                replies.update(zip(call.reply_slots, lane.receive(call.reply_layout), strict=True))
+            for call, _ in list(exchange.lanes()):
+                replies.update(zip(call.reply_slots, exchange.receive(call), strict=True))
             self._replies = replies
         finally:
-            for call, lane, _ in pushed:
-                call.task.peer.release(lane)
+            exchange.close()
 
 
 def _is_awaited(lane: Lane) -> bool:

@@ -4,83 +4,69 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from runtime.master.calls import FlowCall, LocalCall, Phase, RemoteCall
 from runtime.master.dropped import later, when_dropped
-from runtime.master.tasks import LocalTask, RemoteCall, RemoteTask, Task
-from runtime.observe.counters import StepTimes, awaited_slots, parts_of, wire_bytes
-from runtime.observe.trace import traced_remote_call
+from runtime.master.exchange import Exchange, Run, TracedExchange
+from runtime.master.pipeline import Pipeline
+from runtime.master.tasks import LocalTask, RemoteTask, Task
+from runtime.observe.counters import StepTimes
 from runtime.plan.phases import phases
 from runtime.plan.plan import Plan, StageCall
 from runtime.task.admission import begins_in_turn
-from runtime.task.registered import RegisteredCall
-from runtime.task.unchanged import can_skip, skipping_call
 from runtime.task.worker import Worker
 from runtime.transport.endpoint import host_id
-
-if TYPE_CHECKING:
-    from runtime.master.master import MasterOptions
-    from runtime.master.pipeline import Pipeline
-
-
-@dataclass
-class LocalCall:
-    """One stage call on a task of this process."""
-
-    worker: Worker
-    registered: RegisteredCall
-    inline: tuple[int, ...]
-    outputs: tuple[int, ...]
-    replies: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class FlowCall:
-    """One stage call among several of which some may wait.
-
-    Attributes:
-        call: the call.
-        part: of the step (``runtime.observe.counters``), to which its time counts.
-        after: the places of the calls in the flow that must be over before it begins.
-        waits: whether it may wait.
-    """
-
-    call: RemoteCall | LocalCall
-    part: int
-    after: tuple[int, ...]
-    waits: bool
-
-
-@dataclass
-class Phase:
-    """Stage calls of a step that begin when those of the phase before are over, and do not wait for each other."""
-
-    remote: list[RemoteCall] = field(default_factory=list)
-    local: list[LocalCall] = field(default_factory=list)
-    flow: list[FlowCall] = field(default_factory=list)
-    """All of them in their place where there are several, of which some may wait: some may begin after others."""
 
 
 @dataclass
 class PreparedPlan:
-    """A plan whose stages are registered on their tasks."""
+    """A plan whose stages are registered on their tasks.
+
+    Attributes:
+        plan: the plan.
+        phases: what a step does, in order.
+        exchange: how a step makes its calls to other tasks.
+        times: where the plan's steps are counted.
+        wire_bytes: bytes of tensors of fixed size that a step sends and receives.
+        traced: the same plan, registered to be timed.
+        pipeline: runs its steps overlapped, for a session that asks for that.
+    """
 
     plan: Plan
-    phases: list[Phase]
-    uses_step_id: bool
-    schedule: list[tuple[Phase, int, int]]  # with what a phase does, and the value to wait for before its sending
+    phases: tuple[Phase, ...]
+    exchange: Callable[[Run], Exchange]
     times: StepTimes
     wire_bytes: int
     traced: PreparedPlan | None = None
     pipeline: Pipeline | None = None
 
+    def __post_init__(self) -> None:
+        plan = self.plan
+        step_id = plan.step_id_slot
+        self._uses_step_id = step_id in plan.fetches or any(step_id in call.inputs for call in plan.stages)
+        self._empty = [None] * (plan.slots - step_id)
+
+    def values(self, feeds: Sequence[Any], next_step_id: Callable[[], Any]) -> list[Any]:
+        """The values of a new step, by slot; None where nothing is computed yet.
+
+        Args:
+            feeds: of the plan.
+            next_step_id: gives the step's own id.
+        """
+        plan = self.plan
+        values: list[Any] = [*feeds, *plan.constants, *self._empty]
+        if self._uses_step_id:
+            values[plan.step_id_slot] = next_step_id()
+        return values
+
 
 def register(
     plan: Plan,
     tasks: Mapping[str, Task],
-    options: MasterOptions,
+    timeout: float | None,
     worker: Worker,
     session: int,
     times: StepTimes,
@@ -92,7 +78,7 @@ def register(
     Args:
         plan: the plan.
         tasks: the session's tasks, by name.
-        options: the session's.
+        timeout: seconds for one call of a task.
         worker: of the master's own task.
         session: id of the session.
         times: where the plan's steps are counted.
@@ -106,22 +92,15 @@ def register(
     writes = dict(writing) if writing.total() > 1 else None  # one writing stage alone is atomic anyway
 
     def remote(task: RemoteTask, call: StageCall) -> RemoteCall:
-        skips = options.skip_unchanged and not traced and can_skip(call)
         in_turn = not traced and task.host_id == host_id() and begins_in_turn(plan, call)
-        fetched, limit = frozenset(plan.fetches), options.operation_timeout_secs
-        made = task.register(call, fetched, limit, writes, traced, skips, in_turn)
+        made = task.register(call, frozenset(plan.fetches), timeout, writes, traced, in_turn)
         registered.setdefault(task, []).append(made.handle)
-        if skips:
-            made = skipping_call(made, task.reads, times)
-        if traced:
-            own_device = next(d for d in worker.devices if d.type == "CPU").name
-            made = traced_remote_call(made, call.wave, session, own_device, worker.tracer)
         return made
 
     def local(task: LocalTask, call: StageCall) -> LocalCall:
         made = task.register(call, writes, traced)
         inline = tuple(call.inputs[i] for i in made.inline)
-        return LocalCall(task.server.worker, made, inline, call.outputs, call.replies)
+        return LocalCall(task.server.worker, made, inline, call.outputs)
 
     registered: dict[RemoteTask, list[int]] = {}
     made: list[RemoteCall | LocalCall] = []
@@ -132,17 +111,15 @@ def register(
     except BaseException:
         later(functools.partial(_unregister, session, registered))
         raise
-    step_id = plan.step_id_slot
-    uses_step_id = step_id in plan.fetches or any(step_id in call.inputs for call in plan.stages)
-    own = worker.task
     waves = sorted({call.wave for call in plan.stages})
-    parts, awaited = dict(zip(waves, parts_of(plan), strict=True)), awaited_slots(plan, own)
-    schedule = [
-        (_phase(plan, made, members, parts), parts[members[0]], awaited[waves.index(members[0])])
-        for members in phases(plan)
-    ]
-    ordered = [phase for phase, _, _ in schedule]
-    prepared = PreparedPlan(plan, ordered, uses_step_id, schedule, times, wire_bytes(plan, own))
+    parts, awaited = plan.parts(), plan.awaited_slots(worker.task)
+    part_of = dict(zip(waves, parts, strict=True))
+    ordered = tuple(_phase(plan, made, members, part_of, awaited[waves.index(members[0])]) for members in phases(plan))
+    exchange: Callable[[Run], Exchange] = Exchange
+    if traced:
+        own_device = next(d for d in worker.devices if d.type == "CPU").name
+        exchange = functools.partial(TracedExchange, device=own_device, tracer=worker.tracer)
+    prepared = PreparedPlan(plan, ordered, exchange, times, plan.wire_bytes(worker.task))
     if registered:  # a step that is under way holds its plan
         when_dropped(prepared, functools.partial(_unregister, session, registered))
     return prepared
@@ -155,21 +132,31 @@ def _unregister(session: int, registered: Mapping[RemoteTask, Sequence[int]]) ->
 
 
 def _phase(
-    plan: Plan, made: Sequence[RemoteCall | LocalCall], members: Sequence[int], parts: Mapping[int, int]
+    plan: Plan,
+    made: Sequence[RemoteCall | LocalCall],
+    members: Sequence[int],
+    part_of: Mapping[int, int],
+    awaited: int,
 ) -> Phase:
     """The phase of these waves."""
     numbers = [i for i, call in enumerate(plan.stages) if call.wave in members]
     calls = [made[i] for i in numbers]
-    phase = Phase([c for c in calls if isinstance(c, RemoteCall)], [c for c in calls if isinstance(c, LocalCall)])
+    flow: tuple[FlowCall, ...] = ()
     if len(numbers) > 1 and any(plan.stages[i].stage.may_wait for i in numbers):
         place = {number: k for k, number in enumerate(numbers)}
-        phase.flow = [
+        flow = tuple(
             FlowCall(
                 made[i],
-                parts[plan.stages[i].wave],
+                part_of[plan.stages[i].wave],
                 tuple(place[before] for before in plan.after[i] if before in place),
                 plan.stages[i].stage.may_wait,
             )
             for i in numbers
-        ]
-    return phase
+        )
+    return Phase(
+        part_of[members[0]],
+        awaited,
+        tuple(c for c in calls if isinstance(c, RemoteCall)),
+        tuple(c for c in calls if isinstance(c, LocalCall)),
+        flow,
+    )

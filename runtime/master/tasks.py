@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -16,19 +15,20 @@ from runtime import timeouts
 from runtime.checkpoint.streaming import ChannelStream, LocalStream, Stream
 from runtime.cluster.spec import ClusterSpec, agree, difference, split_address
 from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
+from runtime.master.calls import Buffers, RemoteCall
 from runtime.observe.trace import shifted, step_stats
 from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
 from runtime.proto import services_pb2, services_pb2_grpc, step_stats_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.task.registered import RegisteredCall
-from runtime.task.unchanged import Reads
-from runtime.task.worker import FETCH, Worker
+from runtime.task.worker import Worker
 from runtime.transport import rpc
 from runtime.transport.channel import Lane
-from runtime.transport.codec import Layout, TensorBuffer
+from runtime.transport.codec import Layout
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.endpoint import Endpoint, host_id
+from runtime.transport.handles import BACKUP, FETCH
 from runtime.transport.messages import call_to_proto, device_from_proto
 from runtime.transport.peer import Peer
 
@@ -89,34 +89,6 @@ def is_local_session(session: int) -> bool:
     return any(server.master.has_session(session) for server in servers)
 
 
-class Buffers(list[TensorBuffer]):
-    """Memory for the replies of one handle, free at the moment; plans that differ in other stages share it."""
-
-
-@dataclass
-class RemoteCall:
-    """One stage call on another process's task: its handle there, and reusable memory for its replies."""
-
-    task: RemoteTask
-    handle: int
-    inline: tuple[int, ...]
-    reply_layout: Layout | None
-    reply_slots: tuple[int, ...]
-    dynamic: bool
-    buffers: Buffers
-    reuse: bool
-    writes_state: bool
-    waits: bool
-
-    def borrow(self) -> TensorBuffer:
-        """Memory for one reply of a fixed layout; give it back to ``buffers`` when nothing reads it any more."""
-        assert self.reply_layout is not None
-        try:
-            return self.buffers.pop()
-        except IndexError:  # not looked at beforehand: other threads of the session take from it too
-            return TensorBuffer(self.reply_layout)
-
-
 class LocalTask:
     """A task in this process."""
 
@@ -142,7 +114,7 @@ class LocalTask:
 
     def stream(self, client: int) -> Stream:
         """Opens a way for pieces of a client's checkpoint."""
-        return LocalStream(self.server.worker, client)
+        return LocalStream(self.server.worker.shards, client)
 
     def clear(self, containers: Sequence[str] | None) -> None:
         """Forgets the task's variables and resources."""
@@ -151,6 +123,10 @@ class LocalTask:
     def trace(self, session: int) -> step_stats_pb2.StepStats:
         """What the session's traced calls did on the task since it was last asked."""
         return step_stats(self.server.worker.tracer.take(session))
+
+    def about_backup(self, message: Sequence[Any]) -> list[Any]:
+        """Sends a message about the backup that the task holds, and gives the answer."""
+        return list(self.server.worker.call(BACKUP, 0, 0, list(message)).buffers)
 
     def cancel(self, session: int) -> None:
         """Ends what waits on the task for a session."""
@@ -183,7 +159,6 @@ class RemoteTask:
         self._lives = 0
         self._options = options
         self._closed = threading.Event()
-        self.reads = Reads()
         self._buffers: weakref.WeakValueDictionary[int, Buffers] = weakref.WeakValueDictionary()
         self._client = client
         self._channel = rpc.open_channel(address)
@@ -255,7 +230,6 @@ class RemoteTask:
         timeout: float | None,
         writes: Mapping[str, int] | None = None,
         traced: bool = False,
-        versioned: bool = False,
         in_turn: bool = False,
     ) -> RemoteCall:
         """Registers a stage call on the task.
@@ -266,7 +240,6 @@ class RemoteTask:
             timeout: seconds.
             writes: by task, the writing stages of the whole plan, when it has several.
             traced: time its runs.
-            versioned: a read, to be made a ``skipping_call``.
             in_turn: a read that may wait for the session's turn (``runtime.task.admission``).
         """
         request = services_pb2.RegisterRequest(
@@ -275,7 +248,6 @@ class RemoteTask:
             generation=self.generation,
             writes=writes,
             traced=traced,
-            versioned=versioned,
             in_turn=in_turn,
             session=self._client,
         )
@@ -295,7 +267,9 @@ class RemoteTask:
         layout = None if stage.output_specs is None else Layout([stage.output_specs[i] for i in call.replies])
         slots = tuple(call.outputs[i] for i in call.replies)
         return RemoteCall(
-            self,
+            self.peer,
+            self.name,
+            call.wave,
             answer.handle,
             tuple(s for i, s in enumerate(call.inputs) if i not in call.remote),
             layout,
@@ -332,13 +306,16 @@ class RemoteTask:
 
     def fetch(self, session: int, step: int, slot: int) -> Any:
         """Fetches a tensor that the task holds."""
-        return self.ask([np.array([session, step, slot], np.uint64)], step)[0]
+        return self._ask(FETCH, [np.array([session, step, slot], np.uint64)], step)[0]
 
-    def ask(self, arrays: Sequence[Any], step: int = 0) -> list[Any]:
-        """Sends what another task asks of this one without a session, and gives the answer."""
+    def about_backup(self, message: Sequence[Any]) -> list[Any]:
+        """Sends a message about the backup that the task holds, and gives the answer."""
+        return self._ask(BACKUP, message)
+
+    def _ask(self, handle: int, arrays: Sequence[Any], step: int = 0) -> list[Any]:
         lane: Lane = self.peer.acquire()
         try:
-            lane.send(FETCH, step, arrays, dynamic=True)
+            lane.send(handle, step, arrays, dynamic=True)
             return lane.receive(None)
         finally:
             self.peer.release(lane)
@@ -456,7 +433,6 @@ def fetcher(find: Callable[[str], Task]) -> Callable[[str, int, int, int], Any]:
 __all__ = [
     "LocalTask",
     "OpError",
-    "RemoteCall",
     "RemoteTask",
     "Task",
     "fetcher",

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from runtime.plan.plan import Plan
+from runtime.plan.plan import COMPUTE, PULL, PUSH
 
-PULL, COMPUTE, PUSH = 0, 1, 2
 STALENESS_BUCKETS = 65
 """How often updates were 0, 1 ... 63 and 64 or more updates behind."""
 
@@ -25,6 +21,12 @@ class StepTimes:
         self.total_ns = 0
         self.parts_ns = [0, 0, 0]
         self.wire_bytes = 0
+
+    def add_step(self, total_ns: int, wire_bytes: int) -> None:
+        """Counts a step."""
+        self.total_ns += total_ns
+        self.steps += 1
+        self.wire_bytes += wire_bytes
 
 
 class TaskCounters:
@@ -129,57 +131,3 @@ def _add(total: StepTimes, times: StepTimes) -> None:
     total.total_ns += times.total_ns
     total.wire_bytes += times.wire_bytes
     total.parts_ns = [a + b for a, b in zip(total.parts_ns, times.parts_ns, strict=True)]
-
-
-def is_training(plan: Plan) -> bool:
-    """Whether a step changes variables by what they were, or acts on resources (an accumulator, a queue)."""
-    stages = [call.stage for call in plan.stages]
-    return any(set(s.reads) & set(s.writes) or (s.host and s.writes_state) for s in stages)
-
-
-def parts_of(plan: Plan) -> list[int]:
-    """For each wave of a plan, whether it pulls, computes or pushes."""
-    waves: dict[int, list[Any]] = {}
-    for call in plan.stages:
-        waves.setdefault(call.wave, []).append(call.stage)
-    ordered = [waves[wave] for wave in sorted(waves)]
-    computing = [i for i, stages in enumerate(ordered) if any(s.program and not s.variables for s in stages)]
-    if not computing:
-        return [PUSH if any(s.writes_state for s in stages) else PULL for stages in ordered]
-    first, last = computing[0], computing[-1]
-    return [PULL if i < first else PUSH if i > last else COMPUTE for i in range(len(ordered))]
-
-
-def awaited_slots(plan: Plan, own_task: str) -> list[int]:
-    """For each wave, a value made on this task before that it sends to another one, or -1.
-
-    A computation goes on after it was started; to send its results is to wait for it. Waiting for one of them first
-    tells the time of the one from the time of the other.
-    """
-    made: set[int] = set()
-    awaited: list[int] = []
-    for wave in sorted({call.wave for call in plan.stages}):
-        calls = [call for call in plan.stages if call.wave == wave]
-        sent = (
-            slot
-            for call in calls
-            if call.stage.device.task_name != own_task
-            for i, slot in enumerate(call.inputs)
-            if i not in call.remote
-        )
-        awaited.append(next((slot for slot in sent if slot in made), -1))
-        made.update(s for call in calls if call.stage.device.task_name == own_task for s in call.outputs)
-    return awaited
-
-
-def wire_bytes(plan: Plan, own_task: str) -> int:
-    """Bytes of tensors of fixed size that a step's master sends and receives."""
-    total = 0
-    for call in plan.stages:
-        stage = call.stage
-        if stage.device.task_name == own_task:
-            continue
-        specs: Sequence[Any] = [s for i, s in enumerate(stage.inputs or ()) if i not in call.remote]
-        specs = [*specs, *((stage.output_specs or ())[i] for i in call.replies if stage.output_specs is not None)]
-        total += sum(spec.nbytes for spec in specs if not spec.is_string)
-    return total

@@ -1,7 +1,7 @@
 """Traced steps: which operations ran where, when each stage began and ended, and what was sent for it.
 
 A plan that is to be traced is registered a second time, under handles of its own, with the recording wrapped around the
-stages and the lanes. So steps that are not traced pass no recording code at all.
+stages and the exchange (``runtime/master/exchange.py``). So steps that are not traced pass no recording code at all.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -125,70 +125,6 @@ def traced_fetch(fetch: Any, call: StageCall, tracer: Tracer) -> Any:
         return value
 
     return timed
-
-
-def traced_remote_call(call: Any, wave: int, session: int, device: str, tracer: Tracer) -> Any:
-    """A ``RemoteCall`` of the master whose lanes are timed.
-
-    Args:
-        call: the call.
-        wave: of its stage.
-        session: id of the session.
-        device: on which the master's sending and receiving is noted.
-        tracer: where to note.
-    """
-    task = _TracedTask(call.task, _TracedPeer(call.task, wave, session, device, tracer))
-    return replace(call, task=cast(Any, task), buffers=[])
-
-
-class _TracedTask:
-    def __init__(self, task: Any, peer: _TracedPeer) -> None:
-        self._task = task
-        self.peer = peer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-
-class _TracedPeer:
-    def __init__(self, task: Any, wave: int, session: int, device: str, tracer: Tracer) -> None:
-        self._task = task
-        self._about = (wave, session, device, tracer)
-
-    def acquire(self, **options: Any) -> _TracedLane:
-        return _TracedLane(self._task.peer.acquire(**options), self._task.name, *self._about)
-
-    def release(self, lane: _TracedLane) -> None:
-        self._task.peer.release(lane.lane)
-
-
-class _TracedLane:
-    def __init__(self, lane: Any, peer: str, wave: int, session: int, device: str, tracer: Tracer) -> None:
-        self.lane = lane
-        self._peer = peer
-        self._wave = wave
-        self._session = session
-        self._device = device
-        self._tracer = tracer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.lane, name)
-
-    def send(self, handle: int, step: int, buffers: Sequence[Any], **options: Any) -> None:
-        start = time.time_ns()
-        self.lane.send(handle, step, buffers, **options)
-        self._note("send", start, buffers, f"to {self._peer}")
-
-    def receive(self, *arguments: Any) -> Any:
-        start = time.time_ns()
-        values = self.lane.receive(*arguments)
-        self._note("recv", start, values, f"from {self._peer}")
-        return values
-
-    def _note(self, kind: str, start: int, arrays: Sequence[Any], label: str) -> None:
-        name = f"{kind}:{self._wave}"
-        span = Span(self._device, name, self._wave, start, time.time_ns(), nbytes(arrays), label)
-        self._tracer.add(self._session, span)
 
 
 def nbytes(arrays: Iterable[Any]) -> int:

@@ -14,6 +14,9 @@ from runtime.graph.op_kinds import WAITING, VariableSpec
 from runtime.plan.place import Device
 from runtime.tensor_spec import TensorSpec
 
+PULL, COMPUTE, PUSH = 0, 1, 2
+"""The parts of a training step: read variables, compute on the worker, update variables."""
+
 
 @dataclass(frozen=True)
 class Program:
@@ -138,6 +141,13 @@ class StageCall:
     holds: Mapping[int, int] = field(default_factory=dict)
     replies: tuple[int, ...] = ()
 
+    @property
+    def only_reads(self) -> bool:
+        """Whether the replies depend on nothing but variables, and only the master gets the outputs."""
+        stage = self.stage
+        alone = not self.inputs and not self.holds and not stage.host and not stage.writes_state
+        return alone and bool(stage.variables) and bool(self.replies)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -170,3 +180,61 @@ class Plan:
     def tasks(self) -> tuple[str, ...]:
         """The tasks that the step touches."""
         return tuple(dict.fromkeys(call.stage.device.task_name for call in self.stages))
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a step changes variables by what they were, or acts on resources (an accumulator, a queue)."""
+        stages = [call.stage for call in self.stages]
+        return any(set(s.reads) & set(s.writes) or (s.host and s.writes_state) for s in stages)
+
+    def parts(self) -> list[int]:
+        """For each wave, in order, the part of the step that it belongs to: PULL, COMPUTE or PUSH."""
+        waves: dict[int, list[Stage]] = {}
+        for call in self.stages:
+            waves.setdefault(call.wave, []).append(call.stage)
+        ordered = [waves[wave] for wave in sorted(waves)]
+        computing = [i for i, stages in enumerate(ordered) if any(s.program and not s.variables for s in stages)]
+        if not computing:
+            return [PUSH if any(s.writes_state for s in stages) else PULL for stages in ordered]
+        first, last = computing[0], computing[-1]
+        return [PULL if i < first else PUSH if i > last else COMPUTE for i in range(len(ordered))]
+
+    def awaited_slots(self, own_task: str) -> list[int]:
+        """For each wave, in order, the slot of a value to wait for before the wave is sent, or -1.
+
+        A program on the master's task is started and computes on; sending its results would wait for it. The master
+        waits for one of these values first, so that the time of computing and the time of sending are counted apart.
+
+        Args:
+            own_task: the master's task.
+        """
+        made: set[int] = set()
+        awaited: list[int] = []
+        for wave in sorted({call.wave for call in self.stages}):
+            calls = [call for call in self.stages if call.wave == wave]
+            sent = (
+                slot
+                for call in calls
+                if call.stage.device.task_name != own_task
+                for i, slot in enumerate(call.inputs)
+                if i not in call.remote
+            )
+            awaited.append(next((slot for slot in sent if slot in made), -1))
+            made.update(s for call in calls if call.stage.device.task_name == own_task for s in call.outputs)
+        return awaited
+
+    def wire_bytes(self, own_task: str) -> int:
+        """Bytes of tensors of fixed size that a step's master sends and receives.
+
+        Args:
+            own_task: the master's task.
+        """
+        total = 0
+        for call in self.stages:
+            stage = call.stage
+            if stage.device.task_name == own_task:
+                continue
+            specs = [s for i, s in enumerate(stage.inputs or ()) if i not in call.remote]
+            specs += [stage.output_specs[i] for i in call.replies if stage.output_specs is not None]
+            total += sum(spec.nbytes for spec in specs if not spec.is_string)
+        return total

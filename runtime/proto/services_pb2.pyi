@@ -136,7 +136,6 @@ class RegisterRequest(_message.Message):
     WRITES_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     TRACED_FIELD_NUMBER: _builtins.int
-    VERSIONED_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     IN_TURN_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
@@ -145,8 +144,6 @@ class RegisterRequest(_message.Message):
     """the same for the generation"""
     traced: _builtins.bool
     """a second handle, whose runs are timed"""
-    versioned: _builtins.bool
-    """a read: calls say what the session has, replies that would carry the same are empty"""
     session: _builtins.int
     """the handle is good for as long as it lives"""
     in_turn: _builtins.bool
@@ -165,13 +162,12 @@ class RegisterRequest(_message.Message):
         writes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         generation: _builtins.int = ...,
         traced: _builtins.bool = ...,
-        versioned: _builtins.bool = ...,
         session: _builtins.int = ...,
         in_turn: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "in_turn", b"in_turn", "incarnation", b"incarnation", "session", b"session", "traced", b"traced", "versioned", b"versioned", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "in_turn", b"in_turn", "incarnation", b"incarnation", "session", b"session", "traced", b"traced", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -782,14 +778,12 @@ class SessionOptions(_message.Message):
     OPERATION_TIMEOUT_SECS_FIELD_NUMBER: _builtins.int
     RECONNECT_SECS_FIELD_NUMBER: _builtins.int
     PREFETCH_FIELD_NUMBER: _builtins.int
-    SKIP_UNCHANGED_FIELD_NUMBER: _builtins.int
     start_timeout_secs: _builtins.float
     """0: no limit"""
     operation_timeout_secs: _builtins.float
     """0: no limit"""
     reconnect_secs: _builtins.float
     prefetch: _builtins.int
-    skip_unchanged: _builtins.bool
     @_builtins.property
     def device_filters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -800,11 +794,10 @@ class SessionOptions(_message.Message):
         operation_timeout_secs: _builtins.float = ...,
         reconnect_secs: _builtins.float = ...,
         prefetch: _builtins.int = ...,
-        skip_unchanged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_filters", b"device_filters", "operation_timeout_secs", b"operation_timeout_secs", "prefetch", b"prefetch", "reconnect_secs", b"reconnect_secs", "skip_unchanged", b"skip_unchanged", "start_timeout_secs", b"start_timeout_secs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_filters", b"device_filters", "operation_timeout_secs", b"operation_timeout_secs", "prefetch", b"prefetch", "reconnect_secs", b"reconnect_secs", "start_timeout_secs", b"start_timeout_secs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import psutil
 
@@ -16,12 +16,10 @@ from runtime.master.tasks import find_local
 from runtime.observe.process_metrics import metrics
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
+from runtime.server.served import Served
 from runtime.state.store import Store
 from runtime.tensor_spec import TensorSpec, canonical_dtype
 from runtime.transport import rpc
-
-if TYPE_CHECKING:
-    from runtime.server.server import Server
 
 _GLOBAL_STEP = ("", "global_step")
 _process = psutil.Process()
@@ -58,7 +56,7 @@ class TaskReport:
     variables: tuple[VariableSpec, ...] = ()
 
 
-def report(server: Server, *, variables: bool) -> pb.MetricsResponse:
+def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
     """The figures of a server of this process."""
     worker = server.worker
     known = worker.store.variables()
@@ -104,7 +102,7 @@ def _described(key: tuple[str, str], spec: TensorSpec) -> stage_pb2.VariableSpec
     return stage_pb2.VariableSpecDef(name=key[1], container=key[0], spec=described)
 
 
-def _transport(server: Server) -> dict[str, float]:
+def _transport(server: Served) -> dict[str, float]:
     counted = server.transport_counters
     return {
         "connections": counted.connections,
@@ -174,7 +172,7 @@ def probe(address: str, timeout_secs: float = 2.0, *, variables: bool = False) -
     address = address.removeprefix("grpc://")
     local = find_local(address)
     if local is not None:
-        return report_from_proto(report(cast("Server", local), variables=variables))
+        return report_from_proto(report(cast(Served, local), variables=variables))
     channel = rpc.open_channel(address)
     try:
         stub = services_pb2_grpc.WorkerServiceStub(channel)

@@ -17,7 +17,7 @@ from absl import logging
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from runtime.backup import takeover
-from runtime.backup.holder import Header, message, read_message
+from runtime.backup.holder import Header, Mirrors, packed_message, read_message
 from runtime.backup.image import capture
 from runtime.backup.primary import DEFAULT_LAG, Mirror
 from runtime.cluster.spec import ClusterSpec, TaskId, join_address, split_address
@@ -191,7 +191,7 @@ class Server:
 
     def _start(self) -> None:
         if self._holder:
-            self.worker.keep_mirrors()
+            self.worker.hold_backups(Mirrors())
             self._start_grpc()  # the others may ask, while this task asks them, and need not wait for each other
             self._mirror(self._holder)
             self._start_tensors()
@@ -217,10 +217,7 @@ class Server:
         """Goes on from the mirror, if there is one, and has this life of the task mirrored."""
 
         def send(header: Header, arrays: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
-            peer = self._peer(holder)
-            if isinstance(peer, LocalTask):
-                return peer.server.worker.about_mirrors(header, arrays)
-            return read_message(peer.ask(message(header, arrays)))
+            return read_message(self._peer(holder).about_backup(packed_message(header, arrays)))
 
         life = secrets.randbits(62)
         reborn = takeover.take_up(self.worker, holder, life, send)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
@@ -17,20 +16,18 @@ from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import report
+from runtime.server.served import Served
 from runtime.state.cancellation import Cancellation
 from runtime.task.ending import StepEnding
 from runtime.transport.endpoint import host_id
 from runtime.transport.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
 from runtime.transport.rpc import servicer_method, when_abandoned
 
-if TYPE_CHECKING:
-    from runtime.server.server import Server
-
 
 class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     """Answers masters: who this task is, and the registration of stages."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Served) -> None:
         self._server = server
         self._started = time.time()
 
@@ -70,7 +67,6 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             traced,
             dict(request.writes),
             request.session,
-            request.versioned,
             request.in_turn,
         )
         if found is None:
@@ -215,7 +211,6 @@ def options_from_proto(message: pb.SessionOptions) -> MasterOptions:
         message.operation_timeout_secs or None,
         message.reconnect_secs or MasterOptions.reconnect_secs,
         message.prefetch,
-        message.skip_unchanged,
     )
 
 
@@ -227,11 +222,10 @@ def options_to_proto(options: MasterOptions) -> pb.SessionOptions:
         operation_timeout_secs=options.operation_timeout_secs or 0.0,
         reconnect_secs=options.reconnect_secs,
         prefetch=options.prefetch,
-        skip_unchanged=options.skip_unchanged,
     )
 
 
-def add_services(grpc_server: grpc.Server, server: Server, sessions: RemoteSessions) -> None:
+def add_services(grpc_server: grpc.Server, server: Served, sessions: RemoteSessions) -> None:
     """Adds both services to a gRPC server."""
     services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(server), grpc_server)
     services_pb2_grpc.add_MasterServiceServicer_to_server(MasterServicer(server.master, sessions), grpc_server)

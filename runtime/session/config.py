@@ -21,8 +21,6 @@ class SessionConfig:
         reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
         prefetch: 1 lets the push of one training step and the pull of the next travel while the worker computes:
             faster, one step more of staleness, and the global step is fetched one step late. 0 is strict.
-        skip_unchanged: what is read from the variables of other tasks crosses the wire only when it has changed since
-            this session read it last: for sessions that read more often than anybody writes. Never stale.
         allow_soft_placement: run on the CPU what asks for a device that its task does not have.
         log_device_placement: log the device of every operation when a step is planned.
     """
@@ -32,7 +30,6 @@ class SessionConfig:
     operation_timeout_secs: float | None = None
     reconnect_secs: float = RECONNECT_SECS
     prefetch: int = 0
-    skip_unchanged: bool = False
     allow_soft_placement: bool = False
     log_device_placement: bool = False
 
@@ -44,5 +41,4 @@ class SessionConfig:
             self.operation_timeout_secs,
             self.reconnect_secs,
             self.prefetch,
-            self.skip_unchanged,
         )

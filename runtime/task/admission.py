@@ -23,9 +23,7 @@ from dataclasses import dataclass, field
 import psutil
 from absl import logging
 
-from runtime.observe.counters import is_training
 from runtime.plan.plan import Plan, StageCall
-from runtime.task.unchanged import can_skip
 
 VARIABLE = "BELLWETHER_TURNS"
 """Environment variable of a ps: 0 has nobody wait for a turn."""
@@ -65,7 +63,7 @@ def begins_in_turn(plan: Plan, call: StageCall) -> bool:
     calls = plan.stages
     elsewhere = {c.stage.device.task_name for c in calls if c.stage.variables}
     waits = any(c.stage.host for c in calls)
-    return can_skip(call) and is_training(plan) and not waits and elsewhere == {call.stage.device.task_name}
+    return call.only_reads and plan.is_training and not waits and elsewhere == {call.stage.device.task_name}
 
 
 @dataclass(eq=False)

@@ -8,7 +8,6 @@ from typing import Any
 from runtime.observe.trace import TracedStage
 from runtime.plan.plan import StageCall, VariableOutput
 from runtime.task.executor import PreparedStage
-from runtime.task.unchanged import QUESTION, ReadVersion
 from runtime.transport.codec import Layout
 
 FetchFrom = Callable[[str, int, int, int], Any]
@@ -23,17 +22,14 @@ class RegisteredCall:
         call: StageCall,
         prepared: PreparedStage,
         writes: Mapping[str, int],
-        versions: ReadVersion | None = None,
     ) -> None:
         self.call = call
         self.handle = 0
         self.digest = b""
-        self.origin: tuple[bytes, int, str, bool, bool] = (b"", 0, "", False, False)
-        """What it was registered with: hash of the program, generation, traced, versioned, in turn."""
+        self.origin: tuple[bytes, int, str, bool] = (b"", 0, "", False)
+        """What it was registered with: hash of the program, generation, traced, in turn."""
         self.in_turn = False
         """Whether the session's turn is waited for before it runs."""
-        self.versions = versions
-        """Of a read that is answered with values only when they are others than those that the session has."""
         self.writes = dict(writes)
         """By task, the writing stages of the whole step; empty when it has only this one."""
         self.gated = bool(call.stage.writes) and not call.stage.host  # a guarded update passes the gate itself
@@ -44,8 +40,6 @@ class RegisteredCall:
         self.inline = [i for i in range(len(call.inputs)) if i not in call.remote]
         self.dynamic = stage.inputs is None or stage.output_specs is None
         self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
-        if versions is not None:
-            self.input_layout = QUESTION
         self.remember = stage.writes_state or bool(call.remote)
         """Must not run again once it is done: it has written, or has taken what other tasks held for it."""
         self.reads = any(isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs)

@@ -14,9 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.backup.holder import Header, Mirrors, message, read_message
-from runtime.backup.primary import Mirror
-from runtime.checkpoint.byte_ranges import PIECE_SPEC, PULL, PUSH, Piece
+from runtime.checkpoint.byte_ranges import PIECE_SPEC, Piece
 from runtime.checkpoint.pacing import step_aside
 from runtime.checkpoint.participant import Shards
 from runtime.errors import (
@@ -36,21 +34,19 @@ from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.state.store import Store
 from runtime.state.write_gate import Gate
 from runtime.task.admission import Turns
-from runtime.task.executor import Executor, slots_of
+from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
 from runtime.task.registered import FetchFrom, RegisteredCall
 from runtime.task.registry import NOBODY, Registry
 from runtime.task.rendezvous import Held
-from runtime.task.unchanged import ReadVersion, answer, can_skip
+from runtime.task.replication import BackupHolder, Replicator
 from runtime.transport.codec import Layout
 from runtime.transport.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
+from runtime.transport.handles import BACKUP, FETCH, PULL, PUSH
 from runtime.transport.listener import Reply
 from runtime.transport.messages import call_to_proto
 
-FETCH = 0
-"""The handle by which one task fetches a tensor that another holds for it, or sends it a message about a mirror."""
-
-_FIXED: Mapping[int, Layout | None] = {FETCH: None, PULL: Layout([PIECE_SPEC]), PUSH: None}
+_FIXED: Mapping[int, Layout | None] = {FETCH: None, BACKUP: None, PULL: Layout([PIECE_SPEC]), PUSH: None}
 """The input layouts of the handles that nobody registers."""
 _thread = threading.local()
 
@@ -108,23 +104,15 @@ class Worker:
         self.turns = Turns()
         self.counters = TaskCounters()
         self._gone: OpError | None = None
-        self.mirrors: Mirrors | None = None
+        self.backups: BackupHolder | None = None
         """What this task keeps of others; None when it keeps nothing."""
-        self.mirror: Mirror | None = None
-        """What another task keeps of this one; None when nobody does."""
+        self.mirror: Replicator | None = None
+        """Sends what this task does to the task that holds its backup; None when nobody does."""
 
-    def keep_mirrors(self) -> None:
-        """Lets others keep their mirrors here."""
-        self.mirrors = Mirrors()
-        self.store.run.when_loading = self.mirrors.drop_all
-
-    def about_mirrors(self, header: Header, arrays: Sequence[Any]) -> tuple[Header, list[Any]]:
-        """Answers a message of a task whose mirror this one keeps."""
-        if self.mirrors is None:
-            raise FailedPreconditionError(
-                f"does not keep the mirror of {header['of']}: start all ps with the same --ps_backups", task=self.task
-            )
-        return self.mirrors.answer(header, arrays)
+    def hold_backups(self, holder: BackupHolder) -> None:
+        """Lets other tasks keep their backups here."""
+        self.backups = holder
+        self.store.run.when_loading = holder.drop_all
 
     def leave(self, *, replaced: bool = False) -> None:
         """Refuses all that comes from now on: sessions of this process, too, see that the server has stopped.
@@ -149,7 +137,6 @@ class Worker:
         traced: str = "",
         writes: Mapping[str, int] | None = None,
         session: int = NOBODY,
-        versioned: bool = False,
         in_turn: bool = False,
         handle: int = 0,
     ) -> RegisteredCall | None:
@@ -162,7 +149,6 @@ class Worker:
             traced: "here" or "over the wire" gives a handle whose runs are timed, for a caller who is there.
             writes: by task, the writing stages of the whole plan, when it has several.
             session: the handle is good for as long as it lives; NOBODY for a caller who holds on to the call itself.
-            versioned: a read (``can_skip``) that comes with the number of what the session has already.
             in_turn: a read (``begins_in_turn``) that waits for the session's turn.
             handle: that it had in an earlier life of this task; 0 makes a new one.
 
@@ -190,7 +176,7 @@ class Worker:
                 return None
             call = replace(call, stage=replace(call.stage, program=program))
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
-        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), versioned, in_turn)
+        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), in_turn)
         digest = hashlib.sha256(repr(identity).encode()).digest()
         if session in self._ended:
             session = NOBODY
@@ -198,12 +184,9 @@ class Worker:
         if found is not None:
             return found
         check_call(call, self.task)
-        if versioned and not can_skip(call):
-            raise InvalidArgumentError("only a read of variables can tell that nothing has changed", task=self.task)
         prepared = self.executor.prepare(call.stage, generation)
-        versions = ReadVersion(self.store, slots_of(prepared), generation) if versioned else None
-        registered = RegisteredCall(call, prepared, writes or {}, versions)
-        registered.origin = (sha256, generation, traced, versioned, in_turn)
+        registered = RegisteredCall(call, prepared, writes or {})
+        registered.origin = (sha256, generation, traced, in_turn)
         registered.in_turn = in_turn and self.turns.enabled
         if traced:
             registered.prepared = TracedStage(registered.prepared, call, self.tracer, traced == "over the wire")
@@ -355,12 +338,16 @@ class Worker:
     def call(self, handle: int, client: int, step: int, inputs: list[Any]) -> Reply:
         """Answers one call of the tensor channel."""
         if handle == FETCH:
-            if inputs[0].dtype == np.uint8:
-                return Reply(message(*self.about_mirrors(*read_message(inputs))), dynamic=True)
             session, of_step, slot = (int(n) for n in inputs[0])
             return Reply([np.asarray(self.held.take((session, of_step, slot)))], remember=True, dynamic=True)
         if handle in (PULL, PUSH):
             return self._piece(handle, client, inputs)
+        if handle == BACKUP:
+            if self.backups is None:
+                raise FailedPreconditionError(
+                    "it holds no backups of others: start all ps with the same --ps_backups", task=self.task
+                )
+            return Reply(self.backups.answer_message(inputs), dynamic=True)
         registered = self.registered(handle)
         if registered.in_turn:
             self.turns.begin(client)
@@ -395,8 +382,6 @@ class Worker:
         return Reply([])
 
     def _answer(self, registered: RegisteredCall, client: int, step: int, inputs: list[Any]) -> Reply:
-        if registered.versions is not None:
-            return self._answer_read(registered, registered.versions, client, step, int(inputs[0][0]))
         while True:
             try:
                 outputs, done = self.execute(registered, client, step, inputs)
@@ -408,18 +393,6 @@ class Worker:
         registered.prepared.wait(done)  # the inputs lie in the connection's buffer, which the next call overwrites
         buffers = [np.asarray(outputs[i]) for i in registered.call.replies]
         return Reply(buffers, remember=registered.remember, dynamic=registered.dynamic)
-
-    def _answer_read(
-        self, registered: RegisteredCall, versions: ReadVersion, client: int, step: int, has: int
-    ) -> Reply:
-        """Answers a read of a session that has the values numbered ``has``."""
-        number = versions.now()
-        if number != has or self._gone is not None:
-            outputs, _ = self.execute(registered, client, step, ())
-            return Reply(answer(number, [np.asarray(outputs[i]) for i in registered.call.replies]), dynamic=True)
-        if registered.reads:
-            self.counters.read(client)
-        return Reply(answer(number), dynamic=True)
 
     def disconnected(self, client: int, lane: int) -> None:
         """The connection of a lane broke while a call of it was running: what waits there need not wait any more.

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import runtime.session.session
 
 import runtime as rt
+import runtime.session.session
 from runtime.task.compiler import Compiler
 from tests.runtime.kit import ROOT, TARGET, servers
 

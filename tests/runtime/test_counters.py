@@ -6,19 +6,9 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.observe.counters import (
-    COMPUTE,
-    PULL,
-    PUSH,
-    STALENESS_BUCKETS,
-    TaskCounters,
-    awaited_slots,
-    is_training,
-    parts_of,
-    wire_bytes,
-)
+from runtime.observe.counters import STALENESS_BUCKETS, TaskCounters
 from runtime.plan.place import Device, Devices
-from runtime.plan.plan import Plan
+from runtime.plan.plan import COMPUTE, PULL, PUSH, Plan
 from runtime.plan.planner import make_plan
 from tests.runtime.kit import TARGET, addresses, processes, servers
 
@@ -41,20 +31,20 @@ def plans() -> dict[str, Plan]:
 
 def test_a_training_step_pulls_computes_and_pushes() -> None:
     made = plans()
-    assert parts_of(made["train"]) == [PULL, COMPUTE, PUSH]
-    assert parts_of(made["evaluate"]) == [PULL, COMPUTE]
-    assert {name: is_training(plan) for name, plan in made.items()} == {"train": True, "init": False, "evaluate": False}
+    assert made["train"].parts() == [PULL, COMPUTE, PUSH]
+    assert made["evaluate"].parts() == [PULL, COMPUTE]
+    assert {name: plan.is_training for name, plan in made.items()} == {"train": True, "init": False, "evaluate": False}
 
 
 def test_only_the_push_waits_for_the_computation() -> None:
     plan = plans()["train"]
-    awaited = awaited_slots(plan, "/job:worker/task:0")
+    awaited = plan.awaited_slots("/job:worker/task:0")
     assert awaited[:2] == [-1, -1] and awaited[2] == plan.stages[1].outputs[0]
 
 
 def test_bytes_of_a_step_are_what_goes_both_ways() -> None:
-    assert wire_bytes(plans()["train"], "/job:worker/task:0") >= 64
-    assert wire_bytes(plans()["train"], "/job:worker/task:0") <= 96  # the new value is not sent back unasked
+    assert plans()["train"].wire_bytes("/job:worker/task:0") >= 64
+    assert plans()["train"].wire_bytes("/job:worker/task:0") <= 96  # the new value is not sent back unasked
 
 
 def test_staleness_counts_the_updates_of_others_since_the_read() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import runtime as rt
 from runtime.backup import image
-from runtime.backup.holder import Entry, Header, Mirrors, message, packed, pieces, read_message, unpacked
+from runtime.backup.holder import Entry, Header, Mirrors, packed, packed_message, pieces, read_message, unpacked
 from runtime.backup.primary import Capture, Mirror, Part
 from runtime.errors import AbortedError, UnavailableError
 from runtime.transport.listener import Reply
@@ -38,7 +38,7 @@ class Holder:
         before = self.lose.get(self.count)
         if before is False:
             raise UnavailableError("lost on the way", task=HOLDER)
-        answer = self.mirrors.answer(*read_message(message(header, arrays)))
+        answer = self.mirrors.answer(*read_message(packed_message(header, arrays)))
         if before is True:
             raise UnavailableError("lost on the way back", task=HOLDER)
         return answer

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import runtime.session.session
 
 import runtime as rt
+import runtime.session.session
 from runtime import timeouts
 from runtime.server import remote_sessions, threads
 from tests.runtime.kit import TARGET, addresses, processes, run_python, servers

@@ -1,0 +1,227 @@
+"""Exchange: the calls that one step makes to other tasks, sent to all, then collected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from runtime.master.calls import LocalCall, Phase, RemoteCall
+from runtime.observe.trace import Span, Tracer, nbytes
+from runtime.task.ending import StepEnding
+from runtime.transport.channel import Lane
+from runtime.transport.codec import TensorBuffer
+
+_clock = time.perf_counter_ns
+
+
+class Stopwatch:
+    """Counts the time that passes to one part of the step or another.
+
+    Args:
+        parts_ns: sums by part, nanoseconds (``StepTimes``).
+    """
+
+    __slots__ = ("began", "last", "_parts_ns")
+
+    def __init__(self, parts_ns: list[int]) -> None:
+        self._parts_ns = parts_ns
+        self.began = self.last = _clock()
+
+    def count(self, part: int) -> None:
+        """What has passed since the last count belongs to a part."""
+        now = _clock()
+        self._parts_ns[part] += now - self.last
+        self.last = now
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a prepared plan.
+
+    Attributes:
+        session: id of the session.
+        step: number of the step.
+        deadline: ``time.monotonic()`` at which calls give up.
+        ending: how somebody else may end it.
+        values: of the step, by slot.
+        borrowed: memory that replies were received into, with the calls that it is given back to at the end.
+        running: computations on this task that go on, each with what ``PreparedStage.wait`` takes.
+    """
+
+    session: int
+    step: int
+    deadline: float | None
+    ending: StepEnding | None
+    values: list[Any]
+    borrowed: list[tuple[RemoteCall, TensorBuffer]] = field(default_factory=list)
+    running: list[tuple[LocalCall, Any]] = field(default_factory=list)
+
+    def inputs(self, call: RemoteCall | LocalCall) -> list[Any]:
+        """The values of a call's inputs."""
+        values = self.values
+        return [values[slot] for slot in call.inline]
+
+    def put(self, slots: Sequence[int], results: Iterable[Any]) -> None:
+        """Puts results into their slots."""
+        values = self.values
+        for slot, value in zip(slots, results, strict=True):
+            values[slot] = value
+
+    def arrive(self, slot: int) -> None:
+        """Waits until a value is computed; if that failed, raises the error of the stage that did."""
+        try:
+            self.values[slot] = np.asarray(self.values[slot])
+        except Exception:
+            self.wait()
+            raise
+
+    def fetch(self, slots: Sequence[int]) -> list[Any]:
+        """The values of slots; None for -1, an operation."""
+        values = self.values
+        return [None if slot < 0 else values[slot] for slot in slots]
+
+    def execute(self, call: LocalCall) -> None:
+        """Runs a call on this task; what it computes may go on."""
+        outputs, done = call.worker.execute(
+            call.registered, self.session, self.step, self.inputs(call), self.deadline, self.ending
+        )
+        self.put(call.outputs, outputs)
+        self.running.append((call, done))
+
+    def wait(self) -> None:
+        """Waits for the computations on this task."""
+        for call, done in self.running:
+            call.registered.prepared.wait(done)
+
+    def give_back(self) -> None:
+        """Gives back the memory of replies; the computations that read them must be done."""
+        for call, buffer in self.borrowed:
+            call.buffers.append(buffer)
+        self.borrowed.clear()
+
+
+class Exchange:
+    """Calls to other tasks: opened, sent and collected; what is not collected at the end is given up.
+
+    Args:
+        run: the step that makes them.
+    """
+
+    __slots__ = ("_run", "_lanes")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._lanes: dict[RemoteCall, Lane] = {}
+
+    def __len__(self) -> int:
+        """How many calls are under way."""
+        return len(self._lanes)
+
+    def lanes(self) -> Iterator[tuple[RemoteCall, Lane]]:
+        """The calls under way, with their connections."""
+        return iter(self._lanes.items())
+
+    def open(self, calls: Sequence[RemoteCall]) -> None:
+        """Takes a connection for each call: a task that is lost is found out before any other is told something."""
+        lanes, run = self._lanes, self._run
+        for call in calls:
+            lanes[call] = call.peer.acquire(deadline=run.deadline)
+        if run.ending is not None:
+            run.ending.cover(lanes[call] for call in calls)
+
+    def send(self, call: RemoteCall, arrays: Sequence[Any] | None = None, deadline: float | None = None) -> None:
+        """Sends a call that is open.
+
+        Args:
+            call: the call.
+            arrays: its inputs, when they are not the values of the step. They must live until the reply.
+            deadline: another one than the step's.
+        """
+        run = self._run
+        if arrays is None:
+            arrays = [np.asarray(value) for value in run.inputs(call)]
+        self._lanes[call].send(
+            call.handle,
+            run.step,
+            arrays,
+            dynamic=call.dynamic,
+            deadline=run.deadline if deadline is None else deadline,
+            waits=call.waits,
+        )
+
+    def receive(self, call: RemoteCall) -> Sequence[Any]:
+        """Waits for the replies of a call and gives back its connection."""
+        run, lane = self._run, self._lanes[call]
+        buffer = None
+        if call.reuse:
+            buffer = call.borrow()
+            run.borrowed.append((call, buffer))
+        replies = lane.receive(call.reply_layout, buffer)
+        del self._lanes[call]
+        if run.ending is not None:
+            run.ending.uncover((lane,))
+        call.peer.release(lane)
+        return replies
+
+    def close(self) -> None:
+        """Gives up the calls that were not collected: their connections are dropped."""
+        run = self._run
+        if run.ending is not None and self._lanes:
+            run.ending.uncover(self._lanes.values())
+        for call, lane in self._lanes.items():
+            call.peer.release(lane)
+        self._lanes.clear()
+
+
+def run_phase(phase: Phase, run: Run, exchange: Exchange) -> None:
+    """Runs the calls of a phase: sent to all tasks first, so that they work at the same time, then collected."""
+    try:
+        exchange.open(phase.remote)
+        for call in phase.remote:
+            exchange.send(call)
+        for local in phase.local:
+            run.execute(local)
+        for call in phase.remote:
+            run.put(call.reply_slots, exchange.receive(call))
+    finally:
+        exchange.close()
+
+
+class TracedExchange(Exchange):
+    """An exchange that notes when it sent and received what.
+
+    Args:
+        run: the step that makes the calls.
+        device: on which that is noted.
+        tracer: where it is noted.
+    """
+
+    __slots__ = ("_device", "_tracer")
+
+    def __init__(self, run: Run, device: str, tracer: Tracer) -> None:
+        super().__init__(run)
+        self._device = device
+        self._tracer = tracer
+
+    def send(self, call: RemoteCall, arrays: Sequence[Any] | None = None, deadline: float | None = None) -> None:
+        """Sends a call that is open."""
+        if arrays is None:
+            arrays = [np.asarray(value) for value in self._run.inputs(call)]
+        start = time.time_ns()
+        super().send(call, arrays, deadline)
+        self._note("send", call, start, arrays, f"to {call.task}")
+
+    def receive(self, call: RemoteCall) -> Sequence[Any]:
+        """Waits for the replies of a call and gives back its connection."""
+        start = time.time_ns()
+        replies = super().receive(call)
+        self._note("recv", call, start, replies, f"from {call.task}")
+        return replies
+
+    def _note(self, kind: str, call: RemoteCall, start: int, arrays: Sequence[Any], label: str) -> None:
+        span = Span(self._device, f"{kind}:{call.wave}", call.wave, start, time.time_ns(), nbytes(arrays), label)
+        self._tracer.add(self._run.session, span)

@@ -1,0 +1,38 @@
+"""What the gRPC services and the report need to know of the server that they belong to."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from runtime.cluster.spec import ClusterSpec
+from runtime.master.master import Master
+from runtime.server.remote_sessions import RemoteSessions
+from runtime.task.worker import Worker
+from runtime.transport.listener import ServerCounters
+
+
+class Served(Protocol):
+    """A server: one task's state and how others reach it."""
+
+    cluster: ClusterSpec
+    worker: Worker
+    master: Master
+    incarnation: int
+    started_unix_secs: float
+    lives: int
+    remote_sessions: RemoteSessions
+
+    @property
+    def data_port(self) -> int:
+        """Port of the tensor channel."""
+
+    @property
+    def unix_path(self) -> str | None:
+        """The tensor channel's Unix socket, if it has one."""
+
+    @property
+    def transport_counters(self) -> ServerCounters:
+        """Figures of the tensor channel."""
+
+    def check_open(self) -> None:
+        """Raises UnavailableError when the server has stopped."""

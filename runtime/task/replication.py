@@ -1,0 +1,49 @@
+"""What a task needs to know of its backups: of the one that another task holds, and of those that it holds itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from runtime.transport.listener import Reply
+
+
+class Replicator(Protocol):
+    """Replicates this task: sends what its calls change to the task that holds its backup."""
+
+    lag: int
+    """How many answered updates the backup may lack."""
+
+    def carry_out(self, run: Callable[[], Reply], client: int, *, gated: bool) -> Reply:
+        """Runs a call that changes state, and gives its reply when the backup lacks no more than it may.
+
+        Args:
+            run: runs the call.
+            client: whose call it is.
+            gated: whether it passes the write gate, where it is counted.
+        """
+
+    def count(self) -> None:
+        """Something has changed."""
+
+    def settle(self) -> None:
+        """Waits until all that has changed is in the backup."""
+
+    def forget(self, client: int) -> None:
+        """A client has said goodbye: its last answers need no place in the backup."""
+
+    def values(self) -> Mapping[str, float]:
+        """Figures by name."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class BackupHolder(Protocol):
+    """Holds the backups of other tasks."""
+
+    def answer_message(self, message: Sequence[Any]) -> list[Any]:
+        """Answers a message about a backup."""
+
+    def drop_all(self) -> None:
+        """Forgets the backups: their tasks are being restored from a checkpoint."""
