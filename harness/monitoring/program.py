@@ -104,16 +104,28 @@ def configure_logging(task: str, as_json: bool = False) -> None:
 
 @contextlib.contextmanager
 def watched(server: rt.Server) -> Iterator[None]:
-    """Names the server's task in the log lines, and offers its figures at ``--metrics_port`` while the block runs.
+    """Names the server's task in the log lines, and offers its figures at ``--metrics_port`` while the block runs."""
+    with watched_at(server, FLAGS.metrics_port, FLAGS.log_json):
+        yield
 
-    Under the launcher each task has a port of its own: the flag's and those after it. A port that is in use costs the
+
+@contextlib.contextmanager
+def watched_at(server: rt.Server, port: int | None, as_json: bool = False) -> Iterator[None]:
+    """The same for a program that passes its options instead of leaving them in flags.
+
+    Under the launcher each task has a port of its own: this one and those after it. A port that is in use costs the
     figures, not the training: an error is logged.
+
+    Args:
+        server: the server of this task.
+        port: of the first task; 0 for any free one, None for no endpoint.
+        as_json: one JSON object a log line.
     """
-    configure_logging(f"{server.task.job}/{server.task.index}", FLAGS.log_json)
-    if FLAGS.metrics_port is None:
+    configure_logging(f"{server.task.job}/{server.task.index}", as_json)
+    if port is None:
         yield
         return
-    with _endpoint(server, metrics_port(FLAGS.metrics_port, os.environ)):
+    with _endpoint(server, metrics_port(port, os.environ)):
         yield
 
 
@@ -158,20 +170,26 @@ class StepProfiler:
 
     @classmethod
     def from_flags(cls, directory: str, here: bool = True) -> StepProfiler | _NoProfiler:
-        """The profiler that ``--profile_steps`` asks for; one that does nothing without it.
+        """The profiler that ``--profile_steps`` asks for; arguments and errors as in ``from_text``."""
+        return cls.from_text(FLAGS.profile_steps, directory, here)
+
+    @classmethod
+    def from_text(cls, steps: str | None, directory: str, here: bool = True) -> StepProfiler | _NoProfiler:
+        """The profiler of the steps that a text names; one that does nothing where it is None or empty.
 
         Args:
+            steps: the first step and the end, as in ``100:105``.
             directory: where it is written.
             here: False on the tasks that are not to be profiled.
 
         Raises:
-            ValueError: the flag is not of the form ``100:105``, or there is no directory.
+            ValueError: the text is not of that form, or there is no directory.
         """
-        if not FLAGS.profile_steps or not here:
+        if not steps or not here:
             return _NoProfiler()
-        found = re.fullmatch(r"(\d+):(\d+)", FLAGS.profile_steps)
+        found = re.fullmatch(r"(\d+):(\d+)", steps)
         if not found:
-            raise ValueError(f"--profile_steps={FLAGS.profile_steps}: give the first step and the end, as in 100:105")
+            raise ValueError(f"--profile_steps={steps}: give the first step and the end, as in 100:105")
         if not directory:
             raise ValueError("--profile_steps needs a --logdir to write to")
         return cls(int(found[1]), int(found[2]), directory)

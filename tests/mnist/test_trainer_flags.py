@@ -1,5 +1,6 @@
 """The trainer's flags: what is refused in one line, what a value means, and runs that are meant to go on for ever."""
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -14,7 +15,9 @@ from absl.testing import flagsaver
 
 import harness
 import runtime as rt
+from models.mnist import config as config_flags
 from models.mnist import trainer
+from models.mnist.config import Config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -22,8 +25,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 @pytest.fixture
 def parsed() -> Iterator[Any]:
     with flagsaver.flagsaver():
-        trainer.FLAGS.mark_as_parsed()
-        yield trainer.FLAGS
+        flags.FLAGS.mark_as_parsed()
+        yield flags.FLAGS
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ def test_defaults_and_ordinary_values_are_taken(parsed: Any) -> None:
 def test_a_run_that_is_meant_to_be_stopped_by_hand_can_begin(parsed: Any, optimizer: str) -> None:
     parsed.optimizer = optimizer
     parsed.decay = "linear"
-    rule = trainer.update_rule(round(1e9 * 600))
+    rule = trainer.update_rule(Config.from_flags(), round(1e9 * 600))
     weights = {"w": jnp.ones(2)}
     updates, _ = rule.update({"w": jnp.ones(2)}, rule.init(weights), weights)
     expected = {"sgd": -0.5, "momentum": -0.05, "adagrad": -0.0953, "adam": -0.005}[optimizer]
@@ -80,8 +83,39 @@ def test_data_that_cannot_be_used_is_one_line() -> None:
 
 
 def test_help_lists_the_flags_of_all_its_modules() -> None:
-    names = {flag.name for flag in trainer.FLAGS.get_key_flags_for_module(trainer)}
+    names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(trainer)}
     assert {"logdir", "sync", "max_staleness", "ps_backups", "metrics_port", "log_json", "profile_steps"} <= names
+
+
+def test_the_config_holds_every_flag_and_cannot_change(parsed: Any) -> None:
+    key = {flag.name for flag in parsed.get_key_flags_for_module(config_flags)}
+    config = Config.from_flags()
+    assert {field.name for field in dataclasses.fields(config)} == key
+    assert {name: parsed[name].value or None for name in key} == {
+        name: list(value) if isinstance(value, tuple) and value else value or None
+        for name, value in dataclasses.asdict(config).items()
+    }
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 2  # type: ignore[misc]
+    hash(config)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("mnist_*.flags")), ids=lambda path: path.stem)
+def test_a_flag_file_gives_what_it_says(parsed: Any, path: pathlib.Path) -> None:
+    parsed(["trainer", f"--flagfile={path}"])
+    config = Config.from_flags()
+    said = dict(line[2:].split("=") for line in path.read_text().splitlines() if line.startswith("--"))
+    assert said and {name: str(getattr(config, name)) for name in said} == {
+        name: str(type(getattr(config, name))(value)) for name, value in said.items()
+    }
+    assert config.problem() is None
+
+
+def test_only_the_config_reads_flags() -> None:
+    """Everything else is given what it needs: `minimal` alone, which shows all in one page, has flags of its own."""
+    for path in sorted((ROOT / "models" / "mnist").glob("*.py")):
+        if path.name not in ("config.py", "minimal.py"):
+            assert "FLAGS" not in path.read_text(), path.name
 
 
 REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
