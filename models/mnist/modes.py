@@ -1,5 +1,6 @@
 """How the workers of the example train together: asynchronously, with a bound, in step over ps, or collectively."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -89,12 +90,20 @@ def problem(ps: int) -> str | None:
     return None
 
 
-def server(cluster: Any, job: str, index: int) -> rt.Server:
-    """The server of a task, mirrored if it is a ps and that is wanted."""
+def server(cluster: Any, job: str, index: int, checkpoint_root: str | Sequence[str] | None = None) -> rt.Server:
+    """The server of a task, mirrored if it is a ps and that is wanted.
+
+    Args:
+        cluster: all tasks.
+        job: the task's job.
+        index: its index.
+        checkpoint_root: as ``rt.Server`` takes it.
+    """
     if job != "ps":
-        return rt.Server(cluster, job, index)
+        return rt.Server(cluster, job, index, checkpoint_root=checkpoint_root)
     lag = 0 if FLAGS.ps_backups_sync else FLAGS.ps_backups_lag
-    return rt.Server(cluster, job, index, ps_backups=FLAGS.ps_backups, ps_backups_lag=lag)
+    mirrors = {"ps_backups": FLAGS.ps_backups, "ps_backups_lag": lag}
+    return rt.Server(cluster, job, index, checkpoint_root=checkpoint_root, **mirrors)
 
 
 def together(optimizer: harness.Optimizer, workers: int) -> Any:

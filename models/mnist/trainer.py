@@ -41,7 +41,12 @@ flags.DEFINE_enum("job_name", "worker", ["ps", "worker"], "What this process is.
 flags.DEFINE_integer(
     "task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.", lower_bound=0
 )
-flags.DEFINE_string("logdir", "runs/mnist", "Directory for checkpoints and TensorBoard events; empty writes nothing.")
+flags.DEFINE_string(
+    "logdir",
+    "runs/mnist",
+    "Directory for checkpoints and TensorBoard events; empty writes nothing. A task that "
+    "is given one keeps checkpoints nowhere else, whoever asks.",
+)
 flags.DEFINE_string(
     "data_dir", None, "Directory with the four MNIST files. Default: $MNIST_DIR, else a download cache."
 )
@@ -153,7 +158,7 @@ def main(argv: list[str]) -> None:
     if FLAGS.job_name == "ps":
         jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
     try:
-        server = modes.server(cluster(), FLAGS.job_name, FLAGS.task_index)
+        server = modes.server(cluster(), FLAGS.job_name, FLAGS.task_index, checkpoint_root())
     except rt.OpError as error:
         sys.exit(f"{FLAGS.job_name} {FLAGS.task_index}: {error}")
     with server, monitoring.watched(server):
@@ -188,6 +193,14 @@ def cluster() -> rt.ClusterSpec:
     if FLAGS.task_index >= len(hosts[FLAGS.job_name]):
         sys.exit(f"--task_index={FLAGS.task_index}: --{FLAGS.job_name}_hosts names {len(hosts[FLAGS.job_name])} tasks")
     return rt.ClusterSpec({job: tasks for job, tasks in hosts.items() if tasks})
+
+
+def checkpoint_root() -> str | tuple[()] | None:
+    """Where this task may be told to write and read: below its --logdir, or nowhere if that is empty.
+
+    None where it was not given here: only the chief need know it.
+    """
+    return (FLAGS.logdir or ()) if FLAGS["logdir"].present else None
 
 
 def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str | None) -> None:

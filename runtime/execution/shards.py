@@ -21,16 +21,19 @@ from absl import logging
 
 from runtime.errors import (
     AbortedError,
+    AlreadyExistsError,
     CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    OpError,
     UnavailableError,
 )
 from runtime.execution import zarr
 from runtime.execution.background import Pace, in_background
 from runtime.execution.gate import Gate, lapsed
 from runtime.execution.pieces import Array, Incoming, Piece, part_of
+from runtime.execution.roots import Roots, check_process_id, file_below
 from runtime.execution.states import task_states
 from runtime.execution.store import Store, Values
 from runtime.proto import services_pb2 as pb
@@ -120,6 +123,8 @@ class Shards:
         self._reborn = False
         self.cores: int | None = None
         """Of this machine, for this task: by them its writing is paced; None asks the operating system."""
+        self.roots = Roots()
+        """Where orders may have it write and read."""
         self._kinds: dict[int, Callable[[Order], Reply]] = {
             Order.TELL: self._tell,
             Order.CLAIM: self._claim,
@@ -145,7 +150,11 @@ class Shards:
         """
         if order.kind not in (Order.TELL, Order.CLAIM, Order.STATES, Order.CHANGED):
             self.check_epoch(order.epoch, order.owner)
-        return self._kinds[order.kind](order)
+        try:
+            return self._kinds[order.kind](order)
+        except OpError as error:
+            error.task = error.task or self._task
+            raise
 
     def state(self) -> tuple[int, int]:
         """Epoch and owner: who coordinates."""
@@ -299,8 +308,7 @@ class Shards:
         with job.lock:
             if job.written is not None:
                 return job.written
-            self._check_there(order.directory)
-            directory = f"{order.directory}/ocdbt.process_{order.process_id}"
+            directory = self._to_write(order)
             arrays = [(_placed(s, a), a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
             pace = Pace(lambda: self._gate.entered, job.cancelled.wait, self.cores)
@@ -317,6 +325,20 @@ class Shards:
                 raise AbortedError("another chief has taken over: the save was cancelled", task=self._task)
             job.written = Reply(files=files, done_bytes=job.done, total_bytes=job.total)
             return job.written
+
+    def _to_write(self, order: Order) -> str:
+        """Where an order wants a save; what is finished is not written again."""
+        check_process_id(order.process_id)
+        self.roots.check(order.directory)
+        self._check_there(order.directory)
+        directory = f"{order.directory}/ocdbt.process_{order.process_id}"
+        begun = zarr.is_local(directory) and os.path.lexists(directory)
+        if begun or zarr.is_store(directory) or zarr.is_store(order.directory):
+            raise AlreadyExistsError(
+                f"{directory} is not written: there is a checkpoint already, finished or begun by somebody else",
+                task=self._task,
+            )
+        return directory
 
     def _progress(self, order: Order) -> Reply:
         job = self._job(order.job)
@@ -342,12 +364,15 @@ class Shards:
             ) from None
 
     def _verify(self, order: Order) -> Reply:
+        self.roots.check(order.directory)
         self._check_there(order.directory)
         problems = []
         for file in order.files:
-            path = os.path.join(order.directory, file.path)
+            path = file_below(order.directory, file.path)
+            self.roots.check_inside(path)
+            self.check_epoch(order.epoch, order.owner)
             try:
-                size, crc = zarr.checksum(path)
+                same = zarr.is_as_saved(path, file.size, file.crc32)
             except OSError as error:
                 if error.errno in zarr.NOTHING_THERE:
                     self._check_there(order.directory, file.path)
@@ -356,14 +381,17 @@ class Shards:
                     raise type(other)(other.message, task=self._task) from None
                 problems.append(f"{file.path}: {error.strerror}")
                 continue
-            if size != file.size:
-                problems.append(f"{file.path}: {size} bytes instead of {file.size}")
-            elif crc != file.crc32:
-                problems.append(f"{file.path}: its checksum is wrong")
+            if not same:
+                problems.append(f"{file.path}: it is not as it was saved")
         return Reply(problems=problems)
 
     def _read(self, order: Order) -> Reply:
+        self.roots.check(order.directory)
         self._check_there(order.directory)
+        keys = [file_below(order.directory, s.key) for s in order.slices]
+        if zarr.is_local(order.directory):
+            for path in [order.directory] if order.ocdbt else keys:
+                self.roots.check_tree(path)
         job = Job(order.epoch, list(order.slices), [])
         with job.lock:
             self._add(order, job)

@@ -24,6 +24,8 @@ from runtime.execution.files import (
     barred_in,
     checksum,
     files_below,
+    is_as_saved,
+    is_inside,
     sync,
     sync_tree,
 )
@@ -40,6 +42,8 @@ READS_IN_FLIGHT = 4
 """How many arrays are read at once."""
 ALIGNMENT = 64
 """XLA takes an array of host memory that begins at a multiple of so many bytes as it is, without a copy."""
+_STORE_FILE = "manifest.ocdbt"
+"""What is in every OCDBT store, and only there."""
 _TS_THREADS = "ts_pool_worker"
 """What tensorstore's threads are called."""
 
@@ -302,6 +306,21 @@ def merge(directory: str, parts: Iterable[str]) -> None:
         raise _write_error(directory, error) from error
 
 
+def is_store(directory: str) -> bool:
+    """Whether a directory holds an OCDBT store that somebody has committed to.
+
+    Raises:
+        DataLossError: it cannot be looked into.
+    """
+    import tensorstore as ts
+
+    try:
+        found = ts.KvStore.open(_base(directory), context=_context(ts)).result().read(_STORE_FILE).result()
+    except ValueError as error:
+        raise DataLossError(f"{directory} cannot be looked into: {' '.join(str(error).split())[:300]}") from error
+    return str(found.state) == "value"
+
+
 def lacking(directory: str, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> list[str]:
     """What an OCDBT store lacks of what it should hold, by its own index; no values are read.
 
@@ -507,7 +526,10 @@ __all__ = [
     "describe",
     "encode_strings",
     "files_below",
+    "is_as_saved",
+    "is_inside",
     "is_local",
+    "is_store",
     "lacking",
     "merge",
     "read_arrays",

@@ -21,6 +21,7 @@ from runtime.detection import SAY_EVERY_SECS
 from runtime.errors import InvalidArgumentError, UnavailableError, UnknownError
 from runtime.execution.compiler import warm_up
 from runtime.execution.mirrors import Header, message, read_message
+from runtime.execution.roots import ROOT_VARIABLE, roots_of
 from runtime.proto import cluster_pb2
 from runtime.server import cores, mirroring, rpc, tasks
 from runtime.server.image import capture
@@ -39,6 +40,10 @@ _STOP_SECS = 2.0
 LATE_SECS = 600.0
 """How long a task that may leave at the end of training waits for workers that have not come yet."""
 _LOOK_EVERY_SECS = 1.0
+_NO_ROOT = (
+    "%s has no checkpoint root: whoever reaches its ports can have any directory written and read that this user may; "
+    f"give Server(checkpoint_root=...) or {ROOT_VARIABLE}"
+)
 
 
 class Server:
@@ -55,6 +60,9 @@ class Server:
             again, it goes on as itself, and no checkpoint is read. All tasks of the job must be given the same.
         ps_backups_lag: how many of its last updates may be lost then, in steps. 0: none that was answered; an update
             takes as long as it takes to mirror it.
+        checkpoint_root: directory below which all orders about checkpoints must stay, or a URL (``gs://bucket/run``),
+            or several; an empty list refuses them all. By default what ``BELLWETHER_CHECKPOINT_ROOT`` says, with commas
+            between several; else whoever can connect may have any directory of this user written and read.
 
     Raises:
         InvalidArgumentError: the job or index is not in the cluster, or its address is not usable, or there is no
@@ -73,6 +81,7 @@ class Server:
         data_port: int = 0,
         ps_backups: int = 0,
         ps_backups_lag: int = DEFAULT_LAG,
+        checkpoint_root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     ) -> None:
         if isinstance(cluster, cluster_pb2.ServerDef):
             job_name = job_name or cluster.job_name or None
@@ -81,6 +90,7 @@ class Server:
         spec = ClusterSpec(cluster)
         spec.validate()
         self.task = _own_task(spec, job_name, task_index)
+        roots = roots_of(checkpoint_root, os.environ)
         warm_up()  # before anybody waits: the first step after a restart comes that much sooner
         self._holder = mirroring.holder(spec, self.task, ps_backups, ps_backups_lag)
         self._lag = ps_backups_lag
@@ -97,8 +107,10 @@ class Server:
         """How many times this task has gone on from its mirror."""
         with cores.limited(spec, self.task):
             self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
+        self.worker.shards.roots = roots
         self.worker.shards.cores = cores.writers_share(spec, self.task, os.cpu_count() or 1)
         host, port = split_address(spec.task_address(self.task.job, self.task.index))
+        self._host = host
         self._client_id = secrets.randbits(63) | 1
         """By which other tasks know this process. Not the incarnation: a task that goes on from its mirror takes that
         over from a process whose lanes they remember."""
@@ -184,6 +196,8 @@ class Server:
             raise
         self._open = True
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        if self.worker.shards.roots.paths is None and not _loopback(self._host):
+            logging.log_first_n(logging.WARNING, _NO_ROOT, 1, self.task)
         logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.data_port)
 
     def _start(self) -> None:
