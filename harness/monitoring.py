@@ -1,6 +1,6 @@
 """What a training program offers to those who watch it: log lines, a Prometheus endpoint, a profile of some steps.
 
-Importing it defines the flags --metrics_port, --log_json and --profile_steps.
+Importing it defines the flags --metrics_port, --metrics_host, --log_json and --profile_steps.
 
     with monitoring.watched(server), monitoring.StepProfiler.from_flags(logdir) as profiler:
         while training:
@@ -33,6 +33,11 @@ flags.DEFINE_integer(
     "this is the first task's, and each further task has the next one, the ps first. Off when not given.",
     lower_bound=0,
     upper_bound=65535,
+)
+flags.DEFINE_string(
+    "metrics_host",
+    "127.0.0.1",
+    "Host name or address at which --metrics_port listens; 0.0.0.0 for all interfaces. Whoever reaches it may ask.",
 )
 flags.DEFINE_bool("log_json", False, "Log one JSON object a line: time, level, task, source, message.")
 flags.DEFINE_string(
@@ -113,7 +118,7 @@ def watched(server: rt.Server) -> Iterator[None]:
     if FLAGS.metrics_port is None:
         yield
         return
-    with _endpoint(server, metrics_port(FLAGS.metrics_port, os.environ)):
+    with _endpoint(server, metrics_port(FLAGS.metrics_port, os.environ), FLAGS.metrics_host):
         yield
 
 
@@ -122,14 +127,16 @@ def metrics_port(first: int, environ: Mapping[str, str]) -> int:
     return first and first + int(environ.get(NUMBER_VARIABLE, "0"))
 
 
-def _endpoint(server: rt.Server, port: int) -> contextlib.AbstractContextManager[object]:
+def _endpoint(server: rt.Server, port: int, host: str) -> contextlib.AbstractContextManager[object]:
     from harness.prometheus import Endpoint
 
     try:
-        return Endpoint(server, port)
+        return Endpoint(server, port, host)
     except (OSError, OverflowError) as error:
         logging.error(
-            "no figures for Prometheus at port %d: %s; give another --metrics_port, or 0 for any free one", port, error
+            "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 for any free one, or another "
+            "--metrics_host",
+            *(port, host, error),
         )
         return contextlib.nullcontext()
 

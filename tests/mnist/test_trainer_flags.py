@@ -81,7 +81,16 @@ def test_data_that_cannot_be_used_is_one_line() -> None:
 
 def test_help_lists_the_flags_of_all_its_modules() -> None:
     names = {flag.name for flag in trainer.FLAGS.get_key_flags_for_module(trainer)}
-    assert {"logdir", "sync", "max_staleness", "ps_backups", "metrics_port", "log_json", "profile_steps"} <= names
+    assert {
+        "logdir",
+        "sync",
+        "max_staleness",
+        "ps_backups",
+        "metrics_port",
+        "metrics_host",
+        "log_json",
+        "profile_steps",
+    } <= names
 
 
 REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
