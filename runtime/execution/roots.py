@@ -113,7 +113,8 @@ def roots_of(
         given = [given]
     anywhere = Roots()
     paths = []
-    for root in map(os.fspath, given):
+    for each in given:
+        root = os.fspath(each)
         path = root if "://" in root or not root else os.path.abspath(root)
         try:
             anywhere.check(path)

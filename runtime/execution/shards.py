@@ -31,7 +31,7 @@ from runtime.errors import (
 )
 from runtime.execution import zarr
 from runtime.execution.background import Pace, in_background
-from runtime.execution.gate import Gate, lapsed
+from runtime.execution.gate import PAUSE_SECS, Gate, lapsed
 from runtime.execution.pieces import Array, Incoming, Piece, part_of
 from runtime.execution.roots import Roots, check_process_id, file_below
 from runtime.execution.states import task_states
@@ -46,6 +46,9 @@ QUIET_SECS = 2.0
 """How long a cut waits for stages that are under way, and for the rest of half-done steps."""
 UNUSED_SECS = 600.0
 """How long what was taken for a save is kept when nobody asks for it."""
+EPOCHS_AT_ONCE = 2**32
+"""By how much a claim may raise the epoch: there are always epochs left, for 2^31 claims of a stranger."""
+MAX_EPOCH = 2**63
 VALUES_OF_JOBS = 8
 """Of how many saves and restores a task can tell whether its variables have changed since."""
 CUT_OFF = "the task goes on from its mirror"
@@ -184,6 +187,11 @@ class Shards:
 
     def _claim(self, order: Order) -> Reply:
         with self._lock:
+            if order.epoch >= min(MAX_EPOCH, self._epoch + EPOCHS_AT_ONCE):
+                raise InvalidArgumentError(
+                    f"refused: a claim of epoch {order.epoch}, where the task obeys epoch {self._epoch}: the next "
+                    "coordinator's is one more than the largest of its tasks"
+                )
             raised = order.epoch > self._epoch
             if raised:
                 self._epoch, self._owner = order.epoch, order.owner
@@ -210,6 +218,8 @@ class Shards:
             wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
             lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
             return Reply(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
+        if not 0 <= order.seconds <= PAUSE_SECS:
+            raise InvalidArgumentError(f"a pause of {order.seconds:g} s: it is {PAUSE_SECS:g} s at most")
         self._gate.pause(order.job, order.seconds, QUIET_SECS)
         try:
             self.check_epoch(order.epoch, order.owner)
@@ -382,7 +392,7 @@ class Shards:
                 problems.append(f"{file.path}: {error.strerror}")
                 continue
             if not same:
-                problems.append(f"{file.path}: it is not as it was saved")
+                problems.append(f"{file.path}: it does not match its checksum")
         return Reply(problems=problems)
 
     def _read(self, order: Order) -> Reply:

@@ -66,6 +66,8 @@ class Server:
         bind: host name or address to listen on, where that is not the one in the cluster (behind a NAT, in a container
             with a port of its host); "0.0.0.0" for all interfaces. By default what ``BELLWETHER_BIND`` says, else the
             task's address and no other.
+        max_request_bytes: longest gRPC message taken, 1 to 2^31 - 1. Only sessions of clients in other processes send long
+            ones: what they feed in a step, and the constants of a graph.
 
     Raises:
         InvalidArgumentError: the job or index is not in the cluster, or its address is not usable or none of this
@@ -86,6 +88,7 @@ class Server:
         ps_backups_lag: int = DEFAULT_LAG,
         checkpoint_root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         bind: str | None = None,
+        max_request_bytes: int = rpc.MAX_REQUEST_BYTES,
     ) -> None:
         if isinstance(cluster, cluster_pb2.ServerDef):
             job_name = job_name or cluster.job_name or None
@@ -119,7 +122,7 @@ class Server:
         self._client_id = secrets.randbits(63) | 1
         """By which other tasks know this process. Not the incarnation: a task that goes on from its mirror takes that
         over from a process whose lanes they remember."""
-        self._grpc = grpc.server(CallThreads("grpc"), options=rpc.SERVER_OPTIONS)  # type: ignore[arg-type]  # any executor
+        self._grpc = grpc.server(CallThreads("grpc"), options=rpc.server_options(max_request_bytes))  # type: ignore[arg-type]  # any executor
         self._grpc_started = False
         bound = _bind(self._grpc, self.listens_on, port, self.task)
         self.address = join_address(host, bound)

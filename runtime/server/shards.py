@@ -27,7 +27,7 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.execution.background import Pace, in_background
-from runtime.execution.gate import NO_CUT
+from runtime.execution.gate import NO_CUT, PAUSE_SECS
 from runtime.execution.pieces import Piece
 from runtime.execution.zarr import write_store
 from runtime.proto import services_pb2 as pb
@@ -36,8 +36,6 @@ from runtime.server.cut import Cut, ShardFile, VariableSlice, half_done_steps
 
 ORDER_SECS = 120.0
 """Time limit of an order that should take milliseconds, but for a claim that waits for an old chief's writes."""
-PAUSE_SECS = 10.0
-"""How long tasks stay paused at most when their coordinator dies in the middle of a cut."""
 STATES_SECS = 2.0
 CLAIM_TRIES = 10
 CUT_TRIES = 3

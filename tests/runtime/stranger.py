@@ -1,4 +1,4 @@
-"""Somebody who has nothing but a server's address and the published messages: what strangers can do is tested as this."""
+"""Somebody who has nothing but a server's address and the published messages, and what becomes of their requests."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

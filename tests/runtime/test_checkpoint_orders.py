@@ -130,7 +130,7 @@ def test_a_comparison_tells_whether_and_nothing_else(they: Stranger, root: pathl
     (root / "file").write_bytes(b"x" * 123457)
     assert they.verify(root, "file", b"x" * 123457) == []
     answers = [they.verify(root, "file", guess) for guess in (b"", b"x" * 5, b"x" * 123458, b"y" * 123457)]
-    assert answers == [["file: it is not as it was saved"]] * 4
+    assert answers == [["file: it does not match its checksum"]] * 4
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "socket", "directory"])
