@@ -134,8 +134,8 @@ def _endpoint(server: rt.Server, port: int, host: str) -> contextlib.AbstractCon
         return Endpoint(server, port, host)
     except (OSError, OverflowError) as error:
         logging.error(
-            "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 for any free one, or another "
-            "--metrics_host",
+            "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 for any free one, or "
+            "another --metrics_host",
             *(port, host, error),
         )
         return contextlib.nullcontext()

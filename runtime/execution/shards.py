@@ -6,6 +6,7 @@ when the jobs of the coordinators before have ended, so that a dead chief's late
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -48,6 +49,7 @@ UNUSED_SECS = 600.0
 """How long what was taken for a save is kept when nobody asks for it."""
 EPOCHS_AT_ONCE = 2**32
 """By how much a claim may raise the epoch: there are always epochs left, for 2^31 claims of a stranger."""
+MAX_ARRAY_BYTES = 2**62
 MAX_EPOCH = 2**63
 VALUES_OF_JOBS = 8
 """Of how many saves and restores a task can tell whether its variables have changed since."""
@@ -582,7 +584,19 @@ def _placed(s: pb.SliceDef, array: np.ndarray[Any, Any]) -> zarr.Placed:
     """Where a taken array goes; a string array's length is known only now."""
     if _spec(s.spec).is_string:
         return zarr.Placed(s.key, array.shape, array.dtype, array.shape, (0,), (max(array.size, 1),))
-    return zarr.Placed(s.key, array.shape, array.dtype, tuple(s.full_shape), tuple(s.offset), tuple(s.chunk))
+    full, offset, chunk = tuple(s.full_shape), tuple(s.offset), tuple(s.chunk)
+    if not (
+        len(full) == len(offset) == len(chunk) == array.ndim
+        and all(0 <= o and o + n <= f for o, n, f in zip(offset, array.shape, full, strict=True))
+        and math.prod(full) * array.dtype.itemsize < MAX_ARRAY_BYTES
+        # of an empty slice nothing is written, and its chunks are those of the others
+        and all(1 <= c <= max(n if array.size else f, 1) for c, n, f in zip(chunk, array.shape, full, strict=True))
+    ):
+        raise InvalidArgumentError(
+            f"variable {s.name!r} of shape {list(array.shape)} cannot be written in chunks of {list(chunk)} at "
+            f"{list(offset)} of an array of shape {list(full)}"
+        )
+    return zarr.Placed(s.key, array.shape, array.dtype, full, offset, chunk)
 
 
 def _wanted(s: pb.SliceDef) -> zarr.Placed:

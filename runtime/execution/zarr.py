@@ -40,6 +40,9 @@ CORES_PER_WRITER = 4
 READERS = 16
 READS_IN_FLIGHT = 4
 """How many arrays are read at once."""
+CHUNK_TIMES = 4
+CHUNK_BYTES = 64 << 20
+"""A chunk may be so many times as large as its array, or so many bytes: others write arrays in chunks of one size."""
 ALIGNMENT = 64
 """XLA takes an array of host memory that begins at a multiple of so many bytes as it is, without a copy."""
 _STORE_FILE = "manifest.ocdbt"
@@ -409,7 +412,7 @@ def _read_spec(directory: str, key: str, ocdbt: bool, zarr3: bool) -> dict[str, 
 
 def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bool, zarr3: bool) -> Any:
     try:
-        return ts.open(_read_spec(directory, key, ocdbt, zarr3), open=True, read=True, context=context).result()
+        store = ts.open(_read_spec(directory, key, ocdbt, zarr3), open=True, read=True, context=context).result()
     except ValueError as error:
         text = " ".join(str(error).split())[:300]
         if "NOT_FOUND" in text:
@@ -417,6 +420,19 @@ def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bo
         if (other := barred_in(text, directory)) is not None:
             raise other from error
         raise DataLossError(f"{key!r} in {directory} cannot be opened: {text}") from error
+    _check_chunks(store, directory, key)
+    return store
+
+
+def _check_chunks(store: Any, directory: str, key: str) -> None:
+    """Raises DataLossError where one chunk, which is in memory as a whole when it is read, dwarfs its array."""
+    chunk = store.chunk_layout.read_chunk.shape or ()
+    itemsize = store.dtype.numpy_dtype.itemsize
+    size, whole = math.prod(chunk) * itemsize, math.prod(store.shape) * itemsize
+    if size > max(CHUNK_TIMES * whole, CHUNK_BYTES):
+        raise DataLossError(
+            f"{key!r} in {directory} is damaged: each of its chunks is {size} bytes, the whole array {whole}"
+        )
 
 
 def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[tuple[int, ...], str]:

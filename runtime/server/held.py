@@ -48,8 +48,8 @@ class Held:
         """Before a stage runs whose outputs are to be held: raises ResourceExhaustedError when too much is held now."""
         if self._bytes > self.limit_bytes:
             raise ResourceExhaustedError(
-                f"{self._bytes} bytes of tensors are held here for other tasks that have not fetched them: the limit is "
-                f"{PART_OF_MEMORY:.0%} of the memory (limit_bytes = {self.limit_bytes})"
+                f"{self._bytes} bytes of tensors are held here for other tasks that have not fetched them: the limit "
+                f"is {PART_OF_MEMORY:.0%} of the memory (limit_bytes = {self.limit_bytes})"
             )
 
     def _forget(self, key: HeldKey) -> None:

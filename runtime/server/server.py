@@ -66,8 +66,8 @@ class Server:
         bind: host name or address to listen on, where that is not the one in the cluster (behind a NAT, in a container
             with a port of its host); "0.0.0.0" for all interfaces. By default what ``BELLWETHER_BIND`` says, else the
             task's address and no other.
-        max_request_bytes: longest gRPC message taken, 1 to 2^31 - 1. Only sessions of clients in other processes send long
-            ones: what they feed in a step, and the constants of a graph.
+        max_request_bytes: longest gRPC message taken, 1 to 2^31 - 1. Only clients in other processes send
+            long ones: what they feed in a step, and the constants of a graph.
 
     Raises:
         InvalidArgumentError: the job or index is not in the cluster, or its address is not usable or none of this

@@ -176,9 +176,7 @@ def test_what_is_held_for_others_is_a_part_of_the_memory() -> None:
             held.limit_bytes = 1000
             for step in range(3):  # of a session that never fetches them
                 held.put((9, step, 0), np.ones(100, np.float32), 1)
-            with pytest.raises(
-                rt.ResourceExhaustedError, match=r"1200 bytes.*limit_bytes = 1000"
-            ):
+            with pytest.raises(rt.ResourceExhaustedError, match=r"1200 bytes.*limit_bytes = 1000"):
                 sess.run(used_there, fed)
             held.drop_session(9)
             assert sess.run(used_there, fed).tolist() == [3.0] * 100
