@@ -14,7 +14,8 @@ from absl.testing import flagsaver
 
 import harness
 import runtime as rt
-from models.mnist import trainer
+from models.mnist import modes, trainer
+from runtime.execution.roots import roots_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -63,6 +64,20 @@ def test_a_run_that_is_meant_to_be_stopped_by_hand_can_begin(parsed: Any, optimi
     updates, _ = rule.update({"w": jnp.ones(2)}, rule.init(weights), weights)
     expected = {"sgd": -0.5, "momentum": -0.05, "adagrad": -0.0953, "adam": -0.005}[optimizer]
     assert updates["w"].tolist() == pytest.approx([expected, expected], rel=1e-2)
+
+
+def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(parsed: Any, tmp_path: pathlib.Path) -> None:
+    cluster = {"ps": ["localhost:0"]}
+    parsed["logdir"].present = 0
+    assert trainer.checkpoint_root() is None  # only the chief was given one: the ps takes its word for it
+    for value, allowed in ((str(tmp_path / "run"), (str(tmp_path / "run"),)), ("", ())):
+        parsed["logdir"].parse(value)
+        with modes.server(cluster, "ps", 0, trainer.checkpoint_root()) as server:
+            roots = server.worker.shards.roots
+            assert roots.paths == allowed
+            with pytest.raises(rt.PermissionDeniedError):
+                roots.check(str(tmp_path / "elsewhere"))
+    roots_of((str(tmp_path / "run"),), {}).check(str(tmp_path / "run" / "model.ckpt" / "5" / "default"))
 
 
 def test_data_that_cannot_be_used_is_one_line() -> None:
