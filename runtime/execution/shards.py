@@ -403,7 +403,8 @@ class Shards:
         keys = [file_below(order.directory, s.key) for s in order.slices]
         if zarr.is_local(order.directory):
             for path in [order.directory] if order.ocdbt else keys:
-                self.roots.check_tree(path)
+                if zarr.has_arrays(path, ocdbt=order.ocdbt):  # else nothing in there is read
+                    self.roots.check_tree(path)
         job = Job(order.epoch, list(order.slices), [])
         with job.lock:
             self._add(order, job)

@@ -47,6 +47,8 @@ ALIGNMENT = 64
 """XLA takes an array of host memory that begins at a multiple of so many bytes as it is, without a copy."""
 _STORE_FILE = "manifest.ocdbt"
 """What is in every OCDBT store, and only there."""
+_ARRAY_FILES = (".zarray", "zarr.json")
+"""One of these is in every zarr array that lies in files of its own."""
 _TS_THREADS = "ts_pool_worker"
 """What tensorstore's threads are called."""
 
@@ -309,6 +311,12 @@ def merge(directory: str, parts: Iterable[str]) -> None:
         raise _write_error(directory, error) from error
 
 
+def has_arrays(path: str, *, ocdbt: bool) -> bool:
+    """Whether a local directory is an OCDBT store, or else a zarr array, as far as the names of its files tell."""
+    marks = (_STORE_FILE,) if ocdbt else _ARRAY_FILES
+    return any(os.path.lexists(os.path.join(path, mark)) for mark in marks)
+
+
 def is_store(directory: str) -> bool:
     """Whether a directory holds an OCDBT store that somebody has committed to.
 
@@ -542,6 +550,7 @@ __all__ = [
     "describe",
     "encode_strings",
     "files_below",
+    "has_arrays",
     "is_as_saved",
     "is_inside",
     "is_local",

@@ -65,6 +65,18 @@ def test_a_task_that_has_restarted_takes_the_epoch_of_the_others(they: Stranger)
     they.worker.Shard(ORDER(kind=ORDER.CLAIM, epoch=1 + 100_000, owner=OWNER), timeout=30)
 
 
+def test_a_chief_leads_all_tasks_when_one_was_raised_far_above_the_others() -> None:
+    with kit.servers(sockets=True, ps=2, worker=1) as made, stranger(made["/job:ps/task:0"]) as they:
+        epoch = 1
+        for _ in range(3):
+            epoch += EPOCHS_AT_ONCE - 1
+            they.worker.Shard(ORDER(kind=ORDER.CLAIM, epoch=epoch, owner=OWNER), timeout=30)
+        with rt.Graph().as_default() as graph, rt.Session(made[kit.TARGET].target, graph) as sess:
+            ps = ["/job:ps/task:0", "/job:ps/task:1"]
+            assert sess.shards.claim(ps) == epoch + 1
+            assert {made[task].worker.shards.state()[0] for task in ps} == {epoch + 1}
+
+
 def test_the_last_epochs_are_refused_to_everybody(server: rt.Server, they: Stranger) -> None:
     server.worker.shards.take_up(MAX_EPOCH - 2, OWNER)
     they.worker.Shard(ORDER(kind=ORDER.CLAIM, epoch=MAX_EPOCH - 1, owner=OWNER), timeout=30)
@@ -82,26 +94,33 @@ def test_a_plan_has_so_many_slots_at_most(they: Stranger, slots: int) -> None:
         they.master.RegisterPlan(plan, timeout=60)
 
 
+def step_of(nbytes: int) -> pb.RunStepRequest:
+    """A request of about so many bytes, for a session that there is not."""
+    return pb.RunStepRequest(session=1, feeds=bytes(nbytes))
+
+
 def test_compressed_messages_are_refused(server: rt.Server) -> None:
-    zeros = pb.UnregisterRequest(session=1, handles=[0] * (MAX_REQUEST_BYTES - 100))  # 64 KiB when it is compressed
     made = Stranger(server)
     with made.channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            made.worker.Unregister(zeros, compression=grpc.Compression.Gzip, timeout=60)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED, caught.value
-        assert "ompression" in caught.value.details()
+        for nbytes in (1 << 10, MAX_REQUEST_BYTES - 1000):  # the larger one is 64 KiB when it is compressed
+            with pytest.raises(grpc.RpcError) as caught:
+                made.master.RunStep(step_of(nbytes), compression=grpc.Compression.Gzip, timeout=120)
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED, caught.value
+            assert "ompression" in caught.value.details()
         made.worker.Unregister(pb.UnregisterRequest(session=1), timeout=60)  # it goes on
 
 
 def test_a_message_has_so_many_bytes_at_most(server: rt.Server) -> None:
+    assert MAX_REQUEST_BYTES == 64 << 20
     made = Stranger(server)
     with made.channel:
-        made.worker.Unregister(pb.UnregisterRequest(session=1, handles=[0] * (MAX_REQUEST_BYTES - 100)), timeout=60)
+        with pytest.raises(grpc.RpcError) as caught:
+            made.master.RunStep(step_of(MAX_REQUEST_BYTES - 1000), timeout=120)
+        assert "session" in caught.value.details()  # it was read
         with refused(EXHAUSTED, str(MAX_REQUEST_BYTES)):
-            made.worker.Unregister(pb.UnregisterRequest(session=1, handles=[0] * MAX_REQUEST_BYTES), timeout=60)
+            made.master.RunStep(step_of(MAX_REQUEST_BYTES), timeout=120)
         with pytest.raises(rt.ResourceExhaustedError, match=r"Server\(max_request_bytes=...\)"):
-            request = pb.UnregisterRequest(session=1, handles=[0] * MAX_REQUEST_BYTES)
-            rpc.call(made.worker.Unregister, request, timeout=60, task="/job:local/task:0")
+            rpc.call(made.master.RunStep, step_of(MAX_REQUEST_BYTES), timeout=120, task="/job:local/task:0")
 
 
 @pytest.mark.parametrize("most", [1 << 20, 4 << 20])
