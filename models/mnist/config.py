@@ -29,7 +29,12 @@ flags.DEFINE_enum("job_name", "worker", ["ps", "worker"], "What this process is.
 flags.DEFINE_integer(
     "task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.", lower_bound=0
 )
-flags.DEFINE_string("logdir", "runs/mnist", "Directory for checkpoints and TensorBoard events; empty writes nothing.")
+flags.DEFINE_string(
+    "logdir",
+    "runs/mnist",
+    "Directory for checkpoints and TensorBoard events; empty writes nothing. A task that "
+    "is given one keeps checkpoints nowhere else, whoever asks.",
+)
 flags.DEFINE_string(
     "data_dir", None, "Directory with the four MNIST files. Default: $MNIST_DIR, else a download cache."
 )
@@ -182,17 +187,24 @@ class Config:
     ps_backups_lag: int
     ps_backups_sync: bool
     metrics_port: int | None
+    metrics_host: str
     log_json: bool
     profile_steps: str | None
+    checkpoint_root: str | tuple[()] | None
+    """No flag: where this task may be told to write and read. Below its --logdir, nowhere if that is empty, and None
+    where it was not given here: only the chief need know it."""
 
     @classmethod
     def from_flags(cls) -> "Config":
         """What the command line says."""
         values: dict[str, Any] = {}
         for field in fields(cls):
+            if field.name == "checkpoint_root":
+                continue
             value = flags.FLAGS[field.name].value
             values[field.name] = tuple(value) if isinstance(value, list) else value
-        return cls(**values)
+        root = (values["logdir"] or ()) if flags.FLAGS["logdir"].present else None
+        return cls(**values, checkpoint_root=root)
 
     @property
     def is_chief(self) -> bool:

@@ -14,9 +14,16 @@ def server(config: Config) -> rt.Server:
     hosts = {"ps": config.ps_hosts, "worker": config.worker_hosts or ["localhost:0"]}
     cluster = rt.ClusterSpec({job: list(tasks) for job, tasks in hosts.items() if tasks})
     if config.job_name != "ps":
-        return rt.Server(cluster, config.job_name, config.task_index)
+        return rt.Server(cluster, config.job_name, config.task_index, checkpoint_root=config.checkpoint_root)
     lag = 0 if config.ps_backups_sync else config.ps_backups_lag
-    return rt.Server(cluster, "ps", config.task_index, ps_backups=config.ps_backups, ps_backups_lag=lag)
+    return rt.Server(
+        cluster,
+        "ps",
+        config.task_index,
+        ps_backups=config.ps_backups,
+        ps_backups_lag=lag,
+        checkpoint_root=config.checkpoint_root,
+    )
 
 
 def where(cluster: rt.ClusterSpec | None, task_index: int) -> contextlib.AbstractContextManager[None]:

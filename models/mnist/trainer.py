@@ -71,7 +71,7 @@ def between_graph(config: Config) -> None:
         server = modes.server(config)
     except rt.OpError as error:
         sys.exit(f"{config.job_name} {config.task_index}: {error}")
-    with server, monitoring.watched_at(server, config.metrics_port, config.log_json):
+    with server, monitoring.watched_at(server, config.metrics_port, config.log_json, config.metrics_host):
         if config.job_name == "ps":
             server.join()
             return

@@ -227,6 +227,8 @@ class Worker:
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
         call = registered.call
+        if call.holds:
+            self.held.check_room()
         inputs = self._with_remote(registered, session, step, inline) if call.remote else inline
         if call.stage.host:
             cancelled = cancelled or Cancellation(deadline, caller_has_hung_up, call_memory())

@@ -16,8 +16,9 @@ from absl.testing import flagsaver
 import harness
 import runtime as rt
 from models.mnist import config as config_flags
-from models.mnist import trainer
+from models.mnist import modes, trainer
 from models.mnist.config import Config
+from runtime.checkpoint.roots import roots_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -68,6 +69,19 @@ def test_a_run_that_is_meant_to_be_stopped_by_hand_can_begin(parsed: Any, optimi
     assert updates["w"].tolist() == pytest.approx([expected, expected], rel=1e-2)
 
 
+def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(parsed: Any, tmp_path: pathlib.Path) -> None:
+    parsed(["trainer", "--ps_hosts=localhost:0", "--job_name=ps"])
+    assert Config.from_flags().checkpoint_root is None  # only the chief was given one: the ps takes its word for it
+    for value, allowed in ((str(tmp_path / "run"), (str(tmp_path / "run"),)), ("", ())):
+        parsed(["trainer", "--ps_hosts=localhost:0", "--job_name=ps", f"--logdir={value}"])
+        with modes.server(Config.from_flags()) as server:
+            roots = server.worker.shards.roots
+            assert roots.paths == allowed
+            with pytest.raises(rt.PermissionDeniedError):
+                roots.check(str(tmp_path / "elsewhere"))
+    roots_of((str(tmp_path / "run"),), {}).check(str(tmp_path / "run" / "model.ckpt" / "5" / "default"))
+
+
 def test_data_that_cannot_be_used_is_one_line() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "models.mnist.trainer", "--logdir="],
@@ -84,16 +98,26 @@ def test_data_that_cannot_be_used_is_one_line() -> None:
 
 def test_help_lists_the_flags_of_all_its_modules() -> None:
     names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(trainer)}
-    assert {"logdir", "sync", "max_staleness", "ps_backups", "metrics_port", "log_json", "profile_steps"} <= names
+    assert {
+        "logdir",
+        "sync",
+        "max_staleness",
+        "ps_backups",
+        "metrics_port",
+        "metrics_host",
+        "log_json",
+        "profile_steps",
+    } <= names
 
 
 def test_the_config_holds_every_flag_and_cannot_change(parsed: Any) -> None:
     key = {flag.name for flag in parsed.get_key_flags_for_module(config_flags)}
     config = Config.from_flags()
-    assert {field.name for field in dataclasses.fields(config)} == key
+    assert {field.name for field in dataclasses.fields(config)} == key | {"checkpoint_root"}
     assert {name: parsed[name].value or None for name in key} == {
         name: list(value) if isinstance(value, tuple) and value else value or None
         for name, value in dataclasses.asdict(config).items()
+        if name in key
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.seed = 2  # type: ignore[misc]
