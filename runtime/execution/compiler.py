@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from runtime.errors import InvalidArgumentError, ResourceExhaustedError
-from runtime.execution.allow import load_program
 from runtime.execution.failures import meaning, one_line
+from runtime.execution.program_verifier import load_program
 from runtime.plan.plan import Program
 
 Executable = Callable[..., list[Any]]

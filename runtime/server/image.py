@@ -192,6 +192,7 @@ def _reviver(worker: Worker, first_number: int) -> Callable[[int, Entry], Regist
             versioned=meta["versioned"],
             in_turn=meta["in_turn"],
             handle=handle,
+            foreign=True,
         )
         assert made is not None  # its program has come along
         if made.versions is not None:

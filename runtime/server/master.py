@@ -52,6 +52,7 @@ class MasterOptions:
         reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
         prefetch: 1 overlaps training steps (``runtime/server/pipeline.py``), 0 does not.
         skip_unchanged: reads carry nothing when nothing has changed (``runtime/server/unchanged.py``).
+        foreign: the client is another process: tasks verify its programs, those of this process too.
     """
 
     device_filters: tuple[str, ...] = ()
@@ -60,6 +61,7 @@ class MasterOptions:
     reconnect_secs: float = RECONNECT_SECS
     prefetch: int = 0
     skip_unchanged: bool = False
+    foreign: bool = False
 
 
 class MasterSession:

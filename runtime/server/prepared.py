@@ -119,7 +119,7 @@ def register(
         return made
 
     def local(task: LocalTask, call: StageCall) -> LocalCall:
-        made = task.register(call, writes, traced)
+        made = task.register(call, writes, traced, options.foreign)
         inline = tuple(call.inputs[i] for i in made.inline)
         return LocalCall(task.server.worker, made, inline, call.outputs, call.replies)
 

@@ -30,10 +30,11 @@ from runtime.execution.fitting import check_call
 from runtime.execution.gate import Gate
 from runtime.execution.mirrors import Header, Mirrors, message, read_message
 from runtime.execution.pieces import PIECE_SPEC, PULL, PUSH, Piece
+from runtime.execution.program_verifier import verify_program
 from runtime.execution.shards import Shards
 from runtime.execution.store import Store
 from runtime.plan.place import Device
-from runtime.plan.plan import StageCall
+from runtime.plan.plan import Program, Stage, StageCall
 from runtime.server.counters import TaskCounters
 from runtime.server.held import Held
 from runtime.server.mirror import Mirror
@@ -152,6 +153,7 @@ class Worker:
         versioned: bool = False,
         in_turn: bool = False,
         handle: int = 0,
+        foreign: bool = False,
     ) -> RegisteredCall | None:
         """Compiles a stage call and gives it a handle; equal calls of any session share one.
 
@@ -165,6 +167,7 @@ class Worker:
             versioned: a read (``can_skip``) that comes with the number of what the session has already.
             in_turn: a read (``begins_in_turn``) that waits for the session's turn.
             handle: that it had in an earlier life of this task; 0 makes a new one.
+            foreign: another process has made it: its program is verified before it is compiled.
 
         Returns:
             The registered call, or None when the program is not known here and its blob must be sent.
@@ -190,7 +193,7 @@ class Worker:
                 return None
             call = replace(call, stage=replace(call.stage, program=program))
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
-        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), versioned, in_turn)
+        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), versioned, in_turn, foreign)
         digest = hashlib.sha256(repr(identity).encode()).digest()
         if session in self._ended:
             session = NOBODY
@@ -198,6 +201,8 @@ class Worker:
         if found is not None:
             return found
         check_call(call, self.task)
+        if foreign and program is not None:
+            self._verify(call.stage, program)
         if versioned and not can_skip(call):
             raise InvalidArgumentError("only a read of variables can tell that nothing has changed", task=self.task)
         prepared = self.executor.prepare(call.stage, generation)
@@ -212,6 +217,15 @@ class Worker:
         if session in self._ended:  # it has ended while this was compiled, and what it held then was released
             self.registry.release(session)
         return added
+
+    def _verify(self, stage: Stage, program: Program) -> None:
+        try:
+            verify_program(program)
+        except InvalidArgumentError as error:
+            names = ", ".join(stage.operations[:20])
+            raise InvalidArgumentError(
+                f"the program of [{names}] is refused: {error.message}", task=self.task
+            ) from None
 
     def registered(self, handle: int) -> RegisteredCall:
         """The call behind a handle. Raises NotFoundError when there never was one, AbortedError when it was dropped."""
