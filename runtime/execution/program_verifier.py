@@ -115,11 +115,19 @@ Their kernels, LAPACK's among them, take the shapes that the module declares for
 result that is declared too small. Nothing that this project itself places on other tasks needs one.
 """
 
-ELEMENTWISE_COMPOSITES = frozenset(f"chlo.{name}" for name in "acos acosh asin asinh atanh cosh sinh".split())
-"""The composites of one array that give one of the same type. XLA may put its own function in place of the named one.
+ELEMENTWISE_COMPOSITES: Mapping[str, int] = {
+    **dict.fromkeys(
+        "acos acosh asin asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc lgamma sinh square tan".split(),
+        1,
+    ),
+    **dict.fromkeys("next_after polygamma zeta".split(), 2),
+}
+"""Composites that work element by element, and how many operands they have, all of the type of the one result."""
+ALLOWED_COMPOSITES = frozenset(f"chlo.{name}" for name in (*ELEMENTWISE_COMPOSITES, "top_k"))
+"""Every composite that a program may hold: an operation that brings a function along which computes the same.
+
+XLA puts a function of its own in the place of those whose names it knows, so their operands have to be right.
 """
-ALLOWED_COMPOSITES = ELEMENTWISE_COMPOSITES | {"chlo.top_k"}
-"""Every composite that a program may hold: named operations that bring a function along which computes the same."""
 
 MODULE_ATTRIBUTES = frozenset(["sym_name", "mhlo.num_partitions", "mhlo.num_replicas", "jax.uses_shape_polymorphism"])
 FUNCTION_ATTRIBUTES = frozenset(["sym_name", "sym_visibility", "function_type", "arg_attrs", "res_attrs"])
@@ -207,7 +215,7 @@ def _check_header(exported: export.Exported, program: Program) -> None:
 
 
 @dataclass
-class _Function:
+class Function:
     """What the walk has seen in one function.
 
     Attributes:
@@ -240,7 +248,7 @@ def verify_module(module: ir.Module, value_bytes: int = VALUE_BYTES) -> None:
         raise InvalidArgumentError("the program's module is not valid StableHLO")
 
 
-def check_calls(functions: Mapping[str, _Function]) -> None:
+def check_calls(functions: Mapping[str, Function]) -> None:
     """Checks who calls whom: nobody calls ``main``, every call has a target, and none goes in circles.
 
     Raises:
@@ -280,14 +288,14 @@ class _Walk:
         self._seen: set[Any] = set()
         self._operations = 0
 
-    def functions(self, module: ir.Module) -> dict[str, _Function]:
+    def functions(self, module: ir.Module) -> dict[str, Function]:
         """Checks all operations; gives what is in each function, by name."""
         attributes = module.operation.attributes
         _check_attributes("builtin.module", attributes, MODULE_ATTRIBUTES)
         for count in ("mhlo.num_partitions", "mhlo.num_replicas"):
             if count in attributes and str(attributes[count]) != "1 : i32":
                 raise InvalidArgumentError(f"attribute {count!r} is {attributes[count]}: a stage runs on one device")
-        found: dict[str, _Function] = {}
+        found: dict[str, Function] = {}
         for op in module.body.operations:
             name = op.operation.name
             if name != "func.func":
@@ -296,18 +304,18 @@ class _Walk:
             found[symbol] = self._function(op.operation)
         return found
 
-    def _function(self, op: Any) -> _Function:
+    def _function(self, op: Any) -> Function:
         _check_attributes("func.func", op.attributes, FUNCTION_ATTRIBUTES)
         for which in ("arg_attrs", "res_attrs"):
             for named in op.attributes[which] if which in op.attributes else ():
                 _check_attributes("func.func", _entries(named), ARGUMENT_ATTRIBUTES)
         signature = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
         self._check_types("func.func", [*signature.inputs, *signature.results])
-        function = _Function()
+        function = Function()
         self._regions(op, function, 0)
         return function
 
-    def _regions(self, op: Any, function: _Function, depth: int) -> None:
+    def _regions(self, op: Any, function: Function, depth: int) -> None:
         for region in op.regions:
             blocks = list(region.blocks)
             if len(blocks) != 1:
@@ -319,7 +327,7 @@ class _Walk:
             for inner in blocks[0].operations:
                 self._operation(inner.operation, function, depth)
 
-    def _operation(self, op: Any, function: _Function, depth: int) -> None:
+    def _operation(self, op: Any, function: Function, depth: int) -> None:
         name = op.name
         self._operations += 1
         function.operations += 1
@@ -386,12 +394,11 @@ def _check_composite(op: Any) -> None:
     operands, results = [o.type for o in op.operands], [r.type for r in op.results]
     if name not in ALLOWED_COMPOSITES:
         raise InvalidArgumentError(f"composite {name!r} is {NOT_ALLOWED}")
-    if name in ELEMENTWISE_COMPOSITES:
-        fits = len(operands) == 1 and operands == results
-        fits = fits and not isinstance(operands[0].element_type, ir.IntegerType)
-        fits = fits and not _passed(op)
-    else:
+    if name == "chlo.top_k":
         fits = _is_top_k(operands, results, _passed(op))
+    else:
+        wanted = ELEMENTWISE_COMPOSITES[name.removeprefix("chlo.")]
+        fits = len(operands) == wanted and len(results) == 1 and set(operands) == set(results) and not _passed(op)
     if not fits:
         raise InvalidArgumentError(f"composite {name!r} does not fit its operands and results")
 
