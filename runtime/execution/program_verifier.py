@@ -30,6 +30,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from runtime.errors import InvalidArgumentError
+from runtime.execution.portable_artifact import check_frame
 from runtime.plan.plan import Program
 
 MODULE_BYTES = 16 << 20
@@ -176,6 +177,7 @@ def verify_program(program: Program, value_bytes: int = VALUE_BYTES) -> None:
     exported = load_program(program)
     arguments = [program.arguments[i] for i in exported.module_kept_var_idx]
     try:
+        check_frame(bytes(exported.mlir_module_serialized))
         with mlir.make_ir_context() as context, ir.Location.unknown(context):
             module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
             verify_module(module, value_bytes)

@@ -125,7 +125,7 @@ def test_finding_1_a_kernel_that_writes_past_the_end_of_its_result(
     count = results.count("tensor")
     call = (
         f'%c:{count} = "stablehlo.custom_call"(%a) {{call_target_name = "lapack_s{kernel}_ffi", api_version = 4 : i32, '
-        f"mhlo.backend_config = {config}}} : ({LARGE}) -> {results} "
+        f"backend_config = {config}}} : ({LARGE}) -> {results} "
     )
     text = module(call + f"%r = stablehlo.reshape %c#0 : ({SMALL}) -> tensor<1xf32>", "", LARGE, "tensor<1xf32>")
     said = refused_by(cluster, monkeypatch, text, (64, 64), (1,))
@@ -138,7 +138,7 @@ def test_finding_2_a_kernel_that_gives_memory_that_it_has_not_written(
 ) -> None:
     call = (
         '%c:2 = "stablehlo.custom_call"(%a) {call_target_name = "lapack_spotrf_ffi", api_version = 4 : i32, '
-        f"mhlo.backend_config = {{uplo = 76 : ui8}}}} : ({SMALL}) -> ({LARGE}, tensor<i32>) "
+        f"backend_config = {{uplo = 76 : ui8}}}} : ({SMALL}) -> ({LARGE}, tensor<i32>) "
     )
     text = module(call + f"%r = stablehlo.negate %c#0 : {LARGE}", "", SMALL, LARGE)
     assert "custom call 'lapack_spotrf_ffi'" in refused_by(cluster, monkeypatch, text, (1, 1), (64, 64))

@@ -17,6 +17,7 @@ from jax.interpreters import mlir
 
 import runtime as rt
 from runtime.execution.compiler import Compiler
+from runtime.execution.portable_artifact import check_frame
 from runtime.execution.program_verifier import ALLOWED_OPERATIONS, verify_program
 from runtime.plan.exporting import export_program
 from runtime.plan.plan import Program
@@ -351,3 +352,66 @@ def test_a_damaged_header_gives_a_clean_error_or_no_damage() -> None:
         except rt.InvalidArgumentError:
             refused += 1
     assert refused > 100
+
+
+def damaged(module: bytes, chance: random.Random) -> bytes:
+    """The bytes of a module, a few of them changed, missing or added."""
+    found = bytearray(module)
+    for _ in range(chance.choice((1, 1, 2, 8))):
+        at = chance.randrange(len(found))
+        match chance.randrange(3):
+            case 0:
+                found[at] = chance.randrange(256)
+            case 1:
+                del found[at : at + chance.randrange(1, 8)]
+            case _:
+                found[at:at] = chance.randbytes(chance.randrange(1, 8))
+    return bytes(found)
+
+
+def test_the_frame_of_every_module_that_jax_writes_holds_and_no_part_may_have_another_size() -> None:
+    for fn in (jnp.sin, jnp.sort, lambda a: jax.random.normal(key(), (3,)) + a[0, :3]):
+        program = exported(fn, "cpu")
+        assert program is not None
+        check_frame(export.deserialize(bytearray(program.blob)).mlir_module_serialized)
+    module = export.deserialize(bytearray(PLAIN.blob)).mlir_module_serialized
+    check_frame(module)
+    for length in range(len(module)):
+        with pytest.raises(ValueError):
+            check_frame(module[:length])
+    with pytest.raises(ValueError):
+        check_frame(module + b"\0")
+    chance = random.Random(0)
+    refused = 0
+    for _ in range(2000):
+        try:
+            check_frame(damaged(module, chance))
+        except ValueError:
+            refused += 1
+    assert refused > 1000
+
+
+@pytest.mark.parametrize("section", ["attribute sizes", "properties"])
+def test_sizes_that_end_mlir_s_own_reader_are_refused_before_it_reads(section: str) -> None:
+    """An attribute, or the properties of an operation, past the end of its section: MLIR's own check freed twice."""
+    module = bytearray(export.deserialize(bytearray(PLAIN.blob)).mlir_module_serialized)
+    at = dict(sections(module))[3 if section == "attribute sizes" else 8]
+    # Behind the counts: two of them and the first group's dialect and size; one, and then the first size.
+    module[at + (4 if section == "attribute sizes" else 1)] = 0xFF
+    program = changed(mlir_module_serialized=bytes(module))
+    with pytest.raises(rt.InvalidArgumentError, match="module cannot be read: ValueError"):
+        verify_program(program)
+
+
+def sections(module: bytes | bytearray) -> list[tuple[int, int]]:
+    """Number and place of each section of a small module, whose lengths take two bytes at most."""
+    at = module.index(b"\0", 5) + 1
+    found = []
+    while at < len(module):
+        number, first = module[at], module[at + 1]
+        size = 1 if first & 1 else 2
+        assert first & 3
+        length = int.from_bytes(module[at + 1 : at + 1 + size], "little") >> size
+        found.append((number, at + 1 + size))
+        at += 1 + size + length
+    return found
