@@ -14,7 +14,7 @@ PRODUCER = b"StableHLO_v"
 _STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS, _OPERATIONS, _RESOURCES, _RESOURCE_OFFSETS, _VERSIONS, _PROPERTIES = range(
     9
 )
-_REQUIRED = {_STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS, _OPERATIONS}
+_REQUIRED = {_STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS, _OPERATIONS, _PROPERTIES}
 
 
 def check_frame(artifact: bytes) -> None:
@@ -50,8 +50,7 @@ def check_frame(artifact: bytes) -> None:
         raise ValueError("it has resources")
     _check_strings(_Reader(sections[_STRINGS]))
     _check_offsets(_Reader(sections[_OFFSETS]), len(sections[_ATTRIBUTES]))
-    if _PROPERTIES in sections:
-        _check_properties(_Reader(sections[_PROPERTIES]))
+    _check_properties(_Reader(sections[_PROPERTIES]))
 
 
 def _check_strings(reader: _Reader) -> None:
