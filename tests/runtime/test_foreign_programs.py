@@ -8,6 +8,7 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -412,3 +413,26 @@ def test_a_foreign_program_is_verified_though_this_process_has_compiled_it(clust
         session.run(rt.call(jnp.linalg.cholesky, rt.constant(np.eye(2, dtype=np.float32))))
     with pytest.raises(rt.InvalidArgumentError, match="custom call"):
         verify_program(program)
+
+
+def test_what_the_planner_makes_of_programs_on_a_ps_is_let_in(cluster: Cluster) -> None:
+    """Random initialisers, special functions, sorting, loops, tables and updates in place."""
+    key = lambda: jax.random.key(0)  # noqa: E731
+    scipy = jax.scipy.special
+    fns = [
+        lambda a: jax.random.truncated_normal(key(), -1.0, 1.0, (4, 4)) + a,
+        lambda a: jax.random.gamma(key(), jnp.abs(a)),
+        lambda a: jax.random.permutation(key(), a),
+        lambda a: scipy.erf(a) + scipy.erfc(a) + scipy.erfinv(a) + scipy.gammaln(a) + scipy.digamma(a),
+        lambda a: jnp.sinh(a) + jnp.arcsinh(a) + jnp.arctan2(a, a) + jnp.nextafter(a, a),
+        lambda a: jax.lax.top_k(a, 2)[0] + jax.lax.top_k(a, 2)[1],
+        lambda a: jnp.sort(a @ a) + jnp.cumsum(a, 0) + jax.nn.softmax(a),
+        lambda a: a.at[jnp.array([0, 0])].add(1.0)[jnp.array([0, 3])],
+        lambda a: jax.lax.fori_loop(0, 3, lambda i, s: s * 0.5 + i, a),
+    ]
+    with rt.device("/job:ps/task:0"):
+        v = rt.Variable(np.full((4, 4), 0.5, np.float32), name="table")
+        ys = [rt.call(fn, v.assign_add(np.ones((4, 4), np.float32)) * 0.1, name=f"fn{i}") for i, fn in enumerate(fns)]
+    with rt.Session(cluster.server.target, config=WAIT) as session:
+        session.run(v.initializer)
+        assert all(np.isfinite(value).all() for value in session.run(ys))
