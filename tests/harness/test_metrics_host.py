@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from absl import flags
 from absl.testing import flagsaver
 
 import runtime as rt
