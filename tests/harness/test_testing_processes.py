@@ -126,8 +126,20 @@ def test_a_task_hears_and_says() -> None:
         assert task.hear("NAME", "again$")[1] == "hello again"
         task.tell("end")
         assert task.wait() == 4
-        with pytest.raises(AssertionError, match=r"ended without NAME[\s\S]*it wrote:\nthe end"):
+        with pytest.raises(AssertionError, match=r"ended without NAME[\s\S]*has written:\nthe end"):
             task.hear("NAME")
+
+
+def test_a_program_reads_what_is_entered_and_can_be_started_again() -> None:
+    with no_leaks(), Program("python", "-c", "print('read', input(), flush=True); input()") as program:
+        program.enter("this")
+        program.expect("read this")
+        first = program.pid
+        program.kill()
+        assert program.code == -signal.SIGKILL
+        program.restart()
+        assert program.pid != first and program.wait() == 1  # nobody enters anything for the second
+        program.expect("EOFError")
 
 
 def test_a_program_that_does_not_end_is_said_to() -> None:

@@ -7,6 +7,7 @@ pipe. Both start in a tenth of a second, because JAX and the rest are imported o
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import multiprocessing
 import os
@@ -19,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
+
+import psutil
 
 from harness.testing import PRELOAD
 from harness.testing.processes import Processes, Zygote
@@ -38,7 +41,7 @@ class Program:
             ``"python", "-m", module``, ``"python", "-c", code`` or ``"python", file``.
         cwd: working directory.
         cold: start a new interpreter, for what is promised of a start or needs variables that imports read.
-        stdin: a descriptor that becomes its standard input; empty by default.
+        stdin: a descriptor that becomes its standard input; by default it is one that ``enter`` writes to.
         env: environment variables beside those of the test run; None takes one away.
     """
 
@@ -56,13 +59,17 @@ class Program:
             base["PYTHONPATH"] = str(ROOT)  # else the modules of the checkout are found in the working directory
         given = {**base, **(env or {})}
         self.name = " ".join(command)[:80]
+        present = {name: value for name, value in given.items() if value is not None}
+        reader, self._input = os.pipe()
         self._processes = Processes(Zygote.lasting(() if cold else PRELOAD, base))
+        self._start = functools.partial(self._processes.start, _ONLY, argv, present, cwd=cwd)
         try:
-            present = {name: value for name, value in given.items() if value is not None}
-            self._life = self._processes.start(_ONLY, argv, present, cwd=cwd, stdin=stdin)
+            self._life = self._start(stdin=reader if stdin is None else stdin)
         except BaseException:
-            self._processes.close()
+            self.close()
             raise
+        finally:
+            os.close(reader)
 
     def __enter__(self) -> Self:
         """Gives the program itself."""
@@ -71,7 +78,9 @@ class Program:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends it."""
+        """Ends it; shows the end of its output when the test fails."""
+        if error is not None:
+            print(self.story())
         self.close()
 
     @property
@@ -96,6 +105,14 @@ class Program:
         """Waits for a line that matches, after the one that was found last; see ``LocalCluster.expect``."""
         return self._processes.expect(_ONLY, pattern, secs)
 
+    def story(self) -> str:
+        """The last that it has written, for failures."""
+        return "\n".join([f"{self.name} has written:", *self.lines()[-_SHOWN:]])
+
+    def enter(self, line: str) -> None:
+        """Writes a line to its standard input."""
+        os.write(self._input, f"{line}\n".encode())
+
     def wait(self, secs: float = PATIENCE_SECS) -> int:
         """Waits for its end; gives its exit code, negative for a signal. Raises TimeoutError."""
         return self._processes.wait(self._life, secs)
@@ -112,6 +129,7 @@ class Program:
 
     def freeze(self) -> None:
         """Stops it without closing anything; returns when every thread of it has stopped."""
+        assert self.code is None, f"{self.name} has ended: {self.story()}"
         self.signal(signal.SIGSTOP)
         deadline = time.monotonic() + PATIENCE_SECS
         while not _stopped(self.pid):  # only its parent is told, and that is the zygote
@@ -135,9 +153,17 @@ class Program:
         except TimeoutError:
             self.kill()
 
+    def restart(self) -> None:
+        """Starts the command again, in the place of a process that has ended."""
+        with open(os.devnull, "rb") as nothing:
+            self._life = self._start(stdin=nothing.fileno())
+
     def close(self) -> None:
-        """Leaves nothing behind."""
+        """Leaves nothing behind. Does nothing the second time."""
         self._processes.close()
+        if self._input >= 0:
+            os.close(self._input)
+            self._input = -1
 
 
 class Task(Program):
@@ -227,7 +253,7 @@ class Task(Program):
     def story(self) -> str:
         """The last that it has said and written, for failures."""
         shown = [str(what) for what in self.said if what[0] != "STEP"]
-        return "\n".join([*shown[-_SHOWN:], "it wrote:", *self.lines()[-_SHOWN:]])
+        return "\n".join([f"{self.name} has said:", *shown[-_SHOWN:], super().story()])
 
     def close(self) -> None:
         """Leaves nothing behind."""
@@ -238,11 +264,13 @@ class Task(Program):
 
 def _stopped(pid: int) -> bool:
     """Whether every thread of a process has stopped."""
-    states = []
-    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-        # The name, in brackets, may hold anything; after its closing bracket comes the state.
-        states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
-    return set(states) == {"T"}
+    states = set()
+    for thread in psutil.Process(pid).threads():
+        with contextlib.suppress(FileNotFoundError):  # it ends just now
+            stat = pathlib.Path(f"/proc/{pid}/task/{thread.id}/stat").read_text()
+            # The name, in brackets, may hold anything; after its closing bracket comes the state.
+            states.add(stat.rpartition(")")[2].split()[0])
+    return states == {"T"}
 
 
 @contextlib.contextmanager
