@@ -15,6 +15,7 @@ import hypothesis
 import psutil
 import pytest
 
+from harness.testing.processes import Zygote
 from runtime.graph.placement import current_device, fresh_device_stack
 
 # The first example of a test may compile for a second: the time of one example says nothing.
@@ -76,8 +77,10 @@ def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
 
 
 def _children() -> list[psutil.Process]:
-    # Python's own helper for shared memory stays for the life of the process on purpose.
-    return [p for p in psutil.Process().children(recursive=True) if "resource_tracker" not in _describe(p)]
+    # Python's own helper for shared memory, and what tasks are forked from, stay for the life of the process.
+    lasting = Zygote.lasting_processes()
+    children = psutil.Process().children(recursive=True)
+    return [p for p in children if p.pid not in lasting and "resource_tracker" not in _describe(p)]
 
 
 def _describe(process: psutil.Process) -> str:

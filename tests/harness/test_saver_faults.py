@@ -3,8 +3,6 @@
 import json
 import os
 import pathlib
-import signal
-import subprocess
 import threading
 from collections.abc import Sequence
 
@@ -15,6 +13,7 @@ import pytest
 import harness
 import runtime as rt
 from tests.harness import checkpoint_kit as ckit
+from tests.kit.processes import Program
 from tests.runtime import kit
 
 SIZE = 1 << 18
@@ -66,25 +65,6 @@ def _graph() -> tuple[rt.Graph, dict[str, rt.Variable]]:
     return ckit.make_graph({"a": np.full(SIZE, 1, np.float32), "b": np.full(SIZE, 2, np.float32)}, {"b": 1})
 
 
-def _read(process: "subprocess.Popen[str]", word: str) -> str:
-    assert process.stdout is not None
-    watchdog = threading.Timer(100, process.kill)
-    watchdog.start()
-    try:
-        for line in process.stdout:
-            if line.startswith(word):
-                return line
-    finally:
-        watchdog.cancel()
-    raise AssertionError(f"the process ended before it said {word}")
-
-
-def _say(process: "subprocess.Popen[str]") -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
 def _uninitialized(sess: rt.Session, names: Sequence[str]) -> list[str]:
     missing = []
     for name in names:
@@ -107,17 +87,16 @@ def test_a_chief_that_dies_while_it_restores_leaves_every_ps_uninitialized(tmp_p
             harness.Saver().save(sess, tmp_path / "m", 1)
         with kit.processes(addresses, *names) as tasks, rt.Session(server.target, graph, mine) as sess:
             assert _uninitialized(sess, "ab") == ["a", "b"]
-            with kit.run_python(RESTORE, json.dumps(addresses), str(tmp_path / "m"), PIPED="1") as chief:
+            with Program("python", "-c", RESTORE, json.dumps(addresses), str(tmp_path / "m")) as chief:
                 try:
-                    _read(chief, "OPEN")
-                    os.kill(tasks[1].process.pid, signal.SIGSTOP)  # one ps reads its part, the other one does not
-                    _say(chief)
-                    _read(chief, "RESTORING")
+                    chief.expect("OPEN")
+                    tasks[1].freeze()  # one ps reads its part, the other one does not
+                    chief.enter("")
+                    chief.expect("RESTORING")
                     threading.Event().wait(1.0)  # the other has read meanwhile; the test holds whether it has or not
                 finally:
                     chief.kill()
-                    chief.wait()
-                    os.kill(tasks[1].process.pid, signal.SIGCONT)
+                    tasks[1].thaw()
             assert _uninitialized(sess, "ab") == ["a", "b"]
             assert harness.Saver().restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/1"
             assert [x[0] for x in sess.run([v["a"], v["b"]])] == [1, 2]
@@ -134,28 +113,25 @@ def test_a_frozen_chief_that_wakes_up_makes_nothing_visible(tmp_path: pathlib.Pa
             for cleans in (False, True):  # whether the new chief saves, and so cleans, before the old one wakes up
                 series = tmp_path / f"m{cleans}"
                 with (
-                    kit.run_python(SAVE, json.dumps(addresses), str(series), PIPED="1") as old,
+                    Program("python", "-c", SAVE, json.dumps(addresses), str(series)) as old,
                     rt.Session(server.target, graph, mine) as new,
                 ):
-                    try:
-                        _read(old, "WRITTEN")
-                        if cleans:
-                            harness.Saver().save(new, series, 1)
-                        else:
-                            new.shards.claim(["/job:ps/task:0", "/job:ps/task:1"])
-                        _say(old)
-                        assert "another chief" in _read(old, "REFUSED")
-                        old.wait(60)
-                    finally:
-                        old.kill()
+                    old.expect("WRITTEN")
+                    if cleans:
+                        harness.Saver().save(new, series, 1)
+                    else:
+                        new.shards.claim(["/job:ps/task:0", "/job:ps/task:1"])
+                    old.enter("")
+                    old.expect("REFUSED.*another chief")
+                    old.wait(60)
                     found = harness.latest_checkpoint(str(series))
                     assert found == (f"{series}/1" if cleans else None)
                     harness.Saver().save(new, series, 3)
                     assert sorted(p.name for p in series.iterdir()) == (["1", "3"] if cleans else ["3"])
 
 
-def _bytes_read(task: kit.Task) -> int:
-    lines = pathlib.Path(f"/proc/{task.process.pid}/io").read_text().splitlines()
+def _bytes_read(task: Program) -> int:
+    lines = pathlib.Path(f"/proc/{task.pid}/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 
 

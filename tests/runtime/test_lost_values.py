@@ -19,8 +19,9 @@ import pytest
 import harness
 import runtime as rt
 from runtime.task.compiler import Compiler, Executable
+from tests.kit.processes import Program
 
-from .kit import KINDS, TARGET, addresses, processes, run_python, servers, target_of_kind
+from .kit import KINDS, TARGET, addresses, processes, servers, target_of_kind
 
 TOO_MANY = 2**43
 
@@ -92,7 +93,8 @@ def test_where_programs_run_on_the_thread_that_asks() -> None:
         "    session.run(w.initializer)\n"
         "    assert session.run(w).tolist() == [0.0, 1.0, 2.0, 3.0]\n"
     )
-    assert run_python(code, JAX_CPU_ENABLE_ASYNC_DISPATCH="false").wait(60) == 0
+    with Program("python", "-c", code, env={"JAX_CPU_ENABLE_ASYNC_DISPATCH": "false"}) as program:
+        program.result()
 
 
 def test_whoever_waits_for_the_quorum_of_a_lost_update_is_told() -> None:

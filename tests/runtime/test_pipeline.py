@@ -1,6 +1,5 @@
 """Pipelined steps: what they compute is the strict loop with gradients that are one step older, no more and no less."""
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -194,14 +193,14 @@ def _frozen(
         session.run(rt.global_variables_initializer())
         for _ in range(3):
             session.run(push.op)
-        ps.process.send_signal(signal.SIGSTOP)
+        ps.freeze()
         try:
             act(session, push.op)
             began = time.monotonic()
             session.close()
             return time.monotonic() - began
         finally:
-            ps.process.send_signal(signal.SIGCONT)
+            ps.thaw()
 
 
 def test_close_does_not_wait_for_a_frozen_ps_while_a_step_runs() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from tests.runtime.kit import TARGET, Task, addresses, processes, run_python, servers
+from tests.kit.processes import Program, programs
+from tests.runtime.kit import TARGET, addresses, processes, servers
 
 WAIT = rt.SessionConfig(start_timeout_secs=60)
 SOON_SECS = 10.0
@@ -26,7 +27,7 @@ def graph() -> Iterator[rt.Graph]:
 
 
 @contextlib.contextmanager
-def ps_and_worker(**jobs: int) -> Iterator[tuple[rt.Server, list[Task]]]:
+def ps_and_worker(**jobs: int) -> Iterator[tuple[rt.Server, list[Program]]]:
     """This process is worker 0; every other task is a process of its own."""
     cluster = addresses(**{"ps": 1, "worker": 1, **jobs})
     others = [(job, i) for job, hosts in cluster.items() for i in range(len(hosts)) if (job, i) != ("worker", 0)]
@@ -55,13 +56,9 @@ def test_two_workers_lose_no_addition() -> None:
         config = rt.SessionConfig(start_timeout_secs=60, device_filters=["/job:ps"])
         with rt.Session(server.target, config=config) as session:
             session.run(v.initializer)
-            workers = [run_python(ADD, json.dumps(cluster), str(i), "10000") for i in (1, 2)]
-            try:
-                assert [w.wait(100) for w in workers] == [0, 0]
-            finally:
-                for w in workers:
-                    w.kill()
-                    w.wait()
+            with programs() as start:
+                for worker in [start("python", "-c", ADD, json.dumps(cluster), str(i), "10000") for i in (1, 2)]:
+                    worker.result()
             assert session.run(v) == 20_000
 
 
@@ -122,7 +119,7 @@ def test_a_ps_that_dies_in_the_middle_of_a_step(graph: rt.Graph) -> None:
                 killer.cancel()
                 killer.join()
             assert time.monotonic() - started < 1.0 + SOON_SECS
-        assert ps.process.returncode == -signal.SIGKILL
+        assert ps.code == -signal.SIGKILL
 
 
 def busy(x: Any) -> Any:
@@ -147,14 +144,14 @@ def test_a_frozen_ps_ends_a_step_at_its_time_limit() -> None:
             v = rt.Variable(0, name="v")
         with rt.Session(server.target, config=WAIT) as session:
             session.run(v.initializer)
-            ps.process.send_signal(signal.SIGSTOP)
+            ps.freeze()
             try:
                 started = time.monotonic()
                 with pytest.raises((rt.DeadlineExceededError, rt.UnavailableError), match="/job:ps/task:0"):
                     session.run(v, timeout_secs=1.0)
                 assert time.monotonic() - started < SOON_SECS
             finally:
-                ps.process.send_signal(signal.SIGCONT)
+                ps.thaw()
 
 
 def test_a_client_that_is_no_task_runs_steps_through_a_remote_master() -> None:
@@ -301,8 +298,8 @@ def test_a_server_that_is_stopped_ends_join_and_its_process() -> None:
     with processes(cluster, ("ps", 0)) as (ps,):
         with rt.Session(f"grpc://{cluster['ps'][0]}", config=WAIT):
             pass
-        ps.process.send_signal(signal.SIGTERM)
-        assert ps.process.wait(10) == 0
+        ps.signal(signal.SIGTERM)
+        assert ps.wait(10) == 0
 
 
 def test_variables_are_shared_by_name_and_outlive_their_client() -> None:
@@ -313,8 +310,8 @@ def test_variables_are_shared_by_name_and_outlive_their_client() -> None:
             "with rt.Session(sys.argv[1], config=rt.SessionConfig(start_timeout_secs=60)) as s:\n"
             "    s.run(v.initializer); s.run(v.assign_add(1).op)\n"
         )
-        client = run_python(code, server.target)
-        assert client.wait(60) == 0
+        with Program("python", "-c", code, server.target) as client:
+            client.result()
         with rt.device("/job:ps/task:0"):
             v = rt.Variable(0, name="shared")
         with rt.Session(server.target, config=WAIT) as session:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from harness.checkpoints.saver import latest_checkpoint
-from tests.sync.kit import ROOT
+from tests.kit.processes import ROOT
 
 REAL_MNIST = pathlib.Path(os.environ.get("MNIST_DIR") or ROOT.parent / "shared" / "mnist")
 GOAL = 60

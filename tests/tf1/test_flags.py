@@ -4,7 +4,7 @@ import subprocess
 import sys
 import textwrap
 
-from tests.tf1.kit import ROOT
+from tests.kit.processes import ROOT
 
 
 def _run(program: str, *argv: str) -> subprocess.CompletedProcess[str]:

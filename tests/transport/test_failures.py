@@ -1,7 +1,6 @@
 """What happens when the other process dies, freezes or restarts, and when the network cuts."""
 
 import dataclasses
-import signal
 import threading
 import time
 from typing import Any
@@ -23,7 +22,7 @@ QUICK: dict[str, Any] = {"heartbeat_secs": 0.1, "heartbeat_timeout_secs": 0.4}
 def other(no_open_ends):
     process = ServerProcess()
     yield process
-    process.stop()
+    process.close()
 
 
 def wait_until(condition, seconds):
@@ -60,8 +59,7 @@ def test_kill_in_the_middle_of_a_call(other, prefer_unix):
     assert lane.is_unix == prefer_unix
     lane.send(kit.BLOCK, 1, [])
     caller = Caller(lane)
-    other.signal(signal.SIGKILL)
-    other.process.wait(5)
+    other.kill()
     caller.join(5)
     assert type(caller.error) is UnavailableError and caller.error.task == TASK
     assert caller.seconds < 2
@@ -87,7 +85,7 @@ def test_frozen_peer_is_noticed_and_the_call_completes_once(other, prefer_unix):
     assert time.monotonic() - frozen > 1
     since = peer.silent_since
     assert since is not None and since <= frozen + 1.5
-    other.signal(signal.SIGCONT)
+    other.thaw()
     caller.join(5)
     assert caller.error is None and caller.result == [2]
     wait_until(lambda: peer.silent_since is None, 5)
@@ -109,7 +107,7 @@ def test_peer_that_stays_frozen(other):
         peer.acquire(deadline=time.monotonic() + 0.2)
     with pytest.raises(UnavailableError, match="no contact"):
         peer.acquire()
-    other.signal(signal.SIGCONT)
+    other.thaw()
     lane = peer.acquire()
     # Nobody knows whether the call that was given up ran; but it did not run twice.
     assert int(lane.call(kit.SUM, 1, [], kit.NUMBER)[0]) in (0, 1)

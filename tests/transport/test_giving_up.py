@@ -181,7 +181,7 @@ def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(no_open_end
             caller = Caller(lane)
             wait_until(lambda: _lines(caplog, "to be reached") >= 3, 40)
     finally:
-        other.stop()
+        other.close()
     caller.join(20)
     peer.release(lane)
     peer.close()
