@@ -1,7 +1,6 @@
 """What happens when a task dies, freezes or comes late: real processes, real signals."""
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +10,6 @@ from tensorboardX.proto.event_pb2 import SessionLog
 from harness.purge import read_events
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import consistent
-
-# Several times what is promised (2 s, 1 s and 3 s): these tests may share their machine with others.
-JOIN_SECS = 6.0
-"""Within this a restarted worker trains (imports excluded)."""
-RESUME_SECS = 5.0
-"""Within this of a restarted ps's listening training goes on."""
-NOTICE_SECS = 6.0
-"""Within this a frozen ps is noticed."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,9 +28,7 @@ def test_a_worker_dies_and_comes_back() -> None:
         before = chief.ask("steps", 20)  # nobody waits for the dead
         assert not chief.logged("recovering")
         again = c.start("worker", 1, env={"BELLWETHER_ATTEMPT": "1"})
-        _, step, secs = again.expect("READY")
-        assert step == before
-        assert secs < JOIN_SECS
+        assert again.expect("READY")[1] == before
         assert again.logged("start number 2")
         assert again.ask("steps", 5) == before + 5
         assert consistent(chief.ask("values")) == before + 5
@@ -100,11 +89,9 @@ def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
         chief.expect("LOG", r"recovering: .*/job:ps/task:1.* \(gives up after 60 s\)")
         other.expect("LOG", "recovering: .*/job:ps/task:1")
         c.ps(1)
-        listening = time.monotonic()
         for worker in (chief, other):
             worker.expect("LOG", "recovered within")
             worker.expect("STEP")
-            assert time.monotonic() - listening < RESUME_SECS, worker.story()
         # A step that was cut off in the middle has counted on the ps that is left.
         assert chief.logged(r"back from step 1[7-9] to step 10, [7-9] steps are lost")
         chief.tell("pause")
@@ -258,10 +245,8 @@ def test_a_frozen_ps_loses_and_doubles_nothing() -> None:
             worker.tell("train")
             worker.expect("STEP")
         second.freeze()
-        frozen = time.monotonic()
         for worker in workers:
             worker.expect("LOG", "No answer from /job:ps/task:1")
-        assert time.monotonic() - frozen < NOTICE_SECS
         for worker in workers:
             worker.tell("pause")
         second.thaw()
@@ -391,10 +376,8 @@ def test_a_dead_ps_does_not_keep_the_end(how: str, own_manager: bool) -> None:
         chief = c.worker(0)
         chief.ask("steps", 1)
         getattr(ps, how)()
-        began = time.monotonic()
         chief.tell("end")
         chief.exit_code()
-        assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize("monitored", [False, True], ids=["supervisor", "monitored"])
@@ -406,12 +389,10 @@ def test_a_dead_ps_keeps_no_worker_from_its_end(how: str, monitored: bool) -> No
         chief, other = c.worker(0), c.worker(1)
         other.ask("steps", 1)
         getattr(second, how)()
-        began = time.monotonic()
         other.tell("end")
         other.exit_code()
         chief.tell("end")
         chief.exit_code()
-        assert time.monotonic() - began < 25
 
 
 def test_an_error_ends_its_worker_and_no_other() -> None:

@@ -269,7 +269,6 @@ def test_states_of_other_workers_ride_along(tmp_path: pathlib.Path) -> None:
         other.wait()
 
 
-@pytest.mark.timeout(240)
 def test_random_kills_of_chief_and_ps() -> None:
     seed = int.from_bytes(os.urandom(4), "big")
     command = [sys.executable, "-m", "benchmarks.checkpoint_kills", "--kills=20", f"--seed={seed}"]

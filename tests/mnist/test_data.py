@@ -134,7 +134,7 @@ def make_mirror() -> Iterator[MakeMirror]:
         mirror.resume.set()
         mirror.shutdown()
         mirror.server_close()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_every_step_after_a_rebirth_adds_what_it_is_given() -> None:
                 for life in range(DEATHS + 1):
                     if life:
                         ps.kill()
-                        ps.wait(10)
+                        ps.wait(60)
                         ps = start("ps", 0)
                         _until_it_answers(session, v)
                     assert session.run(v) == given  # nothing is lost
@@ -57,7 +57,7 @@ def test_every_step_after_a_rebirth_adds_what_it_is_given() -> None:
     finally:
         for process in (ps, *others):
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def _until_it_answers(session: rt.Session, v: rt.Variable) -> None:

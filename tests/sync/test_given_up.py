@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
+from runtime.server import flow
 from runtime.transport.peer import Peer
 from tests.runtime.kit import TARGET, servers
 from tests.sync.kit import ROOT, free_addresses, serving, wait_until
@@ -201,7 +201,7 @@ def test_a_caller_that_is_killed_takes_and_adds_nothing(what: str) -> None:
         try:
             wait_until(lambda: _waiting(ps) == (2 if what == "of two queues" else 1))
             process.kill()
-            process.wait(10)
+            process.wait(60)
             expected = list(range(100, 110)) if what == "put_many" else [1, 2]
             if what != "put_many":  # at once: nobody has told the ps that the caller is dead
                 client.put(1)
@@ -210,7 +210,7 @@ def test_a_caller_that_is_killed_takes_and_adds_nothing(what: str) -> None:
             assert int(client.session.run(client.size)) == 0
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(60)
             client.session.close()
 
 
@@ -296,24 +296,19 @@ def test_killed_callers_take_nothing_along() -> None:
         finally:
             for process in processes:
                 process.kill()
-                process.wait(10)
+                process.wait(60)
             for reader, process in zip(readers, processes, strict=True):
-                reader.join(10)
+                reader.join(60)
                 assert process.stdout is not None
                 process.stdout.close()
             giver.session.close()
 
 
-def test_a_time_limit_in_a_step_of_several_waits_is_kept(client: Client) -> None:
-    """Looked at once a second, it would never end before a second is over."""
-
-    def secs() -> float:
-        began = time.monotonic()
-        with pytest.raises(rt.DeadlineExceededError):
-            client.session.run(client.steps["of two queues"], timeout_secs=0.05)
-        return time.monotonic() - began
-
-    assert min(secs() for _ in range(5)) < 0.8
+def test_a_time_limit_in_a_step_of_several_waits_is_kept(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit itself wakes the step, not its next look at who has answered."""
+    monkeypatch.setattr(flow, "_TICK_SECS", 7200.0)
+    with pytest.raises(rt.DeadlineExceededError):
+        client.session.run(client.steps["of two queues"], timeout_secs=0.05)
 
 
 @pytest.mark.parametrize("end", ["closes its session", "hangs up"])

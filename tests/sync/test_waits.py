@@ -149,7 +149,7 @@ def test_a_client_that_was_killed_takes_and_adds_nothing(remote_master: bool, pu
         try:
             wait_until(lambda: bool(ps.worker._waits))
             process.kill()
-            process.wait(10)
+            process.wait(60)
             wait_until(lambda: not ps.worker._waits)
             if puts:
                 assert [client.take(timeout_secs=20) for _ in range(CAPACITY)] == list(range(CAPACITY))
@@ -158,7 +158,7 @@ def test_a_client_that_was_killed_takes_and_adds_nothing(remote_master: bool, pu
             assert client.take(timeout_secs=20) == 1
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(60)
             client.session.close()
 
 

@@ -15,7 +15,7 @@ def no_open_ends() -> Iterator[None]:
     process = psutil.Process()
     threads, descriptors = set(threading.enumerate()), process.num_fds()
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     for thread in set(threading.enumerate()) - threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     assert set(threading.enumerate()) <= threads
