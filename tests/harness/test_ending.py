@@ -8,6 +8,8 @@ import pytest
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import Cluster, Task, consistent
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> Iterator[None]:

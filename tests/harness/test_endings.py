@@ -13,6 +13,8 @@ import harness
 from harness.preemption import EXIT_CODE
 from harness.testing import PRELOAD, LocalCluster, no_leaks
 
+pytestmark = pytest.mark.cluster
+
 COMMAND = ["python", "-m", "benchmarks.endings_task"]
 
 
@@ -105,6 +107,7 @@ def test_loops_of_different_lengths_the_chief_last_and_two_ps(tmp_path: Path) ->
         assert saved(tmp_path) == 345
 
 
+@pytest.mark.chaos
 def test_a_worker_that_is_busy_for_longer_than_any_limit_keeps_its_ps(tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE="stop", GRACE_SECS=1) as c:
         chief, busy = chief_and_other(c, tmp_path)
@@ -172,6 +175,7 @@ def test_a_worker_that_is_killed_and_comes_back_at_once_is_waited_for(tmp_path: 
         assert saved(tmp_path) == 10 + 5 + 7
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(("style", "code"), [("stop", 1), ("managed", 0), ("monitored", 0)])
 def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(style: str, code: int, tmp_path: Path) -> None:
     with cluster(tmp_path, ps=2, STYLE=style) as c:
@@ -186,6 +190,7 @@ def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(style: str, code: 
         assert code or c.lines(frozen, "what was done here since the last checkpoint is not saved")
 
 
+@pytest.mark.chaos
 def test_what_is_trained_after_the_chief_has_given_a_worker_up_is_told(tmp_path: Path) -> None:
     with cluster(tmp_path, workers=3, LATE_SECS=60) as c:  # the third worker keeps the ps there
         chief, frozen = chief_and_other(c, tmp_path)
@@ -237,6 +242,7 @@ def test_ps_that_are_stopped_before_the_end_say_what_that_costs(tmp_path: Path) 
 # -- work after the loop ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.chaos
 def test_an_evaluation_after_request_stop_takes_as_long_as_it_likes(tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1, STYLE="managed", EVALUATE_SECS=6, GRACE_SECS=1) as c:
         chief = start(c, 0)
@@ -255,6 +261,7 @@ def test_an_error_after_request_stop_comes_out_when_all_is_saved(tmp_path: Path)
         assert saved(tmp_path) == 10
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("style", ["stop", "monitored"])
 def test_a_last_save_takes_as_long_as_it_takes(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1, STYLE=style, SAVE_SECS=6, HOOK_SECS=6, GRACE_SECS=1) as c:
@@ -338,6 +345,7 @@ def test_synchronous_training_ends_with_the_first_who_is_through(first: int, tmp
 # -- recoveries ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("style", ["managed", "monitored"])
 def test_the_time_limit_of_the_start_does_not_bound_a_recovery(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE=style, START_SECS=3, GRACE_SECS=30) as c:

@@ -10,6 +10,8 @@ from harness.launcher.ports import free_ports
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import Cluster, Task, consistent
 
+pytestmark = pytest.mark.chaos
+
 LAG = 20
 SYNC: dict[str, Any] = {"ps_backups": 1, "ps_backups_lag": 0}
 ASYNC: dict[str, Any] = {"ps_backups": 1, "ps_backups_lag": LAG}

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.chaos
+
 ADDITIONS = 1500
 _TRY = "ip link add name near type veth peer name far && tc qdisc add dev near root tbf rate 8bit burst 10 latency 1ms"
 

@@ -11,6 +11,8 @@ from harness.purge import read_events
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import consistent
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> Iterator[None]:
@@ -100,6 +102,7 @@ def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
         assert consistent(chief.ask("values")) == 10 + done
 
 
+@pytest.mark.chaos
 def test_a_ps_dies_while_checkpoints_are_written_all_the_time(tmp_path: Path) -> None:
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), save_secs=0.02) as c:
         c.ps(0)
@@ -368,6 +371,7 @@ def test_a_worker_that_died_for_good_does_not_keep_the_chief() -> None:
         assert [chief.exit_code(), ps.exit_code()] == [0, 0]
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("own_manager", [False, True], ids=["", "own-session-manager"])
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_a_dead_ps_does_not_keep_the_end(how: str, own_manager: bool) -> None:
@@ -380,6 +384,7 @@ def test_a_dead_ps_does_not_keep_the_end(how: str, own_manager: bool) -> None:
         chief.exit_code()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("monitored", [False, True], ids=["supervisor", "monitored"])
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_a_dead_ps_keeps_no_worker_from_its_end(how: str, monitored: bool) -> None:

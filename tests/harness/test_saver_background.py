@@ -18,6 +18,8 @@ import runtime as rt
 from harness.checkpoints import saving
 from harness.checkpoints.manifest import read_manifest
 
+pytestmark = pytest.mark.disk
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

@@ -11,6 +11,8 @@ import harness
 import runtime as rt
 from harness.checkpoints import layout, orbax
 
+pytestmark = pytest.mark.disk
+
 SIZE = 5000
 
 

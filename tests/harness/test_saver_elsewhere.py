@@ -17,6 +17,8 @@ from runtime.server.shards import Shards
 from tests.harness import checkpoint_kit as ckit
 from tests.runtime import kit
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture
 def chief_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:

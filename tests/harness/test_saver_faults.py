@@ -17,6 +17,8 @@ import runtime as rt
 from tests.harness import checkpoint_kit as ckit
 from tests.runtime import kit
 
+pytestmark = pytest.mark.disk
+
 SIZE = 1 << 18
 GRAPH = f"""
 import json, os, signal, sys

@@ -17,6 +17,8 @@ from runtime.server import shards as shards_module
 from tests.harness import checkpoint_kit as ckit
 from tests.runtime import kit
 
+pytestmark = pytest.mark.cluster
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -269,6 +271,7 @@ def test_states_of_other_workers_ride_along(tmp_path: pathlib.Path) -> None:
         other.wait()
 
 
+@pytest.mark.chaos
 def test_random_kills_of_chief_and_ps() -> None:
     seed = int.from_bytes(os.urandom(4), "big")
     command = [sys.executable, "-m", "benchmarks.checkpoint_kills", "--kills=20", f"--seed={seed}"]

@@ -17,6 +17,8 @@ import harness
 from harness.checkpoints.manifest import read_manifest
 from tests.runtime import kit
 
+pytestmark = pytest.mark.chaos
+
 T = TypeVar("T")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

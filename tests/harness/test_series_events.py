@@ -13,6 +13,8 @@ from harness.purge import read_events
 from tests.harness import cluster_kit
 from tests.runtime.kit import TARGET, servers
 
+pytestmark = pytest.mark.cluster
+
 Series = dict[str, list[float]]
 
 

@@ -353,6 +353,7 @@ class TestDownload:
         assert mirror.downloaded
         assert visible(cache) == set()
 
+    @pytest.mark.cluster
     def test_killed_download_leaves_nothing_and_no_lock(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:
@@ -390,6 +391,7 @@ class TestDownload:
         with pytest.raises(idx.DataError, match="cannot use the data cache .*XDG_CACHE_HOME"):
             data.load(mirrors=[make_mirror(files).address], checksums=sums(files))
 
+    @pytest.mark.cluster
     def test_processes_that_start_at_once_download_once(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:

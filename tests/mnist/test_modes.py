@@ -11,6 +11,8 @@ from absl import flags
 import harness
 from models.mnist import modes
 
+pytestmark = pytest.mark.chaos
+
 
 @pytest.fixture
 def parsed() -> Any:

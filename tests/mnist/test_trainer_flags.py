@@ -65,6 +65,7 @@ def test_a_run_that_is_meant_to_be_stopped_by_hand_can_begin(parsed: Any, optimi
     assert updates["w"].tolist() == pytest.approx([expected, expected], rel=1e-2)
 
 
+@pytest.mark.cluster
 def test_data_that_cannot_be_used_is_one_line() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "models.mnist.trainer", "--logdir="],
@@ -79,6 +80,7 @@ def test_data_that_cannot_be_used_is_one_line() -> None:
     assert last.startswith("worker 0: MNIST_DIR=/nowhere/at/all has neither train-images")
 
 
+@pytest.mark.cluster
 def test_help_lists_the_flags_of_all_its_modules() -> None:
     names = {flag.name for flag in trainer.FLAGS.get_key_flags_for_module(trainer)}
     assert {"logdir", "sync", "max_staleness", "ps_backups", "metrics_port", "log_json", "profile_steps"} <= names
@@ -87,6 +89,7 @@ def test_help_lists_the_flags_of_all_its_modules() -> None:
 REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
 
 
+@pytest.mark.cluster
 @pytest.mark.skipif(
     not os.path.isdir(REAL_MNIST), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there"
 )
@@ -106,6 +109,7 @@ def test_the_log_says_where_a_run_is_kept_and_how_it_goes_on(tmp_path: pathlib.P
     assert again.count("going on with the data at epoch 0.05") == 1
 
 
+@pytest.mark.cluster
 def test_a_log_directory_that_is_away_at_the_end_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,8 +5,11 @@ import re
 
 import numpy as np
 import psutil
+import pytest
 
 from tests.runtime.kit import addresses, processes, run_python
+
+pytestmark = pytest.mark.chaos
 
 WARM, STEPS = 2_000, 10_000
 LIMIT_MB = 6.0

@@ -199,6 +199,7 @@ def _close_while_frozen(cluster: Mapping[str, Sequence[str]], act: Callable[[rt.
             ps.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.cluster
 def test_close_does_not_wait_for_a_frozen_ps_while_a_step_runs() -> None:
     ended: list[Any] = []
 
@@ -220,6 +221,7 @@ def test_close_does_not_wait_for_a_frozen_ps_while_a_step_runs() -> None:
     assert [type(error) for error in ended] == [rt.CancelledError]
 
 
+@pytest.mark.cluster
 def test_close_does_not_wait_for_a_frozen_ps_that_has_not_answered() -> None:
     _close_while_frozen(addresses(ps=1, worker=1), lambda session, push: None)
 

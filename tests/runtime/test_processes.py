@@ -14,6 +14,8 @@ import pytest
 import runtime as rt
 from tests.runtime.kit import TARGET, Task, addresses, processes, run_python, servers
 
+pytestmark = pytest.mark.cluster
+
 WAIT = rt.SessionConfig(start_timeout_secs=60)
 NO_LIMIT = rt.SessionConfig(start_timeout_secs=60, reconnect_secs=7200)
 """A task that is silent would be waited for until the test's own time limit."""
@@ -47,6 +49,7 @@ with rt.Server(cluster, "worker", index) as server, rt.device("/job:ps/task:0"):
 """
 
 
+@pytest.mark.chaos
 def test_two_workers_lose_no_addition() -> None:
     cluster = addresses(ps=1, worker=3)
     with processes(cluster, ("ps", 0)), rt.Server(cluster, "worker", 0) as server:

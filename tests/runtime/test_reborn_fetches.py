@@ -6,9 +6,12 @@ import subprocess
 import time
 
 import numpy as np
+import pytest
 
 import runtime as rt
 from tests.runtime.kit import TARGET, addresses, run_python
+
+pytestmark = pytest.mark.chaos
 
 SERVE = """
 import json, sys, runtime as rt

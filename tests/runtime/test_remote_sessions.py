@@ -19,6 +19,8 @@ from runtime import detection
 from runtime.server import remote_sessions, threads
 from tests.runtime.kit import TARGET, addresses, processes, run_python, servers
 
+pytestmark = pytest.mark.cluster
+
 SOON_SECS = 60.0
 """Within this time what must not hang has ended, on a machine that is busy with other things."""
 WAIT = rt.SessionConfig(start_timeout_secs=60)

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import runtime as rt
+from tests.examples import costly
 from tests.runtime.kit import TARGET, Task, addresses, processes, servers
 
 PS = "/job:ps/task:0"
@@ -73,7 +74,7 @@ def test_without_the_option_every_read_carries_the_values_and_no_question(cluste
     assert after.bytes_in - before.bytes_in == 5 * 32
 
 
-@settings(max_examples=8, deadline=None)
+@costly(10)
 @given(st.lists(st.tuples(st.sampled_from(["read a", "read b", "add a", "add b", "set"]), st.integers(-9, 9))))
 def test_any_mixture_of_sessions_reads_what_was_written_last(actions: list[tuple[str, int]]) -> None:
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
@@ -200,6 +201,7 @@ def test_cleared_and_restored_variables_are_not_what_they_were(cluster: dict[str
             session.run(total)
 
 
+@pytest.mark.cluster
 def test_a_restarted_ps_is_seen() -> None:
     cluster = addresses(ps=1, worker=1)
     with processes(cluster, ("ps", 0)) as (ps,), rt.Server(cluster, "worker", 0) as server, rt.Graph().as_default():

@@ -15,6 +15,8 @@ from harness.collective import EXIT_GROUP_LOST
 from tests.sync.kit import ROOT, alone, free_addresses, in_threads
 from tests.sync.task import batches
 
+pytestmark = pytest.mark.chaos
+
 GOAL = 1500
 TASK = str(ROOT / "tests" / "sync" / "collective_task.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}

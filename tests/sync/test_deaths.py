@@ -14,6 +14,8 @@ import runtime as rt
 from tests.sync.kit import Process, alone, reset, serving, wait_until
 from tests.sync.task import STEPS, Model, Replica, batches
 
+pytestmark = pytest.mark.chaos
+
 Spec = dict[str, list[str]]
 ADMIN = 4
 

@@ -18,6 +18,8 @@ from runtime.transport.peer import Peer
 from tests.runtime.kit import TARGET, servers
 from tests.sync.kit import ROOT, free_addresses, serving, wait_until
 
+pytestmark = pytest.mark.cluster
+
 LONG = 60.0
 
 
@@ -214,6 +216,7 @@ def test_a_caller_that_is_killed_takes_and_adds_nothing(what: str) -> None:
             client.session.close()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("trouble", ["time limits", "cuts"])
 @pytest.mark.parametrize("step", ["alone", "with its size"])
 def test_polling_callers_lose_and_double_nothing(step: str, trouble: str) -> None:
@@ -266,6 +269,7 @@ while True:
 """
 
 
+@pytest.mark.chaos
 def test_killed_callers_take_nothing_along() -> None:
     """Processes that poll are killed while they wait, one after the other; elements come as each is dead."""
     workers = 3

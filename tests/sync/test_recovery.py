@@ -9,6 +9,8 @@ import pytest
 from tests.sync.kit import Process, alone, free_addresses
 from tests.sync.task import STEPS, batches
 
+pytestmark = pytest.mark.chaos
+
 GOAL = 300
 
 

@@ -12,6 +12,8 @@ from tensorboard.util import tensor_util
 from tests.sync.kit import Process, alone, serving, wait_until
 from tests.sync.task import STEPS, batches
 
+pytestmark = pytest.mark.cluster
+
 TAG = "sync_replicas/dropped_gradients"
 
 

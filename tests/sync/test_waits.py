@@ -13,6 +13,8 @@ import pytest
 import runtime as rt
 from tests.sync.kit import ROOT, cluster, free_addresses, reset, wait_until
 
+pytestmark = pytest.mark.cluster
+
 Spec = dict[str, list[str]]
 CAPACITY = 10
 

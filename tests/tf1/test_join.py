@@ -6,6 +6,8 @@ import sys
 import textwrap
 import threading
 
+import pytest
+
 import harness.tf1 as tf
 import runtime as rt
 from tests.tf1.kit import ROOT
@@ -43,6 +45,7 @@ def _ends(how: signal.Signals) -> tuple[int, str]:
     return process.returncode, said
 
 
+@pytest.mark.cluster
 def test_sigterm_ends_a_ps_program_that_has_no_return_after_join() -> None:
     assert _ends(signal.SIGTERM) == (0, "left\n")
 

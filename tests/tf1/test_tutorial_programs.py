@@ -10,6 +10,8 @@ import harness.tf1 as tf
 from tests.runtime.kit import addresses
 from tests.tf1.kit import ROOT, programs
 
+pytestmark = pytest.mark.chaos
+
 REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
 
 

@@ -198,6 +198,7 @@ def _possible() -> bool:
         return False
 
 
+@pytest.mark.cluster
 @pytest.mark.skipif(not _possible(), reason="needs unshare and ip, and the right to make namespaces with IPv6 in them")
 def test_a_session_reaches_a_host_whose_ipv6_address_swallows_packets(tmp_path: Any) -> None:
     """Its name has an IPv6 address, which comes first, and no answer there; and an IPv4 address."""

@@ -13,7 +13,7 @@ from runtime.transport import ChannelOptions, Endpoint, TensorServer
 from tests.transport import kit
 from tests.transport.kit import TASK, CuttingProxy, Desk, ServerProcess, addend, make_peer, make_server
 
-pytestmark = pytest.mark.usefixtures("no_open_ends")
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_open_ends")]
 
 WAYS = pytest.mark.parametrize("prefer_unix", [False, True], ids=["tcp", "unix"])
 QUICK: dict[str, Any] = {"heartbeat_secs": 0.1, "heartbeat_timeout_secs": 0.4}

@@ -169,6 +169,7 @@ def test_a_call_that_waits_says_so_again_and_again(pair, monkeypatch, caplog):
     pair.peer.release(lane)
 
 
+@pytest.mark.cluster
 def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(no_open_ends, monkeypatch, caplog):
     monkeypatch.setattr(detection, "SAY_EVERY_SECS", 0.7)
     other = ServerProcess()

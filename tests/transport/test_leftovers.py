@@ -11,6 +11,8 @@ import pytest
 
 from runtime.transport import leftovers
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture
 def dead_pid() -> int:
