@@ -67,6 +67,7 @@ def test_only_the_two_packages_are_installed() -> None:
     assert found == ["harness", "harness.*", "runtime", "runtime.*"]
 
 
+@pytest.mark.cluster
 def test_no_paths_of_anybodys_machine() -> None:
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True)

@@ -4,8 +4,6 @@ import ast
 import pathlib
 from collections.abc import Iterator
 
-import pytest
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Each layer imports only itself and those before it; names in one tuple are one layer. The protocol modules stand
 # first: everybody may import them, and they import nothing of ours.
@@ -77,48 +75,50 @@ def test_every_module_of_runtime_has_a_layer() -> None:
     assert found - {"__init__"} <= set(RANK), "give it a place in LAYERS here and in the design"
 
 
-@pytest.mark.parametrize("path", _modules("runtime"), ids=_name)
-def test_runtime_imports_point_down(path: pathlib.Path) -> None:
-    own = _name(path).split(".")[1:2]
+def test_runtime_imports_point_down() -> None:
     wrong = []
-    for place, module, name in _ours(path):
-        layer = _layer_of(module, name)
-        if module.split(".")[0] != "runtime":
-            wrong.append(f"{place}: runtime must not import {module}")
-        elif own and (layer is None or layer not in RANK):
-            wrong.append(f"{place}: inside runtime name the module, not the package: {module} {name or ''}")
-        elif own and layer is not None and RANK[layer] > RANK[own[0]]:
-            wrong.append(f"{place}: {own[0]} is below {layer} and must not import it")
+    for path in _modules("runtime"):
+        own = _name(path).split(".")[1:2]
+        for place, module, name in _ours(path):
+            layer = _layer_of(module, name)
+            if module.split(".")[0] != "runtime":
+                wrong.append(f"{place}: runtime must not import {module}")
+            elif own and (layer is None or layer not in RANK):
+                wrong.append(f"{place}: inside runtime name the module, not the package: {module} {name or ''}")
+            elif own and layer is not None and RANK[layer] > RANK[own[0]]:
+                wrong.append(f"{place}: {own[0]} is below {layer} and must not import it")
     assert wrong == []
 
 
-@pytest.mark.parametrize("path", _modules("harness"), ids=_name)
-def test_harness_uses_runtime_by_its_public_names_only(path: pathlib.Path) -> None:
-    tree = ast.parse(path.read_text())
-    wrong, aliases = [], set()
+def _private_uses(path: pathlib.Path, public: set[str]) -> Iterator[str]:
+    """Places where a module of harness uses more than the names that `import runtime` gives."""
+    tree, here = ast.parse(path.read_text()), path.relative_to(ROOT)
     for line, module, name in _imports(path, tree):
         root = module.split(".")[0]
         if root in OURS - {"harness", "runtime"}:
-            wrong.append(f"line {line}: harness must not import {module}")
+            yield f"{here}:{line}: harness must not import {module}"
         elif root == "runtime" and module != "runtime":
-            wrong.append(f"line {line}: {module}: only the names that `import runtime` gives")
-        elif module == "runtime" and name is not None and name not in _public_names():
-            wrong.append(f"line {line}: {name} is not in runtime.__all__")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            aliases |= {alias.asname or alias.name for alias in node.names if alias.name == "runtime"}
+            yield f"{here}:{line}: {module}: only the names that `import runtime` gives"
+        elif module == "runtime" and name is not None and name not in public:
+            yield f"{here}:{line}: {name} is not in runtime.__all__"
+    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    aliases = {alias.asname or alias.name for alias in imports if alias.name == "runtime"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
-            if node.attr not in _public_names():
-                wrong.append(f"line {node.lineno}: {node.attr} is not in runtime.__all__")
-    assert wrong == []
+            if node.attr not in public:
+                yield f"{here}:{node.lineno}: {node.attr} is not in runtime.__all__"
 
 
-@pytest.mark.parametrize("path", _modules("models"), ids=_name)
-def test_models_use_public_packages_only(path: pathlib.Path) -> None:
+def test_harness_uses_runtime_by_its_public_names_only() -> None:
+    public = _public_names()
+    assert [use for path in _modules("harness") for use in _private_uses(path, public)] == []
+
+
+def test_models_use_public_packages_only() -> None:
     allowed = {"harness", "runtime", "harness.tf1"}
     assert [
         f"{place}: {module}"
+        for path in _modules("models")
         for place, module, _ in _ours(path)
         if module not in allowed and module.split(".")[0] != "models"
     ] == []

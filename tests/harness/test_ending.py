@@ -8,6 +8,8 @@ from tests.harness import cluster_kit
 from tests.harness.cluster_kit import Cluster, consistent
 from tests.kit.processes import Task
 
+pytestmark = pytest.mark.cluster
+
 
 def saved_steps(logdir: Path) -> set[int]:
     return {int(path.name) for path in (logdir / "model.ckpt").iterdir() if path.name.isdigit()}

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+pytestmark = pytest.mark.cluster
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MARK = "LAUNCH_TEST_MARK"
 # What every task script of these tests begins with.

@@ -10,6 +10,8 @@ from tests.harness import cluster_kit
 from tests.harness.cluster_kit import Cluster, consistent
 from tests.kit.processes import Task
 
+pytestmark = pytest.mark.chaos
+
 LAG = 20
 SYNC: dict[str, Any] = {"ps_backups": 1, "ps_backups_lag": 0}
 ASYNC: dict[str, Any] = {"ps_backups": 1, "ps_backups_lag": LAG}

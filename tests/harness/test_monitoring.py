@@ -73,6 +73,7 @@ app.run(main)
 """
 
 
+@pytest.mark.cluster
 def test_log_json_of_a_program() -> None:
     command = [sys.executable, "-c", PROGRAM, "--log_json", "--metrics_port=0"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

@@ -15,6 +15,8 @@ import runtime as rt
 from harness.checkpoints import layout, orbax
 from harness.checkpoints.manifest import FILE_NAME, Manifest, read_manifest
 
+pytestmark = pytest.mark.disk
+
 SIZE = 5000
 
 

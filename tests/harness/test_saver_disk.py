@@ -14,6 +14,8 @@ import runtime as rt
 from harness.checkpoints import layout
 from tests.kit.processes import Program
 
+pytestmark = pytest.mark.disk
+
 
 def _run(logdir: pathlib.Path, steps: int, **options: Any) -> list[int]:
     """Trains so many steps as a chief of its own; gives the steps at the beginning and at the end."""

@@ -15,6 +15,8 @@ from runtime.proto import services_pb2 as pb
 from tests.harness import checkpoint_kit as ckit
 from tests.runtime import kit
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture
 def chief_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:

@@ -16,6 +16,8 @@ from tests.harness import checkpoint_kit as ckit
 from tests.kit.processes import Program
 from tests.runtime import kit
 
+pytestmark = pytest.mark.disk
+
 SIZE = 1 << 18
 GRAPH = f"""
 import json, os, signal, sys
@@ -75,7 +77,6 @@ def _uninitialized(sess: rt.Session, names: Sequence[str]) -> list[str]:
     return missing
 
 
-@pytest.mark.timeout(240)
 def test_a_chief_that_dies_while_it_restores_leaves_every_ps_uninitialized(tmp_path: pathlib.Path) -> None:
     graph, v = _graph()
     addresses = kit.addresses(ps=2, worker=2)
@@ -102,7 +103,6 @@ def test_a_chief_that_dies_while_it_restores_leaves_every_ps_uninitialized(tmp_p
             assert [x[0] for x in sess.run([v["a"], v["b"]])] == [1, 2]
 
 
-@pytest.mark.timeout(240)
 def test_a_frozen_chief_that_wakes_up_makes_nothing_visible(tmp_path: pathlib.Path) -> None:
     graph, v = _graph()
     addresses = kit.addresses(ps=2, worker=2)
@@ -135,7 +135,6 @@ def _bytes_read(task: Program) -> int:
     return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(not pathlib.Path("/proc/self/io").exists(), reason="needs Linux's counts of bytes read")
 def test_each_ps_reads_only_what_it_needs(tmp_path: pathlib.Path) -> None:
     rows = 24 << 10
@@ -166,7 +165,6 @@ def test_each_ps_reads_only_what_it_needs(tmp_path: pathlib.Path) -> None:
                     assert size <= count < 1.5 * size + (8 << 20), (read, size)  # tensorstore's files are 8 MiB
 
 
-@pytest.mark.timeout(240)
 def test_training_goes_on_over_another_number_of_ps_with_its_slots(tmp_path: pathlib.Path) -> None:
     """1 -> 2 -> 3 -> 1 ps, a table in as many parts, Adam: every step is what it is without any move."""
     initial = np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, 4)

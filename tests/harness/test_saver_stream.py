@@ -28,6 +28,8 @@ from tests.harness import stream_chief
 from tests.kit.processes import Program
 from tests.runtime import kit
 
+pytestmark = pytest.mark.cluster
+
 MIB = 1 << 20
 
 
@@ -136,6 +138,7 @@ def _processes(cluster: dict[str, list[str]], wheres: list[pathlib.Path]) -> Ite
         yield
 
 
+@pytest.mark.chaos
 def test_a_few_blocks_are_in_memory_whatever_the_size_of_the_model(tmp_path: pathlib.Path) -> None:
     graph = rt.Graph()
     with graph.as_default(), rt.device("/job:ps/task:0"):
@@ -196,6 +199,7 @@ def test_cut_connections_lose_and_double_nothing(
         assert np.array_equal(harness.load_variable(path, name), expected)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("what", ["save", "restore"])
 def test_a_ps_that_dies_in_the_middle(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None, what: str
@@ -219,6 +223,7 @@ def test_a_ps_that_dies_in_the_middle(
             assert saver.save(sess, tmp_path / "m", 2) == f"{tmp_path}/m/2"
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("what", ["save", "restore"])
 def test_a_chief_that_dies_in_the_middle_leaves_nothing_held(
     tmp_path: pathlib.Path, small_blocks: None, what: str

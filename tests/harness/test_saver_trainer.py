@@ -16,6 +16,8 @@ from harness.checkpoints.manifest import read_manifest
 from tests.kit.processes import Program
 from tests.runtime import kit
 
+pytestmark = pytest.mark.chaos
+
 T = TypeVar("T")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -5,12 +5,15 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 import harness
 import runtime as rt
 from harness.tensorboard.purge import read_events
 from tests.harness import cluster_kit
 from tests.runtime.kit import TARGET, servers
+
+pytestmark = pytest.mark.cluster
 
 Series = dict[str, list[float]]
 
@@ -59,7 +62,7 @@ def test_a_killed_ps_and_the_checkpoints_are_seen(tmp_path: pathlib.Path) -> Non
     assert found["recoveries/worker_0"][-1] == 1
     assert found["recovery_seconds/worker_0"][0] > 0
     assert found["steps_lost/worker_0"][-1] in (7, 8)  # the step that was cut off may have counted on the ps left
-    assert 0 < found["checkpoint_seconds/worker_0"][0] < 30
+    assert found["checkpoint_seconds/worker_0"][0] > 0
     assert found["checkpoint_bytes/worker_0"][0] > 2 * 4 * 4  # two vectors of four floats, and their description
 
 

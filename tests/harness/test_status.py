@@ -209,6 +209,7 @@ def test_mistakes_are_one_line(run_status: Callable[..., Ran], flags: tuple[str,
     assert said in found.stderr
 
 
+@pytest.mark.cluster
 def test_watch_goes_on_until_it_is_stopped() -> None:
     with servers(worker=1) as made:
         command = [

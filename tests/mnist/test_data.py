@@ -138,7 +138,7 @@ def make_mirror() -> Iterator[MakeMirror]:
         mirror.resume.set()
         mirror.shutdown()
         mirror.server_close()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 
 
 @pytest.fixture
@@ -347,6 +347,7 @@ class TestDownload:
         assert mirror.downloaded
         assert visible(cache) == set()
 
+    @pytest.mark.cluster
     def test_killed_download_leaves_nothing_and_no_lock(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:
@@ -386,6 +387,7 @@ class TestDownload:
         with pytest.raises(DataError, match="cannot use the data cache .*XDG_CACHE_HOME"):
             data.load(mirrors=[make_mirror(files).address], checksums=sums(files))
 
+    @pytest.mark.cluster
     def test_processes_that_start_at_once_download_once(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror
     ) -> None:

@@ -13,6 +13,8 @@ import harness
 from models.mnist import modes
 from models.mnist.config import Config
 
+pytestmark = pytest.mark.chaos
+
 
 @pytest.fixture
 def parsed() -> Iterator[Callable[..., Config]]:

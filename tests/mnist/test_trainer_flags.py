@@ -82,6 +82,7 @@ def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(parsed: An
     roots_of((str(tmp_path / "run"),), {}).check(str(tmp_path / "run" / "model.ckpt" / "5" / "default"))
 
 
+@pytest.mark.cluster
 def test_data_that_cannot_be_used_is_one_line() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "models.mnist.trainer", "--logdir="],
@@ -96,6 +97,7 @@ def test_data_that_cannot_be_used_is_one_line() -> None:
     assert last.startswith("worker 0: MNIST_DIR=/nowhere/at/all has neither train-images")
 
 
+@pytest.mark.cluster
 def test_help_lists_the_flags_of_all_its_modules() -> None:
     names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(trainer)}
     assert {
@@ -145,6 +147,7 @@ def test_only_the_config_reads_flags() -> None:
 REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
 
 
+@pytest.mark.cluster
 @pytest.mark.skipif(
     not os.path.isdir(REAL_MNIST), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there"
 )
@@ -164,6 +167,7 @@ def test_the_log_says_where_a_run_is_kept_and_how_it_goes_on(tmp_path: pathlib.P
     assert again.count("going on with the data at epoch 0.05") == 1
 
 
+@pytest.mark.cluster
 def test_a_log_directory_that_is_away_at_the_end_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -90,6 +90,7 @@ print([c.stage.program and c.stage.program.sha256 for c in plan.stages])
 """
 
 
+@pytest.mark.cluster
 def test_two_processes_make_the_same_programs() -> None:
     """The order of nothing depends on addresses or hashes, and where the code stands does not matter."""
     programs = [

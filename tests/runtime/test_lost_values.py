@@ -79,6 +79,7 @@ def test_out_of_memory_where_nothing_is_lost() -> None:
         assert session.run(w).tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.cluster
 def test_where_programs_run_on_the_thread_that_asks() -> None:
     code = (
         "import numpy as np, pytest, runtime as rt; from tests.runtime.test_lost_values import *\n"
@@ -194,6 +195,7 @@ def supervised(logdir: pathlib.Path) -> tuple[harness.Supervisor, rt.Operation, 
     return supervisor, train, w.value(), too_large
 
 
+@pytest.mark.cluster
 def test_a_managed_session_recovers_from_what_another_session_has_lost(tmp_path: pathlib.Path) -> None:
     cluster = addresses(ps=1, worker=2)
     with (

@@ -4,9 +4,12 @@ import json
 
 import numpy as np
 import psutil
+import pytest
 
 from tests.kit.processes import programs
 from tests.runtime.kit import SERVE, addresses
+
+pytestmark = pytest.mark.chaos
 
 WARM, STEPS = 2_000, 10_000
 LIMIT_MB = 6.0

@@ -14,6 +14,8 @@ import runtime as rt
 from runtime.proto import variable_pb2
 from tests.runtime.kit import KINDS, ROOT, TARGET, servers, target_of_kind
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(autouse=True)
 def graph() -> Iterator[rt.Graph]:

@@ -5,10 +5,13 @@ import json
 import time
 
 import numpy as np
+import pytest
 
 import runtime as rt
 from tests.kit.processes import programs
 from tests.runtime.kit import TARGET, addresses
+
+pytestmark = pytest.mark.chaos
 
 SERVE = """
 import json, sys, runtime as rt

@@ -4,7 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.runtime.kit import ROOT
+
+pytestmark = pytest.mark.cluster
 
 TRAIN = """
 import numpy as np, jax

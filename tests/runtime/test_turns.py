@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import runtime as rt
@@ -95,7 +95,6 @@ def test_the_turn_of_a_session_that_has_ended_is_free() -> None:
     assert second.called
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.sampled_from(["ask", "heard", "forget"]), st.integers(1, 8), st.floats(0, 4))),
@@ -267,6 +266,7 @@ def train_for_ever(cluster: dict[str, list[str]]) -> None:
                 print(int(session.run(counted)), flush=True)
 
 
+@pytest.mark.cluster
 def test_a_killed_worker_holds_nobody_up() -> None:
     cluster = addresses(ps=1, worker=2)
     with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 1) as server, rt.Graph().as_default():

@@ -16,6 +16,8 @@ from tests.kit.processes import ROOT, Program, programs
 from tests.sync.kit import alone, free_addresses, in_threads
 from tests.sync.task import batches
 
+pytestmark = pytest.mark.chaos
+
 GOAL = 1500
 TASK = ["python", "-m", "tests.sync.collective_task"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}

@@ -14,6 +14,8 @@ from tests.kit.processes import Task
 from tests.sync.kit import alone, reset, serving, start, steps, wait_until
 from tests.sync.task import STEPS, Model, Replica, batches
 
+pytestmark = pytest.mark.chaos
+
 Spec = dict[str, list[str]]
 ADMIN = 4
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,10 +11,13 @@ import numpy as np
 import pytest
 
 import runtime as rt
+from runtime.master import flow
 from runtime.transport.peer import Peer
 from tests.kit.processes import Program, programs
 from tests.runtime.kit import TARGET, servers
 from tests.sync.kit import free_addresses, serving, wait_until
+
+pytestmark = pytest.mark.cluster
 
 LONG = 60.0
 
@@ -211,6 +213,7 @@ def test_a_caller_that_is_killed_takes_and_adds_nothing(what: str) -> None:
             client.session.close()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("trouble", ["time limits", "cuts"])
 @pytest.mark.parametrize("step", ["alone", "with its size"])
 def test_polling_callers_lose_and_double_nothing(step: str, trouble: str) -> None:
@@ -263,6 +266,7 @@ while True:
 """
 
 
+@pytest.mark.chaos
 def test_killed_callers_take_nothing_along() -> None:
     """Processes that poll are killed while they wait, one after the other; elements come as each is dead."""
     workers = 3
@@ -287,16 +291,11 @@ def test_killed_callers_take_nothing_along() -> None:
         giver.session.close()
 
 
-def test_a_time_limit_in_a_step_of_several_waits_is_kept(client: Client) -> None:
-    """Looked at once a second, it would never end before a second is over."""
-
-    def secs() -> float:
-        began = time.monotonic()
-        with pytest.raises(rt.DeadlineExceededError):
-            client.session.run(client.steps["of two queues"], timeout_secs=0.05)
-        return time.monotonic() - began
-
-    assert min(secs() for _ in range(5)) < 0.8
+def test_a_time_limit_in_a_step_of_several_waits_is_kept(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit itself wakes the step, not its next look at who has answered."""
+    monkeypatch.setattr(flow, "_TICK_SECS", 7200.0)
+    with pytest.raises(rt.DeadlineExceededError):
+        client.session.run(client.steps["of two queues"], timeout_secs=0.05)
 
 
 @pytest.mark.parametrize("end", ["closes its session", "hangs up"])

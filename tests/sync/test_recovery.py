@@ -8,6 +8,8 @@ import pytest
 from tests.sync.kit import alone, free_addresses, start
 from tests.sync.task import STEPS, batches
 
+pytestmark = pytest.mark.chaos
+
 GOAL = 300
 
 

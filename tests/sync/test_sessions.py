@@ -11,6 +11,8 @@ from tensorboard.util import tensor_util
 from tests.sync.kit import alone, serving, start, steps, wait_until
 from tests.sync.task import STEPS, batches
 
+pytestmark = pytest.mark.cluster
+
 TAG = "sync_replicas/dropped_gradients"
 
 

@@ -12,6 +12,8 @@ import runtime as rt
 from tests.kit.processes import Program
 from tests.sync.kit import cluster, free_addresses, reset, wait_until
 
+pytestmark = pytest.mark.cluster
+
 Spec = dict[str, list[str]]
 CAPACITY = 10
 

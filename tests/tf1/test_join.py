@@ -4,6 +4,8 @@ import signal
 import textwrap
 import threading
 
+import pytest
+
 import harness.tf1 as tf
 import runtime as rt
 from tests.kit.processes import Program
@@ -36,6 +38,7 @@ def _ends(how: signal.Signals) -> tuple[int, list[str]]:
         return program.wait(), program.lines("went on|left")
 
 
+@pytest.mark.cluster
 def test_sigterm_ends_a_ps_program_that_has_no_return_after_join() -> None:
     assert _ends(signal.SIGTERM) == (0, ["left"])
 

@@ -16,7 +16,7 @@ def no_open_ends() -> Iterator[None]:
     process = psutil.Process()
     threads, descriptors = set(threading.enumerate()), process.num_fds() - len(Zygote.lasting_descriptors())
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     threads |= Zygote.lasting_threads()
     for thread in set(threading.enumerate()) - threads:
         thread.join(max(0.0, deadline - time.monotonic()))
