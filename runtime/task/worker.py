@@ -33,10 +33,10 @@ from runtime.plan.plan import Program, Stage, StageCall
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.state.store import Store
 from runtime.state.write_gate import Gate
+from runtime.task import program_verifier
 from runtime.task.admission import Turns
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
-from runtime.task.program_verifier import verify_program
 from runtime.task.registered import FetchFrom, RegisteredCall
 from runtime.task.registry import NOBODY, Registry
 from runtime.task.rendezvous import Held
@@ -203,7 +203,7 @@ class Worker:
 
     def _verify(self, stage: Stage, program: Program) -> None:
         try:
-            verify_program(program)
+            program_verifier.verify_program(program, program_verifier.VALUE_BYTES)
         except InvalidArgumentError as error:
             names = ", ".join(stage.operations[:20])
             raise InvalidArgumentError(

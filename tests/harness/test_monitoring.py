@@ -18,7 +18,7 @@ from jax.profiler import ProfileData
 from harness import monitoring
 from harness.monitoring.program import JsonFormatter, StepProfiler, TaskFormatter
 from tests.harness.trace_format import problems
-from tests.runtime.kit import ROOT
+from tests.kit.processes import ROOT
 
 
 @pytest.fixture(autouse=True)

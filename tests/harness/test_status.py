@@ -24,7 +24,8 @@ from harness.monitoring.prometheus import _HELP, Endpoint
 from harness.monitoring.rates import figures, sizes, table
 from harness.tensorboard.plugin_messages import custom_scalars_summary
 from harness.tensorboard.purge import read_events
-from tests.runtime.kit import ROOT, TARGET, addresses, servers
+from tests.kit.processes import ROOT
+from tests.runtime.kit import TARGET, addresses, servers
 
 
 def train(server: rt.Server, steps: int) -> None:

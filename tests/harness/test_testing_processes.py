@@ -14,6 +14,8 @@ from harness.testing import PRELOAD, LocalCluster, no_leaks
 from harness.testing.processes import Processes, Zygote
 from tests.kit.processes import Program, Task, programs
 
+pytestmark = pytest.mark.cluster
+
 IMPORTED = "'jax' in sys.modules"
 
 

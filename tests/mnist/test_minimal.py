@@ -28,7 +28,7 @@ def test_the_readme_starts_it_as_it_says_itself() -> None:
     assert command in README.replace(PROGRAM, "")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.cluster
 @pytest.mark.parametrize("source", ["mnist", "digits"])
 def test_it_trains(tmp_path: pathlib.Path, source: str) -> None:
     if source == "mnist" and not os.path.isdir(REAL_MNIST):

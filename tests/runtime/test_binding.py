@@ -17,6 +17,7 @@ from runtime.cluster.spec import ClusterSpec, TaskId, split_address
 from runtime.master import tasks
 from runtime.server.binding import BIND_VARIABLE, listen_on
 from runtime.transport.listener import TensorServer
+from tests.kit.processes import ROOT
 from tests.runtime import kit
 
 NOBODY = "192.0.2.77"
@@ -182,6 +183,7 @@ def test_a_port_that_is_taken_at_one_of_the_addresses_leaves_none_open() -> None
         assert not listens("127.0.0.5", port)
 
 
+@pytest.mark.cluster
 def test_a_program_that_knows_nothing_of_it_binds_by_the_environment() -> None:
     program = (
         f"import runtime as rt\nwith rt.Server({{'local': ['{NOBODY}:0']}}, 'local', 0) as s: print(s.listens_on)\n"
@@ -191,7 +193,7 @@ def test_a_program_that_knows_nothing_of_it_binds_by_the_environment() -> None:
         check=True,
         capture_output=True,
         text=True,
-        cwd=kit.ROOT,
+        cwd=ROOT,
         env={**os.environ, BIND_VARIABLE: "127.0.0.1"},
     )
     assert done.stdout.strip() == "('127.0.0.1',)"

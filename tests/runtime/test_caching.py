@@ -12,7 +12,8 @@ import pytest
 import runtime as rt
 import runtime.session.session
 from runtime.task.compiler import Compiler
-from tests.runtime.kit import ROOT, TARGET, servers
+from tests.kit.processes import ROOT
+from tests.runtime.kit import TARGET, servers
 
 
 @pytest.fixture(autouse=True)

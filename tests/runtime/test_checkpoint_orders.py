@@ -16,6 +16,7 @@ import harness
 import runtime as rt
 from runtime.checkpoint.roots import ROOT_VARIABLE, Roots, roots_of
 from runtime.proto import services_pb2 as pb
+from tests.kit.processes import ROOT
 from tests.runtime import kit
 from tests.runtime.stranger import Stranger, refused, slice_of, stranger
 
@@ -274,10 +275,11 @@ for _ in range(2):
 """
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("host, root, warnings", [("localhost", [], 0), ("0.0.0.0", [], 1), ("0.0.0.0", ["/data"], 0)])
 def test_a_server_that_others_reach_says_once_that_it_has_no_root(host: str, root: list[str], warnings: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SERVE, f"{host}:0", *root], check=True, capture_output=True, text=True, cwd=kit.ROOT
+        [sys.executable, "-c", SERVE, f"{host}:0", *root], check=True, capture_output=True, text=True, cwd=ROOT
     )
     assert done.stderr.count("has no checkpoint root") == warnings, done.stderr
 

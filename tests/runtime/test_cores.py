@@ -8,7 +8,7 @@ import pytest
 
 from runtime.cluster.spec import ClusterSpec, TaskId
 from runtime.task import cpu_share
-from tests.runtime.kit import ROOT
+from tests.kit.processes import ROOT
 
 HERE = ["localhost:1", "127.0.0.1:2", "localhost:3", "127.0.0.2:4"]
 

@@ -23,7 +23,10 @@ from runtime.plan.exporting import export_program
 from runtime.plan.plan import Program
 from runtime.task.program_verifier import DEPTH, OPERATIONS, Function, check_calls, verify_module, verify_program
 from runtime.tensor_spec import TensorSpec
-from tests.runtime.kit import Task, addresses, processes
+from tests.kit import processes as kit
+from tests.runtime.kit import addresses, processes
+
+pytestmark = pytest.mark.cluster
 
 WAIT = rt.SessionConfig(start_timeout_secs=120)
 F32 = np.dtype(np.float32)
@@ -39,7 +42,7 @@ def graph() -> Iterator[rt.Graph]:
 class Cluster:
     """A ps in a process of its own, and this process as its worker."""
 
-    ps: Task
+    ps: kit.Program
     server: rt.Server
     count: int = 0
 
@@ -93,7 +96,7 @@ def refused_by(
 
 def still_serves(cluster: Cluster) -> None:
     """The same process does what others ask of it."""
-    assert cluster.ps.process.poll() is None
+    assert cluster.ps.code is None
     cluster.count += 1
     with rt.Graph().as_default(), rt.device("/job:ps/task:0"):
         v = rt.Variable(float(cluster.count), name=f"alive{cluster.count}")

@@ -170,7 +170,7 @@ def test_kubernetes_looks_in_the_namespace_of_its_own_pod(
 ) -> None:
     if written is not None:
         (tmp_path / "namespace").write_text(written)
-    monkeypatch.setattr("runtime.kubernetes.SERVICE_ACCOUNT_NAMESPACE", str(tmp_path / "namespace"))
+    monkeypatch.setattr("runtime.cluster.kubernetes.SERVICE_ACCOUNT_NAMESPACE", str(tmp_path / "namespace"))
     pods = Pods(w=[pod("w-0", "10.0.0.1")])
     for asked, looked_in in ((None, wanted), ("other", "other"), ("*", "all of them")):
         KubernetesClusterResolver({"worker": ["w"]}, override_client=pods, namespace=asked).cluster_spec()
@@ -201,7 +201,7 @@ def test_kubernetes_looks_in_the_namespace_of_the_kubeconfig_outside_a_pod(
     (tmp_path / "kubernetes.py").write_text(KUBERNETES.replace("CONTEXT", repr(context)))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "kubernetes", raising=False)
-    monkeypatch.setattr("runtime.kubernetes.SERVICE_ACCOUNT_NAMESPACE", str(tmp_path / "none"))
+    monkeypatch.setattr("runtime.cluster.kubernetes.SERVICE_ACCOUNT_NAMESPACE", str(tmp_path / "none"))
     try:
         spec = KubernetesClusterResolver({"worker": ["w"]}).cluster_spec()
         assert len(spec.as_dict().get("worker", [])) == found

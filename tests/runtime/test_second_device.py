@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.runtime.kit import ROOT
+from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.cluster
 
