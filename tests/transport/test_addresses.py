@@ -172,7 +172,7 @@ def test_a_name_server_that_does_not_answer_does_not_hold_a_call_up(monkeypatch:
 
 CLUSTER = """
 import sys, time, numpy as np, runtime as rt
-from runtime.server import tasks
+from runtime.master import tasks
 cluster = {"ps": ["dual:7001"], "worker": ["dual:7002"]}
 with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as worker:
     tasks.withdraw(ps.address, ps)  # as if it were in another process
