@@ -74,15 +74,15 @@ class Job:
         done: bytes written, or sent to who writes them.
         sizes: bytes of each slice.
         incoming: for each slice, what has come of it so far, when it comes in byte ranges.
-        first: what was taken for the slices before this one is sent and forgotten ...
-        before: ... and was so many bytes.
+        first: index of the first slice whose array is still held; the arrays of those before it were sent.
+        before: bytes of the arrays that were sent.
         client: who asks for byte ranges over the tensor channel, or gives them; 0 when nobody does.
         used_at: when somebody asked for it last (``time.monotonic``).
         given_up: why it has ended before its time; empty while it has not.
         cancelled: set when it is over, or a newer coordinator wants it gone.
         lock: held while an order works on it.
-        taken: the answer to the order that began it ...
-        written: ... and to the one that had it written: an order whose reply got lost comes again.
+        taken: the reply to the order that began it; an order whose reply got lost comes again.
+        written: the reply to the order to write it.
     """
 
     epoch: int
