@@ -145,4 +145,4 @@ def test_without_the_flag_nothing_is_profiled(tmp_path: pathlib.Path) -> None:
     with flagsaver.flagsaver(profile_steps=None), StepProfiler.from_flags(str(tmp_path)) as profiler:
         profiler.step(1)
     assert not list(tmp_path.iterdir())
-    assert monitoring.FLAGS.metrics_port is None
+    assert flags.FLAGS.metrics_port is None
