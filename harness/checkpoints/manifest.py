@@ -11,7 +11,8 @@ from typing import Any
 
 from etils import epath
 
-from runtime import DataLossError, ShardFile, zarr
+from runtime import DataLossError
+from runtime.lowlevel import ShardFile, storage
 
 FILE_NAME = "bellwether.json"
 """Name of the manifest in a step's directory; plain Orbax passes it by."""
@@ -136,7 +137,7 @@ def read_manifest(step_directory: str) -> Manifest | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and (other := zarr.barred(error, step_directory)) is not None:
+        if isinstance(error, OSError) and (other := storage.barred(error, step_directory)) is not None:
             raise other from None
         raise DataLossError(f"{step_directory} is damaged: its manifest cannot be read ({error})") from error
     return Manifest.from_json(text, step_directory)
@@ -151,7 +152,7 @@ def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
         try:
             size = os.stat(os.path.join(step_directory, file.path)).st_size
         except OSError as error:
-            if (other := zarr.barred(error, os.path.join(step_directory, file.path))) is not None:
+            if (other := storage.barred(error, os.path.join(step_directory, file.path))) is not None:
                 raise other from None
             problems.append(f"{file.path}: {error.strerror}")
             continue

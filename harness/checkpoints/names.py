@@ -11,7 +11,8 @@ import numpy as np
 
 from harness.checkpoints.manifest import SavedVariable
 from harness.checkpoints.reader import CheckpointReader, Stored
-from runtime import InvalidArgumentError, NotFoundError, Session, Variable, VariableSlice, global_variables
+from runtime import InvalidArgumentError, NotFoundError, Session, Variable, global_variables
+from runtime.lowlevel import VariableSlice
 
 CHUNK_BYTES = 64 << 20
 """Arrays larger than this are stored in chunks of about this size, so that a part can be read alone."""

@@ -14,7 +14,8 @@ import numpy as np
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import read_manifest
 from harness.checkpoints.reader import dtype_named
-from runtime import InvalidArgumentError, register_state
+from runtime import InvalidArgumentError
+from runtime.lowlevel import register_state
 
 _lock = threading.Lock()
 _setters: dict[tuple[str, str], Callable[[Any], None]] = {}

@@ -161,7 +161,7 @@ def merge(inputs: Sequence[Any], collections: Iterable[str] | None = None, name:
             f"summary.merge takes summaries, which are strings; {', '.join(wrong)} is not one"
         )
     with rt.device(None):
-        op = rt.host_call(
+        op = rt.lowlevel.host_call(
             "summary/merge", tensors, [((), object)], type="MergeSummary", name=name or "Merge/MergeSummary"
         )
     return _collected(op.outputs[0], () if collections is None else collections)
@@ -200,7 +200,9 @@ def _summary(
     taken.add(tag)
     # Not where the values are: the step's target writes its own summaries.
     with rt.device(None):
-        op = rt.host_call(f"summary/{kind}", tensors, [((), object)], attrs={**attrs, "tag": tag}, type=type, name=name)
+        op = rt.lowlevel.host_call(
+            f"summary/{kind}", tensors, [((), object)], attrs={**attrs, "tag": tag}, type=type, name=name
+        )
     return _collected(op.outputs[0], (rt.GraphKeys.SUMMARIES,) if collections is None else collections)
 
 

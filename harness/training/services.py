@@ -113,7 +113,7 @@ class Checkpoints:
         logging.info("%d saves were due while the last one was running: skipped", count)
         if hasattr(self._saver, "skipped"):
             self._saver.skipped += count
-        rt.metrics.add("checkpoints_skipped_total", count)
+        rt.lowlevel.metrics.add("checkpoints_skipped_total", count)
 
     def _look(self, session: rt.Session, *, wait: bool = False) -> None:
         handle = self._running
@@ -208,7 +208,8 @@ class Checkpoints:
             found: Sequence[str] = getattr(self._saver, "last_checkpoints", ())  # a saver of another make may not tell
         except rt.UnavailableError:  # the disk is away: the save tells
             return None
-        here = bool(found) and rt.zarr.absolute(os.path.dirname(found[-1])) == rt.zarr.absolute(self._path)
+        absolute = rt.lowlevel.storage.absolute
+        here = bool(found) and absolute(os.path.dirname(found[-1])) == absolute(self._path)
         return found[-1] if here else None
 
 

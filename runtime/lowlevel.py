@@ -1,0 +1,30 @@
+"""The second face of the runtime: what a training harness is built on, and a training program does not need.
+
+``import runtime`` gives programs what they are written with. What is here serves those who write something like
+``harness`` themselves: checkpoints across tasks, updates that wait for others, operations on a host, metrics of a
+process.
+"""
+
+from runtime.checkpoint import storage
+from runtime.checkpoint.coordinator import Shards
+from runtime.checkpoint.snapshot import Cut, ShardFile, VariableSlice
+from runtime.checkpoint.states import register_state
+from runtime.graph.collectives import group_broadcast, group_mean
+from runtime.graph.deferred_update import Quorum, bounded_update
+from runtime.graph.host_ops import host_call
+from runtime.observe.process_metrics import metrics
+
+__all__ = [
+    "Cut",
+    "Quorum",
+    "ShardFile",
+    "Shards",
+    "VariableSlice",
+    "bounded_update",
+    "group_broadcast",
+    "group_mean",
+    "host_call",
+    "metrics",
+    "register_state",
+    "storage",
+]
