@@ -59,6 +59,7 @@ from runtime.graph.initialization import (
     wait_until_initialized,
 )
 from runtime.graph.jax_functions import lax, nn, numpy, random, stop_gradient
+from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
 from runtime.graph.placement import (
     DeviceSpec,
@@ -118,6 +119,7 @@ __all__ = [
     "TaskReport",
     "TaskLeftError",
     "Tensor",
+    "TensorLike",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

@@ -17,7 +17,7 @@ from harness.tf1.dtypes import to_array
 from harness.tf1.lift import is_tensor
 
 
-def check_known(indices: Any, size: int | None, what: str, lowest: int | None = 0) -> None:
+def check_known(indices: rt.TensorLike, size: int | None, what: str, lowest: int | None = 0) -> None:
     """Checks literal indices, numbers or constants, against an axis of known size; others pass.
 
     Args:
@@ -53,7 +53,7 @@ def axis_size(tensor: Any, axis: Any = 0) -> int | None:
     return None if shape is None or not isinstance(axis, int) or not shape else shape[axis]
 
 
-def inside(indices: Any, size: int) -> Any:
+def inside(indices: rt.TensorLike, size: int) -> Any:
     """int32 or int64 indices; those outside of [0, size) become ``size``, which JAX takes for outside too."""
     found = jnp.asarray(indices)
     found = found.astype(np.int32) if found.dtype.itemsize < 4 else found

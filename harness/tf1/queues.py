@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax.typing import DTypeLike
+
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
-from harness.tf1.lift import is_tensor
+from harness.tf1.lift import Names, is_tensor
 from harness.tf1.static import static_number
 from harness.tf1.value_ops import convert_to_tensor
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
 
 def _dtypes(dtypes: Any) -> Any:
@@ -47,6 +52,7 @@ class _Components:
         return typed[0] if len(typed) == 1 else typed
 
 
+@OPS.add()
 class FIFOQueue(_Components, rt.FIFOQueue):
     """``rt.FIFOQueue``: elements come back in the order in which they came."""
 
@@ -63,6 +69,7 @@ class FIFOQueue(_Components, rt.FIFOQueue):
         super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), name, shared_name=shared_name)
 
 
+@OPS.add()
 class PaddingFIFOQueue(_Components, rt.PaddingFIFOQueue):
     """``rt.PaddingFIFOQueue``: smaller elements of a batch are padded."""
 
@@ -79,6 +86,7 @@ class PaddingFIFOQueue(_Components, rt.PaddingFIFOQueue):
         super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), name, shared_name=shared_name)
 
 
+@OPS.add()
 class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
     """``rt.RandomShuffleQueue``: elements come back in random order."""
 
@@ -99,12 +107,13 @@ class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
         )
 
 
+@OPS.add()
 class ConditionalAccumulator(rt.ConditionalAccumulator):
     """``rt.ConditionalAccumulator``: the mean of gradients of one step, stale ones dropped."""
 
     def __init__(
         self,
-        dtype: Any,
+        dtype: DTypeLike,
         shape: Any = None,
         shared_name: str | None = None,
         name: str = "conditional_accumulator",
@@ -113,10 +122,4 @@ class ConditionalAccumulator(rt.ConditionalAccumulator):
         super().__init__(_dtypes(dtype), _shapes(shape), name, reduction_type, shared_name=shared_name)
 
 
-OPS: dict[str, Any] = {
-    "ConditionalAccumulator": ConditionalAccumulator,
-    "FIFOQueue": FIFOQueue,
-    "PaddingFIFOQueue": PaddingFIFOQueue,
-    "RandomShuffleQueue": RandomShuffleQueue,
-}
 """TensorFlow's name in ``tf`` -> the class."""

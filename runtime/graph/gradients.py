@@ -17,6 +17,7 @@ import numpy as np
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Graph, Operation, Tensor, _show_dtype
 from runtime.graph.op_kinds import Pure, Read
+from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, identity, pure
 from runtime.graph.variable import Variable
 
@@ -84,7 +85,7 @@ def _after_control(graph: Graph, gradient: Tensor | None) -> Tensor | None:
     return identity(gradient, "gradient", colocate_with=gradient.op)
 
 
-def _sources(operations: Sequence[Operation], x: Any) -> list[Tensor]:
+def _sources(operations: Sequence[Operation], x: TensorLike) -> list[Tensor]:
     """The tensors whose gradients add up to that of ``x``: for a variable, all reads of it."""
     if not isinstance(x, Variable):
         return [as_tensor(x)]
@@ -180,7 +181,7 @@ def _sum(parts: list[Tensor]) -> Tensor:
     return op.outputs[0]
 
 
-def _total(parts: list[Tensor], x: Any) -> Tensor | None:
+def _total(parts: list[Tensor], x: TensorLike) -> Tensor | None:
     if not parts:
         return None
     return _sum(list(parts))

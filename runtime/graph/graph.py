@@ -37,7 +37,7 @@ class GraphKeys:
     CHECKS = "checks"
 
 
-class Tensor(Operators):
+class Tensor(Operators["Tensor"]):
     """One output of an operation: a value that exists only while a step runs.
 
     Attributes:
@@ -414,7 +414,7 @@ class Graph:
 
     # -- collections -------------------------------------------------------------------------------------------
 
-    def add_to_collection(self, key: str, value: Any) -> None:
+    def add_to_collection(self, key: str, value: object) -> None:
         """Adds ``value`` to the collection ``key``."""
         with self._lock:
             self._collections.setdefault(key, []).append(value)

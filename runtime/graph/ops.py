@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
 from runtime.graph.op_kinds import Constant, Feed, Host, Pure, Shape
-from runtime.graph.operators import make_operations_with
+from runtime.graph.operators import Operators, TensorLike, make_operations_with
 from runtime.graph.tracing import infer, is_64_bit, x64_enabled
 
 EMBED_BYTES = 1024
 """Array arguments of ``call`` up to this size become literals of the compiled program; larger ones become constants."""
 
 
-def as_dtype(dtype: Any) -> np.dtype[Any]:
+def as_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """The numpy dtype for ``dtype``; ``str``, ``bytes``, ``'string'`` and numpy's string kinds become ``object``."""
     if dtype in (str, bytes, "string"):
         return np.dtype(object)
@@ -27,7 +28,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     return np.dtype(object) if found.kind in "SUO" else found
 
 
-def as_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[Any, Any]:
+def as_array(value: TensorLike, dtype: DTypeLike | None = None, what: str = "value") -> np.ndarray[Any, Any]:
     """``value`` as a numpy array with JAX's default widths.
 
     Python and numpy 64-bit values become 32 bits wide unless ``dtype`` or JAX's 64-bit mode says otherwise; strings
@@ -89,7 +90,7 @@ def _string_array(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any
 
 
 def placeholder(
-    dtype: Any, shape: Sequence[int | None] | None = None, name: str | None = None, *, casting: str = "same_value"
+    dtype: DTypeLike, shape: Sequence[int | None] | None = None, name: str | None = None, *, casting: str = "same_value"
 ) -> Tensor:
     """A tensor whose value is fed with each step.
 
@@ -113,7 +114,9 @@ def placeholder(
     return op.outputs[0]
 
 
-def constant(value: Any, dtype: Any = None, shape: Sequence[int] | None = None, name: str | None = None) -> Tensor:
+def constant(
+    value: TensorLike, dtype: DTypeLike | None = None, shape: Sequence[int] | None = None, name: str | None = None
+) -> Tensor:
     """A literal array, number or string.
 
     Args:
@@ -140,7 +143,7 @@ def _shaped(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> n
         raise InvalidArgumentError(f"{what}: a value of shape {array.shape} cannot get the shape {shape}") from None
 
 
-def as_tensor(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
+def as_tensor(value: TensorLike, dtype: DTypeLike | None = None, name: str | None = None) -> Tensor:
     """``value`` itself when it is a tensor (or stands for one, like a variable), else a constant of it."""
     convert = getattr(value, "_as_tensor", None)
     if convert is not None:
@@ -150,9 +153,9 @@ def as_tensor(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     return constant(value, dtype, name=name)
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> TypeGuard[Operators[Tensor]]:
     """True for tensors and what stands for one (variables)."""
-    return isinstance(value, Tensor) or hasattr(value, "_as_tensor")
+    return isinstance(value, Operators)
 
 
 def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
@@ -227,7 +230,7 @@ def pure(
     )
 
 
-def identity(value: Any, name: str | None = None, *, colocate_with: Operation | None = None) -> Tensor:
+def identity(value: TensorLike, name: str | None = None, *, colocate_with: Operation | None = None) -> Tensor:
     """The same value on the current device: how a tensor is given a name or sent to a device."""
     tensor = as_tensor(value)
     body = Host("identity") if tensor.dtype == object else Pure(lambda x: (x,))

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Operation, Tensor, get_default_graph
 from runtime.graph.op_kinds import Host, Shape
-from runtime.graph.ops import as_dtype, as_tensor, constant
+from runtime.graph.operators import TensorLike
+from runtime.graph.ops import as_dtype, as_tensor, constant, is_tensor
 
 
 class _Resource:
@@ -113,7 +115,7 @@ class Queue(_Resource):
         }
         super().__init__(type, "queue", name, described, container, shared_name)
 
-    def enqueue(self, values: Any, name: str | None = None) -> Operation:
+    def enqueue(self, values: TensorLike | Sequence[TensorLike], name: str | None = None) -> Operation:
         """Adds one element; waits while the queue is full.
 
         Args:
@@ -122,7 +124,7 @@ class Queue(_Resource):
         """
         return self._add("enqueue", self._components(values, ()), name=name)
 
-    def enqueue_many(self, values: Any, name: str | None = None) -> Operation:
+    def enqueue_many(self, values: TensorLike | Sequence[TensorLike], name: str | None = None) -> Operation:
         """Adds the slices of ``values`` along the first dimension, one element each; waits while the queue is full."""
         return self._add("enqueue_many", self._components(values, (None,)), name=name)
 
@@ -164,7 +166,7 @@ class Queue(_Resource):
         op = self._add("dequeue_many", [count], outputs, name=name, up_to=up_to)
         return op.outputs[0] if len(op.outputs) == 1 else op.outputs
 
-    def _components(self, values: Any, batch: tuple[None, ...]) -> list[Tensor]:
+    def _components(self, values: TensorLike | Sequence[TensorLike], batch: tuple[None, ...]) -> list[Tensor]:
         items = list(values) if isinstance(values, list | tuple) and len(self.dtypes) > 1 else None
         if items is None:
             items = [values[0] if isinstance(values, tuple) and len(values) == 1 else values]
@@ -300,7 +302,7 @@ class ConditionalAccumulator(_Resource):
 
     def __init__(
         self,
-        dtype: Any,
+        dtype: DTypeLike,
         shape: Sequence[int | None] | None = None,
         name: str = "conditional_accumulator",
         reduction: str = "mean",
@@ -321,7 +323,9 @@ class ConditionalAccumulator(_Resource):
         }
         super().__init__("ConditionalAccumulator", "accumulator", name, described, container, shared_name)
 
-    def apply_grad(self, grad: Any, local_step: Any = 0, *, worker: Any = -1, name: str | None = None) -> Tensor:
+    def apply_grad(
+        self, grad: Any, local_step: TensorLike = 0, *, worker: TensorLike = -1, name: str | None = None
+    ) -> Tensor:
         """Offers a gradient; gives whether it was accepted (bool).
 
         Args:
@@ -352,15 +356,15 @@ class ConditionalAccumulator(_Resource):
         """How many gradients were dropped as stale or repeated, int64."""
         return self._counts(name).outputs[1]
 
-    def set_global_step(self, new_global_step: Any, name: str | None = None) -> Operation:
+    def set_global_step(self, new_global_step: TensorLike, name: str | None = None) -> Operation:
         """Makes this the accumulator's step: older gradients are dropped when they come."""
         return self._add("set_global_step", [self._integer(new_global_step, "new_global_step")], name=name)
 
     def _counts(self, name: str | None) -> Operation:
         return self._add("counts", (), [((), np.dtype(np.int32)), ((), np.dtype(np.int64))], name=name)
 
-    def _integer(self, value: Any, what: str) -> Tensor:
-        if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+    def _integer(self, value: TensorLike, what: str) -> Tensor:
+        if is_tensor(value):
             return as_tensor(value)
         with self.graph.as_default(), self.graph.device(lambda op: self._op.device):
             return constant(value, np.int64, name=what)

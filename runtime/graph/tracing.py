@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.op_kinds import ArrayFn, Shape
@@ -51,7 +52,7 @@ def needs_64_bit(dtypes: Sequence[np.dtype[Any]]) -> bool:
     return any(is_64_bit(dtype) for dtype in dtypes)
 
 
-def aval(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+def aval(shape: Sequence[int], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
     """The abstract array that stands for a tensor."""
     return jax.ShapeDtypeStruct(tuple(shape), dtype)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import (
@@ -18,12 +19,12 @@ from runtime.graph.graph import (
     get_default_graph,
 )
 from runtime.graph.op_kinds import Host, Read, Update, VariableSpec
-from runtime.graph.operators import Operators
-from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity
+from runtime.graph.operators import Operators, TensorLike
+from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity, is_tensor
 from runtime.proto import variable_pb2
 
 
-class Variable(Operators):
+class Variable(Operators[Tensor]):
     """A named mutable array on one task of the cluster.
 
     The name and the device are its identity: two sessions, or two graphs, that make a variable of the same name on
@@ -90,7 +91,7 @@ class Variable(Operators):
             graph.add_to_collection(key, self)
 
     def _initial_tensor(self, value: Any, wanted: np.dtype[Any]) -> Tensor:
-        if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+        if is_tensor(value):
             tensor = as_tensor(value)
             if tensor.dtype != wanted:
                 raise InvalidArgumentError(
@@ -137,7 +138,7 @@ class Variable(Operators):
         """The operation ``w/Assign`` that gives it its initial value."""
         return self._initializer
 
-    def initialize_from(self, value: Any) -> None:
+    def initialize_from(self, value: TensorLike) -> None:
         """Makes the initialiser give ``value`` from now on: an array or tensor of the variable's shape and dtype.
 
         Operations that were made of the old initialiser (an ``init`` group) are not changed.
@@ -240,15 +241,15 @@ class Variable(Operators):
 
     # -- changing it -------------------------------------------------------------------------------------------
 
-    def assign(self, value: Any, name: str | None = None) -> Tensor:
+    def assign(self, value: TensorLike, name: str | None = None) -> Tensor:
         """Replaces the value; gives the new value. Needs no initialised variable."""
         return self._update("Assign", name, lambda new: (new, new), value, overwrites=True)
 
-    def assign_add(self, delta: Any, name: str | None = None) -> Tensor:
+    def assign_add(self, delta: TensorLike, name: str | None = None) -> Tensor:
         """Adds ``delta`` in one atomic step on the variable's task; gives the new value."""
         return self._update("AssignAdd", name, lambda old, d: (old + d,) * 2, delta)
 
-    def assign_sub(self, delta: Any, name: str | None = None) -> Tensor:
+    def assign_sub(self, delta: TensorLike, name: str | None = None) -> Tensor:
         """Subtracts ``delta`` in one atomic step on the variable's task; gives the new value."""
         return self._update("AssignSub", name, lambda old, d: (old - d,) * 2, delta)
 
@@ -266,10 +267,10 @@ class Variable(Operators):
         return changed
 
     def _update(
-        self, kind: str, name: str | None, fn: Callable[..., Any], value: Any, overwrites: bool = False
+        self, kind: str, name: str | None, fn: Callable[..., Any], value: TensorLike, overwrites: bool = False
     ) -> Tensor:
         with Graph.of(self, value).as_default(), self.graph.device(lambda op: self._op.device):
-            if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+            if is_tensor(value):
                 tensor = as_tensor(value)
             else:
                 tensor = constant(value, self.dtype, name=f"{kind}/value")
@@ -300,7 +301,7 @@ class Variable(Operators):
 def update(
     variables: Sequence[Variable],
     fn: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
-    inputs: Sequence[Any],
+    inputs: Sequence[TensorLike],
     *,
     outputs: Sequence[tuple[tuple[int, ...], Any]] = (),
     name: str = "Update",
@@ -365,11 +366,11 @@ def _compatible(shape: tuple[int | None, ...], wanted: tuple[int, ...]) -> bool:
     return len(shape) == len(wanted) and all(d is None or d == w for d, w in zip(shape, wanted, strict=True))
 
 
-def _static_spec(value: Any, dtype: Any, name: str) -> tuple[tuple[int, ...] | None, np.dtype[Any]]:
+def _static_spec(value: TensorLike, dtype: DTypeLike, name: str) -> tuple[tuple[int, ...] | None, np.dtype[Any]]:
     """Shape and dtype of an initial value without making operations; shape None when only calling it can tell."""
-    if callable(value) and not isinstance(value, Tensor) and not hasattr(value, "_as_tensor"):
+    if callable(value) and not is_tensor(value):
         return None, np.dtype(np.float32)
-    if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+    if is_tensor(value):
         tensor = as_tensor(value)
         if tensor.shape is None or None in tensor.shape:
             raise InvalidArgumentError(
@@ -381,7 +382,7 @@ def _static_spec(value: Any, dtype: Any, name: str) -> tuple[tuple[int, ...] | N
 
 
 def _call_elsewhere(
-    graph: Graph, make: Callable[[], Any], dtype: Any, name: str
+    graph: Graph, make: Callable[[], Any], dtype: DTypeLike, name: str
 ) -> tuple[Callable[[], Any], tuple[int, ...], np.dtype[Any]]:
     """Learns the shape of ``make()`` by calling it in a scratch graph; the real call happens on its device."""
     with Graph().as_default():
@@ -424,17 +425,17 @@ def _key_name(key: Any) -> str:
     return str(key)
 
 
-def assign(ref: Variable, value: Any, name: str | None = None) -> Tensor:
+def assign(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
     """``ref.assign(value)``."""
     return ref.assign(value, name)
 
 
-def assign_add(ref: Variable, value: Any, name: str | None = None) -> Tensor:
+def assign_add(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
     """``ref.assign_add(value)``."""
     return ref.assign_add(value, name)
 
 
-def assign_sub(ref: Variable, value: Any, name: str | None = None) -> Tensor:
+def assign_sub(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
     """``ref.assign_sub(value)``."""
     return ref.assign_sub(value, name)
 

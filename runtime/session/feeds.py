@@ -12,7 +12,7 @@ from absl import logging
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Feed
-from runtime.graph.ops import as_array, kind_of
+from runtime.graph.ops import as_array, is_tensor, kind_of
 
 _told: weakref.WeakSet[Operation] = weakref.WeakSet()
 """Placeholders that were fed what their dtype cannot hold, and of which a warning has told."""
@@ -34,7 +34,7 @@ def feed_value(tensor: Tensor, value: Any) -> Any:
     """
     if type(value) is np.ndarray and value.dtype == tensor.dtype and not value.dtype.hasobject:
         array = value
-    elif isinstance(value, Tensor) or hasattr(value, "_as_tensor"):
+    elif is_tensor(value):
         raise TypeError(f"the value fed for {tensor.name!r} cannot be a tensor: feed an array, number or string")
     elif isinstance(value, jax.Array) and value.dtype == tensor.dtype:
         array = np.asarray(value)
