@@ -211,3 +211,16 @@ def error_from_code(code: int, message: str, task: str = "") -> OpError:
     if error_type is None:
         return UnknownError(f"{message} (status code {code})", task=task)
     return error_type(message, task=task)
+
+
+def meaning(error: BaseException) -> type[OpError]:
+    """The error type for what JAX, XLA or numpy has raised."""
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
+        return ResourceExhaustedError
+    return InvalidArgumentError if isinstance(error, TypeError | ValueError) else InternalError
+
+
+def one_line(what: BaseException | str, most: int = 500) -> str:
+    """A text, or that of an error, in one line of at most so many characters; an error's type when it says nothing."""
+    text = what if isinstance(what, str) else str(what) if isinstance(what, Exception) else ""
+    return " ".join(text.split())[:most] or (what if isinstance(what, str) else repr(what))

@@ -9,22 +9,29 @@ from runtime.checkpoint import storage
 from runtime.checkpoint.coordinator import Shards
 from runtime.checkpoint.snapshot import Cut, ShardFile, VariableSlice
 from runtime.checkpoint.states import register_state
+from runtime.errors import one_line
 from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.host_ops import host_call
 from runtime.observe.process_metrics import metrics
+from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 
 __all__ = [
+    "Array",
     "Cut",
+    "DType",
     "Quorum",
     "ShardFile",
     "Shards",
     "VariableSlice",
     "bounded_update",
+    "canonical_dtype",
+    "dtype_name",
     "group_broadcast",
     "group_mean",
     "host_call",
     "metrics",
+    "one_line",
     "register_state",
     "storage",
 ]

@@ -26,7 +26,7 @@ from harness.checkpoints import layout
 from harness.checkpoints.layout import REPLACED
 from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
 from runtime import AbortedError, DataLossError, InternalError, OpError, ResourceExhaustedError
-from runtime.lowlevel import ShardFile, storage
+from runtime.lowlevel import ShardFile, one_line, storage
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
@@ -474,7 +474,7 @@ def _named(error: Exception, path: str) -> Exception:
         if isinstance(cause, OSError) and (other := storage.barred(cause, path)) is not None:
             return other
         cause = cause.__cause__ or cause.__context__
-    return InternalError(f"Orbax could not save into {path}: {' '.join(str(error).split())[:300]}")
+    return InternalError(f"Orbax could not save into {path}: {one_line(error)}")
 
 
 _directories: dict[str, Directory] = {}

@@ -14,7 +14,7 @@ from etils import epath
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import Manifest, read_manifest
 from runtime import DataLossError, FailedPreconditionError, NotFoundError
-from runtime.lowlevel import storage
+from runtime.lowlevel import Array, DType, canonical_dtype, storage
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,15 @@ class CheckpointReader:
         """Name -> shape."""
         return {n: s.shape for n, s in self.arrays.items()}
 
-    def get_variable_to_dtype_map(self) -> dict[str, np.dtype[Any]]:
+    def get_variable_to_dtype_map(self) -> dict[str, DType]:
         """Name -> numpy dtype; ``object`` for strings."""
-        return {n: dtype_named(s.dtype) for n, s in self.arrays.items()}
+        return {n: canonical_dtype(s.dtype) for n, s in self.arrays.items()}
 
     def has_tensor(self, name: str) -> bool:
         """Whether there is an array of this name."""
         return _plain(name) in self.arrays
 
-    def get_tensor(self, name: str) -> np.ndarray[Any, Any]:
+    def get_tensor(self, name: str) -> Array:
         """The value of one array, whole.
 
         Raises:
@@ -118,7 +118,7 @@ class CheckpointReader:
             raise NotFoundError(f"Key {name} not found in checkpoint {self.path}; it has {', '.join(self.arrays)}")
         encoded = stored.dtype == "string"
         shape = (stored.encoded,) if encoded else stored.shape
-        dtype = np.dtype(np.uint8) if encoded else dtype_named(stored.dtype)
+        dtype = np.dtype(np.uint8) if encoded else canonical_dtype(stored.dtype)
         placed = storage.Placed(stored.key, shape, dtype, shape, (0,) * len(shape), ())
         array = storage.read_arrays(self.item, [placed], ocdbt=self.ocdbt, zarr3=self.zarr3)[0]
         return storage.decode_strings(array, stored.shape) if encoded else array
@@ -163,15 +163,6 @@ def put_together(path: str) -> None:
         storage.merge(item, stores)
 
 
-def dtype_named(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a name from a checkpoint."""
-    import ml_dtypes
-
-    if name == "string":
-        return np.dtype(object)
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
 def _plain(name: str) -> str:
     return name.removesuffix(":0")
 
@@ -198,6 +189,6 @@ def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, tuple[int, ...]]]:
     return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
 
 
-def load_variable(ckpt_dir_or_file: str, name: str) -> np.ndarray[Any, Any]:
+def load_variable(ckpt_dir_or_file: str, name: str) -> Array:
     """The value of one array of a checkpoint; arguments and errors as in ``load_checkpoint`` and ``get_tensor``."""
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name)

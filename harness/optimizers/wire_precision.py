@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
+from runtime.lowlevel import DType
 
 _COLLECTION = "bellwether/on_wire"
 
@@ -40,7 +41,7 @@ def on_wire(params: Any, dtype: Any = jnp.bfloat16) -> Any:
     return jax.tree.map(lambda variable: _travelling(variable, narrow), params)
 
 
-def _travelling(variable: rt.Variable, narrow: np.dtype[Any]) -> Any:
+def _travelling(variable: rt.Variable, narrow: DType) -> Any:
     own = variable.dtype
     if not jnp.issubdtype(own, np.floating) or own.itemsize <= narrow.itemsize:
         return variable
@@ -81,5 +82,5 @@ def narrowed(gradient: rt.Tensor, variable: rt.Variable) -> rt.Tensor:
     return gradient
 
 
-def _entries(variable: rt.Variable) -> list[tuple[rt.Variable, rt.Tensor, np.dtype[Any]]]:
+def _entries(variable: rt.Variable) -> list[tuple[rt.Variable, rt.Tensor, DType]]:
     return [entry for entry in variable.graph.get_collection(_COLLECTION) if entry[0] is variable]

@@ -26,7 +26,7 @@ class DType:
 
     def __init__(self, name: str, dtype: DTypeLike) -> None:
         self.name = name
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.dtype: rt.lowlevel.DType = np.dtype(dtype)
 
     @property
     def as_numpy_dtype(self) -> type[Any]:
@@ -182,7 +182,7 @@ def _of_numpy(type_value: Any) -> DType | None:
     return DTYPES["string"] if dtype.kind in "SU" else _BY_NUMPY.get(dtype)
 
 
-def to_array(value: rt.TensorLike, dtype: DTypeLike | None = None, what: str = "value") -> np.ndarray[Any, Any]:
+def to_array(value: rt.TensorLike, dtype: DTypeLike | None = None, what: str = "value") -> rt.lowlevel.Array:
     """``value`` as an array by TensorFlow's rules.
 
     A numpy array or scalar keeps its dtype. Python numbers, and lists of them, become int32 (int64 when one does not

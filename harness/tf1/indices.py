@@ -37,7 +37,7 @@ def check_known(indices: rt.TensorLike, size: int | None, what: str, lowest: int
         raise rt.InvalidArgumentError(f"{what}: the index {outside.flat[0]} is not in [{lowest or 0}, {size})")
 
 
-def literal(indices: Any) -> np.ndarray[Any, Any] | None:
+def literal(indices: Any) -> rt.lowlevel.Array | None:
     """Indices that are known while the graph is built, else None."""
     if is_tensor(indices):
         indices = getattr(indices.op.body, "value", None)

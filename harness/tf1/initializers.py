@@ -30,7 +30,7 @@ class Initializer:
         """The initial value as a tensor of ``shape`` and ``dtype``."""
         return self.make(list(shape), as_dtype(self.dtype if dtype is None else dtype).dtype)
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """What an initializer defines."""
         raise TypeError(f"{type(self).__name__} makes no values")
 
@@ -41,7 +41,7 @@ class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
 
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         return array_ops.zeros(shape, dtype)
 
@@ -52,7 +52,7 @@ class ones_initializer(Initializer):  # noqa: N801
 
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         return array_ops.ones(shape, dtype)
 
@@ -65,7 +65,7 @@ class constant_initializer(Initializer):  # noqa: N801
     dtype: DTypeLike = np.float32
     verify_shape: bool = False
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         value = to_array(self.value).astype(dtype)
         return constant(value, dtype, shape, verify_shape=self.verify_shape)
@@ -80,7 +80,7 @@ class random_uniform_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, self.seed)
 
@@ -94,7 +94,7 @@ class random_normal_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         return random_ops.random_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
@@ -108,7 +108,7 @@ class truncated_normal_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         return random_ops.truncated_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
@@ -146,7 +146,7 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
                 f"variance_scaling_initializer: distribution={self.distribution!r} is none of {_DISTRIBUTIONS}"
             )
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         fan_in, fan_out = fans(shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
@@ -178,7 +178,7 @@ class uniform_unit_scaling_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         limit = math.sqrt(3 / max(1.0, math.prod(shape[:-1]))) * self.factor
         return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)

@@ -66,7 +66,7 @@ def constant(
     return rt.constant(array, None if array.dtype.kind in "SUO" else array.dtype, name=name)
 
 
-def _filled(array: np.ndarray[Any, Any], shape: tuple[int, ...], name: str) -> np.ndarray[Any, Any]:
+def _filled(array: rt.lowlevel.Array, shape: tuple[int, ...], name: str) -> rt.lowlevel.Array:
     size = int(np.prod(shape))
     if array.size > size or not array.size and size:
         raise ValueError(f"{name}: {array.size} elements do not fit the shape {shape}")
@@ -221,7 +221,7 @@ def _alike(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _become(v, lead.dtype) for k, v in arguments.items()}
 
 
-def _become(value: object, dtype: np.dtype[Any]) -> Any:
+def _become(value: object, dtype: rt.lowlevel.DType) -> Any:
     if not isinstance(value, list | tuple | np.ndarray | np.generic) or _holds_tensors(value):
         return value
     array = to_array(value)

@@ -355,7 +355,12 @@ def _checked(found: Any, full: str, sizes: Any, dtype: DTypeLike | None) -> Any:
 
 
 def _make(
-    full: str, sizes: Any, dtype: np.dtype[Any], initializer: Any, trainable: bool, collections: Sequence[str] | None
+    full: str,
+    sizes: Any,
+    dtype: rt.lowlevel.DType,
+    initializer: Any,
+    trainable: bool,
+    collections: Sequence[str] | None,
 ) -> Any:
     if initializer is None:
         if not (np.issubdtype(dtype, np.floating) or dtype.kind in "iub" or dtype.name == "bfloat16"):

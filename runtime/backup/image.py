@@ -18,14 +18,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.backup.holder import Array, Entry, Header, Image, unpacked
+from runtime.backup.holder import Entry, Header, Image, unpacked
 from runtime.backup.primary import Answered, Capture, LaneKey, Part
 from runtime.proto import stage_pb2
 from runtime.state.run_record import FINISHED, LOADING
 from runtime.state.store import Slot
 from runtime.task.registered import RegisteredCall
 from runtime.task.worker import Worker
-from runtime.tensor_spec import TensorSpec
+from runtime.tensor_spec import Array, TensorSpec
 from runtime.transport.listener import Reply
 from runtime.transport.messages import call_from_proto, call_to_proto
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from absl import logging
 
-from runtime.backup.holder import PIECE_BYTES, REFUSED_LIFE, Array, Entry, Header, packed, pieces
+from runtime.backup.holder import PIECE_BYTES, REFUSED_LIFE, Entry, Header, packed, pieces
 from runtime.errors import AbortedError, OpError
+from runtime.tensor_spec import Array
 from runtime.transport.connection import current_call
 from runtime.transport.listener import Reply
 

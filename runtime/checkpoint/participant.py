@@ -20,7 +20,7 @@ import numpy as np
 from absl import logging
 
 from runtime.checkpoint import storage
-from runtime.checkpoint.byte_ranges import Array, Incoming, Piece, part_of
+from runtime.checkpoint.byte_ranges import Incoming, Piece, part_of
 from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.states import task_states
 from runtime.errors import (
@@ -35,7 +35,7 @@ from runtime.proto import services_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.state.store import Store, Values
 from runtime.state.write_gate import Gate, lapsed
-from runtime.tensor_spec import TensorSpec, canonical_dtype
+from runtime.tensor_spec import Array, TensorSpec, aligned_buffer, canonical_dtype
 
 JOIN_SECS = 60.0
 """How long a claim waits for the jobs of earlier coordinators."""
@@ -518,7 +518,7 @@ class Shards:
         job.incoming = [Incoming(size) for size in sizes]
         for index, (s, size) in enumerate(zip(order.slices, sizes, strict=True)):
             if not size:
-                job.arrays[index] = self._from_bytes(s, storage.aligned((0,), np.dtype(np.uint8)))
+                job.arrays[index] = self._from_bytes(s, aligned_buffer(0))
         self._add(order, job)
         return Reply()
 
@@ -531,8 +531,7 @@ class Shards:
 
 
 def _spec(message: stage_pb2.TensorSpecDef) -> TensorSpec:
-    dtype = np.dtype(object) if message.dtype == "string" else canonical_dtype(message.dtype)
-    return TensorSpec(tuple(message.shape), dtype)
+    return TensorSpec(tuple(message.shape), canonical_dtype(message.dtype))
 
 
 def _wire_size(s: pb.SliceDef) -> int:
@@ -540,7 +539,7 @@ def _wire_size(s: pb.SliceDef) -> int:
     return int(s.full_shape[0]) if spec.is_string else spec.nbytes
 
 
-def _placed(s: pb.SliceDef, array: np.ndarray[Any, Any]) -> storage.Placed:
+def _placed(s: pb.SliceDef, array: Array) -> storage.Placed:
     """Where a taken array goes; a string array's length is known only now."""
     if _spec(s.spec).is_string:
         return storage.Placed(s.key, array.shape, array.dtype, array.shape, (0,), (max(array.size, 1),))

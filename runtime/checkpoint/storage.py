@@ -27,7 +27,8 @@ from runtime.checkpoint.durability import (
 )
 from runtime.checkpoint.pacing import Pace, step_aside
 from runtime.checkpoint.string_arrays import decode_strings, encode_strings
-from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, ResourceExhaustedError
+from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, ResourceExhaustedError, one_line
+from runtime.tensor_spec import Array, DType, aligned
 
 GROUP_BYTES = 64 << 20
 """Arrays are committed in groups of about so many bytes ..."""
@@ -42,8 +43,6 @@ ALIGNMENT = 64
 """XLA takes an array of host memory that begins at a multiple of so many bytes as it is, without a copy."""
 _TS_THREADS = "ts_pool_worker"
 """What tensorstore's threads are called."""
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Placed:
 
     key: str
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     full_shape: tuple[int, ...]
     offset: tuple[int, ...]
     chunk: tuple[int, ...]
@@ -121,11 +120,11 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
     return spec
 
 
-def _dtype_name(dtype: np.dtype[Any]) -> str:
+def _dtype_name(dtype: DType) -> str:
     return dtype.name
 
 
-def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+def check_dtype(name: str, dtype: DType) -> None:
     """Raises InvalidArgumentError when zarr arrays cannot have this dtype."""
     import tensorstore as ts
 
@@ -318,7 +317,7 @@ def lacking(directory: str, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -
     try:
         keys = ts.KvStore.open(_kvstore(directory, None, ocdbt=True), context=context).result().list().result()
     except ValueError as error:
-        return [f"no array can be found: {' '.join(str(error).split())[:300]}"]
+        return [f"no array can be found: {one_line(error)}"]
     chunks = Counter(key.decode().rpartition("/")[0] for key in keys if not key.endswith(b"/.zarray"))
     found = {
         key: ts.open(_read_spec(directory, key, True, False), open=True, read=True, context=context) for key in arrays
@@ -328,7 +327,7 @@ def lacking(directory: str, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -
         try:
             store: Any = found[key].result()
         except ValueError as error:
-            problems.append(f"{key!r} cannot be opened: {' '.join(str(error).split())[:300]}")
+            problems.append(f"{key!r} cannot be opened: {one_line(error)}")
             continue
         if (tuple(store.shape), store.dtype.name) != (shape, dtype):
             problems.append(f"{key!r} is {store.dtype.name}{list(store.shape)} instead of {dtype}{list(shape)}")
@@ -392,7 +391,7 @@ def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bo
     try:
         return ts.open(_read_spec(directory, key, ocdbt, zarr3), open=True, read=True, context=context).result()
     except ValueError as error:
-        text = " ".join(str(error).split())[:300]
+        text = one_line(error)
         if "NOT_FOUND" in text:
             raise NotFoundError(f"Key {key} not found in checkpoint {directory}") from error
         if (other := barred_in(text, directory)) is not None:
@@ -455,7 +454,7 @@ def read_each(
         try:
             future.result()
         except ValueError as error:
-            text = " ".join(str(error).split())[:300]
+            text = one_line(error)
             if (other := barred_in(text, directory)) is not None:
                 raise other from error
             raise DataLossError(f"{placed.key!r} in {directory} is damaged: {text}") from error
@@ -480,14 +479,6 @@ def read_each(
         yield finish()
 
 
-def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Memory for an array that XLA takes without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.empty((size + ALIGNMENT,), np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
-
-
 def read_arrays(directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3: bool) -> list[Array]:
     """All that ``read_each`` gives; arguments and errors are the same."""
     return list(read_each(directory, wanted, ocdbt=ocdbt, zarr3=zarr3))
@@ -498,9 +489,7 @@ __all__ = [
     "Checksums",
     "Placed",
     "absolute",
-    "aligned",
     "barred",
-    "check_dtype",
     "checksum",
     "chunk_of",
     "decode_strings",

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.graph import Graph, Operation, Tensor, _show_dtype
+from runtime.graph.graph import Graph, Operation, Tensor
 from runtime.graph.op_kinds import Pure, Read
 from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, identity, pure
 from runtime.graph.variable import Variable
+from runtime.tensor_spec import dtype_name
 
 
 def gradients(
@@ -61,7 +62,7 @@ def gradients(
         for y, start in zip(outputs, starts, strict=True):
             if not _is_differentiable(y):
                 raise InvalidArgumentError(
-                    f"gradients: {y.name!r} is {_show_dtype(y.dtype)}; only floating point has derivatives"
+                    f"gradients: {y.name!r} is {dtype_name(y.dtype)}; only floating point has derivatives"
                 )
             collected.setdefault(y, []).append(_ones_like(y) if start is None else as_tensor(start))
         for op in sorted(between, key=lambda op: op.id, reverse=True):

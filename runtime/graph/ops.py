@@ -15,12 +15,13 @@ from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
 from runtime.graph.op_kinds import Constant, Feed, Host, Pure, Shape
 from runtime.graph.operators import Operators, TensorLike, make_operations_with
 from runtime.graph.tracing import infer, is_64_bit, x64_enabled
+from runtime.tensor_spec import Array, DType
 
 EMBED_BYTES = 1024
 """Array arguments of ``call`` up to this size become literals of the compiled program; larger ones become constants."""
 
 
-def as_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+def as_dtype(dtype: DTypeLike) -> DType:
     """The numpy dtype for ``dtype``; ``str``, ``bytes``, ``'string'`` and numpy's string kinds become ``object``."""
     if dtype in (str, bytes, "string"):
         return np.dtype(object)
@@ -28,7 +29,7 @@ def as_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     return np.dtype(object) if found.kind in "SUO" else found
 
 
-def as_array(value: TensorLike, dtype: DTypeLike | None = None, what: str = "value") -> np.ndarray[Any, Any]:
+def as_array(value: TensorLike, dtype: DTypeLike | None = None, what: str = "value") -> Array:
     """``value`` as a numpy array with JAX's default widths.
 
     Python and numpy 64-bit values become 32 bits wide unless ``dtype`` or JAX's 64-bit mode says otherwise; strings
@@ -59,7 +60,7 @@ def as_array(value: TensorLike, dtype: DTypeLike | None = None, what: str = "val
     return array
 
 
-def _cast(array: np.ndarray[Any, Any], wanted: np.dtype[Any], what: str) -> np.ndarray[Any, Any]:
+def _cast(array: Array, wanted: DType, what: str) -> Array:
     """``array`` as ``wanted``, if that loses no more than precision."""
     if kind_of(array.dtype) > kind_of(wanted):
         raise InvalidArgumentError(f"{what}: {array.dtype.name} does not become {wanted.name} by itself: cast it first")
@@ -72,13 +73,13 @@ def _cast(array: np.ndarray[Any, Any], wanted: np.dtype[Any], what: str) -> np.n
     return array.astype(wanted, copy=False)
 
 
-def kind_of(dtype: np.dtype[Any]) -> int:
+def kind_of(dtype: DType) -> int:
     """0 for booleans, 1 for integers, 2 for real and 3 for complex numbers, 4 for what is none of these."""
     kinds: tuple[Any, ...] = (np.bool_, np.integer, np.floating, np.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 4)
 
 
-def _string_array(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
+def _string_array(array: Array, what: str) -> Array:
     flat = []
     for item in array.ravel().tolist():
         if not isinstance(item, str | bytes):
@@ -136,7 +137,7 @@ def constant(
     return op.outputs[0]
 
 
-def _shaped(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
+def _shaped(array: Array, shape: tuple[int, ...], what: str) -> Array:
     try:
         return np.broadcast_to(array, shape) if array.size == 1 else array.reshape(shape)
     except ValueError:
@@ -211,7 +212,7 @@ def _called(fn: Callable[..., Any], leaves: list[Any], tree: Any, label: str) ->
 def pure(
     fn: Callable[..., tuple[Any, ...]],
     inputs: Sequence[Tensor],
-    outputs: Sequence[tuple[Shape | None, np.dtype[Any]]],
+    outputs: Sequence[tuple[Shape | None, DType]],
     name: str,
     *,
     type: str | None = None,  # noqa: A002

@@ -13,6 +13,7 @@ from runtime.graph.graph import Operation, Tensor, get_default_graph
 from runtime.graph.op_kinds import Host, Shape
 from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_dtype, as_tensor, constant, is_tensor
+from runtime.tensor_spec import DType, dtype_name, shape_fits
 
 
 class _Resource:
@@ -69,7 +70,7 @@ class _Resource:
         self,
         what: str,
         inputs: Sequence[Tensor] = (),
-        outputs: Sequence[tuple[Shape | None, np.dtype[Any]]] = (),
+        outputs: Sequence[tuple[Shape | None, DType]] = (),
         *,
         name: str | None = None,
         stateful: bool = True,
@@ -104,12 +105,12 @@ class Queue(_Resource):
         shared_name: str | None,
         **options: Any,  # noqa: A002
     ) -> None:
-        self.dtypes: tuple[np.dtype[Any], ...] = tuple(as_dtype(d) for d in _listed(dtypes))
+        self.dtypes: tuple[DType, ...] = tuple(as_dtype(d) for d in _listed(dtypes))
         self.shapes: tuple[Shape | None, ...] = _shapes(shapes, len(self.dtypes), name)
         described = {
             "kind": kind,
             "capacity": int(capacity),
-            "dtypes": ["string" if d.hasobject else d.name for d in self.dtypes],
+            "dtypes": [dtype_name(d) for d in self.dtypes],
             "shapes": [None if s is None else list(s) for s in self.shapes],
             **options,
         }
@@ -183,11 +184,11 @@ class Queue(_Resource):
                 tensor.dtype != dtype
                 or wanted is not None
                 and tensor.shape is not None
-                and not _may_fit(tensor.shape, wanted)
+                and not shape_fits(tensor.shape, wanted)
             ):
                 raise InvalidArgumentError(
-                    f"queue {self.name!r}: component {i} takes {_show(dtype)}{wanted}, "
-                    f"got {_show(tensor.dtype)}{tensor.shape}"
+                    f"queue {self.name!r}: component {i} takes {dtype_name(dtype)}{wanted}, "
+                    f"got {dtype_name(tensor.dtype)}{tensor.shape}"
                 )
             tensors.append(tensor)
         return tensors
@@ -312,7 +313,7 @@ class ConditionalAccumulator(_Resource):
     ) -> None:
         if reduction.lower() not in ("mean", "sum"):
             raise InvalidArgumentError(f"accumulator {name!r}: reduction {reduction!r} is neither 'mean' nor 'sum'")
-        self.dtype: np.dtype[Any] = as_dtype(dtype)
+        self.dtype: DType = as_dtype(dtype)
         self.shape: Shape | None = None if shape is None else tuple(shape)
         if self.dtype == object:
             raise InvalidArgumentError(f"accumulator {name!r}: strings cannot be accumulated")
@@ -338,7 +339,7 @@ class ConditionalAccumulator(_Resource):
             gradient = as_tensor(grad, self.dtype)
         if gradient.dtype != self.dtype:
             raise InvalidArgumentError(
-                f"accumulator {self.name!r} takes {self.dtype.name}, got {_show(gradient.dtype)}"
+                f"accumulator {self.name!r} takes {self.dtype.name}, got {dtype_name(gradient.dtype)}"
             )
         inputs = [gradient, self._integer(local_step, "local_step"), self._integer(worker, "worker")]
         return self._add("apply_grad", inputs, [((), np.dtype(np.bool_))], name=name).outputs[0]
@@ -384,13 +385,3 @@ def _shapes(shapes: Any, count: int, name: str) -> tuple[Shape | None, ...]:
     if len(listed) != count:
         raise InvalidArgumentError(f"queue {name!r} has {count} components, but shapes for {len(listed)}")
     return tuple(None if s is None else tuple(None if d is None else int(d) for d in s) for s in listed)
-
-
-def _may_fit(shape: Shape, wanted: Shape) -> bool:
-    return len(shape) == len(wanted) and all(
-        a is None or b is None or a == b for a, b in zip(shape, wanted, strict=True)
-    )
-
-
-def _show(dtype: np.dtype[Any]) -> str:
-    return "string" if dtype.hasobject else dtype.name

@@ -15,13 +15,13 @@ from runtime.graph.graph import (
     GraphKeys,
     Operation,
     Tensor,
-    _show_dtype,
     get_default_graph,
 )
 from runtime.graph.op_kinds import Host, Read, Update, VariableSpec
 from runtime.graph.operators import Operators, TensorLike
 from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity, is_tensor
 from runtime.proto import variable_pb2
+from runtime.tensor_spec import DType, dtype_name, shape_fits
 
 
 class Variable(Operators[Tensor]):
@@ -90,13 +90,13 @@ class Variable(Operators[Tensor]):
         for key in collections:
             graph.add_to_collection(key, self)
 
-    def _initial_tensor(self, value: Any, wanted: np.dtype[Any]) -> Tensor:
+    def _initial_tensor(self, value: Any, wanted: DType) -> Tensor:
         if is_tensor(value):
             tensor = as_tensor(value)
             if tensor.dtype != wanted:
                 raise InvalidArgumentError(
-                    f"variable {self.spec.name!r}: initial value {tensor.name!r} is {_show_dtype(tensor.dtype)}, "
-                    f"not {_show_dtype(wanted)}"
+                    f"variable {self.spec.name!r}: initial value {tensor.name!r} is {dtype_name(tensor.dtype)}, "
+                    f"not {dtype_name(wanted)}"
                 )
             return identity(tensor, "initial_value", colocate_with=self._op)
         return constant(value, wanted, shape=None if np.ndim(value) else self.spec.shape, name="initial_value")
@@ -129,7 +129,7 @@ class Variable(Operators[Tensor]):
         return self.spec.shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         """Its dtype; ``object`` for strings."""
         return self.spec.dtype
 
@@ -232,8 +232,7 @@ class Variable(Operators[Tensor]):
 
     def __repr__(self) -> str:
         at = f" device={self.device!r}" if self.device else ""
-        dtype = "string" if self.dtype.hasobject else self.dtype.name
-        return f"<Variable {self.name!r} shape={self.shape} dtype={dtype}{at}>"
+        return f"<Variable {self.name!r} shape={self.shape} dtype={dtype_name(self.dtype)}{at}>"
 
     def eval(self, session: Any = None) -> Any:
         """Its value in ``session`` or the default session."""
@@ -348,10 +347,10 @@ def update(
 def _check_fits(variable: Variable, tensor: Tensor) -> None:
     if tensor.dtype != variable.dtype:
         raise InvalidArgumentError(
-            f"variable {variable.spec.name!r} holds {_show_dtype(variable.dtype)}, but {tensor.name!r} is "
-            f"{_show_dtype(tensor.dtype)}: cast it with rt.numpy.astype"
+            f"variable {variable.spec.name!r} holds {dtype_name(variable.dtype)}, but {tensor.name!r} is "
+            f"{dtype_name(tensor.dtype)}: cast it with rt.numpy.astype"
         )
-    if tensor.shape is not None and not _compatible(tensor.shape, variable.shape):
+    if tensor.shape is not None and not shape_fits(tensor.shape, variable.shape):
         raise InvalidArgumentError(
             f"variable {variable.spec.name!r} has shape {variable.shape}, but {tensor.name!r} has shape {tensor.shape}"
         )
@@ -362,11 +361,7 @@ def _attrs(spec: VariableSpec) -> dict[str, Any]:
     return {"variable": spec.name, "container": spec.container, "local": spec.local}
 
 
-def _compatible(shape: tuple[int | None, ...], wanted: tuple[int, ...]) -> bool:
-    return len(shape) == len(wanted) and all(d is None or d == w for d, w in zip(shape, wanted, strict=True))
-
-
-def _static_spec(value: TensorLike, dtype: DTypeLike, name: str) -> tuple[tuple[int, ...] | None, np.dtype[Any]]:
+def _static_spec(value: TensorLike, dtype: DTypeLike, name: str) -> tuple[tuple[int, ...] | None, DType]:
     """Shape and dtype of an initial value without making operations; shape None when only calling it can tell."""
     if callable(value) and not is_tensor(value):
         return None, np.dtype(np.float32)
@@ -383,7 +378,7 @@ def _static_spec(value: TensorLike, dtype: DTypeLike, name: str) -> tuple[tuple[
 
 def _call_elsewhere(
     graph: Graph, make: Callable[[], Any], dtype: DTypeLike, name: str
-) -> tuple[Callable[[], Any], tuple[int, ...], np.dtype[Any]]:
+) -> tuple[Callable[[], Any], tuple[int, ...], DType]:
     """Learns the shape of ``make()`` by calling it in a scratch graph; the real call happens on its device."""
     with Graph().as_default():
         static, wanted = _static_spec(make(), dtype, name)

@@ -11,10 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from runtime.errors import CancelledError, InvalidArgumentError, OutOfRangeError
-from runtime.kernels.accumulator import fits
 from runtime.state.cancellation import Cancellation
+from runtime.tensor_spec import Array, DType, shape_fits
 
-Array = np.ndarray[Any, Any]
 Element = tuple[Array, ...]
 Shapes = tuple[tuple[int | None, ...] | None, ...]
 
@@ -94,7 +93,7 @@ class Queue:
         self,
         name: str,
         capacity: int,
-        dtypes: Sequence[np.dtype[Any]],
+        dtypes: Sequence[DType],
         shapes: Shapes,
         order: Order,
         *,
@@ -284,7 +283,7 @@ class Queue:
                 raise InvalidArgumentError(
                     f"queue {self._name!r}: component {i} is {array.dtype.name}, the queue takes {dtype.name}"
                 )
-            if shape is not None and not fits(array.shape, shape):
+            if shape is not None and not shape_fits(array.shape, shape):
                 raise InvalidArgumentError(
                     f"queue {self._name!r}: component {i} has shape {array.shape}, the queue takes {shape}"
                 )
@@ -308,7 +307,7 @@ def make_queue(kind: str, name: str, capacity: int, dtypes: Sequence[Any], shape
     return Queue(name, bound, dtypes, shapes, FirstIn(), pad=kind == "padding")
 
 
-def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: np.dtype[Any]) -> Array:
+def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: DType) -> Array:
     if not arrays:
         return np.empty((0, *(d or 0 for d in shape)), dtype)
     if all(a.shape == arrays[0].shape for a in arrays):

@@ -30,8 +30,9 @@ from runtime.errors import (
     PermissionDeniedError,
 )
 from runtime.kernels.quorum_round import Round
-from runtime.kernels.quorum_values import Array, Counts, Decision, Gathered, Rules, Target
+from runtime.kernels.quorum_values import Counts, Decision, Gathered, Rules, Target
 from runtime.state.cancellation import Cancellation
+from runtime.tensor_spec import Array
 
 SAY_EVERY_SECS = 10.0
 

@@ -13,7 +13,8 @@ from runtime.kernels.quorum import Quorum
 from runtime.kernels.quorum_values import UNKNOWN, Decision, Rules
 from runtime.kernels.resources import named
 from runtime.kernels.staleness import Clocks
-from runtime.task.host_kernels import Array, Context, Guarded, kernel
+from runtime.task.host_kernels import Context, Guarded, kernel
+from runtime.tensor_spec import Array
 
 Attrs = Mapping[str, Any]
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from runtime.errors import AbortedError, FailedPreconditionError, InternalError
 from runtime.kernels.accumulator import MEAN, reduce_in_order
-from runtime.kernels.quorum_values import UNKNOWN, Array, Counts, Decision, Rules, Target
-
-_LINE = 64
+from runtime.kernels.quorum_values import UNKNOWN, Counts, Decision, Rules, Target
+from runtime.tensor_spec import Array, aligned
 
 
 @dataclass(eq=False)
@@ -182,15 +181,8 @@ class Round:
     def _means(self, ordered: Sequence[Piece]) -> list[Array]:
         columns = list(zip(*(p.arrays for p in ordered), strict=True))
         if len(self._buffers) != len(columns):
-            self._buffers = [_aligned(c[0]) for c in columns]
+            self._buffers = [aligned(c[0].shape, c[0].dtype) for c in columns]
         for i, column in enumerate(columns):
             if self._buffers[i].shape != column[0].shape or self._buffers[i].dtype != column[0].dtype:
-                self._buffers[i] = _aligned(column[0])
+                self._buffers[i] = aligned(column[0].shape, column[0].dtype)
         return [reduce_in_order(list(c), MEAN, out=b) for c, b in zip(columns, self._buffers, strict=True)]
-
-
-def _aligned(like: Array) -> Array:
-    """Memory of an array's shape and dtype at which XLA reads in place."""
-    raw = np.empty(like.nbytes + _LINE, np.uint8)
-    start = -raw.ctypes.data % _LINE
-    return raw[start : start + like.nbytes].view(like.dtype).reshape(like.shape)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
-Array = np.ndarray[Any, Any]
+from runtime.tensor_spec import Array
 
 UNKNOWN = -1
 """The step of a task that does not lead and has not heard of one yet."""

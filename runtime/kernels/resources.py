@@ -11,8 +11,8 @@ import numpy as np
 from runtime.errors import InvalidArgumentError
 from runtime.kernels.accumulator import ConditionalAccumulator
 from runtime.kernels.queues import Queue, Shapes, make_queue
-from runtime.task.host_kernels import Array, Context, kernel
-from runtime.tensor_spec import canonical_dtype
+from runtime.task.host_kernels import Context, kernel
+from runtime.tensor_spec import Array, canonical_dtype
 
 Attrs = Mapping[str, Any]
 T = TypeVar("T")
@@ -79,10 +79,6 @@ def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T], 
     return found.what
 
 
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(object) if name == "string" else canonical_dtype(name)
-
-
 def _string(text: str) -> Array:
     return np.array(text.encode(), object)
 
@@ -101,7 +97,9 @@ def _queue(context: Context, attrs: Attrs) -> Queue:
     def make() -> Queue:
         shapes: Shapes = tuple(None if s is None else tuple(s) for s in d["shapes"])
         options = {"seed": d.get("seed"), "min_after_dequeue": d.get("min_after_dequeue", 0)}
-        return make_queue(d["kind"], d["name"], d["capacity"], [_dtype(t) for t in d["dtypes"]], shapes, **options)
+        return make_queue(
+            d["kind"], d["name"], d["capacity"], [canonical_dtype(t) for t in d["dtypes"]], shapes, **options
+        )
 
     return named(context, attrs, Queue, make, Queue.clear)
 
@@ -171,7 +169,7 @@ def _accumulator(context: Context, attrs: Attrs) -> ConditionalAccumulator:
 
     def make() -> ConditionalAccumulator:
         shape = None if d["shape"] is None else tuple(d["shape"])
-        return ConditionalAccumulator(_dtype(d["dtype"]), shape, d["reduction"])
+        return ConditionalAccumulator(canonical_dtype(d["dtype"]), shape, d["reduction"])
 
     return named(context, attrs, ConditionalAccumulator, make, ConditionalAccumulator.close)
 

@@ -31,6 +31,7 @@ from runtime.proto import services_pb2, step_stats_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
+from runtime.tensor_spec import Array
 from runtime.timeouts import RECONNECT_SECS
 from runtime.transport.dial import ChannelOptions
 
@@ -292,7 +293,7 @@ class MasterSession:
             if known is None and isinstance(task, RemoteTask):
                 task.close(self.id)
 
-    def next_step_id(self) -> np.ndarray[Any, Any]:
+    def next_step_id(self) -> Array:
         """The value of the step's own id, uint32[4], new at every call."""
         number = next(self._steps)
         low, high = number & 0xFFFFFFFF, number >> 32

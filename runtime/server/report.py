@@ -149,12 +149,11 @@ def report_from_proto(message: pb.MetricsResponse) -> TaskReport:
         tuple(message.staleness),
         message.last_error,
         message.last_error_unix_secs,
-        tuple(VariableSpec(v.name, tuple(v.spec.shape), _dtype(v.spec.dtype), v.container) for v in message.variables),
+        tuple(
+            VariableSpec(v.name, tuple(v.spec.shape), canonical_dtype(v.spec.dtype), v.container)
+            for v in message.variables
+        ),
     )
-
-
-def _dtype(name: str) -> Any:
-    return canonical_dtype("O" if name == "string" else name)
 
 
 def probe(address: str, timeout_secs: float = 2.0, *, variables: bool = False) -> TaskReport:

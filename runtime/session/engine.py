@@ -12,8 +12,7 @@ import numpy as np
 from absl import logging
 
 from runtime import timeouts
-from runtime.checkpoint import storage
-from runtime.checkpoint.byte_ranges import Array, Piece
+from runtime.checkpoint.byte_ranges import Piece
 from runtime.checkpoint.streaming import PIECE_BYTES, Stream
 from runtime.cluster.spec import split_address
 from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
@@ -25,6 +24,7 @@ from runtime.plan.plan import Plan
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, step_stats_pb2
 from runtime.server.services import options_to_proto
+from runtime.tensor_spec import Array, aligned_buffer
 from runtime.transport import rpc
 from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
 
@@ -112,7 +112,7 @@ class RelayedStream:
 
     def pull(self, piece: Piece) -> tuple[Array, int]:
         """Gives the bytes of a piece and the number of the task's updates."""
-        whole, updates = storage.aligned((piece.size,), np.dtype(np.uint8)), 0
+        whole, updates = aligned_buffer(piece.size), 0
         for at in range(0, piece.size, PIECE_BYTES):
             size = min(PIECE_BYTES, piece.size - at)
             answer = self._ask(piece._replace(offset=piece.offset + at, size=size), b"")

@@ -12,11 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, OpError
+from runtime.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, OpError, one_line
 from runtime.state.cancellation import Cancellation
-from runtime.state.failures import one_line
 from runtime.state.run_record import RunRecord
-from runtime.tensor_spec import TensorSpec
+from runtime.tensor_spec import Array, TensorSpec
 
 Key = tuple[str, str]
 """(container, name)."""
@@ -163,7 +162,7 @@ class Store:
             cancelled.wait_for(self.changed, lambda: not missing(), "waiting for initialised variables", until)
             return missing()
 
-    def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, np.ndarray[Any, Any]]:
+    def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, Array]:
         """The values of variables at one instant, by reference: microseconds, whatever their size.
 
         The arrays are read-only views; as long as one lives, the next update of its variable writes elsewhere.

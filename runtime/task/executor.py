@@ -15,17 +15,18 @@ from runtime.errors import (
     InvalidArgumentError,
     OpError,
     ResourceExhaustedError,
+    meaning,
+    one_line,
 )
 from runtime.graph.tracing import has_less_than_a_byte, is_64_bit
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
-from runtime.state.failures import meaning, one_line
 from runtime.state.store import Claim, Slot, Store
 from runtime.state.write_gate import Gate
 from runtime.task.compiler import Compiler, Executable
 from runtime.task.host_kernels import RAW, Context, find_kernel
 from runtime.task.interrupts import HeldBack
-from runtime.tensor_spec import TensorSpec
+from runtime.tensor_spec import Array, TensorSpec
 
 _process_compiler = Compiler()
 
@@ -297,7 +298,7 @@ def _owned(output: Any, inputs: Sequence[Any]) -> Any:
     return output
 
 
-def _shares(output: np.ndarray[Any, Any], lent: np.ndarray[Any, Any]) -> bool:
+def _shares(output: Array, lent: Array) -> bool:
     return output is lent or not output.flags.owndata and np.may_share_memory(output, lent)
 
 

@@ -17,9 +17,7 @@ from runtime.errors import InvalidArgumentError, NotFoundError
 from runtime.state.cancellation import Cancellation
 from runtime.state.run_record import FINISHED
 from runtime.state.store import Key, Store
-from runtime.tensor_spec import TensorSpec
-
-Array = np.ndarray[Any, Any]
+from runtime.tensor_spec import Array, TensorSpec
 
 
 class Guarded(Protocol):
