@@ -6,8 +6,8 @@ process.
 """
 
 from runtime.checkpoint import storage
-from runtime.checkpoint.coordinator import Shards
-from runtime.checkpoint.snapshot import Cut, ShardFile, VariableSlice
+from runtime.checkpoint.coordinator import CheckpointCoordinator
+from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
 from runtime.errors import one_line
 from runtime.graph.collectives import group_broadcast, group_mean
@@ -18,11 +18,11 @@ from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 
 __all__ = [
     "Array",
-    "Cut",
+    "CheckpointCoordinator",
+    "CheckpointFile",
     "DType",
     "Quorum",
-    "ShardFile",
-    "Shards",
+    "Snapshot",
     "VariableSlice",
     "bounded_update",
     "canonical_dtype",

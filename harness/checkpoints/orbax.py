@@ -26,7 +26,7 @@ from harness.checkpoints import layout
 from harness.checkpoints.layout import REPLACED
 from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
 from runtime import AbortedError, DataLossError, InternalError, OpError, ResourceExhaustedError
-from runtime.lowlevel import ShardFile, one_line, storage
+from runtime.lowlevel import CheckpointFile, one_line, storage
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
@@ -60,11 +60,11 @@ class Save:
     manifest: Manifest
     leaves: Mapping[str, RemoteArray]
     process_ids: Sequence[str]
-    write: Callable[[str], Sequence[ShardFile]]
+    write: Callable[[str], Sequence[CheckpointFile]]
     confirm: Callable[[], object]
     metrics: Mapping[str, float] | None = None
     item: str = ""
-    files: list[ShardFile] = field(default_factory=list)
+    files: list[CheckpointFile] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ class Directory:
             for path in storage.files_below(temporary):
                 if path not in known and path not in UNCHECKED:
                     size, crc = storage.checksum(os.path.join(temporary, path))
-                    rest.append(ShardFile(path, size, crc))
+                    rest.append(CheckpointFile(path, size, crc))
         manifest = replace(save.manifest, files=[*save.files, *rest])
         (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
 

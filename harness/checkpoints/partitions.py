@@ -39,8 +39,8 @@ def partitioned(name: str, parts: Sequence[Variable]) -> None:
     if not parts or any(not p.shape for p in parts):
         raise InvalidArgumentError(f"{name!r} needs parts of at least one dimension")
     if len({(p.shape[1:], p.dtype) for p in parts}) > 1:
-        told = ", ".join(f"{p.op.name} {p.dtype.name}{list(p.shape)}" for p in parts)
-        raise InvalidArgumentError(f"the parts of {name!r} may differ in their first dimension only: {told}")
+        described = ", ".join(f"{p.op.name} {p.dtype.name}{list(p.shape)}" for p in parts)
+        raise InvalidArgumentError(f"the parts of {name!r} may differ in their first dimension only: {described}")
     full_shape = (sum(p.shape[0] for p in parts), *parts[0].shape[1:])
     first = 0
     for part in parts:

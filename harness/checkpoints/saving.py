@@ -13,7 +13,7 @@ from absl import logging
 
 from harness.checkpoints import layout, names
 from runtime import GraphKeys, InvalidArgumentError, OpError, Session, Tensor, Variable
-from runtime.lowlevel import Cut, storage
+from runtime.lowlevel import Snapshot, storage
 
 PROGRESS_SECS = 2.0
 """A save that takes longer says every so many seconds how far it is."""
@@ -67,34 +67,34 @@ class SaveHandle:
         self._done.set()
 
 
-def tell_progress(handle: SaveHandle, sess: Session, cut: Cut) -> None:
+def log_progress(handle: SaveHandle, sess: Session, snapshot: Snapshot) -> None:
     """Says every so many seconds how far a save is, until it has ended."""
     started = time.monotonic()
     while not handle.wait(PROGRESS_SECS):
         try:
-            done = sess.shards.progress(cut)
+            done = sess.checkpoint_coordinator.progress(snapshot)
         except OpError:
             continue  # the save itself will say what is wrong
         logging.info(
             "saving step %d: %.0f%% of %.1f MB after %.0f s",
             handle.step,
-            100 * done / max(cut.nbytes, 1),
-            cut.nbytes / 1e6,
+            100 * done / max(snapshot.nbytes, 1),
+            snapshot.nbytes / 1e6,
             time.monotonic() - started,
         )
 
 
-class AskedStates:
+class RequestedStates:
     """The states of all tasks, asked for at once and awaited later: a task that does not answer holds nobody up."""
 
     def __init__(self, sess: Session) -> None:
         self._states: dict[str, dict[str, Any]] = {}
-        self._thread = threading.Thread(target=self._ask, args=(sess,), name="checkpoint-states")
+        self._thread = threading.Thread(target=self._request, args=(sess,), name="checkpoint-states")
         self._thread.start()
 
-    def _ask(self, sess: Session) -> None:
+    def _request(self, sess: Session) -> None:
         try:
-            for task, states in sess.shards.states().items():
+            for task, states in sess.checkpoint_coordinator.states().items():
                 self._states[task] = {name: json.loads(value) for name, value in states.items()}
         except OpError as error:
             logging.warning("the trainer's states are not in this checkpoint: %s", error)

@@ -123,10 +123,10 @@ def metrics_port(first: int, environ: Mapping[str, str]) -> int:
 
 
 def _endpoint(server: rt.Server, port: int) -> contextlib.AbstractContextManager[object]:
-    from harness.monitoring.prometheus import Endpoint
+    from harness.monitoring.prometheus import MetricsServer
 
     try:
-        return Endpoint(server, port)
+        return MetricsServer(server, port)
     except (OSError, OverflowError) as error:
         logging.error(
             "no figures for Prometheus at port %d: %s; give another --metrics_port, or 0 for any free one", port, error

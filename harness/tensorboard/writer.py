@@ -16,7 +16,7 @@ import runtime as rt
 from harness.tensorboard.event_file import EventFile
 from harness.tensorboard.graph_def import graph_def
 from harness.tensorboard.plugin_messages import Layout, custom_scalars_summary, hparams_summary
-from harness.tensorboard.purge import points_to_repeat
+from harness.tensorboard.restart_points import points_to_repeat
 
 _FLUSH_SECS = 2.0
 _FLUSH_STORE_SECS = 120.0
@@ -175,7 +175,7 @@ class FileWriter:
         """Adds a mark of the run's life.
 
         START at a step makes TensorBoard forget the later points that a crashed run left in the directory (in files
-        with this writer's suffix); see ``harness.tensorboard.purge``.
+        with this writer's suffix); see ``harness.tensorboard.restart_points``.
 
         Args:
             session_log: "START", "STOP" or "CHECKPOINT", or a SessionLog message.

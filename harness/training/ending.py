@@ -32,7 +32,7 @@ def save_the_end(
     """Has ``final`` write what is last, and makes sure that it is what was trained.
 
     Args:
-        session: the training session; lost tasks are recovered for as long as its patience lasts.
+        session: the training session; lost tasks are recovered for as long as its grace period lasts.
         final: writes the last checkpoint and summaries; begun anew when a task is lost meanwhile.
         global_step: the global step.
         reached: how far training had come; None when nobody knows.
@@ -54,7 +54,7 @@ def save_the_end(
                 session.recover(raw, error)
             except (rt.DeadlineExceededError, *LOST_CONTACT) as gone:
                 text = f"{gone.message}; {not_saved(reached, checkpoint_dir)}; {_ADVICE}"
-                _tell(type(gone)(text, task=gone.task), gone, over)
+                _log_end(type(gone)(text, task=gone.task), gone, over)
                 return
         except (rt.CancelledError, RuntimeError):
             if not session.replaced(raw):  # by a recovery that was under way
@@ -66,7 +66,7 @@ def save_the_end(
             f"{who} while training was ending: back from step {reached} to step {now}, {reached - now} steps are lost; "
             f"{_ADVICE}"
         )
-        _tell(rt.AbortedError(text, task=loss.task if loss is not None else ""), loss, over)
+        _log_end(rt.AbortedError(text, task=loss.task if loss is not None else ""), loss, over)
 
 
 def saved_step(checkpoint_dir: str) -> int | None:
@@ -101,7 +101,7 @@ def not_saved(reached: int | None, checkpoint_dir: str) -> str:
     return f"step {reached} is not saved, {kept}: steps {int(name) + 1} to {reached} are lost"
 
 
-def _tell(error: rt.OpError, cause: BaseException | None, over: bool) -> None:
+def _log_end(error: rt.OpError, cause: BaseException | None, over: bool) -> None:
     if over:
         raise error from cause
     logging.error("%s", error)

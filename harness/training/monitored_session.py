@@ -13,12 +13,12 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import LONGEST_SECS, Coordinator
 from harness.training.global_step import get_global_step
+from harness.training.grace_period import STOP_GRACE_SECS, failed
 from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from harness.training.hooks.checkpoint import CheckpointSaverHook
 from harness.training.lifecycle import Lifecycle
 from harness.training.managed_session import ManagedSession
 from harness.training.opening import LOST_CONTACT, TrainingOver
-from harness.training.patience import STOP_GRACE_SECS, failed
 from harness.training.preemption import shielded
 from harness.training.session_creator import ChiefSessionCreator, TrainingSessionCreator, is_chief
 
@@ -84,7 +84,7 @@ class MonitoredSession:
             hook.begin()
         own = creator if isinstance(creator, TrainingSessionCreator) else None
         if own is not None:
-            own.patience = self._life.patience
+            own.grace_period = self._life.grace_period
             own.recovers = self._recovers
             probe = own.manager().probe
         records = own.records() if own is not None else None
@@ -232,14 +232,14 @@ class MonitoredSession:
         run_metadata: Any = None,
     ) -> Any:
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict, options), raw)
-        asked: dict[int, Any] = {}
+        requested: dict[int, Any] = {}
         feeds = dict(feed_dict or {})
         for number, hook in enumerate(self._hooks):
             args = hook.before_run(context)
             if args is None:
                 continue
             if args.fetches is not None:
-                asked[number] = args.fetches
+                requested[number] = args.fetches
             for key, value in (args.feed_dict or {}).items():
                 if key in feeds:
                     raise RuntimeError(f"Same tensor is fed by two hooks, or by a hook and the caller: {key!r}")
@@ -247,7 +247,7 @@ class MonitoredSession:
             options = merged_options(options, args.options)
         if options is not None and options.trace_level and run_metadata is None:
             run_metadata = rt.RunMetadata()
-        merged = {"caller": fetches, "hooks": asked} if asked else {"caller": fetches}
+        merged = {"caller": fetches, "hooks": requested} if requested else {"caller": fetches}
         results = raw.run(merged, feeds or None, options, run_metadata)
         given = results.get("hooks", {})
         for number, hook in enumerate(self._hooks):

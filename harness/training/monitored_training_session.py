@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import runtime as rt
+from harness.training.grace_period import STOP_GRACE_SECS
 from harness.training.hooks.base import SessionRunHook
 from harness.training.hooks.checkpoint import CheckpointSaverHook
 from harness.training.hooks.observe import StepCounterHook, SummarySaverHook
 from harness.training.monitored_session import MonitoredSession
-from harness.training.patience import STOP_GRACE_SECS
 from harness.training.scaffold import Scaffold
 from harness.training.session_creator import ChiefSessionCreator, WorkerSessionCreator
 from harness.training.session_manager import GIVE_UP_SECS

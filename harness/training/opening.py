@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import runtime as rt
-from harness.training.patience import Patience
+from harness.training.grace_period import GracePeriod
 
 ATTEMPT_SECS = 10.0
 """How long one attempt to open a session or one blocking wait takes; after each it is looked whether to stop."""
@@ -55,22 +55,22 @@ def for_recovery(config: rt.SessionConfig | None) -> rt.SessionConfig | None:
 def until_accepted(
     attempt: Attempt,
     open_one: Callable[[float], rt.Session],
-    patience: Patience,
+    grace_period: GracePeriod,
     give_up_at: float,
-    tell: Callable[[Exception], None],
+    log: Callable[[Exception], None],
 ) -> rt.Session:
     """Opens sessions until ``attempt`` accepts one. Loss of contact means another try, after a pause that doubles.
 
     Args:
         attempt: makes a session ready.
         open_one: opens a session within so many seconds.
-        patience: ends it early.
+        grace_period: ends it early.
         give_up_at: ``time.monotonic()`` when to give up.
-        tell: is told of each lost contact.
+        log: is told of each lost contact.
 
     Raises:
         DeadlineExceededError: it is time to give up; tells the last reason.
-        UnavailableError, AbortedError: patience has ended.
+        UnavailableError, AbortedError: the grace period has ended.
     """
     started = time.monotonic()
     backoff = FIRST_BACKOFF_SECS
@@ -82,7 +82,7 @@ def until_accepted(
                 old.close()
             left = max(0.1, give_up_at - time.monotonic())
             try:
-                opened.append(open_one(patience.at_most(min(left, ATTEMPT_SECS))))
+                opened.append(open_one(grace_period.at_most(min(left, ATTEMPT_SECS))))
             except rt.DeadlineExceededError as error:
                 raise rt.UnavailableError(error.message, task=error.task) from None
             return opened[-1]
@@ -99,10 +99,10 @@ def until_accepted(
                 raise rt.DeadlineExceededError(
                     f"Session was not ready after waiting {waited:.0f} secs: {error}"
                 ) from error
-            if patience.exhausted():
+            if grace_period.exhausted():
                 raise
-            tell(error)
-            patience.wait(backoff)
+            log(error)
+            grace_period.wait(backoff)
             backoff = min(2 * backoff, LAST_BACKOFF_SECS)
         finally:
             if accepted is None:

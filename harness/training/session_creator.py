@@ -7,7 +7,7 @@ from typing import Any
 
 import runtime as rt
 from harness.training import opening, readiness
-from harness.training.patience import Patience
+from harness.training.grace_period import GracePeriod
 from harness.training.policy import Role
 from harness.training.run_records import RunRecords
 from harness.training.scaffold import Scaffold
@@ -46,7 +46,7 @@ class TrainingSessionCreator(SessionCreator):
         self._config = config
         self._max_wait_secs = max_wait_secs
         self._manager: SessionManager | None = None
-        self.patience: Patience | None = None
+        self.grace_period: GracePeriod | None = None
         """Ends waits when training is to stop; the monitored session sets it."""
         self.recovers = True
         """Whether a silent task is waited for, so that no step is lost or doubled; the monitored session sets it."""
@@ -70,7 +70,7 @@ class TrainingSessionCreator(SessionCreator):
                 ready_op=self._scaffold.ready_op,
                 ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
                 graph=graph,
-                patience=self.patience,
+                grace_period=self.grace_period,
             )
         return self._manager
 
@@ -90,7 +90,7 @@ class TrainingSessionCreator(SessionCreator):
 
     def _options(self) -> rt.SessionConfig | None:
         config = opening.for_recovery(self._config) if self.recovering else self._config
-        return readiness.patient(config, self._max_wait_secs) if self.recovers else config
+        return readiness.with_start_timeout(config, self._max_wait_secs) if self.recovers else config
 
 
 class ChiefSessionCreator(TrainingSessionCreator):

@@ -16,7 +16,7 @@ import runtime as rt
 from harness.coordinator import Coordinator
 from harness.training import opening, policy, readiness
 from harness.training.global_step import get_global_step
-from harness.training.patience import Patience
+from harness.training.grace_period import GracePeriod
 from harness.training.policy import Action, Role
 from harness.training.run_records import RunRecords
 
@@ -34,7 +34,7 @@ class SessionManager:
         recovery_wait_secs: how often a ready operation of the user's own is looked at. Variables need no looking at:
             their tasks tell the moment they are ready.
         local_init_feed_dict: feeds of ``local_init_op``.
-        patience: ends waits when training is to stop.
+        grace_period: ends waits when training is to stop.
 
     Raises:
         ValueError: ``ready_for_local_init_op`` without ``local_init_op``.
@@ -49,7 +49,7 @@ class SessionManager:
         recovery_wait_secs: float = 30,
         local_init_feed_dict: Mapping[Any, Any] | None = None,
         *,
-        patience: Patience | None = None,
+        grace_period: GracePeriod | None = None,
     ) -> None:
         if ready_for_local_init_op is not None and local_init_op is None:
             raise ValueError(
@@ -61,10 +61,10 @@ class SessionManager:
         self._ready_for_local_init_op = ready_for_local_init_op
         self._recovery_wait_secs = recovery_wait_secs
         self._local_init_feed_dict = local_init_feed_dict
-        self._patience = patience or Patience(Coordinator())
-        self._patient_by_itself = patience is None
+        self._grace_period = grace_period or GracePeriod(Coordinator())
+        self._has_own_grace_period = grace_period is None
         self._records: dict[tuple[str, bool], RunRecords] = {}
-        self._told = ""
+        self._logged = ""
         self._missing, self._awaited, self._await_secs = readiness.operations(self._graph)
         self._variables = len(self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
 
@@ -73,14 +73,14 @@ class SessionManager:
         """A tensor that touches every task that holds variables: fetching it finds out who is lost."""
         return self._missing
 
-    def stop_with(self, patience: Patience) -> None:
-        """Lets a Supervisor's patience end waits, unless one was given to the constructor.
+    def stop_with(self, grace_period: GracePeriod) -> None:
+        """Lets a Supervisor's grace period end waits, unless one was given to the constructor.
 
         Args:
-            patience: ends waits when training is to stop.
+            grace_period: ends waits when training is to stop.
         """
-        if self._patient_by_itself:
-            self._patience = patience
+        if self._has_own_grace_period:
+            self._grace_period = grace_period
 
     # -- the three ways ----------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class SessionManager:
         """
         if checkpoint_dir and checkpoint_filename_with_path:
             raise ValueError("Can not provide both checkpoint_dir and checkpoint_filename_with_path.")
-        options = policy.Options(
+        options = policy.StartOptions(
             time.monotonic() + opening.limit_secs(config, max_wait_secs),
             init_op is not None or init_fn is not None or self._local_init_op is not None,
             wait_for_checkpoint,
@@ -138,7 +138,7 @@ class SessionManager:
             report = self._report(session, records, _newest(saver, checkpoint_dir, checkpoint_filename_with_path))
             decision = self._decide(Role.CHIEF, report, options)
             if decision.action is Action.WAIT:
-                self._patience.wait(min(self._recovery_wait_secs, max(0.0, options.give_up_at - time.monotonic())))
+                self._grace_period.wait(min(self._recovery_wait_secs, max(0.0, options.give_up_at - time.monotonic())))
                 return None
             if decision.action is Action.GIVE_UP:
                 raise RuntimeError(
@@ -155,7 +155,7 @@ class SessionManager:
                     session = reopen()  # this one is cut off too
                 if decision.action is Action.RESTORE:
                     path = _restore(saver, session, checkpoint_dir, str(report.checkpoint))
-                    self._tell_lost(session, live, path)
+                    self._log_lost(session, live, path)
                 else:
                     _initialize(session, init_op, init_feed_dict, init_fn)
             self._make_ready(session, init_op, init_fn, report)
@@ -217,7 +217,7 @@ class SessionManager:
             DeadlineExceededError: the model was not ready in time; says what was missing.
         """
         max_wait_secs = opening.limit_secs(config, max_wait_secs)
-        options = policy.Options(time.monotonic() + max_wait_secs)
+        options = policy.StartOptions(time.monotonic() + max_wait_secs)
 
         records = self.records(master, config, Role.OTHER)
 
@@ -233,12 +233,12 @@ class SessionManager:
                     return session
                 if decision.action is Action.END:
                     raise opening.TrainingOver(decision.reason)
-                if decision.action is Action.GIVE_UP or self._patience.exhausted():
+                if decision.action is Action.GIVE_UP or self._grace_period.exhausted():
                     raise rt.DeadlineExceededError(
                         f"Session was not ready after waiting {max_wait_secs:.0f} secs: {decision.reason}"
                     )
                 if report.not_ready:
-                    self._patience.wait(max(0.0, min(self._recovery_wait_secs, left)))
+                    self._grace_period.wait(max(0.0, min(self._recovery_wait_secs, left)))
 
         return self._until(attempt, master, config, options, Role.OTHER)
 
@@ -260,25 +260,25 @@ class SessionManager:
         attempt: opening.Attempt,
         master: str,
         config: rt.SessionConfig | None,
-        options: policy.Options,
+        options: policy.StartOptions,
         role: Role,
     ) -> rt.Session:
         def open_one(secs: float) -> rt.Session:
             return rt.Session(master, self._graph, readiness.filtered(config, self._graph, secs))
 
-        def tell(error: Exception) -> None:
-            self._tell(f"{role.value}: waiting: {error}")
+        def log(error: Exception) -> None:
+            self._log(f"{role.value}: waiting: {error}")
 
-        return opening.until_accepted(attempt, open_one, self._patience, options.give_up_at, tell)
+        return opening.until_accepted(attempt, open_one, self._grace_period, options.give_up_at, log)
 
     def _report(
         self,
         session: rt.Session,
         records: RunRecords | None,
         checkpoint: str | None,
-        last: policy.Report | None = None,
+        last: policy.ClusterReport | None = None,
         wait_secs: float = 0.0,
-    ) -> policy.Report:
+    ) -> policy.ClusterReport:
         """What the cluster reports; with ``last``, after waiting a while for what was missing in that."""
         wait_secs = max(0.0, min(wait_secs, opening.ATTEMPT_SECS))
         if last is not None and not last.missing and "loading" in last.phases.values() and records is not None:
@@ -289,29 +289,29 @@ class SessionManager:
             names = session.run(self._missing, timeout_secs=opening.ATTEMPT_SECS)
         except rt.DeadlineExceededError as error:
             raise rt.UnavailableError(error.message, task=error.task) from None
-        looked = {} if records is None else records.look()
-        return policy.Report(
+        found = {} if records is None else records.inspect()
+        return policy.ClusterReport(
             variables=self._variables,
             missing=_names(names),
-            phases={task: record.phase for task, record in looked.items()},
-            addresses={task: record.address for task, record in looked.items() if record.address},
-            chief=next((record.chief for record in looked.values() if record.chief), ""),
-            origins=[record.origin for record in looked.values() if record.origin],
+            phases={task: record.phase for task, record in found.items()},
+            addresses={task: record.address for task, record in found.items() if record.address},
+            chief=next((record.chief for record in found.values() if record.chief), ""),
+            origins=[record.origin for record in found.values() if record.origin],
             checkpoint=checkpoint,
-            logdirs=[record.logdir for record in looked.values() if record.logdir],
+            logdirs=[record.logdir for record in found.values() if record.logdir],
         )
 
-    def _decide(self, role: Role, report: policy.Report, options: policy.Options) -> policy.Decision:
+    def _decide(self, role: Role, report: policy.ClusterReport, options: policy.StartOptions) -> policy.Decision:
         decision = policy.decide(time.monotonic(), role, report, options)
-        self._tell(f"{role.value}: {decision.action.value}: {decision.reason}", again=decision.action is Action.WAIT)
+        self._log(f"{role.value}: {decision.action.value}: {decision.reason}", again=decision.action is Action.WAIT)
         return decision
 
-    def _tell(self, text: str, again: bool = False) -> None:
-        if text != self._told or again:
+    def _log(self, text: str, again: bool = False) -> None:
+        if text != self._logged or again:
             logging.info("%s", text)
-            self._told = text
+            self._logged = text
 
-    def _make_ready(self, session: rt.Session, init_op: Any, init_fn: Any, report: policy.Report) -> None:
+    def _make_ready(self, session: rt.Session, init_op: Any, init_fn: Any, report: policy.ClusterReport) -> None:
         missing = self._try_local_init(session)
         if missing:
             raise RuntimeError(
@@ -334,7 +334,7 @@ class SessionManager:
     def _local_init(self, session: rt.Session) -> str:
         return self._try_local_init(session) or readiness.reason(session, self._ready_op)
 
-    def _live_step(self, session: rt.Session, report: policy.Report) -> int | None:
+    def _live_step(self, session: rt.Session, report: policy.ClusterReport) -> int | None:
         """The global step as it stands on its task, None when it is lost or there is none."""
         step = get_global_step(self._graph)
         if "loading" in report.phases.values():  # a chief has died on its way: it may be the restored one already
@@ -346,7 +346,7 @@ class SessionManager:
         except rt.FailedPreconditionError:
             return None
 
-    def _tell_lost(self, session: rt.Session, live: int | None, path: str) -> None:
+    def _log_lost(self, session: rt.Session, live: int | None, path: str) -> None:
         step = get_global_step(self._graph)
         if step is None:
             return

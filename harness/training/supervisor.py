@@ -13,14 +13,14 @@ from absl import logging
 import runtime as rt
 from harness.monitoring.cluster_scalars import SeriesThread
 from harness.training import defaults, opening, readiness, services
+from harness.training.grace_period import failed
 from harness.training.looper import LooperThread
 from harness.training.managed_session import ManagedSession
-from harness.training.patience import failed
 from harness.training.policy import Role
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
 from harness.training.supervisor_parts import SupervisorParts
 
-_SAY_SECS = 10.0
+_LOG_SECS = 10.0
 _OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
 """What a stop, or the end of the input, leads to in steps that are under way: no errors of the program's own."""
 
@@ -161,7 +161,7 @@ class Supervisor(SupervisorParts):
         manager = self._session_manager
         role = Role.CHIEF if self._is_chief else Role.OTHER
         if recover:  # a silent task is waited for: its step is neither lost nor doubled when it answers again
-            config = readiness.patient(config, max_wait_secs)
+            config = readiness.with_start_timeout(config, max_wait_secs)
         own = isinstance(manager, SessionManager)
 
         recovering_config = opening.for_recovery(config)
@@ -379,7 +379,7 @@ class Supervisor(SupervisorParts):
         for thread in self._services:
             while thread.is_alive() and thread is not threading.current_thread() and not failed(self._coord):
                 saves = isinstance(thread, services.CheckpointThread)
-                thread.join(_SAY_SECS)
+                thread.join(_LOG_SECS)
                 if thread.is_alive():
                     logging.info("stopping: waiting for thread %s", thread.name)
                 if not saves:

@@ -10,8 +10,8 @@ import runtime as rt
 from harness.coordinator import LONGEST_SECS, Coordinator
 from harness.training import defaults, supervisor_checks
 from harness.training.global_step import get_global_step
+from harness.training.grace_period import STOP_GRACE_SECS
 from harness.training.lifecycle import Lifecycle
-from harness.training.patience import STOP_GRACE_SECS
 from harness.training.session_manager import SessionManager
 
 
@@ -89,21 +89,21 @@ class SupervisorParts:
                 summary_op=self._summary_op,
                 global_step=self._global_step,
             )
-            asked = ready_for_local_init_op is not self.USE_DEFAULT and ready_for_local_init_op is not None
-            if asked and self._local_init_op is None and local_init_op is self.USE_DEFAULT:
+            given = ready_for_local_init_op is not self.USE_DEFAULT and ready_for_local_init_op is not None
+            if given and self._local_init_op is None and local_init_op is self.USE_DEFAULT:
                 self._local_init_op = rt.no_op()  # there are no local variables; what was asked for is looked at still
             self._session_manager = session_manager or SessionManager(
                 local_init_op=self._local_init_op,
                 ready_op=self._ready_op,
                 ready_for_local_init_op=self._ready_for_local_init_op
-                if asked or self._local_init_op is not None
+                if given or self._local_init_op is not None
                 else None,
                 graph=self._graph,
                 recovery_wait_secs=recovery_wait_secs,
-                patience=self._life.patience,
+                grace_period=self._life.grace_period,
             )
             if isinstance(session_manager, SessionManager):
-                session_manager.stop_with(self._life.patience)
+                session_manager.stop_with(self._life.grace_period)
         self._init_feed_dict = init_feed_dict
         self._init_fn = init_fn
         self._save_path = os.path.join(self._logdir, checkpoint_basename) if writes and self._logdir else None

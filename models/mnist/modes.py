@@ -55,18 +55,18 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "ps_backups",
     0,
-    "1 mirrors the variables of each ps on the next one: a ps that dies goes on from there, without a checkpoint.",
+    "1 backs the variables of each ps up on the next one: a ps that dies goes on from there, without a checkpoint.",
     0,
     1,
 )
 flags.DEFINE_integer(
     "ps_backups_lag",
     100,
-    "With --ps_backups: how many of its last steps a ps that dies may lose; it waits for its mirror before it is more.",
+    "With --ps_backups: how many of its last steps a ps that dies may lose; it waits for its backup before it is more.",
     lower_bound=0,
 )
 flags.DEFINE_bool(
-    "ps_backups_sync", False, "With --ps_backups: lose no step. Each one waits for the mirror, as --ps_backups_lag=0."
+    "ps_backups_sync", False, "With --ps_backups: lose no step. Each one waits for the backup, as --ps_backups_lag=0."
 )
 
 
@@ -81,16 +81,16 @@ def problem(ps: int) -> str | None:
     if FLAGS.sync != ASYNC and FLAGS.max_staleness is not None:
         return "--max_staleness bounds asynchronous training: leave it out with --sync"
     if FLAGS.ps_backups and ps < 2:
-        return f"--ps_backups=1 mirrors each ps on the next one: it needs two --ps_hosts at least, and there are {ps}"
+        return f"--ps_backups=1 backs each ps up on the next one: it needs two --ps_hosts at least, and there are {ps}"
     if FLAGS.ps_backups and (FLAGS.sync != ASYNC or FLAGS.max_staleness is not None):
-        return "--ps_backups mirrors variables, not who waits for whom: leave it out with --sync and --max_staleness"
+        return "--ps_backups backs variables up, not who waits for whom: leave it out with --sync and --max_staleness"
     if FLAGS.sync != PS and (FLAGS.replicas_to_aggregate is not None or FLAGS.sync_timeout_secs is not None):
         return "--replicas_to_aggregate and --sync_timeout_secs belong to --sync=ps"
     return None
 
 
 def server(cluster: Any, job: str, index: int) -> rt.Server:
-    """The server of a task, mirrored if it is a ps and that is wanted."""
+    """The server of a task, with a backup if it is a ps and that is wanted."""
     if job != "ps":
         return rt.Server(cluster, job, index)
     lag = 0 if FLAGS.ps_backups_sync else FLAGS.ps_backups_lag

@@ -74,7 +74,7 @@ class Shuffled:
         return self._elements.pop()
 
 
-class Queue:
+class QueueResource:
     """A bounded queue. Thread safe; elements are tuples of arrays, one for each component.
 
     Waiting dequeues are served in the order in which they came, so a large one is not starved by small ones.
@@ -289,7 +289,9 @@ class Queue:
                 )
 
 
-def make_queue(kind: str, name: str, capacity: int, dtypes: Sequence[Any], shapes: Shapes, **options: Any) -> Queue:
+def make_queue(
+    kind: str, name: str, capacity: int, dtypes: Sequence[Any], shapes: Shapes, **options: Any
+) -> QueueResource:
     """A queue of one of the kinds that graphs name.
 
     Args:
@@ -303,8 +305,8 @@ def make_queue(kind: str, name: str, capacity: int, dtypes: Sequence[Any], shape
     bound = capacity if capacity > 0 else 2**62
     if kind == "shuffle":
         seed, stay = options.get("seed"), int(options.get("min_after_dequeue", 0))
-        return Queue(name, bound, dtypes, shapes, Shuffled(seed), min_after_dequeue=stay)
-    return Queue(name, bound, dtypes, shapes, FirstIn(), pad=kind == "padding")
+        return QueueResource(name, bound, dtypes, shapes, Shuffled(seed), min_after_dequeue=stay)
+    return QueueResource(name, bound, dtypes, shapes, FirstIn(), pad=kind == "padding")
 
 
 def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: DType) -> Array:

@@ -15,7 +15,7 @@ from runtime.graph.op_kinds import Feed
 from runtime.graph.ops import as_array, is_tensor, kind_of
 from runtime.tensor_spec import Array, DType, shape_fits
 
-_told: weakref.WeakSet[Operation] = weakref.WeakSet()
+_warned: weakref.WeakSet[Operation] = weakref.WeakSet()
 """Placeholders that were fed what their dtype cannot hold, and of which a warning has told."""
 
 
@@ -75,8 +75,8 @@ def _converted(tensor: Tensor, value: Any) -> Array:
     if changed is None:
         return cast
     if unsafe and not isinstance(value, int):
-        if tensor.op not in _told:
-            _told.add(tensor.op)
+        if tensor.op not in _warned:
+            _warned.add(tensor.op)
             logging.warning("%s: %s does not fit %s: %s; told once", what, array.dtype.name, tensor.dtype.name, changed)
         return cast
     try:

@@ -11,20 +11,20 @@ from runtime.errors import AbortedError, NotFoundError
 KEEP_SECS = 600.0
 """How long a tensor that nobody fetched is kept: its step has failed, or its session died."""
 
-HeldKey = tuple[int, int, int]
+RendezvousKey = tuple[int, int, int]
 """(session, step, slot)."""
 
 
-class Held:
+class Rendezvous:
     """The held tensors of one task. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[HeldKey, list[Any]] = {}  # value, fetches left, when it was put
-        self.reborn = False
-        """Whether the task goes on from its mirror: what it held before is lost."""
+        self._entries: dict[RendezvousKey, list[Any]] = {}  # value, fetches left, when it was put
+        self.resumed = False
+        """Whether the task goes on from its backup: what it held before is lost."""
 
-    def put(self, key: HeldKey, value: Any, fetches: int) -> None:
+    def put(self, key: RendezvousKey, value: Any, fetches: int) -> None:
         """Keeps ``value`` until it was taken ``fetches`` times."""
         now = time.monotonic()
         with self._lock:
@@ -33,7 +33,7 @@ class Held:
             if now - self._entries[oldest][2] > KEEP_SECS:
                 del self._entries[oldest]
 
-    def take(self, key: HeldKey) -> Any:
+    def take(self, key: RendezvousKey) -> Any:
         """The value that was put under ``key``.
 
         Raises:
@@ -42,7 +42,7 @@ class Held:
         """
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None and self.reborn:
+            if entry is None and self.resumed:
                 raise AbortedError(f"restarted since step {key[1]} began, what it held for it is gone")
             if entry is None:
                 raise NotFoundError(f"no tensor is held for slot {key[2]} of step {key[1]}")

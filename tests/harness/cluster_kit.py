@@ -17,7 +17,7 @@ from typing import Any
 from harness.launch.ports import free_ports
 from tests.harness import cluster_program
 
-PATIENCE_SECS = 30.0
+TIMEOUT_SECS = 30.0
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.harness.cluster_program"])
 
@@ -48,11 +48,11 @@ class Task:
             self.lines.append(("GONE",))
             self._changed.notify_all()
 
-    def tell(self, *order: Any) -> None:
+    def send(self, *order: Any) -> None:
         """Gives the task an order."""
         self._pipe.send(order)
 
-    def expect(self, what: str, pattern: str = "", secs: float = PATIENCE_SECS) -> tuple[Any, ...]:
+    def expect(self, what: str, pattern: str = "", secs: float = TIMEOUT_SECS) -> tuple[Any, ...]:
         """Waits for the next line of a kind (and of a matching text); the end of the process is a failure."""
         deadline = time.monotonic() + secs
         with self._changed:
@@ -73,9 +73,9 @@ class Task:
         with self._changed:
             return [line[1] for line in self.lines if line[0] == "LOG" and re.search(pattern, line[1])]
 
-    def ask(self, order: str, *arguments: Any, answer: str = "") -> Any:
+    def request(self, order: str, *arguments: Any, answer: str = "") -> Any:
         """Gives an order and returns what its answer carries."""
-        self.tell(order, *arguments)
+        self.send(order, *arguments)
         return self.expect(answer or order.upper())[1]
 
     def story(self) -> str:
@@ -86,7 +86,7 @@ class Task:
     def kill(self) -> None:
         """Ends it as a power cut would."""
         self.process.kill()
-        self.process.join(PATIENCE_SECS)
+        self.process.join(TIMEOUT_SECS)
 
     def freeze(self) -> None:
         """Stops it without closing anything."""
@@ -98,7 +98,7 @@ class Task:
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGCONT)
 
-    def exit_code(self, secs: float = PATIENCE_SECS) -> int | None:
+    def exit_code(self, secs: float = TIMEOUT_SECS) -> int | None:
         """Waits for its end."""
         self.process.join(secs)
         assert self.process.exitcode is not None, f"{self.name} did not end in {secs} s: {self.story()}"
@@ -110,7 +110,7 @@ class Task:
             with contextlib.suppress(ProcessLookupError):  # a ps may leave by itself just now
                 self.thaw()
             self.kill()
-        self._reader.join(PATIENCE_SECS)
+        self._reader.join(TIMEOUT_SECS)
         self._pipe.close()
         self.process.close()
 
@@ -171,7 +171,7 @@ def warm_up() -> None:
 
 def wait_saved(logdir: Path, step: int) -> None:
     """Waits until a checkpoint that is written in the background is there."""
-    deadline = time.monotonic() + PATIENCE_SECS
+    deadline = time.monotonic() + TIMEOUT_SECS
     while not (logdir / "model.ckpt" / str(step)).is_dir():  # it gets this name when it is whole
         assert time.monotonic() < deadline, f"no checkpoint of step {step} in {logdir}"
         time.sleep(0.01)

@@ -142,7 +142,7 @@ def test_a_frozen_chief_that_wakes_up_makes_nothing_visible(tmp_path: pathlib.Pa
                         if cleans:
                             harness.Saver().save(new, series, 1)
                         else:
-                            new.shards.claim(["/job:ps/task:0", "/job:ps/task:1"])
+                            new.checkpoint_coordinator.claim(["/job:ps/task:0", "/job:ps/task:1"])
                         _say(old)
                         assert "another chief" in _read(old, "REFUSED")
                         old.wait(60)

@@ -1,4 +1,4 @@
-"""Patience: how long a wait goes on after somebody has asked everything to stop."""
+"""The grace period: how long a wait goes on after somebody has asked everything to stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STOP_GRACE_SECS = 120.0
 """How long threads, steps under way and other workers have to end after a stop, by default."""
 
 
-class Patience:
+class GracePeriod:
     """Bounds waits for tasks that may be dead: they end a while after a stop, and at once after a failure.
 
     Args:
@@ -25,7 +25,7 @@ class Patience:
         self._stopped_at: float | None = None
         self._over = threading.Event()
         self.deadline: float | None = None
-        """``time.monotonic()`` when patience ends even without a stop."""
+        """``time.monotonic()`` when the grace period ends even without a stop."""
 
     def exhausted(self) -> bool:
         """Whether it is time to give up."""
@@ -47,7 +47,7 @@ class Patience:
         return min([secs, *(max(0.1, end - time.monotonic()) for end in ends)])
 
     def wait(self, secs: float) -> None:
-        """Waits, less long when patience ends meanwhile or a stop is requested."""
+        """Waits, less long when the grace period ends meanwhile or a stop is requested."""
         if self.coord.should_stop():
             self._over.wait(min(secs, 1.0))
         else:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import harness
 import runtime as rt
 from runtime.errors import CancelledError, DeadlineExceededError
-from runtime.kernels.staleness import Clocks
+from runtime.kernels.staleness import StalenessBound
 from runtime.state.cancellation import Cancellation
 from tests.sync.kit import cluster, in_threads, wait_until
 from tests.sync.task import Replica, batches
@@ -24,7 +24,7 @@ def _now() -> Cancellation:
 
 @given(st.integers(0, 3), st.lists(st.integers(0, 2), max_size=40))
 def test_any_order_of_ticks_keeps_the_bound(bound: int, order: list[int]) -> None:
-    clocks = Clocks("c", bound)
+    clocks = StalenessBound("c", bound)
     for worker in range(3):
         clocks._clocks[worker] = type("Clock", (), {"steps": 0, "client": worker})()  # all have joined
     steps = [0, 0, 0]
@@ -42,7 +42,7 @@ def test_any_order_of_ticks_keeps_the_bound(bound: int, order: list[int]) -> Non
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 3), st.integers(2, 4), st.integers(1, 20))
 def test_threads_stay_within_the_bound(bound: int, workers: int, rounds: int) -> None:
-    clocks, steps, worst = Clocks("c", bound), [0] * workers, [0]
+    clocks, steps, worst = StalenessBound("c", bound), [0] * workers, [0]
     together = threading.Barrier(workers)
 
     def work(worker: int) -> None:
@@ -59,7 +59,7 @@ def test_threads_stay_within_the_bound(bound: int, workers: int, rounds: int) ->
 
 
 def test_who_is_gone_is_not_waited_for() -> None:
-    clocks = Clocks("c", 0)
+    clocks = StalenessBound("c", 0)
     clocks.tick(1, 11, _now())
     waiting: list[Any] = []
     thread = threading.Thread(target=lambda: waiting.append([clocks.tick(0, 10, Cancellation()) for _ in range(3)]))
@@ -71,7 +71,7 @@ def test_who_is_gone_is_not_waited_for() -> None:
 
 
 def test_a_newcomer_starts_with_the_slowest() -> None:
-    clocks = Clocks("c", 100)
+    clocks = StalenessBound("c", 100)
     for _ in range(5):
         clocks.tick(0, 10, _now())
     assert clocks.tick(1, 11, _now()) == 1
@@ -80,10 +80,12 @@ def test_a_newcomer_starts_with_the_slowest() -> None:
 
 def test_waits_end() -> None:
     for end in ("cancel", "clear", "finish"):
-        clocks, cancellation, done = Clocks("c", 0), Cancellation(), []
+        clocks, cancellation, done = StalenessBound("c", 0), Cancellation(), []
         clocks.tick(1, 11, _now())
 
-        def tick(clocks: Clocks = clocks, cancellation: Cancellation = cancellation, done: list[Any] = done) -> None:
+        def tick(
+            clocks: StalenessBound = clocks, cancellation: Cancellation = cancellation, done: list[Any] = done
+        ) -> None:
             try:
                 done.append(clocks.tick(0, 10, cancellation))
             except CancelledError as error:
@@ -144,7 +146,7 @@ def test_what_must_be_given_is_asked_for() -> None:
 
 
 def test_who_is_through_is_not_waited_for_though_its_session_lives() -> None:
-    clocks = Clocks("c", 0)
+    clocks = StalenessBound("c", 0)
     clocks.tick(1, 11, _now())
     waiting: list[Any] = []
     thread = threading.Thread(target=lambda: waiting.append([clocks.tick(0, 10, Cancellation()) for _ in range(3)]))

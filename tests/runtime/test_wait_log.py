@@ -11,7 +11,7 @@ import pytest
 import runtime as rt
 from runtime import timeouts
 from runtime.master import tasks
-from runtime.master.speaker import Speaker
+from runtime.master.wait_log import WaitLog
 from tests.runtime.kit import TARGET, addresses, servers
 
 
@@ -72,7 +72,7 @@ def test_a_signal_in_the_start_of_a_speaker_does_not_fail_its_end(monkeypatch: p
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    speaker = Speaker("/job:ps/task:0")
+    speaker = WaitLog("/job:ps/task:0")
     with pytest.raises(KeyboardInterrupt), speaker.waiting("for the answer"):
         pass
     speaker.close()

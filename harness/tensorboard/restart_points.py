@@ -26,7 +26,7 @@ _FOOTER_BYTES = _CHECKSUM.size
 
 
 @dataclass(frozen=True)
-class Record:
+class EventRecord:
     """One record of an event file.
 
     Attributes:
@@ -42,7 +42,7 @@ class Record:
         return bool(masked_crc32c(self.data) == self.checksum)
 
 
-def read_records(path: str) -> Iterator[Record]:
+def read_records(path: str) -> Iterator[EventRecord]:
     """The records of a file, up to where it ends or was cut off by a crash.
 
     A length that is not the one that was written (its checksum tells) makes the rest unreadable, as does an error of
@@ -61,12 +61,12 @@ def read_records(path: str) -> Iterator[Record]:
                 if length + _FOOTER_BYTES > size - file.tell():
                     return
                 data = file.read(length)
-                yield Record(data, *_CHECKSUM.unpack(file.read(_FOOTER_BYTES)))
+                yield EventRecord(data, *_CHECKSUM.unpack(file.read(_FOOTER_BYTES)))
     except (OSError, struct.error) as error:  # the latter: somebody has made the file shorter meanwhile
         logging.warning("event file %s cannot be read: %s; the rest of it is skipped", path, error)
 
 
-def _parsed(path: str) -> Iterator[tuple[Record, Any]]:
+def _parsed(path: str) -> Iterator[tuple[EventRecord, Any]]:
     bad = 0
     for record in read_records(path):
         try:
@@ -99,7 +99,7 @@ def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "")
         suffix: only of files whose names end so.
         but: path of a file to leave out.
     """
-    good: dict[str, tuple[float, int, Any, Record]] = {}
+    good: dict[str, tuple[float, int, Any, EventRecord]] = {}
     went_too_far: set[str] = set()
     described: dict[str, Any] = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(logdir), f"events.out.tfevents.*{glob.escape(suffix)}"))):
