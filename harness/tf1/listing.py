@@ -135,7 +135,7 @@ def _elsewhere(value: object) -> str:
     module, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
     if module.startswith("harness.tf1") or not module.startswith(("harness", "runtime")):
         return ""
-    for package, short in ((harness, "harness"), (harness.summary, "harness.tensorboard.summary"), (rt, "rt")):
+    for package, short in ((harness, "harness"), (harness.summary, "harness.summary"), (rt, "rt")):
         if getattr(package, name, None) is value:
             return f"{short}.{name}"
     return f"{module}.{name}"

@@ -23,7 +23,7 @@ from runtime.backup.primary import Answered, Capture, CapturedEntry, LaneKey
 from runtime.proto import stage_pb2
 from runtime.state.run_record import FINISHED, LOADING
 from runtime.state.store import Slot
-from runtime.task.registered import RegisteredCall
+from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
 from runtime.tensor_spec import Array, TensorSpec
 from runtime.transport.listener import Reply

@@ -9,8 +9,7 @@ import numpy as np
 from absl import logging
 
 from runtime.errors import CancelledError, DeadlineExceededError, InternalError
-from runtime.kernels.quorum import QuorumResource
-from runtime.kernels.quorum_values import UNKNOWN, Rules, Selection
+from runtime.kernels.quorum import UNKNOWN, QuorumResource, Rules, Selection
 from runtime.kernels.resources import named
 from runtime.kernels.staleness import StalenessBound
 from runtime.task.host_kernels import Context, DeferredProgram, kernel

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from absl import logging
 
+from runtime import timeouts
 from runtime.errors import CancelledError
 from runtime.state.cancellation import Cancellation
-
-LOG_EVERY_SECS = 10.0
 
 
 @dataclass
@@ -58,14 +57,14 @@ class StalenessBound:
                 entry = self._workers[worker] = _Worker(min(others, default=0), client)
             entry.steps += 1
             self._changed.notify_all()
-            log_at = time.monotonic() + LOG_EVERY_SECS
+            log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
             while not cancelled.wait_for(
                 self._changed,
                 lambda: self._cleared or self._finished or self._ahead(entry) <= self._bound,
                 f"waiting for slower workers in {self._name}",
                 log_at,
             ):
-                log_at = time.monotonic() + LOG_EVERY_SECS
+                log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
                 slowest = min(self._workers, key=lambda w: self._workers[w].steps)
                 logging.info(
                     "%s: worker %d is %d steps ahead and waits for worker %d (max_staleness=%d)",

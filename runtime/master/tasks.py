@@ -21,7 +21,7 @@ from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
 from runtime.proto import services_pb2, services_pb2_grpc, step_stats_pb2
 from runtime.state.cancellation import Cancellation
-from runtime.task.registered import RegisteredCall
+from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
 from runtime.transport import rpc
 from runtime.transport.channel import Lane

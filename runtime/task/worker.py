@@ -36,8 +36,7 @@ from runtime.state.write_gate import Gate
 from runtime.task.admission import AdmissionControl
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
-from runtime.task.registered import FetchFrom, RegisteredCall
-from runtime.task.registry import NOBODY, Registry
+from runtime.task.registry import NOBODY, FetchFrom, RegisteredCall, Registry
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
 from runtime.transport.codec import Layout
