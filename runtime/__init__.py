@@ -72,9 +72,9 @@ from runtime.graph.placement import (
 from runtime.graph.random import random_key, set_random_seed
 from runtime.graph.resources import ConditionalAccumulator, FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
 from runtime.graph.variable import Variable, assign, assign_add, assign_sub, update, variables
+from runtime.master.config import SessionConfig
 from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
-from runtime.session.config import SessionConfig
 from runtime.session.run_options import RunMetadata, RunOptions
 from runtime.session.session import InteractiveSession, Session, get_default_session
 

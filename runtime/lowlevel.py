@@ -9,7 +9,7 @@ from runtime.checkpoint import storage
 from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
-from runtime.errors import one_line
+from runtime.errors import GroupLostError, MissingFeedError, SnapshotError, TakeoverError, UninitializedError, one_line
 from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.host_ops import host_call
@@ -21,8 +21,13 @@ __all__ = [
     "CheckpointCoordinator",
     "CheckpointFile",
     "DType",
+    "GroupLostError",
+    "MissingFeedError",
     "Quorum",
     "Snapshot",
+    "SnapshotError",
+    "TakeoverError",
+    "UninitializedError",
     "VariableSlice",
     "bounded_update",
     "canonical_dtype",

@@ -60,7 +60,7 @@ class Group:
         except Exception as error:
             if self.size == 1:
                 raise
-            lost = isinstance(error, rt.InternalError) and "group of processes is lost" in error.message
+            lost = isinstance(error, rt.lowlevel.GroupLostError)
             if lost:
                 logging.error("process %d: %s", self.index, error)
             else:

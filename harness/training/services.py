@@ -230,14 +230,14 @@ def costs_this_one(error: rt.OpError) -> bool:
     The disk was away, or the tasks could not be held still together for long enough.
     """
     disk = isinstance(error, rt.UnavailableError) and not error.task
-    torn = isinstance(error, rt.DeadlineExceededError) and "no consistent snapshot" in error.message
+    torn = isinstance(error, rt.lowlevel.SnapshotError)
     if disk or torn:
         logging.warning("this checkpoint was not saved: %s", error)
     return disk or torn
 
 
 def _is_takeover(error: Exception) -> bool:
-    return "goes on from its backup" in str(error)
+    return isinstance(error, rt.lowlevel.TakeoverError)
 
 
 def _raw(session: Any) -> rt.Session:
@@ -309,9 +309,7 @@ class Summaries:
             else:
                 summary, step = session.run([self._summary_op, self._global_step])
                 self._writer.add_summary(summary, int(step))
-        except rt.InvalidArgumentError as error:
-            if "must feed" not in str(error):
-                raise
+        except rt.lowlevel.MissingFeedError as error:
             self._needs_feed = True
             logging.warning(
                 "the summaries depend on a fed placeholder, so they cannot be written by a timer (%s): fetch them in a "

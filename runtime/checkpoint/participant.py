@@ -25,10 +25,10 @@ from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.states import task_states
 from runtime.errors import (
     AbortedError,
-    CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    TakeoverError,
     UnavailableError,
 )
 from runtime.proto import services_pb2 as pb
@@ -45,8 +45,6 @@ UNUSED_SECS = 600.0
 """How long what was taken for a save is kept when nobody asks for it."""
 VALUES_OF_JOBS = 8
 """Of how many saves and restores a task can tell whether its variables have changed since."""
-TAKEN_OVER = "the task goes on from its backup"
-"""How errors begin of orders that were under way when a task with a backup died; begun again, they work."""
 
 _NOTHING = np.empty((0,), np.uint8)
 
@@ -219,7 +217,9 @@ class CheckpointParticipant:
 
     def _take(self, order: Order) -> Reply:
         if self._resumed:
-            raise CancelledError(f"{TAKEN_OVER}: the checkpoint that was under way is none", task=self._task)
+            raise TakeoverError(
+                "the task goes on from its backup: the checkpoint that was under way is none", task=self._task
+            )
         with self._taking:
             with self._lock:
                 known = self._jobs.get(order.job)
@@ -286,7 +286,9 @@ class CheckpointParticipant:
         with self._lock:
             job = self._jobs.get(number)
         if job is None and self._resumed:
-            raise CancelledError(f"{TAKEN_OVER}: the checkpoint job that was under way is lost", task=self._task)
+            raise TakeoverError(
+                "the task goes on from its backup: the checkpoint job that was under way is lost", task=self._task
+            )
         if job is None:
             raise NotFoundError(f"no such checkpoint job: {number:x}", task=self._task)
         self._check_alive(job)

@@ -10,6 +10,7 @@ import numpy as np
 
 from runtime.errors import CancelledError, InvalidArgumentError
 from runtime.state.cancellation import Cancellation
+from runtime.state.store import Resource
 from runtime.tensor_spec import Array, DType, shape_fits
 
 MEAN, SUM = "mean", "sum"
@@ -30,7 +31,7 @@ class AccumulatorCounts:
     repeated: int = 0
 
 
-class AccumulatorResource:
+class AccumulatorResource(Resource):
     """Collects gradients of the present step. Thread safe.
 
     A gradient is accepted when it was computed at the accumulator's step or later, and its worker has none among those
@@ -128,7 +129,7 @@ class AccumulatorResource:
             self._step += 1
         return reduce_in_order([taken[worker] for worker in sorted(taken, key=str)], self._reduction)
 
-    def close(self) -> None:
+    def clear(self) -> None:
         """Ends all waits with CancelledError."""
         with self._changed:
             self._closed = True

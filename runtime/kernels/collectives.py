@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from runtime.errors import InternalError, one_line
+from runtime.errors import GroupLostError, one_line
 from runtime.task.host_kernels import Context, kernel
 from runtime.tensor_spec import Array
 
@@ -46,7 +46,7 @@ def _in_group(call: Callable[[], Any]) -> Any:
         return result
     except Exception as error:
         text = one_line(error)
-        raise InternalError(f"the group of processes is lost, all of them must be started again: {text}") from error
+        raise GroupLostError(f"the group of processes is lost, all of them must be started again: {text}") from error
 
 
 @functools.cache

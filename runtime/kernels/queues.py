@@ -12,6 +12,7 @@ import numpy as np
 
 from runtime.errors import CancelledError, InvalidArgumentError, OutOfRangeError
 from runtime.state.cancellation import Cancellation
+from runtime.state.store import Resource
 from runtime.tensor_spec import Array, DType, shape_fits
 
 Element = tuple[Array, ...]
@@ -74,7 +75,7 @@ class Shuffled:
         return self._elements.pop()
 
 
-class QueueResource:
+class QueueResource(Resource):
     """A bounded queue. Thread safe; elements are tuples of arrays, one for each component.
 
     Waiting dequeues are served in the order in which they came, so a large one is not starved by small ones.

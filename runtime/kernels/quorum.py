@@ -38,6 +38,7 @@ from runtime.errors import (
 )
 from runtime.kernels.accumulator import MEAN, reduce_in_order
 from runtime.state.cancellation import Cancellation
+from runtime.state.store import Resource
 from runtime.tensor_spec import Array, aligned
 
 UNKNOWN = -1
@@ -162,7 +163,7 @@ class Contribution:
             self.kept = True
 
 
-class QuorumResource:
+class QuorumResource(Resource):
     """Gradients of one step, from push to application. Thread safe.
 
     Args:
@@ -195,6 +196,11 @@ class QuorumResource:
         self._retired: set[int] = set()
         self._log_at = 0.0
         self._ended: type[OpError] | None = None
+
+    @property
+    def dropped_gradients(self) -> int:
+        """How many gradients it has dropped as stale or repeated."""
+        return self.counts.dropped + self.counts.repeated
 
     @property
     def _now(self) -> int:

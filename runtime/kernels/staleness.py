@@ -11,6 +11,7 @@ from absl import logging
 from runtime import timeouts
 from runtime.errors import CancelledError
 from runtime.state.cancellation import Cancellation
+from runtime.state.store import Resource
 
 
 @dataclass
@@ -19,7 +20,7 @@ class _Worker:
     client: int
 
 
-class StalenessBound:
+class StalenessBound(Resource):
     """The clocks of the workers that take part. Thread safe.
 
     A worker takes part from its first step, at which its clock shows what the slowest one's does, until its session

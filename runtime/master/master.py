@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from absl import logging
 from runtime.checkpoint.streaming import Stream
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import CancelledError, NotFoundError, OpError, UnavailableError
+from runtime.master.config import SessionConfig
 from runtime.master.exchange import Run, Stopwatch, run_phase
 from runtime.master.flow import run_flow
 from runtime.master.pipeline import Pipeline, can_pipeline
@@ -32,31 +32,10 @@ from runtime.state.cancellation import Cancellation
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
 from runtime.tensor_spec import Array
-from runtime.timeouts import RECONNECT_SECS
 from runtime.transport.dial import ChannelOptions
 
 _step_numbers = itertools.count(1)
 _clock = time.perf_counter_ns
-
-
-@dataclass(frozen=True)
-class MasterOptions:
-    """What a session asks of its master.
-
-    Attributes:
-        device_filters: glob-free prefixes such as "/job:ps": the session touches only tasks that match one, and the
-            target's own. Empty: all tasks.
-        start_timeout_secs: how long to wait for all tasks to join; None without limit.
-        operation_timeout_secs: time limit of one step; None without limit.
-        reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
-        prefetch: 1 overlaps training steps (``runtime/master/pipeline.py``), 0 does not.
-    """
-
-    device_filters: tuple[str, ...] = ()
-    start_timeout_secs: float | None = None
-    operation_timeout_secs: float | None = None
-    reconnect_secs: float = RECONNECT_SECS
-    prefetch: int = 0
 
 
 class MasterSession:
@@ -80,7 +59,7 @@ class MasterSession:
         cluster: ClusterSpec,
         target: tuple[str, int],
         worker: Worker,
-        options: MasterOptions,
+        options: SessionConfig,
         cancelled: Cancellation,
         waited_secs: float = 0.0,
     ) -> None:
@@ -361,7 +340,7 @@ class Master:
         self._stopped = False
 
     def create_session(
-        self, options: MasterOptions, cancelled: Cancellation | None = None, waited_secs: float = 0.0
+        self, options: SessionConfig, cancelled: Cancellation | None = None, waited_secs: float = 0.0
     ) -> MasterSession:
         """Opens a session; the arguments are those of ``MasterSession``.
 
@@ -400,7 +379,7 @@ class Master:
             self._sessions.pop(session.id, None)
         session.close()
 
-    def reset(self, containers: Sequence[str] | None, options: MasterOptions) -> None:
+    def reset(self, containers: Sequence[str] | None, options: SessionConfig) -> None:
         """Closes all sessions of this master and clears the named containers, or all, on every task."""
         session = self.create_session(options)
         try:

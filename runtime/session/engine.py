@@ -16,7 +16,8 @@ from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.streaming import CHUNK_BYTES, Stream
 from runtime.cluster.spec import split_address
 from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
-from runtime.master.master import Master, MasterOptions, MasterSession
+from runtime.master.config import SessionConfig
+from runtime.master.master import Master, MasterSession
 from runtime.master.prepared import PreparedPlan
 from runtime.master.wait_log import WaitLog
 from runtime.plan.place import Device
@@ -78,7 +79,7 @@ class Engine(Protocol):
 class LocalEngine:
     """A session of a master in this process."""
 
-    def __init__(self, master: Master, options: MasterOptions) -> None:
+    def __init__(self, master: Master, options: SessionConfig) -> None:
         self._master = master
         self._session: MasterSession = master.create_session(options)
         self.devices = self._session.devices
@@ -139,7 +140,7 @@ class RemoteEngine:
         DeadlineExceededError: nobody answers at the target, or tasks did not join in time.
     """
 
-    def __init__(self, target: str, options: MasterOptions) -> None:
+    def __init__(self, target: str, options: SessionConfig) -> None:
         self._target = target
         address = target.removeprefix("grpc://")
         split_address(address)
@@ -165,7 +166,7 @@ class RemoteEngine:
         self.home = (answer.home_job, answer.home_task)
         self.value_ids = dict(answer.value_ids)
 
-    def _create(self, options: MasterOptions) -> pb.CreateSessionResponse:
+    def _create(self, options: SessionConfig) -> pb.CreateSessionResponse:
         """Waits for a master, and has it open a session.
 
         It is the client that waits: the master is asked for some seconds at a time, so that it does not go on waiting

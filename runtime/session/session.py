@@ -24,13 +24,13 @@ from runtime.graph.graph import (
     pop_default_session,
     push_default_session,
 )
+from runtime.master.config import SessionConfig
 from runtime.master.dropped import when_dropped
 from runtime.master.tasks import find_local
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan, tensor_specs
 from runtime.plan.prune import prune
-from runtime.session.config import SessionConfig
 from runtime.session.engine import Engine, LocalEngine, RemoteEngine
 from runtime.session.engine import reset as reset_master
 from runtime.session.feeds import feed_value
@@ -405,7 +405,7 @@ def get_default_session() -> Session | None:
 def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionConfig]:
     if not target:
         chosen = config or SessionConfig()
-        return LocalEngine(PrivateServer().master, chosen.master_options()), chosen
+        return LocalEngine(PrivateServer().master, chosen), chosen
     if not target.startswith("grpc://"):
         raise NotFoundError(
             f"{target!r} is not a session target: it needs the form grpc://host:port, or '' for this process"
@@ -413,9 +413,9 @@ def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionCon
     local = find_local(target.removeprefix("grpc://"))
     if local is not None:
         chosen = config or getattr(local, "config", None) or SessionConfig()
-        return LocalEngine(local.master, chosen.master_options()), chosen
+        return LocalEngine(local.master, chosen), chosen
     chosen = config or SessionConfig()
-    return RemoteEngine(target, chosen.master_options()), chosen
+    return RemoteEngine(target, chosen), chosen
 
 
 def _close_dropped(engine: Engine, target: str) -> None:

@@ -20,7 +20,7 @@ import optax
 
 import runtime as rt
 from harness.launch.ports import free_ports
-from runtime.master.master import MasterOptions
+from runtime.master.config import SessionConfig
 from tests.sync.task import RULES, initial, loss_fn
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -158,6 +158,6 @@ def alone(rule: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
 
 def reset(server: rt.Server, containers: list[str] | None = None) -> None:
     """Clears containers on all ps; all of them by default."""
-    session = server.master.create_session(MasterOptions(device_filters=("/job:ps",)))
+    session = server.master.create_session(SessionConfig(device_filters=("/job:ps",)))
     session.clear(containers)
     server.master.close_session(session)
