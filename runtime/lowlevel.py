@@ -14,6 +14,7 @@ from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.host_ops import host_call
 from runtime.observe.process_metrics import metrics
+from runtime.session.run_options import data_type_number
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "VariableSlice",
     "bounded_update",
     "canonical_dtype",
+    "data_type_number",
     "dtype_name",
     "group_broadcast",
     "group_mean",

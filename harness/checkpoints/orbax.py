@@ -161,10 +161,6 @@ class Directory:
         with self._lock:
             return max(self._sequence.values(), default=0) + 1
 
-    def next_step(self) -> int:
-        """A step number for a save that is given none."""
-        return max((s.number for s in layout.steps_in(self.path)), default=-1) + 1
-
     def _open(self) -> ocp.CheckpointManager:
         self._sequence = {step.number: sequence for sequence, step, _ in layout.ranked(layout.steps_in(self.path))}
         retention = self._retention
@@ -214,15 +210,6 @@ class Directory:
             storage.sync(self.path)  # else a power cut may leave a step under its name with half its files
         for directory in leaving:
             shutil.rmtree(directory, ignore_errors=True)
-
-    def close(self) -> None:
-        """Waits for the save under way and lets the manager go."""
-        with self._lock:
-            manager, self._manager = self._manager, None
-            if manager is not None:
-                manager.close()
-
-    # -- saving ------------------------------------------------------------------------------------------------
 
     def save(self, save: Save) -> str:
         """Saves and waits until the checkpoint is on disk, whole and durable.

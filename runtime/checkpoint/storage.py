@@ -120,20 +120,6 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
     return spec
 
 
-def _dtype_name(dtype: DType) -> str:
-    return dtype.name
-
-
-def check_dtype(name: str, dtype: DType) -> None:
-    """Raises InvalidArgumentError when zarr arrays cannot have this dtype."""
-    import tensorstore as ts
-
-    try:
-        ts.dtype(_dtype_name(dtype))
-    except Exception:
-        raise InvalidArgumentError(f"variable {name!r}: checkpoints cannot hold {dtype.name}") from None
-
-
 def write_arrays(
     directory: str,
     arrays: Iterable[tuple[Placed, Array]],
@@ -223,7 +209,7 @@ def write_arrays(
 def _write_spec(directory: str, placed: Placed) -> dict[str, Any]:
     return {
         "driver": "zarr",
-        "dtype": _dtype_name(placed.dtype),
+        "dtype": placed.dtype.name,
         "kvstore": _kvstore(directory, placed.key, ocdbt=True, write=True),
         "recheck_cached_data": False,
         "recheck_cached_metadata": False,
@@ -467,7 +453,7 @@ def read_each(
         shape = tuple(store.shape)
         if shape != placed.full_shape:
             raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
-        if store.dtype.name != _dtype_name(placed.dtype):
+        if store.dtype.name != placed.dtype.name:
             raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
         region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
         array = aligned(placed.shape, placed.dtype)

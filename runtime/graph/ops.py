@@ -18,7 +18,7 @@ from runtime.graph.tracing import infer, is_64_bit, x64_enabled
 from runtime.tensor_spec import Array, DType
 
 EMBED_BYTES = 1024
-"""Array arguments of ``call`` up to this size become literals of the compiled program; larger ones become constants."""
+"""Arrays up to this size are literals of the compiled program; larger ones are constants that travel with the step."""
 
 
 def as_dtype(dtype: DTypeLike) -> DType:

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from runtime.errors import MissingFeedError
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, Feed, Nothing, Pure, StepId
-
-EMBED_BYTES = 1024
-"""Constants up to this size are literals of the program; larger ones travel with the step."""
+from runtime.graph.ops import EMBED_BYTES
 
 
 @dataclass(frozen=True)

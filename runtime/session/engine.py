@@ -18,7 +18,6 @@ from runtime.cluster.spec import split_address
 from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
 from runtime.master.config import SessionConfig
 from runtime.master.master import Master, MasterSession
-from runtime.master.prepared import PreparedPlan
 from runtime.master.wait_log import WaitLog
 from runtime.plan.place import Device
 from runtime.plan.plan import Plan
@@ -296,6 +295,3 @@ def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None
         rpc.call(stub.Reset, pb.ResetRequest(containers=containers or ()), timeout=timeout, task=target)
     finally:
         channel.close()
-
-
-__all__ = ["AbortedError", "Engine", "LocalEngine", "PreparedPlan", "RemoteEngine", "reset"]

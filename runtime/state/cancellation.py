@@ -113,7 +113,3 @@ class Cancellation(threading.Event):
             raise self._error(f"{what}: {self._reason}")
         if self._hung_up is not None and self._hung_up():
             raise HungUpError(f"{what}: {HUNG_UP}")
-
-
-NEVER = Cancellation()
-"""A call that nobody cancels."""

@@ -21,7 +21,7 @@ from runtime.errors import (
 from runtime.graph.tracing import has_less_than_a_byte, is_64_bit
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
-from runtime.state.store import Claim, Slot, Store
+from runtime.state.store import Claim, Store
 from runtime.state.write_gate import Gate
 from runtime.task.compiler import Compiler, Executable
 from runtime.task.host_kernels import RAW, Context, find_kernel
@@ -359,8 +359,3 @@ class DeferredUpdate:
             prepared.wait(done)
         finally:
             prepared._gate.leave(key, expected if done is not None else None)
-
-
-def slots_of(prepared: PreparedStage) -> Sequence[Slot]:
-    """The variables' slots of a prepared stage."""
-    return prepared._slots
