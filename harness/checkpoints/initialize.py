@@ -50,7 +50,7 @@ def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any
 
 
 def _pairs(
-    reader: CheckpointReader, variables: Mapping[str, Variable], source: str, target: Any
+    reader: CheckpointReader, variables: Mapping[str, Variable], source: str, target: object
 ) -> Iterator[tuple[Stored, list[Variable]]]:
     if source.endswith("/"):
         if not isinstance(target, str) or not target.endswith("/"):

@@ -194,7 +194,7 @@ class Saver:
         sess: Session,
         series: str,
         saved: Sequence[names.Saved],
-        global_step: Any,
+        global_step: object,
         metrics: Mapping[str, float] | None,
     ) -> SaveHandle:
         slices = names.slices_of(sess, saved, stream=self._stream)

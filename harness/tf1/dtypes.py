@@ -83,7 +83,7 @@ class DType:
         """The largest finite value. Raises TypeError for a type without one."""
         return _limits(self).max
 
-    def is_compatible_with(self, other: Any) -> bool:
+    def is_compatible_with(self, other: object) -> bool:
         """Whether a value of ``other`` can be used as this type without a cast."""
         return bool(self == other)
 

@@ -35,7 +35,7 @@ class GraphKeys(rt.GraphKeys):
 class _AnySession(type):
     """Makes ``isinstance(s, tf.Session)`` true for the sessions that a Supervisor gives."""
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, rt.Session)
 
 
@@ -146,8 +146,8 @@ def gradients(
     grad_ys: Any = None,
     name: str = "gradients",
     colocate_gradients_with_ops: bool = False,
-    gate_gradients: Any = False,
-    aggregation_method: Any = None,
+    gate_gradients: object = False,
+    aggregation_method: object = None,
     stop_gradients: Any = None,
 ) -> list[Any]:
     """``rt.gradients``: a list with one tensor, or None, for each of ``xs``; each sits with its forward operation."""

@@ -166,7 +166,7 @@ def make(
 _CONVERT: Mapping[str, Function] = {"Array": operand, "Arrays": lambda values: [operand(v) for v in values]}
 
 
-def _other(kind: str, value: Any) -> Any:
+def _other(kind: str, value: object) -> Any:
     if kind == "Static":
         return static(value)
     if kind == "Type" and value is not None:

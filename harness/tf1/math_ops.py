@@ -338,7 +338,7 @@ def _einsum(equation: str, *inputs: Any, name: str | None = None) -> Any:
 
 
 @op("Einsum")
-def _einsum_op(inputs: Arrays, equation: Any, name: str | None = None) -> Array:
+def _einsum_op(inputs: Arrays, equation: object, name: str | None = None) -> Array:
     return jnp.einsum(equation, *inputs)
 
 

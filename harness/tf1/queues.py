@@ -16,15 +16,15 @@ OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
 
 
-def _dtypes(dtypes: Any) -> Any:
+def _dtypes(dtypes: object) -> Any:
     return [as_dtype(d).dtype for d in dtypes] if isinstance(dtypes, list | tuple) else as_dtype(dtypes).dtype
 
 
-def _shapes(shapes: Any) -> Any:
+def _shapes(shapes: object) -> Any:
     return None if shapes is None else static_number(shapes, "the shapes of a queue")
 
 
-def _no_names(names: Any) -> None:
+def _no_names(names: object) -> None:
     if names is not None:
         raise ValueError("names= is not in harness.tf1: components of a queue go by their order")
 

@@ -149,12 +149,12 @@ def variable_scope(
     values: rt.TensorLike | None = None,
     initializer: Any = None,
     regularizer: Regularizer | None = None,
-    caching_device: Any = None,
-    partitioner: Any = None,
+    caching_device: object = None,
+    partitioner: object = None,
     custom_getter: Callable[..., Any] | None = None,
     reuse: Any = None,
     dtype: DTypeLike | None = None,
-    use_resource: Any = None,
+    use_resource: object = None,
 ) -> Iterator[VariableScope]:
     """Opens a variable scope, and a name scope of the same name.
 
@@ -263,10 +263,10 @@ def get_variable(
     regularizer: Regularizer | None = None,
     trainable: bool = True,
     collections: Sequence[str] | None = None,
-    caching_device: Any = None,
-    partitioner: Any = None,
+    caching_device: object = None,
+    partitioner: object = None,
     validate_shape: bool = True,
-    use_resource: Any = None,
+    use_resource: object = None,
     custom_getter: Callable[..., Any] | None = None,
 ) -> Any:
     """Makes the variable ``scope/name``, or finds it where the scope says so.
@@ -310,9 +310,9 @@ def get_variable(
 def _get(
     scope: VariableScope,
     full: str,
-    shape: Any = None,
-    dtype: Any = None,
-    initializer: Any = None,
+    shape: object = None,
+    dtype: object = None,
+    initializer: object = None,
     regularizer: Regularizer | None = None,
     trainable: bool = True,
     collections: Sequence[str] | None = None,
@@ -385,7 +385,7 @@ def _make(
         )
 
 
-def _no_partitioner(partitioner: Any) -> None:
+def _no_partitioner(partitioner: object) -> None:
     if partitioner is not None:
         raise ValueError("partitioners are not in harness.tf1: make one variable for each part, on a device of its own")
 

@@ -88,7 +88,7 @@ def _plain(value: object) -> Any:
     return value
 
 
-def _tensors(structure: Any) -> list[rt.Tensor]:
+def _tensors(structure: object) -> list[rt.Tensor]:
     if isinstance(structure, list):
         return [tensor for item in structure for tensor in _tensors(item)]
     return [structure] if isinstance(structure, rt.Tensor) else []
@@ -110,7 +110,7 @@ def _is_pure(op: rt.Operation) -> bool:
     return hasattr(op.body, "fn") and not hasattr(op.body, "variables")
 
 
-def _fill(structure: Any, known: dict[rt.Tensor, Any]) -> Any:
+def _fill(structure: object, known: dict[rt.Tensor, Any]) -> Any:
     if isinstance(structure, list):
         return [_fill(item, known) for item in structure]
     if not isinstance(structure, rt.Tensor):

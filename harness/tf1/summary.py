@@ -20,7 +20,7 @@ from harness.tf1.saver import FileWriter as FileWriter
 SummaryWriter = FileWriter
 
 
-def _tag(tags: Any) -> str:
+def _tag(tags: object) -> str:
     """The one tag of the old functions, which took a list too."""
     if isinstance(tags, list | tuple) and len(tags) == 1:
         tags = tags[0]

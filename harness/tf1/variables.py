@@ -20,7 +20,7 @@ OPS = Names()
 class _AnyVariable(type):
     """Makes ``isinstance(v, tf.Variable)`` true for every variable, whoever made it."""
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(type(instance), _AnyVariable) or isinstance(instance, rt.Variable)
 
 
@@ -51,11 +51,11 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
         trainable: bool = True,
         collections: Sequence[str] | None = None,
         validate_shape: bool = True,
-        caching_device: Any = None,
+        caching_device: object = None,
         name: str | None = None,
-        variable_def: Any = None,
+        variable_def: object = None,
         dtype: DTypeLike | None = None,
-        expected_shape: Any = None,
+        expected_shape: object = None,
         import_scope: str | None = None,
     ) -> None:
         if initial_value is None:
@@ -76,19 +76,19 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
             raise ValueError(f"variable {self.name!r}: expected shape {expected_shape}, got {self.shape}")
 
     def assign(  # type: ignore[override]
-        self, value: rt.TensorLike, use_locking: Any = False, name: str | None = None
+        self, value: rt.TensorLike, use_locking: object = False, name: str | None = None
     ) -> rt.Tensor:
         """Replaces the value; gives the new value. Updates are atomic in any case."""
         return super().assign(_as(value, self), _name(use_locking, name))
 
     def assign_add(  # type: ignore[override]
-        self, delta: rt.TensorLike, use_locking: Any = False, name: str | None = None
+        self, delta: rt.TensorLike, use_locking: object = False, name: str | None = None
     ) -> rt.Tensor:
         """Adds; gives the new value."""
         return super().assign_add(_as(delta, self), _name(use_locking, name))
 
     def assign_sub(  # type: ignore[override]
-        self, delta: rt.TensorLike, use_locking: Any = False, name: str | None = None
+        self, delta: rt.TensorLike, use_locking: object = False, name: str | None = None
     ) -> rt.Tensor:
         """Subtracts; gives the new value."""
         return super().assign_sub(_as(delta, self), _name(use_locking, name))
@@ -101,7 +101,7 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
         chosen.run(self.initializer, {self.initial_value: to_array(value, self.dtype)})
 
 
-def _name(use_locking: Any, name: str | None) -> str | None:
+def _name(use_locking: object, name: str | None) -> str | None:
     """Rt's own callers give the name second, TensorFlow's a bool."""
     return use_locking if isinstance(use_locking, str) else name
 
@@ -116,27 +116,27 @@ def _as(value: rt.TensorLike, variable: rt.Variable) -> Any:
 
 @OPS.add()
 def assign(
-    ref: Any, value: rt.TensorLike, validate_shape: Any = None, use_locking: Any = None, name: str | None = None
+    ref: Any, value: rt.TensorLike, validate_shape: object = None, use_locking: object = None, name: str | None = None
 ) -> Any:
     """``ref.assign(value)``."""
     return rt.assign(ref, _as(value, ref), name)
 
 
 @OPS.add()
-def assign_add(ref: Any, value: rt.TensorLike, use_locking: Any = None, name: str | None = None) -> Any:
+def assign_add(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
     """``ref.assign_add(value)``: atomic, on the variable's task."""
     return rt.assign_add(ref, _as(value, ref), name)
 
 
 @OPS.add()
-def assign_sub(ref: Any, value: rt.TensorLike, use_locking: Any = None, name: str | None = None) -> Any:
+def assign_sub(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
     """``ref.assign_sub(value)``: atomic, on the variable's task."""
     return rt.assign_sub(ref, _as(value, ref), name)
 
 
 def _scatter(kind: str) -> Any:
     def scatter(
-        ref: rt.Variable, indices: Any, updates: Any, use_locking: Any = None, name: str | None = None
+        ref: rt.Variable, indices: Any, updates: Any, use_locking: object = None, name: str | None = None
     ) -> rt.Tensor:
         def change(value: Any, where: Any, what: Any) -> Any:
             rows = value.at[where]

@@ -141,7 +141,7 @@ def _name(*parts: Any) -> str:
     return json.dumps(parts)
 
 
-def _variable(slot: Slot, value: Any, kinds: Mapping[Any, Any]) -> Entry:
+def _variable(slot: Slot, value: object, kinds: Mapping[Any, Any]) -> Entry:
     device = kinds.get(value.device) if isinstance(value, jax.Array) else None
     return Entry({"device": device}, (np.asarray(value),))
 

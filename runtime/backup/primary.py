@@ -424,5 +424,5 @@ class Primary:
             )
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     return one is other or (isinstance(one, str | int | tuple) and one == other)

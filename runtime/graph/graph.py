@@ -479,7 +479,7 @@ def _graph_stack() -> list[Graph]:
     return stack
 
 
-def _last(stack: list[Any], item: Any) -> int:
+def _last(stack: list[Any], item: object) -> int:
     """Where ``item`` was pushed last; the end when it is not there."""
     return next((i for i in reversed(range(len(stack))) if stack[i] is item), len(stack))
 
@@ -521,7 +521,7 @@ def pop_default_session(session: Any) -> None:
     del stack[_last(stack, session) : _last(stack, session) + 1]
 
 
-def _session_or_default(session: Any, what: str) -> Any:
+def _session_or_default(session: object, what: str) -> Any:
     if session is not None:
         return session
     stack = default_session_stack()

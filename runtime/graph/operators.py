@@ -171,7 +171,7 @@ def _numbers(item: Any, shape: Any) -> list[tuple[int, Any]]:
     return found
 
 
-def _is_number(part: Any) -> bool:
+def _is_number(part: object) -> bool:
     if isinstance(part, int | np.integer):
         return not isinstance(part, bool)
     return getattr(part, "shape", None) == () and getattr(part, "dtype", np.dtype(bool)).kind in "iu"

@@ -185,7 +185,7 @@ def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: 
         return _called(fn, leaves, tree, label)
 
 
-def _called(fn: Callable[..., Any], leaves: list[Any], tree: Any, label: str) -> Any:
+def _called(fn: Callable[..., Any], leaves: list[Any], tree: object, label: str) -> Any:
     places, tensors = [], []
     for i, leaf in enumerate(leaves):
         if is_tensor(leaf) or (isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > EMBED_BYTES):
@@ -241,7 +241,7 @@ def identity(value: TensorLike, name: str | None = None, *, colocate_with: Opera
     return op.outputs[0]
 
 
-def _names_64_bits(leaf: Any) -> bool:
+def _names_64_bits(leaf: object) -> bool:
     """Whether a static argument is a dtype that JAX holds only in 64-bit mode, such as ``jnp.int64``."""
     if isinstance(leaf, type):
         leaf = np.dtype(leaf) if issubclass(leaf, np.generic) else getattr(leaf, "dtype", None)

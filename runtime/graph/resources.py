@@ -371,11 +371,11 @@ class ConditionalAccumulator(_Resource):
             return constant(value, np.int64, name=what)
 
 
-def _listed(items: Any) -> list[Any]:
+def _listed(items: object) -> list[Any]:
     return list(items) if isinstance(items, list | tuple) else [items]
 
 
-def _shapes(shapes: Any, count: int, name: str) -> tuple[Shape | None, ...]:
+def _shapes(shapes: object, count: int, name: str) -> tuple[Shape | None, ...]:
     if shapes is None:
         return (None,) * count
     if not isinstance(shapes, list | tuple):

@@ -118,7 +118,7 @@ def infer(
     return tree, [(shape, leaf.dtype) for shape, leaf in zip(shapes_of, leaves, strict=True)]
 
 
-def _same_structure(one: Any, other: Any) -> bool:
+def _same_structure(one: object, other: object) -> bool:
     trees: tuple[Any, Any] = jax.tree.structure(one), jax.tree.structure(other)
     return bool(trees[0] == trees[1])
 

@@ -413,7 +413,7 @@ def variables(
     return jax.tree.unflatten(structure, made)
 
 
-def _key_name(key: Any) -> str:
+def _key_name(key: object) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))

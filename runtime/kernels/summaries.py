@@ -30,7 +30,7 @@ def _string(message: bytes) -> Sequence[Array]:
     return [out]
 
 
-def _one(value: Any) -> Sequence[Array]:
+def _one(value: object) -> Sequence[Array]:
     return _string(summary_pb2.Summary(value=[value]).SerializeToString())
 
 

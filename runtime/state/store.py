@@ -326,7 +326,7 @@ class Store:
             resource.clear()
 
 
-def _is_gone(value: Any) -> bool:
+def _is_gone(value: object) -> bool:
     """Whether an array was donated to a program, or is what a program would have given that has failed."""
     if not isinstance(value, jax.Array):
         return False

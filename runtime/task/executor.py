@@ -237,7 +237,7 @@ class PreparedStage:
                     arrays[i] = jax.device_put(arrays[i], None if self._one_device else self._device)
         return arrays
 
-    def _here(self, value: Any) -> Any:
+    def _here(self, value: object) -> Any:
         """``value``, brought over if it lies on another device of this task."""
         if not isinstance(value, jax.Array) or value.device == self._device:
             return value
@@ -286,7 +286,7 @@ class PreparedStage:
         return ", ".join(self.stage.operations[:5])
 
 
-def _owned(output: Any, inputs: Sequence[Any]) -> Any:
+def _owned(output: object, inputs: Sequence[Any]) -> Any:
     """An output of a host stage, in memory of its own.
 
     It outlives the call: another stage fetches it, or it is kept with the reply. The inputs, of which a kernel may have
