@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 import runtime as rt
 from runtime.lowlevel import DType
@@ -15,7 +16,7 @@ from runtime.lowlevel import DType
 _COLLECTION = "bellwether/on_wire"
 
 
-def on_wire(params: Any, dtype: Any = jnp.bfloat16) -> Any:
+def on_wire(params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
     """What a model computes with so that its parameters cross the wire in ``dtype``, and their gradients too.
 
     A ps rounds what it sends, the worker goes on in the variable's own dtype; its gradients are rounded before the push

@@ -25,7 +25,9 @@ _ILLEGAL = re.compile(r"[^-/\w.]")
 _STRING = np.dtype(object)
 
 
-def scalar(name: str, tensor: Any, collections: Iterable[str] | None = None, family: str | None = None) -> rt.Tensor:
+def scalar(
+    name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = None, family: str | None = None
+) -> rt.Tensor:
     """One number.
 
     Args:
@@ -46,7 +48,9 @@ def scalar(name: str, tensor: Any, collections: Iterable[str] | None = None, fam
     return _summary("scalar", "ScalarSummary", name, [value], {}, collections, family)
 
 
-def histogram(name: str, values: Any, collections: Iterable[str] | None = None, family: str | None = None) -> rt.Tensor:
+def histogram(
+    name: str, values: rt.TensorLike, collections: Iterable[str] | None = None, family: str | None = None
+) -> rt.Tensor:
     """The distribution of the elements of ``values``, any shape and numeric dtype.
 
     Args:
@@ -62,7 +66,11 @@ def histogram(name: str, values: Any, collections: Iterable[str] | None = None, 
 
 
 def image(
-    name: str, tensor: Any, max_outputs: int = 3, collections: Iterable[str] | None = None, family: str | None = None
+    name: str,
+    tensor: rt.TensorLike,
+    max_outputs: int = 3,
+    collections: Iterable[str] | None = None,
+    family: str | None = None,
 ) -> rt.Tensor:
     """Pictures.
 
@@ -84,7 +92,7 @@ def image(
 
 def audio(
     name: str,
-    tensor: Any,
+    tensor: rt.TensorLike,
     sample_rate: Any,
     max_outputs: int = 3,
     collections: Iterable[str] | None = None,
@@ -108,7 +116,7 @@ def audio(
     return _summary("audio", "AudioSummaryV2", name, [value, sample_rate], attrs, collections, family)
 
 
-def text(name: str, tensor: Any, collections: Iterable[str] | None = None) -> rt.Tensor:
+def text(name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = None) -> rt.Tensor:
     """Strings, shown as Markdown; a vector or matrix of strings becomes a table.
 
     Args:
@@ -228,7 +236,7 @@ def _free(tag: str, taken: Collection[str]) -> str:
     return candidate
 
 
-def _ranked(name: str, tensor: Any, ranks: tuple[int, ...], wanted: str) -> rt.Tensor:
+def _ranked(name: str, tensor: rt.TensorLike, ranks: tuple[int, ...], wanted: str) -> rt.Tensor:
     value = rt.as_tensor(tensor)
     if value.shape is not None and len(value.shape) not in ranks:
         raise rt.InvalidArgumentError(f"summary {name!r} takes {wanted}, not a tensor of shape {value.shape}")

@@ -13,7 +13,7 @@ from harness.tf1.dtypes import to_array
 from harness.tf1.lift import Array, Function, Static, Type, is_tensor, op
 
 
-def _progress(global_step: Any, decay_steps: rt.TensorLike, staircase: bool, kind: Any) -> Any:
+def _progress(global_step: Array, decay_steps: Array, staircase: bool, kind: Type) -> Array:
     p = jnp.asarray(global_step).astype(kind) / jnp.asarray(decay_steps).astype(kind)
     return jnp.floor(p) if staircase else p
 
@@ -24,7 +24,7 @@ def _kind(learning_rate: rt.TensorLike) -> Any:
     return own if jnp.issubdtype(own, np.floating) else np.dtype(np.float32)
 
 
-def _as(value: rt.TensorLike, kind: Any) -> Any:
+def _as(value: Array | float, kind: Type) -> Array:
     return jnp.asarray(value).astype(kind)
 
 

@@ -47,7 +47,7 @@ def literal(indices: Any) -> rt.lowlevel.Array | None:
     return array if array is not None and array.dtype.kind in "iu" else None
 
 
-def axis_size(tensor: Any, axis: Any = 0) -> int | None:
+def axis_size(tensor: rt.TensorLike, axis: Any = 0) -> int | None:
     """The static size of an axis, None when it is not known."""
     shape = tensor.shape if is_tensor(tensor) else to_array(tensor).shape
     return None if shape is None or not isinstance(axis, int) or not shape else shape[axis]

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype, to_array
+from harness.tf1.shapes import ShapeLike
 from harness.tf1.static import Deferred, fill_deferred, static
 
 Array = jax.Array
@@ -39,7 +40,7 @@ def is_tensor(value: object) -> TypeGuard[rt.Tensor | rt.Variable]:
 def constant(
     value: rt.TensorLike,
     dtype: DTypeLike | None = None,
-    shape: Any = None,
+    shape: ShapeLike | None = None,
     name: str = "Const",
     verify_shape: bool = False,
 ) -> Any:

@@ -409,7 +409,9 @@ def _segment_sum_op(data: Array, segment_ids: Array, num_segments: Static, name:
 
 
 @OPS.add("unsorted_segment_sum")
-def _unsorted_segment_sum(data: rt.TensorLike, segment_ids: Any, num_segments: Any, name: str | None = None) -> Any:
+def _unsorted_segment_sum(
+    data: rt.TensorLike, segment_ids: rt.TensorLike, num_segments: rt.TensorLike, name: str | None = None
+) -> Any:
     """``jax.ops.segment_sum``; what has a negative number, or one too large that the step computes, is left out.
 
     Raises:

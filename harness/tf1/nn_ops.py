@@ -269,7 +269,11 @@ def _moments(x: Array, axes: Static, keep_dims: bool, name: str | None = None) -
 
 @OPS.add()
 def moments(
-    x: rt.TensorLike, axes: Any, shift: rt.TensorLike | None = None, name: str | None = None, keep_dims: bool = False
+    x: rt.TensorLike,
+    axes: rt.TensorLike,
+    shift: rt.TensorLike | None = None,
+    name: str | None = None,
+    keep_dims: bool = False,
 ) -> Any:
     """``(mean, variance)`` over ``axes``; ``shift`` is not needed."""
     return tuple(_moments(x, axes, keep_dims, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jax.typing import DTypeLike
@@ -9,6 +10,7 @@ from jax.typing import DTypeLike
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
 from harness.tf1.lift import Names, is_tensor
+from harness.tf1.shapes import ShapeLike
 from harness.tf1.static import static_number
 from harness.tf1.value_ops import convert_to_tensor
 
@@ -34,18 +36,18 @@ class _Components:
 
     dtypes: tuple[Any, ...]
 
-    def enqueue(self, vals: Any, name: str | None = None) -> rt.Operation:
+    def enqueue(self, vals: rt.TensorLike | Sequence[rt.TensorLike], name: str | None = None) -> rt.Operation:
         """Adds one element; waits while the queue is full."""
         made: rt.Operation = super().enqueue(self._listed(vals), name)  # type: ignore[misc]
         return made
 
-    def enqueue_many(self, vals: Any, name: str | None = None) -> rt.Operation:
+    def enqueue_many(self, vals: rt.TensorLike | Sequence[rt.TensorLike], name: str | None = None) -> rt.Operation:
         """Adds the slices of ``vals`` along the first dimension; waits while the queue is full."""
         made: rt.Operation = super().enqueue_many(self._listed(vals), name)  # type: ignore[misc]
         return made
 
-    def _listed(self, vals: Any) -> Any:
-        values = list(vals) if isinstance(vals, list | tuple) else [vals]
+    def _listed(self, vals: rt.TensorLike | Sequence[rt.TensorLike]) -> Any:
+        values: list[Any] = list(vals) if isinstance(vals, list | tuple) else [vals]
         if len(values) != len(self.dtypes):
             raise ValueError(f"this queue has {len(self.dtypes)} components, {len(values)} were given")
         typed = [convert_to_tensor(v, None if is_tensor(v) else d) for v, d in zip(values, self.dtypes, strict=True)]
@@ -114,7 +116,7 @@ class ConditionalAccumulator(rt.ConditionalAccumulator):
     def __init__(
         self,
         dtype: DTypeLike,
-        shape: Any = None,
+        shape: ShapeLike | None = None,
         shared_name: str | None = None,
         name: str = "conditional_accumulator",
         reduction_type: str = "MEAN",

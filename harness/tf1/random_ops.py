@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
 from harness.tf1.lift import Array, Names, Static, Type, op
+from harness.tf1.shapes import ShapeLike
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
@@ -28,7 +29,7 @@ def _normal(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, 
 
 @OPS.add()
 def random_normal(
-    shape: Any,
+    shape: ShapeLike,
     mean: rt.TensorLike = 0.0,
     stddev: rt.TensorLike = 1.0,
     dtype: DTypeLike = np.float32,
@@ -48,7 +49,7 @@ def _truncated(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Typ
 
 @OPS.add()
 def truncated_normal(
-    shape: Any,
+    shape: ShapeLike,
     mean: rt.TensorLike = 0.0,
     stddev: rt.TensorLike = 1.0,
     dtype: DTypeLike = np.float32,
@@ -69,7 +70,7 @@ def _uniform(key: Array, minval: Array, maxval: Array, shape: Static, dtype: Typ
 
 @OPS.add()
 def random_uniform(
-    shape: Any,
+    shape: ShapeLike,
     minval: rt.TensorLike = 0,
     maxval: rt.TensorLike | None = None,
     dtype: DTypeLike = np.float32,
@@ -119,7 +120,7 @@ def _gamma(key: Array, alpha: Array, beta: Array, shape: Static, dtype: Type, na
 
 @OPS.add()
 def random_gamma(
-    shape: Any,
+    shape: ShapeLike,
     alpha: rt.TensorLike,
     beta: rt.TensorLike | None = None,
     dtype: DTypeLike = np.float32,
@@ -138,7 +139,7 @@ def _crop(key: Array, value: Array, size: Static, name: str | None = None) -> Ar
 
 
 @OPS.add()
-def random_crop(value: rt.TensorLike, size: Any, seed: int | None = None, name: str | None = None) -> Any:
+def random_crop(value: rt.TensorLike, size: ShapeLike, seed: int | None = None, name: str | None = None) -> Any:
     """A block of ``size`` from a random place of ``value``."""
     return _crop(_key(seed, name, "random_crop"), value, size, name)
 

@@ -16,7 +16,7 @@ import runtime as rt
 from harness.tf1.dtypes import as_dtype
 from harness.tf1.initializers import glorot_uniform_initializer, zeros_initializer
 from harness.tf1.lift import Names, is_tensor
-from harness.tf1.shapes import TensorShape
+from harness.tf1.shapes import ShapeLike, TensorShape
 from harness.tf1.static import static_number
 from harness.tf1.variables import Variable
 
@@ -257,7 +257,7 @@ def variable_op_scope(
 @OPS.add()
 def get_variable(
     name: str,
-    shape: Any = None,
+    shape: ShapeLike | None = None,
     dtype: DTypeLike | None = None,
     initializer: Any = None,
     regularizer: Regularizer | None = None,

@@ -10,6 +10,7 @@ import runtime as rt
 from harness.tf1.dtypes import as_dtype
 from harness.tf1.join_ops import stack
 from harness.tf1.lift import Names, constant, is_tensor
+from harness.tf1.shapes import ShapeLike
 from harness.tf1.static import static_number
 
 OPS = Names()
@@ -42,14 +43,14 @@ def convert_to_tensor(
 
 
 @OPS.add()
-def placeholder(dtype: DTypeLike, shape: Any = None, name: str | None = None) -> Any:
+def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | None = None) -> Any:
     """A tensor to feed; see ``rt.placeholder``. A shape may hold None. What its dtype cannot hold is cut to fit."""
     sizes = None if shape is None else static_number(shape, "the shape")
     return rt.placeholder(as_dtype(dtype).dtype, sizes, name, casting="unsafe")
 
 
 @OPS.add()
-def placeholder_with_default(input: rt.TensorLike, shape: Any, name: str | None = None) -> Any:  # noqa: A002
+def placeholder_with_default(input: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> Any:  # noqa: A002
     """A tensor that may be fed, and is ``input`` when it is not."""
     tensor = rt.identity(input if is_tensor(input) else constant(input), name or "PlaceholderWithDefault")
     tensor.shape = None if shape is None else tuple(static_number(shape, "the shape"))

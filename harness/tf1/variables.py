@@ -93,7 +93,7 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
         """Subtracts; gives the new value."""
         return super().assign_sub(_as(delta, self), _name(use_locking, name))
 
-    def load(self, value: rt.TensorLike, session: Any = None) -> None:
+    def load(self, value: rt.TensorLike, session: rt.Session | None = None) -> None:
         """Gives it a value in ``session`` or the default session, without adding to the graph."""
         chosen = session or rt.get_default_session()
         if chosen is None:

@@ -134,11 +134,11 @@ class Queue(_Resource):
         op = self._add("dequeue", (), list(zip(self._one(), self.dtypes, strict=True)), name=name)
         return op.outputs[0] if len(op.outputs) == 1 else op.outputs
 
-    def dequeue_many(self, n: Any, name: str | None = None) -> Any:
+    def dequeue_many(self, n: TensorLike, name: str | None = None) -> Any:
         """Removes ``n`` elements, stacked; waits until there are so many, or raises OutOfRangeError once closed."""
         return self._batch(n, False, name)
 
-    def dequeue_up_to(self, n: Any, name: str | None = None) -> Any:
+    def dequeue_up_to(self, n: TensorLike, name: str | None = None) -> Any:
         """Like ``dequeue_many``, but a closed queue gives the fewer elements that are left, if there is one."""
         return self._batch(n, True, name)
 
@@ -157,7 +157,7 @@ class Queue(_Resource):
     def _one(self) -> tuple[Shape | None, ...]:
         return self.shapes
 
-    def _batch(self, n: Any, up_to: bool, name: str | None) -> Any:
+    def _batch(self, n: TensorLike, up_to: bool, name: str | None) -> Any:
         if any(shape is None for shape in self.shapes):
             raise InvalidArgumentError(f"queue {self.name!r}: give it shapes= to dequeue several elements as one batch")
         first = int(n) if isinstance(n, int | np.integer) and not up_to else None
@@ -325,7 +325,7 @@ class ConditionalAccumulator(_Resource):
         super().__init__("ConditionalAccumulator", "accumulator", name, described, container, shared_name)
 
     def apply_grad(
-        self, grad: Any, local_step: TensorLike = 0, *, worker: TensorLike = -1, name: str | None = None
+        self, grad: TensorLike, local_step: TensorLike = 0, *, worker: TensorLike = -1, name: str | None = None
     ) -> Tensor:
         """Offers a gradient; gives whether it was accepted (bool).
 
@@ -344,7 +344,7 @@ class ConditionalAccumulator(_Resource):
         inputs = [gradient, self._integer(local_step, "local_step"), self._integer(worker, "worker")]
         return self._add("apply_grad", inputs, [((), np.dtype(np.bool_))], name=name).outputs[0]
 
-    def take_grad(self, num_required: Any, name: str | None = None) -> Tensor:
+    def take_grad(self, num_required: TensorLike, name: str | None = None) -> Tensor:
         """Waits until ``num_required`` workers' gradients are in; takes all that are and advances the step by one."""
         inputs = [self._integer(num_required, "num_required")]
         return self._add("take_grad", inputs, [(self.shape, self.dtype)], name=name).outputs[0]
