@@ -15,8 +15,6 @@ from runtime.errors import InvalidArgumentError
 _call: Callable[..., Any]
 
 Result = TypeVar("Result")
-TensorLike: TypeAlias = "Operators[Any] | npt.ArrayLike"
-"""What stands where a tensor is wanted: a tensor, a variable, or what numpy makes an array of."""
 
 
 def make_operations_with(call: Callable[..., Any]) -> None:
@@ -126,6 +124,10 @@ class Operators(Generic[Result]):
         _check_bounds(self, item)
         picked: Result = _apply("getitem", _item, self, item)
         return picked
+
+
+TensorLike: TypeAlias = Operators[Any] | npt.ArrayLike
+"""What stands where a tensor is wanted: a tensor, a variable, or what numpy makes an array of."""
 
 
 def _check_bounds(tensor: Any, item: Any) -> None:
