@@ -118,7 +118,12 @@ def test_a_kind_that_a_newer_peer_has_is_of_the_type_that_is_known() -> None:
     assert type(errors.error_from_code(1 | 200 << 8, "boom")) is errors.CancelledError
 
 
-OF_LIBRARIES = {"runtime/errors.py", "runtime/transport/rpc.py", "runtime/checkpoint/storage.py"}
+OF_LIBRARIES = {
+    "runtime/errors.py",
+    "runtime/transport/rpc.py",
+    "runtime/checkpoint/storage.py",
+    "harness/checkpoints/orbax.py",
+}
 """Where the text of an error decides, as gRPC, XLA or tensorstore tells nothing else."""
 
 
