@@ -9,6 +9,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from tests.tools import house
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Home directories and the like, but not a part of a longer path or of a device name.
 MACHINE_PATH = re.compile(r"(?<![\w.:*)}>-])/(?:root|work|home|Users)/\w")
@@ -47,7 +49,11 @@ def test_lock_holds_every_dependency() -> None:
 def test_every_dependency_has_a_floor_that_is_tried() -> None:
     pins = dict(line.split("==") for line in _locked("requirements-lowest.lock"))
     project = _project()
-    for text in (*project["dependencies"], *project["optional-dependencies"]["digits"]):
+    for text in (
+        *project["dependencies"],
+        *project["optional-dependencies"]["digits"],
+        *project["optional-dependencies"]["mnist"],
+    ):
         wanted = Requirement(text)
         (floor,) = [limit.version for limit in wanted.specifier if limit.operator == ">="]
         assert Version(pins[_canonical(wanted.name)]) == Version(floor), f"{text}: requirements-lowest.lock has another"
@@ -63,6 +69,7 @@ def test_only_the_two_packages_are_installed() -> None:
     assert found == ["harness", "harness.*", "runtime", "runtime.*"]
 
 
+@pytest.mark.cluster
 def test_no_paths_of_anybodys_machine() -> None:
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True)
@@ -78,3 +85,23 @@ def test_no_paths_of_anybodys_machine() -> None:
         found += [f"{name}:{n}" for n, line in enumerate(text.splitlines(), 1) if MACHINE_PATH.search(line)]
     assert found == []
     assert MACHINE_PATH.search('"/' + 'home/someone/data"')
+
+
+def test_no_retired_word_names_a_module_or_a_class() -> None:
+    assert house.retired() == []
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    assert house.doubles() == {}
+
+
+def test_a_retired_word_and_a_second_class_of_a_name_are_found(tmp_path: pathlib.Path) -> None:
+    for name, text in {
+        "runtime/state/store.py": "class Store: ...\n",
+        "runtime/task/mirrors.py": "class Store: ...\n\n\nclass Mirror: ...\n\n\nclass _Cut: ...\n",
+        "harness/tf1/store.py": "class Store: ...\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert house.retired(tmp_path) == ["runtime.task.mirrors", "runtime.task.mirrors.Mirror"]
+    assert house.doubles(tmp_path) == {"Store": ["runtime.state.store", "runtime.task.mirrors"]}

@@ -15,7 +15,7 @@ from absl import logging
 
 import runtime as rt
 from harness.training.managed_session import ManagedSession
-from harness.training.opening import LOST_CONTACT
+from harness.training.session_retry import LOST_CONTACT
 
 _ADVICE = "start this task again to train them"
 

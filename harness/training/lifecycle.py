@@ -28,9 +28,9 @@ from harness.launch.tasks import ATTEMPT_VARIABLE
 from harness.training.ending import not_saved, save_the_end, saved_step
 from harness.training.grace_period import GracePeriod, failed
 from harness.training.managed_session import ManagedSession
-from harness.training.opening import LOST_CONTACT, PROBE_SECS, TrainingOver
 from harness.training.preemption import shielded
 from harness.training.run_records import RunRecords, RunRecordView
+from harness.training.session_retry import LOST_CONTACT, PROBE_SECS, TrainingOver
 
 _WAIT_SECS = 10.0
 FAILURE_GRACE_SECS = 10.0

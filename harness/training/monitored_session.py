@@ -18,9 +18,9 @@ from harness.training.hooks.base import SessionRunArgs, SessionRunContext, Sessi
 from harness.training.hooks.checkpoint import CheckpointSaverHook
 from harness.training.lifecycle import Lifecycle
 from harness.training.managed_session import ManagedSession
-from harness.training.opening import LOST_CONTACT, TrainingOver
 from harness.training.preemption import shielded
 from harness.training.session_creator import ChiefSessionCreator, TrainingSessionCreator, is_chief
+from harness.training.session_retry import LOST_CONTACT, TrainingOver
 
 _CLEAN_END = (rt.OutOfRangeError, rt.TaskLeftError, TrainingOver, StopIteration)
 
@@ -102,7 +102,7 @@ class MonitoredSession:
             records=records,
             recover=self._recovers,
             global_step=get_global_step(self._graph),
-            on_recovery=self._greet,
+            on_recovery=self._run_after_create,
             probe=probe if own is not None else None,
             give_up_secs=own.give_up_secs if own is not None else math.inf,
         )
@@ -113,7 +113,7 @@ class MonitoredSession:
             try:
                 for runner in self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS):
                     runner.create_threads(self._session, coord=self._coord, daemon=True, start=True)
-                self._greet_first(self._session)
+                self._run_after_first_create(self._session)
             except BaseException:  # nobody gets this session, so nobody will close it
                 self._abandon()
                 raise
@@ -126,15 +126,15 @@ class MonitoredSession:
         if not self._graph_was_final:
             self._graph.unsafe_unfinalize()
 
-    def _greet(self, session: rt.Session) -> None:
+    def _run_after_create(self, session: rt.Session) -> None:
         for hook in self._hooks:
             hook.after_create_session(session, self._coord)
 
-    def _greet_first(self, session: ManagedSession) -> None:
+    def _run_after_first_create(self, session: ManagedSession) -> None:
         while True:
             raw = session.raw
             try:
-                return self._greet(raw)
+                return self._run_after_create(raw)
             except LOST_CONTACT as error:
                 session.recover(raw, error)  # which greets
                 return None

@@ -13,7 +13,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.training.looper import LooperThread, while_open
-from harness.training.opening import LOST_CONTACT
+from harness.training.session_retry import LOST_CONTACT
 
 if TYPE_CHECKING:
     from harness.checkpoints.saving import SaveHandle

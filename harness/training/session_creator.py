@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import runtime as rt
-from harness.training import opening, readiness
+from harness.training import readiness, session_retry
 from harness.training.grace_period import GracePeriod
 from harness.training.policy import Role
 from harness.training.run_records import RunRecords
@@ -89,7 +89,7 @@ class TrainingSessionCreator(SessionCreator):
         return rt.Session(self._master, graph, readiness.filtered(self._options(), graph, self._max_wait_secs))
 
     def _options(self) -> rt.SessionConfig | None:
-        config = opening.for_recovery(self._config) if self.recovering else self._config
+        config = session_retry.for_recovery(self._config) if self.recovering else self._config
         return readiness.with_start_timeout(config, self._max_wait_secs) if self.recovers else config
 
 

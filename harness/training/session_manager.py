@@ -14,13 +14,13 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.training import opening, policy, readiness
+from harness.training import policy, readiness, session_retry
 from harness.training.global_step import get_global_step
 from harness.training.grace_period import GracePeriod
 from harness.training.policy import Action, Role
 from harness.training.run_records import RunRecords
 
-GIVE_UP_SECS = opening.GIVE_UP_SECS
+GIVE_UP_SECS = session_retry.GIVE_UP_SECS
 
 
 class SessionManager:
@@ -125,7 +125,7 @@ class SessionManager:
         if checkpoint_dir and checkpoint_filename_with_path:
             raise ValueError("Can not provide both checkpoint_dir and checkpoint_filename_with_path.")
         options = policy.StartOptions(
-            time.monotonic() + opening.limit_secs(config, max_wait_secs),
+            time.monotonic() + session_retry.limit_secs(config, max_wait_secs),
             init_op is not None or init_fn is not None or self._local_init_op is not None,
             wait_for_checkpoint,
             recovering,
@@ -134,7 +134,7 @@ class SessionManager:
         records = self.records(master, config, Role.CHIEF)
         logdir = _place(checkpoint_dir)
 
-        def attempt(session: rt.Session, reopen: opening.Reopen) -> rt.Session | None:
+        def attempt(session: rt.Session, reopen: session_retry.Reopen) -> rt.Session | None:
             report = self._report(session, records, _newest(saver, checkpoint_dir, checkpoint_filename_with_path))
             decision = self._decide(Role.CHIEF, report, options)
             if decision.action is Action.WAIT:
@@ -197,7 +197,9 @@ class SessionManager:
         except RuntimeError as error:
             logging.info("could not recover a session: %s", error)
         session = rt.Session(
-            master, self._graph, readiness.filtered(config, self._graph, opening.limit_secs(config, max_wait_secs))
+            master,
+            self._graph,
+            readiness.filtered(config, self._graph, session_retry.limit_secs(config, max_wait_secs)),
         )
         self._try_local_init(session)
         return session, False
@@ -216,12 +218,12 @@ class SessionManager:
             TrainingOver: the chief has finished training.
             DeadlineExceededError: the model was not ready in time; says what was missing.
         """
-        max_wait_secs = opening.limit_secs(config, max_wait_secs)
+        max_wait_secs = session_retry.limit_secs(config, max_wait_secs)
         options = policy.StartOptions(time.monotonic() + max_wait_secs)
 
         records = self.records(master, config, Role.OTHER)
 
-        def attempt(session: rt.Session, reopen: opening.Reopen) -> rt.Session | None:
+        def attempt(session: rt.Session, reopen: session_retry.Reopen) -> rt.Session | None:
             report = None
             while True:
                 left = options.give_up_at - time.monotonic()
@@ -232,7 +234,7 @@ class SessionManager:
                 if decision.action is Action.JOIN:
                     return session
                 if decision.action is Action.END:
-                    raise opening.TrainingOver(decision.reason)
+                    raise session_retry.TrainingOver(decision.reason)
                 if decision.action is Action.GIVE_UP or self._grace_period.exhausted():
                     raise rt.DeadlineExceededError(
                         f"Session was not ready after waiting {max_wait_secs:.0f} secs: {decision.reason}"
@@ -251,13 +253,13 @@ class SessionManager:
         key = (master, role is Role.CHIEF)
         if key not in self._records:
             self._records[key] = RunRecords(
-                master, readiness.filtered(config, self._graph, opening.ATTEMPT_SECS), is_chief=role is Role.CHIEF
+                master, readiness.filtered(config, self._graph, session_retry.ATTEMPT_SECS), is_chief=role is Role.CHIEF
             )
         return self._records[key]
 
     def _until(
         self,
-        attempt: opening.Attempt,
+        attempt: session_retry.Attempt,
         master: str,
         config: rt.SessionConfig | None,
         options: policy.StartOptions,
@@ -269,7 +271,7 @@ class SessionManager:
         def log(error: Exception) -> None:
             self._log(f"{role.value}: waiting: {error}")
 
-        return opening.until_accepted(attempt, open_one, self._grace_period, options.give_up_at, log)
+        return session_retry.until_accepted(attempt, open_one, self._grace_period, options.give_up_at, log)
 
     def _report(
         self,
@@ -280,13 +282,15 @@ class SessionManager:
         wait_secs: float = 0.0,
     ) -> policy.ClusterReport:
         """What the cluster reports; with ``last``, after waiting a while for what was missing in that."""
-        wait_secs = max(0.0, min(wait_secs, opening.ATTEMPT_SECS))
+        wait_secs = max(0.0, min(wait_secs, session_retry.ATTEMPT_SECS))
         if last is not None and not last.missing and "loading" in last.phases.values() and records is not None:
             records.wait_loaded(wait_secs)
         try:
             if last is not None and last.missing:
-                session.run(self._awaited, {self._await_secs: wait_secs}, timeout_secs=wait_secs + opening.ATTEMPT_SECS)
-            names = session.run(self._missing, timeout_secs=opening.ATTEMPT_SECS)
+                session.run(
+                    self._awaited, {self._await_secs: wait_secs}, timeout_secs=wait_secs + session_retry.ATTEMPT_SECS
+                )
+            names = session.run(self._missing, timeout_secs=session_retry.ATTEMPT_SECS)
         except rt.DeadlineExceededError as error:
             raise rt.UnavailableError(error.message, task=error.task) from None
         found = {} if records is None else records.inspect()

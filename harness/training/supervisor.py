@@ -12,7 +12,7 @@ from absl import logging
 
 import runtime as rt
 from harness.monitoring.cluster_scalars import SeriesThread
-from harness.training import defaults, opening, readiness, services
+from harness.training import defaults, readiness, services, session_retry
 from harness.training.grace_period import failed
 from harness.training.looper import LooperThread
 from harness.training.managed_session import ManagedSession
@@ -164,7 +164,7 @@ class Supervisor(SupervisorParts):
             config = readiness.with_start_timeout(config, max_wait_secs)
         own = isinstance(manager, SessionManager)
 
-        recovering_config = opening.for_recovery(config)
+        recovering_config = session_retry.for_recovery(config)
 
         def open_ready(recovering: bool) -> rt.Session:
             chosen = recovering_config if recovering else config

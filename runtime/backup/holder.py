@@ -1,11 +1,11 @@
-"""Backups: what a task keeps of its neighbour, so that the neighbour can go on as itself after it died.
+"""The holder of backups: a task keeps an image of its neighbour, so that the neighbour can go on after its death.
 
 A task is described by entries: names, each with a few words (JSON) and some arrays. Its *image* is all of them as of
-one instant. The task sends what has changed since the last image; the keeper completes a new image from that, or keeps
-the one before: an image is whole or absent. The keeper does not know what the entries mean.
+one instant. The task, the *primary*, sends what has changed since the last image; the holder completes a new image from
+that, or keeps the one before: an image is whole or absent. The holder does not know what the entries mean.
 
-Lives. A task that starts draws a number for this life of it. Who introduces itself last, or takes an image up, is the
-one that lives; what an earlier life (a frozen process that was replaced) still sends is refused.
+A process that starts as a task draws a random process id. The process that introduced itself last, or took the image up
+last, is the primary; what an earlier process of the task (a frozen one that was replaced) still sends is refused.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BackupImage:
 
     Attributes:
         version: counts the task's updates.
-        about: what the keeper is to tell who asks for it.
+        about: what the holder hands to the process that asks for the image.
         unusable_because: why the task cannot go on from it; empty when it can.
         entries: by name.
     """
@@ -64,7 +64,7 @@ class BackupImage:
 
 
 def chunks(entries: Mapping[str, Entry], limit: int = CHUNK_BYTES) -> list[dict[str, Entry]]:
-    """Cuts entries into messages, at least one, each of ``limit`` bytes at most unless one entry alone has more."""
+    """Splits entries into messages, at least one, each of ``limit`` bytes at most unless one entry alone has more."""
     messages: list[dict[str, Entry]] = [{}]
     size = 0
     for name, entry in entries.items():
@@ -99,7 +99,7 @@ def unpacked(table: Sequence[Any], arrays: Sequence[Array], *, copy: bool = True
 
 
 class BackupHolder:
-    """The images that a task keeps of others, by their names. Thread safe.
+    """Holds the images of other tasks, by their names. Thread safe.
 
     Memory: one image of each, and while a new one comes in what has changed in it.
     """
@@ -107,7 +107,7 @@ class BackupHolder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._images: dict[str, BackupImage] = {}
-        self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}  # life, version, entries so far
+        self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}  # process id, version, entries so far
         self._process_ids: dict[str, int] = {}
 
     def answer_message(self, message: Sequence[Array]) -> list[Array]:

@@ -1,4 +1,4 @@
-"""What there is of a task for its backup, and how another process becomes that task.
+"""The image of a task for its backup, and how another process becomes that task.
 
 In an image are the variables, the run record, the stages that sessions have registered, the last answer of each lane,
 who coordinates checkpoints, and which steps may be half done (the gate's memory). Not in it are what waits for somebody
@@ -80,7 +80,7 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
     Args:
         worker: of this process.
         image: of an earlier process of the same task.
-        takeovers: how many lives the task had before this one.
+        takeovers: how often the task has gone on from its backup, this time included.
 
     Returns:
         By lane, what it was answered last.
@@ -118,7 +118,7 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
 
 
 def read(take: Callable[[Header], tuple[Header, Sequence[Array]]], task: str, process_id: int) -> BackupImage | str:
-    """Asks the keeper of a backup for it, piece by piece; says why when there is none to be had.
+    """Requests the backup of a task from its holder, message by message; gives the reason when there is none.
 
     Args:
         take: sends a message and gives its answer.
@@ -188,6 +188,7 @@ def _reviver(worker: Worker) -> Callable[[int, Entry], RegisteredCall]:
             meta["writes"],
             needs_admission=meta["needs_admission"],
             handle=handle,
+            foreign=True,
         )
         assert made is not None  # its program has come along
         return made

@@ -1,4 +1,4 @@
-"""A task's own side of its backup: counts its updates, sends what they changed, and lets nobody run too far ahead.
+"""The primary of a backup: a task counts its updates, sends what they changed, and lets nobody run too far ahead.
 
     update --> counted --> reply, unless more than ``lag`` updates would not be in the backup then
                   |--> a thread takes an image (references, microseconds), sends what changed, notes what has arrived
@@ -33,9 +33,9 @@ LANE_MEMORY_SECS = 600.0
 _TRIES = 3
 _DRAIN_SECS = 0.05
 _SHARE = 9.0
-"""Between two sendings that nobody waits for lies so many times what the last one took ..."""
+"""The pause between two sendings that nobody waits for, as a multiple of the time that the last sending took."""
 _LEAST_SECS, _MOST_SECS = 0.01, 1.0
-"""... but at least and at most this."""
+"""The shortest and the longest such pause."""
 _FIRST_BACKOFF_SECS, _LAST_BACKOFF_SECS = 0.05, 0.5
 _WAIT_SECS = 1.0
 _CHECK_SECS = 1.0
@@ -49,7 +49,7 @@ LaneKey = tuple[int, int]
 
 @dataclass(frozen=True)
 class CapturedEntry:
-    """One entry of a task as of an instant, not yet in words.
+    """One entry of a task as of an instant, not yet encoded.
 
     Attributes:
         token: the same object, or an equal string or number, as long as the entry has not changed.
@@ -97,7 +97,7 @@ class Primary:
         task: the task.
         holder: name of the task that holds the backup.
         lag: how many updates may have been answered that are not in the backup.
-        process_id: number of this process of the task.
+        process_id: random number of this process.
         about: what a later process of the task needs to know before it can use the backup.
         capture: takes references to all of the task; called when no update is under way.
         send: sends a message to the holder and gives its answer.

@@ -1,4 +1,4 @@
-"""Who holds whose backup, and what a task that starts does about its backup."""
+"""Takeover: which task holds whose backup, and how a process that starts goes on from one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.task.worker import Worker
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a task takes over from its life before, beside what lies in its worker.
+    """What a process takes over from the process before it, beside what lies in its worker.
 
     Attributes:
         incarnation: what its peers know it by.
@@ -58,7 +58,7 @@ def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed
     Args:
         worker: empty still.
         holder: name of the task that holds the backup.
-        process_id: number of this process.
+        process_id: random number of this process.
         send: sends a message to the holder.
     """
     began = time.monotonic()

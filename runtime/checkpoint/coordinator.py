@@ -7,12 +7,13 @@ they refuse the orders of earlier coordinators.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -21,6 +22,7 @@ from absl import logging
 from runtime.checkpoint import streaming
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.pacing import Pace, in_background
+from runtime.checkpoint.participant import EPOCHS_AT_ONCE
 from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice, half_done_steps
 from runtime.checkpoint.storage import write_store
 from runtime.errors import (
@@ -32,11 +34,10 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.proto import services_pb2 as pb
+from runtime.state.write_gate import PAUSE_SECS
 
 ORDER_SECS = 120.0
 """Time limit of an order that should take milliseconds, but for a claim that waits for an old chief's writes."""
-PAUSE_SECS = 10.0
-"""How long tasks stay paused at most when their coordinator dies in the middle of a snapshot."""
 STATES_SECS = 2.0
 CLAIM_TRIES = 10
 SNAPSHOT_TRIES = 3
@@ -94,11 +95,8 @@ class CheckpointCoordinator:
             if self._claimed.issuperset(tasks):
                 return self._epoch
             wanted = sorted(self._claimed.union(tasks))
-
-            def send(order: pb.CheckpointOrder) -> list[tuple[int, int]]:
-                return [(r.epoch, r.owner) for r in self._each(wanted, lambda t: self._request(t, order, ORDER_SECS))]
-
-            replies = send(pb.CheckpointOrder(kind=pb.CheckpointOrder.QUERY))
+            send = pb.CheckpointOrder(kind=pb.CheckpointOrder.QUERY)
+            replies = [(r.epoch, r.owner) for r in self._each(wanted, lambda t: self._request(t, send, ORDER_SECS))]
             if len(set(replies)) == 1 and replies[0][0] and replies[0][1] == _owner:
                 self._epoch = replies[0][0]
                 self._claimed.update(wanted)
@@ -106,8 +104,8 @@ class CheckpointCoordinator:
             wait = threading.Event()  # never set: two chiefs that start together step aside for random times
             for attempt in range(CLAIM_TRIES):
                 epoch = max(e for e, _ in replies) + 1
-                claim = pb.CheckpointOrder(kind=pb.CheckpointOrder.CLAIM, epoch=epoch, owner=_owner)
-                replies = send(claim)
+                before = {t: e for t, (e, _) in zip(wanted, replies, strict=True)}
+                replies = self._each(wanted, functools.partial(self._raise_epoch, before, epoch))
                 if all(t == (epoch, _owner) for t in replies):
                     self._epoch = epoch
                     self._claimed.update(wanted)
@@ -115,6 +113,16 @@ class CheckpointCoordinator:
                     return epoch
                 wait.wait(random.uniform(0.0, 0.05 * 2**attempt))
             raise AbortedError("another chief keeps claiming the same tasks: run one chief only")
+
+    def _raise_epoch(self, before: Mapping[str, int], epoch: int, task: str) -> tuple[int, int]:
+        """Claims a task; one that is far behind the others takes a large epoch in several steps only."""
+        now = before[task]
+        while now < epoch:
+            now = min(epoch, now + EPOCHS_AT_ONCE - 1)
+            reply = self._request(
+                task, pb.CheckpointOrder(kind=pb.CheckpointOrder.CLAIM, epoch=now, owner=_owner), ORDER_SECS
+            )
+        return reply.epoch, reply.owner
 
     def snapshot(self, slices: Sequence[VariableSlice], number_of: str = "") -> Snapshot:
         """Takes references to variables of all tasks as of one instant, at which no step has half its writes done.

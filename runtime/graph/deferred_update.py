@@ -94,7 +94,7 @@ class Quorum:
         attrs = {"resource": self._described, "worker": worker, "dtype": dtype.name}
         outputs: list[tuple[Shape, DType]] = [((), dtype), ((), np.dtype(np.bool_))]
         name = f"{self.name}/push"
-        return guard(
+        return defer(
             self._beside,
             updates,
             "quorum/push",
@@ -191,15 +191,15 @@ def bounded_update(
     described = {"name": name, "container": "", "bound": int(max_staleness)}
     attrs = {"resource": described, "worker": worker, "dtype": step.dtype.name}
     outputs: list[tuple[Shape, DType]] = [((), step.dtype)]
-    return guard(step, updates, "quorum/tick", attrs, (), outputs, name=f"{name}/update", returns_step=True)
+    return defer(step, updates, "quorum/tick", attrs, (), outputs, name=f"{name}/update", returns_step=True)
 
 
-def guard(
+def defer(
     first: Variable,
     updates: Sequence[Operation],
     kernel: str,
     attrs: Mapping[str, Any],
-    own: Sequence[Tensor],
+    kernel_inputs: Sequence[Tensor],
     outputs: Sequence[tuple[Shape, DType]],
     *,
     name: str,
@@ -212,7 +212,7 @@ def guard(
         updates: the operations.
         kernel: registered name.
         attrs: the kernel's attributes.
-        own: inputs of the kernel alone.
+        kernel_inputs: inputs of the kernel alone.
         outputs: (static shape, dtype) of the kernel's outputs.
         name: operation name.
         returns_step: the first output is the value of ``first`` after the updates, which one of them writes.
@@ -232,10 +232,18 @@ def guard(
         raise InvalidArgumentError(f"{name}: no update writes {first.name!r}")
     inputs = list(dict.fromkeys(t for op in ordered for t in op.inputs if not _is_literal(t)))
     before = [c for op in ordered for c in op.control_inputs if c not in ordered]
-    body = Deferred(specs, _together(ordered, specs, inputs), False, kernel, dict(attrs), len(own), returns_step)
+    body = Deferred(
+        specs, _together(ordered, specs, inputs), False, kernel, dict(attrs), len(kernel_inputs), returns_step
+    )
     with first.graph.control_dependencies(None):
         return first.graph.add_operation(
-            "DeferredUpdate", body, [*own, *inputs], outputs, name=name, control_inputs=before, colocate_with=first.op
+            "DeferredUpdate",
+            body,
+            [*kernel_inputs, *inputs],
+            outputs,
+            name=name,
+            control_inputs=before,
+            colocate_with=first.op,
         )
 
 

@@ -94,13 +94,13 @@ class Deferred(Update):
     Attributes:
         kernel: the registered name.
         attrs: JSON-compatible attributes.
-        own: how many of the operation's inputs, at the front, are the kernel's alone.
+        kernel_inputs: how many of the operation's inputs, at the front, are the kernel's alone.
         returns_step: the first output is the value of the first variable after the update.
     """
 
     kernel: str = ""
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    own: int = 0
+    kernel_inputs: int = 0
     returns_step: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Clocks of workers: how far each has come, so that none runs ahead of the slowest by more than a bound."""
+"""Bounded staleness: no worker runs ahead of the slowest by more than a given number of steps."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class _Worker:
 
 
 class StalenessBound(Resource):
-    """The clocks of the workers that take part. Thread safe.
+    """Counts the steps of the workers that take part, and holds back those that are too far ahead. Thread safe.
 
-    A worker takes part from its first step, at which its clock shows what the slowest one's does, until its session
-    ends. This is the bound of stale synchronous parallel training (Ho et al., "More Effective Distributed ML via a
-    Stale Synchronous Parallel Parameter Server", NIPS 2013).
+    A worker takes part from its first step, at which its count is that of the slowest one, until its session ends. This
+    is the bound of stale synchronous parallel training (Ho et al., "More Effective Distributed ML via a Stale
+    Synchronous Parallel Parameter Server", NIPS 2013).
 
     Args:
         name: for messages.

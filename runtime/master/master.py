@@ -48,6 +48,7 @@ class MasterSession:
         options: what the client asked for.
         cancelled: ends the wait for tasks.
         waited_secs: how long the client has waited for them before, for messages.
+        foreign: the client is another process: tasks verify its programs, those of this process too.
 
     Raises:
         DeadlineExceededError: tasks did not join in time; names them.
@@ -62,9 +63,11 @@ class MasterSession:
         options: SessionConfig,
         cancelled: Cancellation,
         waited_secs: float = 0.0,
+        foreign: bool = False,
     ) -> None:
         self.id = secrets.randbits(63) | 1
         self.options = options
+        self.foreign = foreign
         self.target = target
         home = cluster.default_task()
         self.home = (home.job, home.index)
@@ -111,7 +114,14 @@ class MasterSession:
         self._check_open()
         times = self._times[0 if plan.is_training else 1]
         prepared = register(
-            plan, self.tasks, self.options.operation_timeout_secs, self._worker, self.id, times, traced=traced
+            plan,
+            self.tasks,
+            self.options.operation_timeout_secs,
+            self._worker,
+            self.id,
+            times,
+            traced=traced,
+            foreign=self.foreign,
         )
         if self.options.prefetch and not traced and can_pipeline(prepared.phases, plan):
             prepared.pipeline = Pipeline(
@@ -340,7 +350,11 @@ class Master:
         self._stopped = False
 
     def create_session(
-        self, options: SessionConfig, cancelled: Cancellation | None = None, waited_secs: float = 0.0
+        self,
+        options: SessionConfig,
+        cancelled: Cancellation | None = None,
+        waited_secs: float = 0.0,
+        foreign: bool = False,
     ) -> MasterSession:
         """Opens a session; the arguments are those of ``MasterSession``.
 
@@ -353,7 +367,7 @@ class Master:
                 raise self._has_stopped()
             self._opening.add(cancelled)
         try:
-            session = MasterSession(self.cluster, self.target, self._worker, options, cancelled, waited_secs)
+            session = MasterSession(self.cluster, self.target, self._worker, options, cancelled, waited_secs, foreign)
         except CancelledError:
             if self._stopped:
                 raise self._has_stopped() from None

@@ -1,4 +1,4 @@
-"""Says on whom a client of a master elsewhere waits."""
+"""Logs for what a client of a master elsewhere waits."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _Wait:
 
 
 class WaitLog:
-    """Says every 10 s for what the calls under way wait, on a thread of its own: gRPC's calls do not return meanwhile.
+    """Logs every 10 s for what the calls under way wait, on a thread of its own: gRPC's calls do not return meanwhile.
 
     Args:
-        peers: on whom they wait.
+        peers: the tasks that they wait for.
     """
 
     def __init__(self, peers: str) -> None:
@@ -36,7 +36,7 @@ class WaitLog:
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Speaks of a call while it lasts.
+        """Logs about a call while it lasts.
 
         Args:
             what: what the other side is waited for to do.

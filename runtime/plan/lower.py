@@ -90,7 +90,7 @@ def _arguments(op: Operation, specs: Mapping[Tensor, TensorSpec], alias: Mapping
 
 
 def _trace_one(op: Operation, body: Pure | Update, inputs: Sequence[TensorSpec]) -> ClosedJaxpr:
-    arguments = list(inputs[body.own :] if isinstance(body, Deferred) else inputs)
+    arguments = list(inputs[body.kernel_inputs :] if isinstance(body, Deferred) else inputs)
     if isinstance(body, Update) and not body.overwrites:
         arguments = [*(TensorSpec(v.shape, v.dtype) for v in body.variables), *arguments]
     outputs = () if isinstance(body, Deferred) else op.outputs
@@ -186,7 +186,7 @@ def _lower_deferred(
         new = dict(zip(body.variables, _apply(traced.jaxprs[op], [*old, *arrays[len(reads) :]]), strict=False))
         return (*(new[variables[i]] for i in writes), np.zeros((), np.bool_))  # the last tells when it is done
 
-    own = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *arguments[body.own :])
+    own = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *arguments[body.kernel_inputs :])
     place = {tensor: i for i, tensor in enumerate((*inputs, *op.outputs))}
     call = HostCall(
         body.kernel, dict(body.attrs), tuple(place[traced.real(t)] for t in op.inputs), len(op.outputs), op.name

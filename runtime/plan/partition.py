@@ -1,4 +1,4 @@
-"""Cut: placed operations become stages, the units that run as one program on one device.
+"""Partitioning: placed operations become stages, the units that run as one program on one device.
 
 An operation's wave is the longest path to it counted in changes of place. A stage is (place, wave), so edges between
 stages lead to later waves and the stages of one wave are independent of each other. Where an operation could be in
@@ -37,7 +37,7 @@ def partition(
     waits_for: Mapping[Operation, Sequence[Operation]],
     place_of: Callable[[Operation], Place],
 ) -> list[Partition]:
-    """Cuts ``operations`` (given in topological order) into stages, in the order of their waves."""
+    """Partitions ``operations`` (given in topological order) into stages, in the order of their waves."""
     waves, places = _waves(operations, waits_for, {op: _Spot(_own_place(op, place_of)) for op in operations})
     members: dict[tuple[int, Place], list[Operation]] = {}
     for op in operations:

@@ -1,4 +1,4 @@
-"""From a graph to a plan: prune, place, cut, lower, and lay the edges between the stages."""
+"""From a graph to a plan: prune, place, partition, lower, and lay the edges between the stages."""
 
 from __future__ import annotations
 

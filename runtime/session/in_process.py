@@ -23,11 +23,15 @@ class _PrivateMaster(Master):
         self._server = server
 
     def create_session(
-        self, options: SessionConfig, cancelled: Cancellation | None = None, waited_secs: float = 0.0
+        self,
+        options: SessionConfig,
+        cancelled: Cancellation | None = None,
+        waited_secs: float = 0.0,
+        foreign: bool = False,
     ) -> MasterSession:
         tasks.publish(self._server.address, self._server)
         try:
-            return super().create_session(options, cancelled, waited_secs)
+            return super().create_session(options, cancelled, waited_secs, foreign)
         finally:
             tasks.withdraw(self._server.address, self._server)
 

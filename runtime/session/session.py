@@ -286,9 +286,9 @@ class Session:
 
     @property
     def value_ids(self) -> dict[str, str]:
-        """By task, a name for the life of its values that this session uses.
+        """By task, an id of the values that this session uses.
 
-        One that is opened after the task lost its values, or was given others by a chief, has another name there.
+        A session that is opened after the task lost its values, or after a chief replaced them, has another id there.
         """
         return dict(self._engine.value_ids)
 

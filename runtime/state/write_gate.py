@@ -23,10 +23,12 @@ StepKey = tuple[int, int]
 """(session, step)."""
 
 STEPS_PER_SESSION = 32
-"""Steps remembered of each session ..."""
+"""Steps remembered of each session."""
 STEPS_UNDER_WAY = 16
-"""... and how many of them may be half done: only the newest, so that what one task has forgotten nobody asks for."""
+"""Newest steps of each session that may be half done: fewer than are remembered, so that none is forgotten by then."""
 SESSIONS = 4096
+PAUSE_SECS = 10.0
+"""How long a pause holds at most, when its coordinator dies in the middle of a snapshot or somebody asks for more."""
 NO_SNAPSHOT = "no consistent snapshot"
 """How errors begin of snapshots that were not of one instant; begun again, they work."""
 REMEMBER_SECS = 5.0

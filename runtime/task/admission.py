@@ -1,14 +1,15 @@
-"""Turns: workers that crowd the cores of a host with their ps train a few at a time.
+"""Admission control: workers that crowd the cores of a host with their ps train a few at a time.
 
 Where many workers share few cores, each finds its core's caches and address translations full of the others' whenever
 it comes to run: eight workers on two cores take 20 to 40 % more processor time for a step than four. So a ps lets a
-few of its host's workers at a time begin steps, each for a tenth of a second; the others wait in their read, which
-gives them the values of the moment when their turn comes. Fewer steps overlap, so gradients are fresher, too.
+few of its host's workers at a time begin steps: it gives each of them a permit for a tenth of a second. The others wait
+in their read, which gives them the values of the moment of their admission. Fewer steps overlap, so gradients are
+fresher, too.
 
-Nobody is held up for nothing: a turn ends early when its holder has not called for a while (it reads data, it computes
+No worker waits for nothing: a permit ends early when its holder has not called for a while (it reads data, it computes
 for long, it is dead), nobody waits longer than half a second, and while the cores have time to spare nobody waits at
-all. Steps that may wait for other workers (synchronous training, queues) take no turns, nor do steps that read from
-several ps, which would each let other workers go first.
+all. Steps that may wait for other workers (synchronous training, queues) need no admission, nor do steps that read from
+several ps, which would each admit other workers first.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from absl import logging
 from runtime.plan.plan import Plan, StageCall
 
 VARIABLE = "BELLWETHER_TURNS"
-"""Environment variable of a ps: 0 has nobody wait for a turn."""
+"""Environment variable of a ps: 0 admits every step at once."""
 
 AT_ONCE = 2
 """Workers for each core: while one waits for the ps, another has the core."""
 WINDOW_SECS = 0.1
-"""How long the cores are looked at to tell whether they are crowded ..."""
+"""The cores are measured for so long to tell whether they are crowded."""
 SPARE_SECS = 1.0
-"""... and how long nobody waits when they are not."""
+"""Nobody waits for so long after a measurement that found time to spare."""
 SPARE = 0.2
-"""Part of the cores' time that is idle when they are not crowded."""
+"""The cores are crowded when less than this part of their time is idle."""
 
 
 @dataclass(frozen=True)
 class AdmissionLimits:
-    """Times of a line, in seconds.
+    """Times of an admission queue, in seconds.
 
     Attributes:
-        permit: long enough for the caches to be filled for little beside it.
-        quiet: who holds a turn and is silent for so long does not need a core all the time.
-        longest: that anybody waits.
+        permit: how long a session may begin steps; long enough that filling the caches costs little beside it.
+        quiet: a session that is silent for so long does not need a core all the time, and loses its permit.
+        longest: the longest that a session waits.
     """
 
     permit: float = 0.1
@@ -54,7 +55,7 @@ class AdmissionLimits:
 
 
 def is_subject_to_admission(plan: Plan, call: StageCall) -> bool:
-    """Whether a stage call is the read with which training steps begin that can take turns.
+    """Whether a stage call is the read that begins a training step, and may wait for admission.
 
     Args:
         plan: of the step.
@@ -68,13 +69,13 @@ def is_subject_to_admission(plan: Plan, call: StageCall) -> bool:
 
 @dataclass(eq=False)
 class Ticket:
-    """One step's place in a line.
+    """A step that waits for admission.
 
     Attributes:
         session: whose step.
         since: when it came.
-        admitted: whether its turn has come.
-        changed: set when it has, or when it is the first of those who wait.
+        admitted: whether it may begin.
+        changed: set when it was admitted, or has become the first of those who wait.
     """
 
     session: int
@@ -94,11 +95,11 @@ class AdmissionQueue:
     def __init__(self, at_once: int, limits: AdmissionLimits) -> None:
         self._at_once = at_once
         self._limits = limits
-        self._permits: dict[int, list[float]] = {}  # by session: when it began, when its holder was last heard of
+        self._permits: dict[int, list[float]] = {}  # by session: since when it has one, when it was last heard of
         self._waiting: deque[Ticket] = deque()
 
     def request(self, session: int, now: float) -> Ticket | None:
-        """A session wants to begin a step: None when it may, else its place, which ``admit`` calls."""
+        """A session wants to begin a step: None when it may, else its ticket, which ``admit`` admits."""
         permit = self._permits.get(session)
         if permit is not None:
             permit[1] = now
@@ -119,19 +120,19 @@ class AdmissionQueue:
             permit[1] = now
 
     def forget(self, session: int) -> None:
-        """A session has ended: its turn, too."""
+        """A session has ended: so has its permit."""
         self._permits.pop(session, None)
 
     def is_first(self, ticket: Ticket) -> bool:
-        """Whether nobody waits before this place."""
+        """Whether nobody waits before this ticket."""
         return bool(self._waiting) and self._waiting[0] is ticket
 
     def admit(self, now: float, everybody: bool = False) -> float:
-        """Calls those whose turn it is.
+        """Admits those for whom there is room, and those who have waited long enough.
 
         Args:
             now: the time.
-            everybody: calls all who wait.
+            everybody: admits all who wait.
 
         Returns:
             When to look again if nothing happens until then.
@@ -165,7 +166,7 @@ def core_seconds() -> tuple[float, float]:
 
 
 class CpuPressure:
-    """Tells whether the cores are crowded. They are looked at only while somebody asks.
+    """Whether the cores are crowded. They are measured only while somebody asks.
 
     Args:
         read: gives what ``core_seconds`` does.
@@ -189,11 +190,11 @@ class CpuPressure:
 
 
 class AdmissionControl:
-    """The turns of the sessions that train on one ps's host. Thread safe.
+    """Admits the steps of the sessions that train on one ps's host. Thread safe.
 
     Args:
         at_once: how many sessions may begin steps at the same time; `AT_ONCE` for each core by default.
-        overloaded: tells whether the cores are crowded at a time; without that nobody waits.
+        overloaded: whether the cores are crowded at a given time; while they are not, nobody waits.
         limits: the times.
     """
 
@@ -208,7 +209,7 @@ class AdmissionControl:
         self.enabled = os.environ.get(VARIABLE, "1") != "0"
 
     def begin(self, session: int) -> None:
-        """Before the read of a step: waits for the session's turn."""
+        """Before the read of a step: waits until the session is admitted."""
         now = time.monotonic()
         with self._lock:
             ticket = self._queue.request(session, now)
@@ -224,7 +225,7 @@ class AdmissionControl:
                 log, self._logged = not self._logged, True
             if log:
                 logging.info(
-                    "More than %d workers train on this host's cores: they begin steps in turns (%s=0: all at once)",
+                    "More than %d workers train on this host's cores: a few at a time begin steps (%s=0: all at once)",
                     self._at_once,
                     VARIABLE,
                 )
@@ -235,7 +236,7 @@ class AdmissionControl:
         self._queue.heard_of(session, time.monotonic())
 
     def forget(self, session: int) -> None:
-        """A session has ended: another one's turn comes."""
+        """A session has ended: another one is admitted."""
         with self._lock:
             self._queue.forget(session)
             self._queue.admit(time.monotonic())

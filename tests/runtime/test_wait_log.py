@@ -43,7 +43,7 @@ def _said(caplog: pytest.LogCaptureFixture, text: str, action: Callable[[], obje
 
 
 def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(timeouts, "SAY_EVERY_SECS", 0.2)
+    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
         server = cluster[TARGET]
         tasks.withdraw(server.address, server)
@@ -58,7 +58,7 @@ def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
 
 
 def test_a_session_that_waits_for_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(timeouts, "SAY_EVERY_SECS", 0.2)
+    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
     spec = addresses(ps=1, worker=1)
     with rt.Server(spec, "worker", 0) as server, contextlib.ExitStack() as stack:
         tasks.withdraw(server.address, server)

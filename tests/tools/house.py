@@ -48,13 +48,22 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 }
 """By package, its rooms from the ground up; rooms on one floor do not import each other."""
 
-RETIRED = frozenset(
+RETIRED_MODULES = frozenset(
     """
-    allow background bodies clocks cores cut decisions detection figures guarded held leftovers lifted memory mirrors
-    narrow opening patience pieces private purge ready series tunnel turns unchanged wire zarr
+    allow background bodies clocks cores cut decisions detection figures guarded held leftovers lifted memory mirror
+    mirroring mirrors narrow opening patience pieces private purge ready series shards speaker tunnel turns unchanged
+    wire zarr
     """.split()
 )
 """Names that modules had before the field's own names took their place."""
+
+RETIRED_CLASSES = frozenset(
+    """
+    Clocks Crowd Cut Guarded GuardedUpdate Held HeldKey Mirror Mirrors Patience Piece Pieces Reborn Say Shards
+    ShardFile Speaker Told Turns
+    """.split()
+)
+"""Names that classes had before; see the vocabulary in docs/design.md."""
 
 
 @dataclass(frozen=True)
@@ -162,8 +171,15 @@ def circles(package: str, root: pathlib.Path = ROOT) -> list[list[str]]:
 
 
 def retired(root: pathlib.Path = ROOT) -> list[str]:
-    """Modules whose name is a retired word."""
-    return [name for package in LAYERS for name in modules(package, root) if name.split(".")[-1] in RETIRED]
+    """Modules and public classes whose name is a retired word."""
+    found = [name for package in LAYERS for name in modules(package, root) if name.split(".")[-1] in RETIRED_MODULES]
+    classes = class_names(root).items()
+    return found + [f"{module}.{name}" for name, where in classes if name in RETIRED_CLASSES for module in where]
+
+
+def doubles(root: pathlib.Path = ROOT) -> dict[str, list[str]]:
+    """Names of public classes that several modules define, with these modules."""
+    return {name: where for name, where in class_names(root).items() if len(where) > 1}
 
 
 def class_names(root: pathlib.Path = ROOT) -> dict[str, list[str]]:
@@ -212,9 +228,8 @@ def main() -> int:
         for line in [*up, *(f"circle: {', '.join(group)}" for group in round_)]:
             print("   ", line)
         wrong += len(up) + len(round_)
-    doubles = {name: where for name, where in class_names().items() if len(where) > 1}
     print(f"retired words {retired()}")
-    print(f"classes of one name {doubles}")
+    print(f"classes of one name {doubles()}")
     product = lines("harness", "runtime", "models") - lines("harness/tf1")
     print(f"lines: product {product}, tf1 {lines('harness/tf1')}, tests {lines('tests')}; Any {anys()}")
     return int(wrong > 0)
