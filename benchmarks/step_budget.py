@@ -28,7 +28,7 @@ from benchmarks.common import ROOT
 from benchmarks.systems.ours import Training, build
 from benchmarks.systems.protocol import batches, initial
 from harness.launch.ports import free_ports
-from runtime.transport.codec import aligned_buffer
+from runtime.tensor_spec import aligned_buffer
 
 _HIDDEN = flags.DEFINE_integer("hidden", 100, "Width of the hidden layer, in units.", lower_bound=1)
 _TURNS = flags.DEFINE_integer("turns", 20, "Turns with the clocks, and as many without.", lower_bound=1)

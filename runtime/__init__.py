@@ -1,9 +1,9 @@
-"""The distributed runtime: graphs, variables, servers and sessions. ``import runtime as rt``."""
+"""The distributed runtime: graphs, variables, servers and sessions. ``import runtime as rt``.
 
-from runtime.checkpoint import storage as zarr
-from runtime.checkpoint.coordinator import CheckpointCoordinator
-from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
-from runtime.checkpoint.states import register_state
+``rt.lowlevel`` is its second face, for those who build a training harness.
+"""
+
+from runtime import lowlevel
 from runtime.cluster.kubernetes import KubernetesClusterResolver
 from runtime.cluster.resolvers import (
     ClusterResolver,
@@ -33,9 +33,7 @@ from runtime.errors import (
     UnimplementedError,
     UnknownError,
 )
-from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.debug_ops import Print, check
-from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.gradients import gradients
 from runtime.graph.graph import (
     Graph,
@@ -49,7 +47,6 @@ from runtime.graph.graph import (
     no_op,
     reset_default_graph,
 )
-from runtime.graph.host_ops import host_call
 from runtime.graph.initialization import (
     global_variables,
     global_variables_initializer,
@@ -62,6 +59,7 @@ from runtime.graph.initialization import (
     wait_until_initialized,
 )
 from runtime.graph.jax_functions import lax, nn, numpy, random, stop_gradient
+from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
 from runtime.graph.placement import (
     DeviceSpec,
@@ -74,10 +72,9 @@ from runtime.graph.placement import (
 from runtime.graph.random import random_key, set_random_seed
 from runtime.graph.resources import ConditionalAccumulator, FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
 from runtime.graph.variable import Variable, assign, assign_add, assign_sub, update, variables
-from runtime.observe.process_metrics import metrics
+from runtime.master.config import SessionConfig
 from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
-from runtime.session.config import SessionConfig
 from runtime.session.run_options import RunMetadata, RunOptions
 from runtime.session.session import InteractiveSession, Session, get_default_session
 
@@ -88,7 +85,6 @@ __all__ = [
     "ClusterResolver",
     "ClusterSpec",
     "ConditionalAccumulator",
-    "Snapshot",
     "DataLossError",
     "DeadlineExceededError",
     "DeviceSpec",
@@ -108,7 +104,6 @@ __all__ = [
     "PaddingFIFOQueue",
     "PermissionDeniedError",
     "Print",
-    "Quorum",
     "RandomShuffleQueue",
     "RandomStrategy",
     "ResourceExhaustedError",
@@ -117,8 +112,6 @@ __all__ = [
     "Server",
     "Session",
     "SessionConfig",
-    "CheckpointFile",
-    "CheckpointCoordinator",
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
@@ -126,18 +119,17 @@ __all__ = [
     "TaskReport",
     "TaskLeftError",
     "Tensor",
+    "TensorLike",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
     "UnionClusterResolver",
     "UnknownError",
     "Variable",
-    "VariableSlice",
     "as_tensor",
     "assign",
     "assign_add",
     "assign_sub",
-    "bounded_update",
     "byte_size_load_fn",
     "call",
     "check",
@@ -150,15 +142,12 @@ __all__ = [
     "global_variables_initializer",
     "gradients",
     "group",
-    "group_broadcast",
-    "group_mean",
-    "host_call",
     "identity",
     "is_variable_initialized",
     "lax",
     "local_variables",
     "local_variables_initializer",
-    "metrics",
+    "lowlevel",
     "name_scope",
     "nn",
     "no_op",
@@ -167,7 +156,6 @@ __all__ = [
     "probe",
     "random",
     "random_key",
-    "register_state",
     "replica_device_setter",
     "report_uninitialized_variables",
     "reset_default_graph",
@@ -178,5 +166,4 @@ __all__ = [
     "variables",
     "variables_initializer",
     "wait_until_initialized",
-    "zarr",
 ]

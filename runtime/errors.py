@@ -4,23 +4,30 @@ The whole tree, with the status code of each type and the built-in exception it 
 
     OpError (Exception)
     |-- CancelledError            1  the step, session or stage was cancelled by somebody
+    |   |-- HungUpError              its caller is dead, has given it up or was cut off
+    |   `-- TakeoverError            the task goes on from its backup, without what was under way: begin it again
     |-- UnknownError              2  an exception that has no better name
     |-- InvalidArgumentError      3  ValueError: wrong feed, shape, dtype, name or flag
+    |   `-- MissingFeedError         a placeholder without a value
     |-- DeadlineExceededError     4  TimeoutError: a time limit ran out
+    |   `-- SnapshotError            the tasks could not be held still together for long enough
     |-- NotFoundError             5  LookupError: no such variable, checkpoint, session or task
     |-- AlreadyExistsError        6  the name is taken
     |-- PermissionDeniedError     7  PermissionError: known who you are, and it is not allowed
     |-- ResourceExhaustedError    8  out of memory, or over a configured limit; no variable has lost its value
     |-- FailedPreconditionError   9  uninitialised variable, closed session: do something first
+    |   `-- UninitializedError       variables have no value yet
     |-- AbortedError             10  the task restarted, or an update that failed took values along; make a new session
     |-- OutOfRangeError          11  the end of the input
     |   `-- TaskLeftError            the task has left in order, as training is over
     |-- UnimplementedError       12  the task does not know this operation, method or version
     |-- InternalError            13  a broken invariant: a bug of ours
+    |   `-- GroupLostError           a group of processes that compute together has lost one
     |-- UnavailableError         14  ConnectionError: no contact with the task; try again
     |-- DataLossError            15  a file or frame is damaged
     `-- UnauthenticatedError     16  the credential is missing or wrong
 
+Subclasses cross from task to task as well as types do, so that no decision hangs on the text of a message.
 Catching the built-in works too: `except ConnectionError` catches `UnavailableError`, and so on.
 """
 
@@ -35,12 +42,14 @@ class OpError(Exception):
     """Base of all errors of the runtime.
 
     Attributes:
-        code: gRPC status number (1 to 16), the same for all errors of one type.
+        code: gRPC status number (1 to 16), the same for all errors of one type and its subclasses.
+        kind: tells the subclasses of one code apart; 0 is the type itself.
         message: what went wrong, without the task.
         task: where it went wrong, such as "/job:ps/task:0"; empty when it was here or nobody knows.
     """
 
     code: ClassVar[int] = 2
+    kind: ClassVar[int] = 0
 
     def __init__(self, message: str = "", *, task: str = "") -> None:
         """Makes an error that reads "<task>: <message>"."""
@@ -74,6 +83,18 @@ class CancelledError(OpError):
     code = 1
 
 
+class HungUpError(CancelledError):
+    """The caller of the wait is dead, has given it up or was cut off; one that was cut off makes the call again."""
+
+    kind = 1
+
+
+class TakeoverError(CancelledError):
+    """The task goes on from its backup, without what was under way when it died: begun again, it works."""
+
+    kind = 2
+
+
 class UnknownError(OpError):
     """An exception that has no better name."""
 
@@ -86,10 +107,22 @@ class InvalidArgumentError(OpError, ValueError):
     code = 3
 
 
+class MissingFeedError(InvalidArgumentError):
+    """A placeholder that the step needs has no value."""
+
+    kind = 1
+
+
 class DeadlineExceededError(OpError, TimeoutError):
     """A time limit ran out before the work was done."""
 
     code = 4
+
+
+class SnapshotError(DeadlineExceededError):
+    """No consistent snapshot: the tasks could not be held still together for long enough."""
+
+    kind = 1
 
 
 class NotFoundError(OpError, LookupError):
@@ -122,6 +155,12 @@ class FailedPreconditionError(OpError):
     code = 9
 
 
+class UninitializedError(FailedPreconditionError):
+    """Variables have no value yet."""
+
+    kind = 1
+
+
 class AbortedError(OpError):
     """The task restarted, or a failed update took values along: state is gone, and a new session is needed."""
 
@@ -137,6 +176,8 @@ class OutOfRangeError(OpError):
 class TaskLeftError(OutOfRangeError):
     """The task has left in order, as training is over: nobody will answer there any more."""
 
+    kind = 1
+
 
 class UnimplementedError(OpError):
     """The task does not know this operation, method or version."""
@@ -148,6 +189,12 @@ class InternalError(OpError):
     """A broken invariant of the runtime."""
 
     code = 13
+
+
+class GroupLostError(InternalError):
+    """A group of processes that compute together has lost one of them: all must be started again."""
+
+    kind = 1
 
 
 class UnavailableError(OpError, ConnectionError):
@@ -193,12 +240,31 @@ ERROR_TYPES: Final = MappingProxyType(
 )
 """The type of each gRPC status number from 1 to 16."""
 
+_KINDS: Final = {
+    (error_type.code, error_type.kind): error_type
+    for error_type in (
+        HungUpError,
+        TakeoverError,
+        MissingFeedError,
+        SnapshotError,
+        UninitializedError,
+        TaskLeftError,
+        GroupLostError,
+    )
+}
+
+
+def wire_code(error: OpError) -> int:
+    """The number that tells the type of an error to another task; ``error_from_code`` reads it, and plain codes too."""
+    return error.code | error.kind << 8
+
 
 def error_from_code(code: int, message: str, task: str = "") -> OpError:
     """Makes the error that a gRPC status number stands for.
 
     Args:
-        code: status number; one that is not known (a newer peer's) gives an `UnknownError` that tells it.
+        code: status number, or what ``wire_code`` gives. One that is not known (a newer peer's) gives an
+            `UnknownError` that tells it; of an unknown kind, the type of its status number.
         message: what went wrong, without the task.
         task: where it went wrong, such as "/job:ps/task:0".
 
@@ -207,7 +273,21 @@ def error_from_code(code: int, message: str, task: str = "") -> OpError:
     """
     if code == 0:
         raise ValueError(f"status code 0 is success, not an error (message: {message!r})")
-    error_type: type[OpError] | None = ERROR_TYPES.get(code)
+    base = code & 0xFF
+    error_type: type[OpError] | None = _KINDS.get((base, code >> 8)) or ERROR_TYPES.get(base)
     if error_type is None:
         return UnknownError(f"{message} (status code {code})", task=task)
     return error_type(message, task=task)
+
+
+def meaning(error: BaseException) -> type[OpError]:
+    """The error type for what JAX, XLA or numpy has raised."""
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
+        return ResourceExhaustedError
+    return InvalidArgumentError if isinstance(error, TypeError | ValueError) else InternalError
+
+
+def one_line(what: BaseException | str, most: int = 500) -> str:
+    """A text, or that of an error, in one line of at most so many characters; an error's type when it says nothing."""
+    text = what if isinstance(what, str) else str(what) if isinstance(what, Exception) else ""
+    return " ".join(text.split())[:most] or (what if isinstance(what, str) else repr(what))

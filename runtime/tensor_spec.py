@@ -1,21 +1,30 @@
-"""What a tensor looks like from outside: its shape and its dtype, and which dtypes there are."""
+"""What a tensor looks like from outside: its shape, its dtype and its memory, and which dtypes there are."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
 
-STRING: Final[np.dtype[Any]] = np.dtype(object)
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+"""A numpy array of any shape and dtype."""
+DType: TypeAlias = np.dtype[Any]
+"""A numpy dtype; which one is known when the program runs."""
+
+ALIGNMENT: Final = 64
+"""Bytes. XLA reads an array in place that starts at a multiple of this, and copies another first."""
+STRING: Final[DType] = np.dtype(object)
 """The dtype of string tensors: numpy object arrays whose elements are `bytes`."""
 
+_STRING_NAME: Final = "string"
 
-def _numeric_dtypes() -> Mapping[str, np.dtype[Any]]:
+
+def _numeric_dtypes() -> Mapping[str, DType]:
     builtin = [np.dtype(code) for code in "?bhiqBHIQefdFD"]
     extended = [getattr(ml_dtypes, name) for name in sorted(dir(ml_dtypes))]
     types = [t for t in extended if isinstance(t, type) and issubclass(t, np.generic)]
@@ -26,17 +35,19 @@ NUMERIC_DTYPES: Final = _numeric_dtypes()
 """Every dtype whose elements are plain bytes, by name: numpy's booleans and numbers, and all of ml_dtypes."""
 
 
-def canonical_dtype(dtype: Any) -> np.dtype[Any]:
+def canonical_dtype(dtype: Any) -> DType:
     """Gives the one dtype object, in native byte order, that tensors of this dtype carry.
 
     Args:
-        dtype: anything that `numpy.dtype` understands, or the name of an ml_dtypes type such as "bfloat16".
+        dtype: anything that `numpy.dtype` understands, or a name that `dtype_name` gives ("bfloat16", "string").
 
     Raises:
         InvalidArgumentError: tensors cannot have this dtype.
     """
     if isinstance(dtype, str) and dtype in NUMERIC_DTYPES:
         return NUMERIC_DTYPES[dtype]
+    if isinstance(dtype, str) and dtype == _STRING_NAME:
+        return STRING
     try:
         found = np.dtype(dtype)
     except TypeError as error:
@@ -51,6 +62,30 @@ def canonical_dtype(dtype: Any) -> np.dtype[Any]:
     return known
 
 
+def dtype_name(dtype: DType) -> str:
+    """Name of a dtype: "float32", "bfloat16", ..., or "string"; ``canonical_dtype`` gives the dtype of the name."""
+    return _STRING_NAME if dtype.hasobject else str(dtype.name)
+
+
+def shape_fits(shape: Sequence[int | None], wanted: Sequence[int | None]) -> bool:
+    """Whether an array of one shape may be one of the other; None stands for any size."""
+    return len(shape) == len(wanted) and all(
+        a is None or b is None or a == b for a, b in zip(shape, wanted, strict=True)
+    )
+
+
+def aligned_buffer(nbytes: int) -> Array:
+    """A fresh uint8 array [nbytes] whose memory starts at a multiple of 64; its contents are arbitrary."""
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def aligned(shape: tuple[int, ...], dtype: DType) -> Array:
+    """Memory for an array of numbers that XLA takes without a copy; its contents are arbitrary."""
+    return aligned_buffer(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """The static shape and the dtype of a tensor.
@@ -61,7 +96,7 @@ class TensorSpec:
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
 
     def __post_init__(self) -> None:
         """Checks the shape and brings the dtype to its canonical form.
@@ -107,7 +142,7 @@ class TensorSpec:
     @property
     def name(self) -> str:
         """Name of the dtype: "float32", "bfloat16", ..., or "string"."""
-        return "string" if self.is_string else self.dtype.name
+        return dtype_name(self.dtype)
 
     def __str__(self) -> str:
         """The short form that messages use, such as "float32[2,3]"."""

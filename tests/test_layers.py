@@ -1,148 +1,151 @@
-"""Imports point one way: down the list of layers, from models to harness to runtime, never back."""
+"""Imports point one way: from models to harness to runtime, down the rooms of each, and never in a circle."""
 
 import ast
 import pathlib
 from collections.abc import Iterator
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Each layer imports only itself and those before it; names in one tuple are one layer. The protocol modules stand
-# first: everybody may import them, and they import nothing of ours.
-LAYERS: list[tuple[str, ...]] = [
-    ("proto",),
-    ("errors", "process_metrics", "detection"),
-    ("tensor_spec",),
-    ("cluster", "resolvers", "kubernetes", "slurm"),
-    ("device_spec", "device"),
-    ("graph",),
-    ("plan",),
-    ("execution",),
-    ("transport",),
-    ("server",),
-    ("run_options", "session_config", "feeds", "session"),
-]
-RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+import pytest
+
+from tests.tools import house
+
 OURS = {"harness", "runtime", "models", "benchmarks", "tests", "protos"}
+FACES = ("runtime", "runtime.lowlevel")
+"""The modules of runtime that harness may use, each by the names in its ``__all__``."""
 
 
-def _modules(folder: str) -> list[pathlib.Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
-
-
-def _name(path: pathlib.Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _imports(path: pathlib.Path, tree: ast.AST) -> Iterator[tuple[int, str, str | None]]:
-    """Line, module and name of every import, also inside functions and under TYPE_CHECKING; relative ones resolved.
-
-    `import a.b` gives (a.b, None), `from a.b import c` gives (a.b, c).
-    """
-    package = path.relative_to(ROOT).parent.parts
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str, str | None]]:
+    """Line, module and name of every absolute import: `import a.b` gives (a.b, None), `from a.b import c` (a.b, c)."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name, None
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join((*base, *([node.module] if node.module else [])))
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
-                yield node.lineno, module, alias.name
+                yield node.lineno, node.module, alias.name
 
 
-def _ours(path: pathlib.Path) -> Iterator[tuple[str, str, str | None]]:
-    """Place, module and name of every import of something in this repository."""
-    for line, module, name in _imports(path, ast.parse(path.read_text())):
-        if module.split(".")[0] in OURS:
-            yield f"{path.relative_to(ROOT)}:{line}", module, name
-
-
-def _layer_of(module: str, name: str | None) -> str | None:
-    """The layer of runtime that an import of ours reaches; None for the package itself or another package."""
-    parts = [*module.split("."), *([name] if name else [])]
-    return parts[1] if parts[0] == "runtime" and len(parts) > 1 else None
-
-
-def _public_names() -> set[str]:
-    for node in ast.parse((ROOT / "runtime" / "__init__.py").read_text()).body:
+def _public(face: str, root: pathlib.Path = house.ROOT) -> set[str]:
+    path = house.modules("runtime", root)[face]
+    for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
             return set(ast.literal_eval(node.value))
-    raise AssertionError("runtime/__init__.py assigns no __all__")
+    raise AssertionError(f"{path} assigns no __all__")
 
 
-def test_every_module_of_runtime_has_a_layer() -> None:
-    found = {path.relative_to(ROOT / "runtime").with_suffix("").parts[0] for path in _modules("runtime")}
-    assert found - {"__init__"} <= set(RANK), "give it a place in LAYERS here and in the design"
-
-
-def test_runtime_imports_point_down() -> None:
-    wrong = []
-    for path in _modules("runtime"):
-        own = _name(path).split(".")[1:2]
-        for place, module, name in _ours(path):
-            layer = _layer_of(module, name)
-            if module.split(".")[0] != "runtime":
-                wrong.append(f"{place}: runtime must not import {module}")
-            elif own and (layer is None or layer not in RANK):
-                wrong.append(f"{place}: inside runtime name the module, not the package: {module} {name or ''}")
-            elif own and layer is not None and RANK[layer] > RANK[own[0]]:
-                wrong.append(f"{place}: {own[0]} is below {layer} and must not import it")
-    assert wrong == []
-
-
-def _private_uses(path: pathlib.Path, public: set[str]) -> Iterator[str]:
-    """Places where a module of harness uses more than the names that `import runtime` gives."""
-    tree, here = ast.parse(path.read_text()), path.relative_to(ROOT)
-    for line, module, name in _imports(path, tree):
-        root = module.split(".")[0]
-        if root in OURS - {"harness", "runtime"}:
-            yield f"{here}:{line}: harness must not import {module}"
-        elif root == "runtime" and module != "runtime":
-            yield f"{here}:{line}: {module}: only the names that `import runtime` gives"
-        elif module == "runtime" and name is not None and name not in public:
-            yield f"{here}:{line}: {name} is not in runtime.__all__"
-    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    aliases = {alias.asname or alias.name for alias in imports if alias.name == "runtime"}
+def _used_of_runtime(tree: ast.AST) -> Iterator[tuple[int, str, str | None]]:
+    """Line, module and name of everything of runtime that a module uses, by imports and as attributes of the faces."""
+    known = {"runtime": "runtime"}  # by dotted name in this module
+    for line, module, name in _imports(tree):
+        if module.split(".")[0] == "runtime":
+            yield line, module, name
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
-            if node.attr not in public:
-                yield f"{here}:{node.lineno}: {node.attr} is not in runtime.__all__"
+        if isinstance(node, ast.Import):
+            known |= {alias.asname: alias.name for alias in node.names if alias.asname and alias.name in FACES}
+        elif isinstance(node, ast.ImportFrom) and node.module == "runtime":
+            known |= {a.asname or a.name: f"runtime.{a.name}" for a in node.names if f"runtime.{a.name}" in FACES}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            head, _, rest = ast.unparse(node.value).partition(".")
+            face = ".".join(filter(None, (known.get(head), rest)))
+            if head in known and face in FACES:
+                yield node.lineno, face, node.attr
 
 
-def test_harness_uses_runtime_by_its_public_names_only() -> None:
-    public = _public_names()
-    assert [use for path in _modules("harness") for use in _private_uses(path, public)] == []
+def _beyond_the_faces(tree: ast.AST) -> list[str]:
+    return [
+        f"{line}: {module}{'.' if name else ''}{name or ''} is in no face of runtime"
+        for line, module, name in _used_of_runtime(tree)
+        if module not in FACES or (name is not None and name not in _public(module))
+    ]
+
+
+@pytest.mark.parametrize("package", house.LAYERS)
+def test_every_room_has_a_floor(package: str) -> None:
+    found = {house.room(name) for name in house.modules(package)} - {""}
+    assert found == {name for layer in house.LAYERS[package] for name in layer}, "LAYERS in tests/tools/house.py"
+
+
+def test_imports_of_runtime_point_down() -> None:
+    assert house.arrows_up("runtime") == []
+
+
+@pytest.mark.parametrize("package", house.LAYERS)
+def test_no_module_imports_itself_over_others(package: str) -> None:
+    assert house.circles(package) == []
+
+
+def test_a_circle_and_an_arrow_up_are_found(tmp_path: pathlib.Path) -> None:
+    for name, text in {
+        "graph/__init__": "",
+        "graph/a": "from runtime.graph import b",
+        "graph/b": "def f():\n    from .a import g",
+        "plan/__init__": "",
+        "graph/c": "from runtime.plan import __init__\nimport runtime.plan",
+    }.items():
+        path = tmp_path / "runtime" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert house.circles("runtime", tmp_path) == [["runtime.graph.a", "runtime.graph.b"]]
+    assert any("graph is not above plan" in line for line in house.arrows_up("runtime", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("package", "allowed"),
+    [
+        ("runtime", {"runtime"}),
+        ("harness", {"runtime", "harness"}),
+        ("models", {"runtime", "harness", "models"}),
+    ],
+)
+def test_packages_import_only_what_is_below_them(package: str, allowed: set[str]) -> None:
+    assert [
+        f"{name}:{line}: {module}"
+        for name, path in house.modules(package).items()
+        for line, module, _ in _imports(ast.parse(path.read_text()))
+        if module.split(".")[0] in OURS - allowed
+    ] == []
+
+
+def test_harness_uses_runtime_by_its_two_faces_only() -> None:
+    assert [
+        f"{name}:{wrong}"
+        for name, path in house.modules("harness").items()
+        for wrong in _beyond_the_faces(ast.parse(path.read_text()))
+    ] == []
+
+
+def test_the_two_faces_have_no_name_in_common() -> None:
+    assert _public("runtime") & _public("runtime.lowlevel") == set()
 
 
 def test_models_use_public_packages_only() -> None:
     allowed = {"harness", "runtime", "harness.tf1"}
     assert [
-        f"{place}: {module}"
-        for path in _modules("models")
-        for place, module, _ in _ours(path)
-        if module not in allowed and module.split(".")[0] != "models"
+        f"{name}:{line}: {module}"
+        for name, path in house.modules("models").items()
+        for line, module, _ in _imports(ast.parse(path.read_text()))
+        if module.split(".")[0] in {"harness", "runtime"} and module not in allowed
     ] == []
 
 
-def test_the_checker_sees_every_kind_of_import(tmp_path: pathlib.Path) -> None:
-    source = """
-import runtime.session as s
-from runtime import plan
-def f():
-    from . import errors
-    from ..harness import launch
-"""
-    path = ROOT / "runtime" / "graph" / "imagined.py"
-    found = {(module, name) for _, module, name in _imports(path, ast.parse(source))}
-    assert found == {
-        ("runtime.session", None),
-        ("runtime", "plan"),
-        ("runtime.graph", "errors"),
-        ("runtime.harness", "launch"),
-    }
-    assert [_layer_of(module, name) for module, name in sorted(found, key=str)] == [
-        "plan",
-        "graph",
-        "harness",
-        "session",
-    ]
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import runtime.session as s",
+        "from runtime.plan import plan",
+        "from runtime import plan",
+        "from runtime.lowlevel import Session",
+        "import runtime as rt\nrt.Quorum",
+        "import runtime as rt\nrt.lowlevel.Session",
+        "from runtime import lowlevel as low\nlow.Session",
+        "import runtime.lowlevel\nruntime.lowlevel.Session",
+        "def f():\n    from runtime.session import session",
+    ],
+)
+def test_what_is_in_no_face_is_found(source: str) -> None:
+    assert len(_beyond_the_faces(ast.parse(source))) == 1
+
+
+def test_what_is_in_a_face_is_let_through() -> None:
+    source = "import runtime as rt\nfrom runtime.lowlevel import storage\nrt.lowlevel.Quorum\nrt.Session.run\n"
+    assert _beyond_the_faces(ast.parse(source)) == []

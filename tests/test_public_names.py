@@ -4,12 +4,20 @@ import ast
 import importlib
 import inspect
 import pathlib
+import typing
 from collections.abc import Iterator
 
 import pytest
 
+import harness
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ["runtime", "harness"]
+FACES = {
+    "runtime": "runtime/__init__.py",
+    "runtime.lowlevel": "runtime/lowlevel.py",
+    "harness": "harness/__init__.pyi",
+}
+"""By package, the file that binds its names for its users."""
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -23,8 +31,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 def _bound_here(package: str) -> list[str]:
     """The names that a package binds for its users: what it imports from itself, and what it defines."""
     names: list[str] = []
-    for node in _statements(ast.parse((ROOT / package / "__init__.py").read_text()).body):
-        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] in PACKAGES):
+    for node in _statements(ast.parse((ROOT / FACES[package]).read_text()).body):
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] in FACES):
             names += [alias.asname or alias.name for alias in node.names]
         elif isinstance(node, ast.Import):
             names += [alias.asname for alias in node.names if alias.asname and alias.name.split(".")[0] == package]
@@ -37,7 +45,7 @@ def _bound_here(package: str) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", FACES)
 def test_all_is_what_is_bound(package: str) -> None:
     module = importlib.import_module(package)
     public = [name for name in module.__all__ if not name.startswith("__")]
@@ -47,13 +55,25 @@ def test_all_is_what_is_bound(package: str) -> None:
     assert sorted(public) == sorted(bound)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", FACES)
 def test_every_public_name_exists_and_is_documented(package: str) -> None:
     module = importlib.import_module(package)
     assert module.__doc__
     undocumented = []
     for name in module.__all__:
         value = getattr(module, name)
+        if typing.get_origin(value) is not None:
+            continue  # the name of a type, which its module documents
         if (inspect.ismodule(value) or inspect.isclass(value) or callable(value)) and not (value.__doc__ or "").strip():
             undocumented.append(name)
     assert undocumented == []
+
+
+def test_harness_gives_what_its_stub_says() -> None:
+    for node in ast.parse((ROOT / FACES["harness"]).read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            home = importlib.import_module(node.module or "")
+            for alias in node.names:
+                assert getattr(harness, alias.name) is getattr(home, alias.name)
+    with pytest.raises(AttributeError, match="'harness' has no attribute 'Absent'"):
+        _ = harness.Absent  # type: ignore[attr-defined]

@@ -15,8 +15,8 @@ import numpy as np
 
 import runtime as rt
 from runtime.task.worker import Worker
+from runtime.tensor_spec import aligned_buffer
 from runtime.transport import Reply
-from runtime.transport.codec import aligned_buffer
 
 
 class Stopwatch:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.checkpoints.names import dtype_name
 from harness.checkpoints.reader import CheckpointReader, Stored, load_checkpoint
 from runtime import Variable, get_default_graph
+from runtime.lowlevel import dtype_name
 
 
 def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any
 
 
 def _pairs(
-    reader: CheckpointReader, variables: Mapping[str, Variable], source: str, target: Any
+    reader: CheckpointReader, variables: Mapping[str, Variable], source: str, target: object
 ) -> Iterator[tuple[Stored, list[Variable]]]:
     if source.endswith("/"):
         if not isinstance(target, str) or not target.endswith("/"):
@@ -92,5 +92,5 @@ def _misfits(stored: Stored, parts: list[Variable]) -> Iterator[str]:
     if shape != stored.shape:
         yield f"{stored.name!r} has shape {stored.shape}, {parts[0].op.name!r} has {shape}"
     for part in parts:
-        if dtype_name(part) != stored.dtype:
-            yield f"{stored.name!r} is {stored.dtype}, {part.op.name!r} is {dtype_name(part)}"
+        if dtype_name(part.dtype) != stored.dtype:
+            yield f"{stored.name!r} is {stored.dtype}, {part.op.name!r} is {dtype_name(part.dtype)}"

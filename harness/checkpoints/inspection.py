@@ -21,9 +21,10 @@ import numpy as np
 import runtime as rt
 from harness.checkpoints.layout import find_checkpoint, managers_below, problems_of, steps_in
 from harness.checkpoints.manifest import read_manifest
-from harness.checkpoints.reader import CheckpointReader, Stored, dtype_named, load_checkpoint
+from harness.checkpoints.reader import CheckpointReader, Stored, load_checkpoint
 from harness.monitoring.command_line import USAGE_ERROR, Parser
 from harness.monitoring.rates import sizes, table
+from runtime.lowlevel import canonical_dtype
 
 
 def steps_of(path: str) -> list[dict[str, Any]]:
@@ -57,7 +58,9 @@ def wanted(reader: CheckpointReader, name: str | None) -> list[Stored]:
 def nbytes(stored: Stored) -> int:
     """Bytes of an array's elements; of strings, as they are stored."""
     return (
-        stored.encoded if stored.dtype == "string" else int(np.prod(stored.shape)) * dtype_named(stored.dtype).itemsize
+        stored.encoded
+        if stored.dtype == "string"
+        else int(np.prod(stored.shape)) * canonical_dtype(stored.dtype).itemsize
     )
 
 

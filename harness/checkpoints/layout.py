@@ -17,7 +17,8 @@ from absl import logging
 from etils import epath
 
 from harness.checkpoints.manifest import FILE_NAME, Manifest, quick_problems, read_manifest
-from runtime import DataLossError, PermissionDeniedError, UnavailableError, zarr
+from runtime import DataLossError, PermissionDeniedError, UnavailableError
+from runtime.lowlevel import storage
 
 ORBAX_STEP_FILE = "_CHECKPOINT_METADATA"
 ORBAX_TREE_FILE = "_METADATA"
@@ -72,7 +73,7 @@ def steps_in(directory: str) -> list[Step]:
         for child in children(parent):
             if child.name.isdigit() and int(child.name) not in found and is_checkpoint(child):
                 found[int(child.name)] = Step(str(epath.Path(directory)), int(child.name), str(child))
-        if not zarr.is_local(directory):
+        if not storage.is_local(directory):
             break  # nothing is moved there
     return [found[number] for number in sorted(found)]
 
@@ -85,31 +86,31 @@ def children(directory: str) -> list[epath.Path]:
         PermissionDeniedError: it may not be looked into.
     """
     root = epath.Path(directory)
-    if not zarr.is_local(directory):
+    if not storage.is_local(directory):
         return list(root.iterdir()) if root.is_dir() else []
     try:
         return [root / name for name in os.listdir(directory)]
     except OSError as error:
-        if error.errno in zarr.NOTHING_THERE:
+        if error.errno in storage.NOTHING_THERE:
             return []
         raise _barred(error, directory) from None
 
 
 def exists(path: epath.Path) -> bool:
     """Whether there is such a file or directory; raises as ``children``."""
-    if not zarr.is_local(str(path)):
+    if not storage.is_local(str(path)):
         return bool(path.exists())
     try:
         os.stat(path)
     except OSError as error:
-        if error.errno in zarr.NOTHING_THERE:
+        if error.errno in storage.NOTHING_THERE:
             return False
         raise _barred(error, str(path)) from None
     return True
 
 
 def _barred(error: OSError, path: str) -> Exception:
-    return zarr.barred(error, path) or UnavailableError(f"{path} cannot be read: {error}")
+    return storage.barred(error, path) or UnavailableError(f"{path} cannot be read: {error}")
 
 
 def is_checkpoint(path: epath.Path) -> bool:
@@ -117,7 +118,7 @@ def is_checkpoint(path: epath.Path) -> bool:
     if TEMPORARY in path.name:
         return False
     marks = [ORBAX_STEP_FILE, ORBAX_TREE_FILE]
-    if zarr.is_local(str(path)):  # it got its name when it was whole, so it is one whatever it has lost since
+    if storage.is_local(str(path)):  # it got its name when it was whole, so it is one whatever it has lost since
         marks += [FILE_NAME, DEFAULT_ITEM] if path.name.isdigit() else [FILE_NAME]
     return any(exists(path / mark) for mark in marks)
 
@@ -189,7 +190,7 @@ def is_ours(path: str) -> bool:
         except UnicodeDecodeError:
             continue
         except OSError as error:
-            if (other := zarr.barred(error, str(file))) is not None:
+            if (other := storage.barred(error, str(file))) is not None:
                 raise other from None
     return False
 

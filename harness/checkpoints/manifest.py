@@ -12,7 +12,8 @@ from typing import Any
 
 from etils import epath
 
-from runtime import CheckpointFile, DataLossError, zarr
+from runtime import DataLossError
+from runtime.lowlevel import CheckpointFile, storage
 
 FILE_NAME = "bellwether.json"
 """Name of the manifest in a step's directory; plain Orbax passes it by."""
@@ -103,7 +104,7 @@ class Manifest:
                 raise DataLossError(f"{where} has format {body['format']}; this version reads up to {FORMAT}")
             files = [CheckpointFile(*f) for f in body["files"]]
             for file in files:
-                if not zarr.is_inside(file.path):
+                if not storage.is_inside(file.path):
                     raise DataLossError(
                         f"{where} is damaged: its manifest names the file {file.path!r}, which does not lie in it"
                     )
@@ -143,7 +144,7 @@ def read_manifest(step_directory: str) -> Manifest | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and (other := zarr.barred(error, step_directory)) is not None:
+        if isinstance(error, OSError) and (other := storage.barred(error, step_directory)) is not None:
             raise other from None
         raise DataLossError(f"{step_directory} is damaged: its manifest cannot be read ({error})") from error
     return Manifest.from_json(text, step_directory)
@@ -158,7 +159,7 @@ def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
         try:
             found = os.stat(os.path.join(step_directory, file.path))
         except OSError as error:
-            if (other := zarr.barred(error, os.path.join(step_directory, file.path))) is not None:
+            if (other := storage.barred(error, os.path.join(step_directory, file.path))) is not None:
                 raise other from None
             problems.append(f"{file.path}: {error.strerror}")
             continue

@@ -11,7 +11,8 @@ import numpy as np
 
 from harness.checkpoints.manifest import SavedVariable
 from harness.checkpoints.reader import CheckpointReader, Stored
-from runtime import InvalidArgumentError, NotFoundError, Session, Variable, VariableSlice, global_variables
+from runtime import InvalidArgumentError, NotFoundError, Session, Variable, global_variables
+from runtime.lowlevel import VariableSlice, dtype_name
 
 CHUNK_BYTES = 64 << 20
 """Arrays larger than this are stored in chunks of about this size, so that a part can be read alone."""
@@ -146,14 +147,9 @@ def described(
     for s, piece in zip(saved, slices, strict=True):
         parts.setdefault(s.name, []).append((piece.task, s.offset, s.variable.shape))
     return {
-        s.name: SavedVariable(dtype_name(s.variable), s.full_shape, tuple(parts[s.name]), sizes.get(s.name, 0))
+        s.name: SavedVariable(dtype_name(s.variable.dtype), s.full_shape, tuple(parts[s.name]), sizes.get(s.name, 0))
         for s in saved
     }
-
-
-def dtype_name(variable: Variable) -> str:
-    """Name of a variable's dtype as checkpoints have it."""
-    return "string" if variable.dtype == object else variable.dtype.name
 
 
 def match(reader: CheckpointReader, saved: Sequence[Saved], *, partial: bool) -> list[tuple[Saved, Stored]]:
@@ -172,10 +168,10 @@ def match(reader: CheckpointReader, saved: Sequence[Saved], *, partial: bool) ->
     for s in saved:
         stored = reader.arrays.get(s.name)
         if stored is None:
-            missing.append(f"{s.name} {dtype_name(s.variable)}{list(s.full_shape)}")
-        elif (stored.shape, stored.dtype) != (s.full_shape, dtype_name(s.variable)):
+            missing.append(f"{s.name} {dtype_name(s.variable.dtype)}{list(s.full_shape)}")
+        elif (stored.shape, stored.dtype) != (s.full_shape, dtype_name(s.variable.dtype)):
             wrong.append(
-                f"{s.name}: the variable is {dtype_name(s.variable)}{list(s.full_shape)}, "
+                f"{s.name}: the variable is {dtype_name(s.variable.dtype)}{list(s.full_shape)}, "
                 f"the checkpoint has {stored.dtype}{list(stored.shape)}"
             )
         else:

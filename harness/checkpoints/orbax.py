@@ -25,7 +25,8 @@ from etils import epath
 from harness.checkpoints import layout
 from harness.checkpoints.layout import REPLACED
 from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
-from runtime import AbortedError, CheckpointFile, DataLossError, InternalError, OpError, ResourceExhaustedError, zarr
+from runtime import AbortedError, DataLossError, InternalError, OpError, ResourceExhaustedError
+from runtime.lowlevel import CheckpointFile, one_line, storage
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
@@ -160,10 +161,6 @@ class Directory:
         with self._lock:
             return max(self._sequence.values(), default=0) + 1
 
-    def next_step(self) -> int:
-        """A step number for a save that is given none."""
-        return max((s.number for s in layout.steps_in(self.path)), default=-1) + 1
-
     def _open(self) -> ocp.CheckpointManager:
         self._sequence = {step.number: sequence for sequence, step, _ in layout.ranked(layout.steps_in(self.path))}
         retention = self._retention
@@ -180,13 +177,13 @@ class Directory:
             step_format_fixed_length=retention.digits,
             cleanup_tmp_directories=not self._cleaned,
             todelete_subdir=REMOVED,
-            temporary_path_class=_temporary_path_class(self) if zarr.is_local(self.path) else None,
+            temporary_path_class=_temporary_path_class(self) if storage.is_local(self.path) else None,
             create=False,
             multiprocessing_options=_this_process_only(),
             async_options=ocp.AsyncOptions(
                 create_directories_asynchronously=False,
                 timeout_secs=24 * 3600,
-                post_finalization_callback=None if zarr.is_local(self.path) else self._complete_remote,
+                post_finalization_callback=None if storage.is_local(self.path) else self._complete_remote,
             ),
         )
         epath.Path(self.path).mkdir(parents=True, exist_ok=True)
@@ -194,7 +191,7 @@ class Directory:
 
     def _clean(self) -> None:
         """Finishes what a dead chief was about: removals, and replacements that did not come to their end."""
-        if not zarr.is_local(self.path):
+        if not storage.is_local(self.path):
             return
         replaced = os.path.join(self.path, REPLACED)
         if os.path.isdir(replaced):
@@ -204,24 +201,15 @@ class Directory:
         self._purge()
 
     def _purge(self) -> None:
-        if not zarr.is_local(self.path):
+        if not storage.is_local(self.path):
             return
         leaving = [d for name in (REMOVED, REPLACED) if os.path.isdir(d := os.path.join(self.path, name))]
         for directory in leaving:
-            zarr.sync(directory)
+            storage.sync(directory)
         if leaving:
-            zarr.sync(self.path)  # else a power cut may leave a step under its name with half its files
+            storage.sync(self.path)  # else a power cut may leave a step under its name with half its files
         for directory in leaving:
             shutil.rmtree(directory, ignore_errors=True)
-
-    def close(self) -> None:
-        """Waits for the save under way and lets the manager go."""
-        with self._lock:
-            manager, self._manager = self._manager, None
-            if manager is not None:
-                manager.close()
-
-    # -- saving ------------------------------------------------------------------------------------------------
 
     def save(self, save: Save) -> str:
         """Saves and waits until the checkpoint is on disk, whole and durable.
@@ -302,7 +290,7 @@ class Directory:
             return
         if displaced is not None and os.path.isdir(displaced):
             os.rename(displaced, os.path.join(self.path, os.path.basename(displaced)))
-        if zarr.is_local(self.path):
+        if storage.is_local(self.path):
             for name in os.listdir(self.path):
                 if layout.TEMPORARY in name:
                     shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
@@ -342,7 +330,7 @@ class Directory:
     def merge(self, directory: epath.Path) -> None:
         """Makes one store of what the tasks have written, each its own."""
         assert self._save is not None
-        zarr.merge(str(directory), _stores(self._save))
+        storage.merge(str(directory), _stores(self._save))
 
     def confirm(self) -> None:
         """Makes sure that no other chief has come while this one wrote, or was frozen."""
@@ -367,17 +355,17 @@ class Directory:
             name: ((v.encoded,), "uint8") if v.encoded or v.dtype == "string" else (v.shape, v.dtype)
             for name, v in save.manifest.variables.items()
         }
-        problems = zarr.lacking(item, arrays)
+        problems = storage.lacking(item, arrays)
         if problems:
             raise DataLossError(
                 f"what was written for step {save.step} cannot be read again: {'; '.join(problems[:3])}"
             )
         known = {f.path for f in save.files}
         rest = []
-        if zarr.is_local(temporary):
-            for path in zarr.files_below(temporary):
+        if storage.is_local(temporary):
+            for path in storage.files_below(temporary):
                 if path not in known and path not in UNCHECKED:
-                    size, crc = zarr.checksum(os.path.join(temporary, path))
+                    size, crc = storage.checksum(os.path.join(temporary, path))
                     rest.append(CheckpointFile(path, size, crc))
         manifest = replace(save.manifest, files=[*save.files, *rest])
         (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
@@ -444,10 +432,10 @@ def _temporary_path_class(directory: Directory) -> Any:
                 await super().finalize(*args, **kwargs)
             finally:
                 self._final_path = final
-            zarr.sync_tree(str(synced), files=True)
+            storage.sync_tree(str(synced), files=True)
             directory.confirm()
             os.rename(synced, final)
-            zarr.sync(str(final.parent))
+            storage.sync(str(final.parent))
 
     return SyncedRename
 
@@ -470,10 +458,10 @@ def _named(error: Exception, path: str) -> Exception:
             return cause
         if isinstance(cause, OSError) and cause.errno in _FULL or "No space left" in str(cause):
             return ResourceExhaustedError(f"the disk of {path} is full: {cause}")
-        if isinstance(cause, OSError) and (other := zarr.barred(cause, path)) is not None:
+        if isinstance(cause, OSError) and (other := storage.barred(cause, path)) is not None:
             return other
         cause = cause.__cause__ or cause.__context__
-    return InternalError(f"Orbax could not save into {path}: {' '.join(str(error).split())[:300]}")
+    return InternalError(f"Orbax could not save into {path}: {one_line(error)}")
 
 
 _directories: dict[str, Directory] = {}
@@ -487,8 +475,8 @@ def open_directory(path: str) -> Directory:
     The tasks are told the path as it was given: a link in it may lead elsewhere on their hosts. Paths that are the same
     place here share a lock.
     """
-    path = zarr.absolute(path)
-    place = os.path.realpath(path) if zarr.is_local(path) else path
+    path = storage.absolute(path)
+    place = os.path.realpath(path) if storage.is_local(path) else path
     with _directories_lock:
         if path not in _directories:
             _directories[path] = Directory(path, _locks.setdefault(place, threading.RLock()))

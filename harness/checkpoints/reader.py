@@ -13,7 +13,8 @@ from etils import epath
 
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import Manifest, read_manifest
-from runtime import DataLossError, FailedPreconditionError, NotFoundError, zarr
+from runtime import DataLossError, FailedPreconditionError, NotFoundError
+from runtime.lowlevel import Array, DType, canonical_dtype, storage
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class CheckpointReader:
             tree: dict[str, Any] = json.loads((epath.Path(self.item) / layout.ORBAX_TREE_FILE).read_text())
             return tree
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and (other := zarr.barred(error, self.item)) is not None:
+            if isinstance(error, OSError) and (other := storage.barred(error, self.item)) is not None:
                 raise other from None
             raise DataLossError(f"{self.path} is damaged: {layout.ORBAX_TREE_FILE} cannot be read ({error})") from error
 
@@ -90,22 +91,22 @@ class CheckpointReader:
                 continue
             path = [str(k["key"]) for k in entry["key_metadata"]]
             key = ".".join(path)
-            shape, dtype = zarr.describe(self.item, key, ocdbt=self.ocdbt, zarr3=self.zarr3)
+            shape, dtype = storage.describe(self.item, key, ocdbt=self.ocdbt, zarr3=self.zarr3)
             yield Stored("/".join(path), key, dtype, shape)
 
     def get_variable_to_shape_map(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape."""
         return {n: s.shape for n, s in self.arrays.items()}
 
-    def get_variable_to_dtype_map(self) -> dict[str, np.dtype[Any]]:
+    def get_variable_to_dtype_map(self) -> dict[str, DType]:
         """Name -> numpy dtype; ``object`` for strings."""
-        return {n: dtype_named(s.dtype) for n, s in self.arrays.items()}
+        return {n: canonical_dtype(s.dtype) for n, s in self.arrays.items()}
 
     def has_tensor(self, name: str) -> bool:
         """Whether there is an array of this name."""
         return _plain(name) in self.arrays
 
-    def get_tensor(self, name: str) -> np.ndarray[Any, Any]:
+    def get_tensor(self, name: str) -> Array:
         """The value of one array, whole.
 
         Raises:
@@ -117,10 +118,10 @@ class CheckpointReader:
             raise NotFoundError(f"Key {name} not found in checkpoint {self.path}; it has {', '.join(self.arrays)}")
         encoded = stored.dtype == "string"
         shape = (stored.encoded,) if encoded else stored.shape
-        dtype = np.dtype(np.uint8) if encoded else dtype_named(stored.dtype)
-        placed = zarr.Placed(stored.key, shape, dtype, shape, (0,) * len(shape), ())
-        array = zarr.read_arrays(self.item, [placed], ocdbt=self.ocdbt, zarr3=self.zarr3)[0]
-        return zarr.decode_strings(array, stored.shape) if encoded else array
+        dtype = np.dtype(np.uint8) if encoded else canonical_dtype(stored.dtype)
+        placed = storage.Placed(stored.key, shape, dtype, shape, (0,) * len(shape), ())
+        array = storage.read_arrays(self.item, [placed], ocdbt=self.ocdbt, zarr3=self.zarr3)[0]
+        return storage.decode_strings(array, stored.shape) if encoded else array
 
     def debug_string(self) -> str:
         """One line for each array: name, dtype and shape."""
@@ -139,7 +140,7 @@ def unmerged_stores(item: str, manifest: Manifest) -> list[str]:
     """
     here = epath.Path(item)
     merged = f"{here.name}/{layout.MERGED_STORE}"
-    if not zarr.is_local(item) or any(f.path == merged for f in manifest.files):
+    if not storage.is_local(item) or any(f.path == merged for f in manifest.files):
         return []
     if layout.exists(here / layout.MERGED_STORE):
         return []
@@ -159,16 +160,7 @@ def put_together(path: str) -> None:
     stores = unmerged_stores(item, manifest)
     if stores:
         logging.warning("%s was never put together: it is done now", path)
-        zarr.merge(item, stores)
-
-
-def dtype_named(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a name from a checkpoint."""
-    import ml_dtypes
-
-    if name == "string":
-        return np.dtype(object)
-    return np.dtype(getattr(ml_dtypes, name, name))
+        storage.merge(item, stores)
 
 
 def _plain(name: str) -> str:
@@ -197,6 +189,6 @@ def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, tuple[int, ...]]]:
     return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
 
 
-def load_variable(ckpt_dir_or_file: str, name: str) -> np.ndarray[Any, Any]:
+def load_variable(ckpt_dir_or_file: str, name: str) -> Array:
     """The value of one array of a checkpoint; arguments and errors as in ``load_checkpoint`` and ``get_tensor``."""
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name)

@@ -29,8 +29,9 @@ from harness.checkpoints.reader import (
 )
 from harness.checkpoints.saving import RequestedStates, SaveHandle, check_path, log_progress, next_step, step_of
 from harness.checkpoints.states import restore_states
-from runtime import CheckpointFile, DataLossError, NotFoundError, OpError, Session, Snapshot, VariableSlice, zarr
-from runtime import metrics as process_metrics
+from runtime import DataLossError, NotFoundError, OpError, Session
+from runtime.lowlevel import CheckpointFile, Snapshot, VariableSlice, storage
+from runtime.lowlevel import metrics as process_metrics
 
 TF_NEVER_HOURS = 10000.0
 """TF1's default of ``keep_checkpoint_every_n_hours``, which means: do not."""
@@ -193,7 +194,7 @@ class Saver:
         sess: Session,
         series: str,
         saved: Sequence[names.Saved],
-        global_step: Any,
+        global_step: object,
         metrics: Mapping[str, float] | None,
     ) -> SaveHandle:
         slices = names.slices_of(sess, saved, stream=self._stream)
@@ -338,14 +339,14 @@ class Saver:
             self._series = self._series or layout.series_of(path)
 
     def _restore(self, sess: Session, path: str, saved: Sequence[names.Saved], *, partial: bool, verify: bool) -> None:
-        path = zarr.absolute(path)  # the tasks may have been started in other directories
+        path = storage.absolute(path)  # the tasks may have been started in other directories
         put_together(path)
         reader = CheckpointReader(path)
         pairs = names.match(reader, saved, partial=partial)
         slices = names.restore_slices(sess, pairs)
         manifest = reader.manifest
         check = None
-        if manifest is not None and verify and zarr.is_local(path):
+        if manifest is not None and verify and storage.is_local(path):
             problems = quick_problems(path, manifest)
             if problems:
                 raise DataLossError(f"checkpoint {path} is damaged: {'; '.join(problems[:5])}")
@@ -442,7 +443,7 @@ class Saver:
 
 def _local_problems(path: str, files: Sequence[CheckpointFile]) -> list[str]:
     return [
-        f"{f.path}: its checksum is wrong" for f in files if zarr.checksum(os.path.join(path, f.path))[1] != f.crc32
+        f"{f.path}: its checksum is wrong" for f in files if storage.checksum(os.path.join(path, f.path))[1] != f.crc32
     ]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from absl import logging
 
 from harness.checkpoints import layout, names
-from runtime import GraphKeys, InvalidArgumentError, OpError, Session, Snapshot, Tensor, Variable, zarr
+from runtime import GraphKeys, InvalidArgumentError, OpError, Session, Tensor, Variable
+from runtime.lowlevel import Snapshot, storage
 
 PROGRESS_SECS = 2.0
 """A save that takes longer says every so many seconds how far it is."""
@@ -108,11 +109,11 @@ def check_path(series: str) -> None:
     """Raises ValueError unless ``series`` can be a directory of checkpoints."""
     if not os.path.basename(series):
         raise ValueError(f"save_path {series!r} has no last part: write something like logdir/model.ckpt")
-    if "\\" in zarr.absolute(series):
+    if "\\" in storage.absolute(series):
         raise ValueError(
             f"the path of checkpoints {series!r} has a backslash, which tensorstore takes for a /: rename it"
         )
-    if zarr.is_local(series):
+    if storage.is_local(series):
         for parent in (series, os.path.dirname(series) or "."):
             if os.path.exists(parent) and not os.path.isdir(parent):
                 raise ValueError(f"Parent directory of {series} doesn't exist, can't save: {parent} is a file")

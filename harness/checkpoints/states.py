@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import read_manifest
-from harness.checkpoints.reader import dtype_named
-from runtime import InvalidArgumentError, register_state
+from runtime import InvalidArgumentError
+from runtime.lowlevel import DType, register_state
 
 _lock = threading.Lock()
 _setters: dict[tuple[str, str], Callable[[Any], None]] = {}
@@ -100,7 +101,7 @@ def decode(value: Any) -> Any:
     return {k: decode(v) for k, v in value.items()}
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(value: object) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, bytes):
@@ -125,15 +126,15 @@ def _to_json(value: Any) -> Any:
     )
 
 
-def _dtype_name(dtype: np.dtype[Any]) -> str:
+def _dtype_name(dtype: DType) -> str:
     """A dtype as text that ``_dtype_of`` reads; numpy's own text for bfloat16 and its like means mere bytes."""
     if dtype.fields is not None:
         return repr(np.lib.format.dtype_to_descr(dtype))
     return dtype.name if dtype.isbuiltin == 2 else dtype.str
 
 
-def _dtype_of(name: str) -> np.dtype[Any]:
+def _dtype_of(name: str) -> DType:
     if name.startswith("["):
-        described: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(name))
+        described: DType = np.lib.format.descr_to_dtype(ast.literal_eval(name))
         return described
-    return dtype_named(name)
+    return np.dtype(getattr(ml_dtypes, name, name))

@@ -197,7 +197,9 @@ class SeriesThread(LooperThread):
         writer: what writes.
     """
 
-    def __init__(self, coord: Coordinator, secs: float, session: rt.Session, global_step: Any, writer: Any) -> None:
+    def __init__(
+        self, coord: Coordinator, secs: float, session: rt.Session, global_step: rt.TensorLike, writer: Any
+    ) -> None:
         super().__init__(coord, secs)
         self.name = "write-series"
         self._session = session

@@ -159,10 +159,9 @@ def variable_rows(states: list[TaskStatus]) -> list[list[str]]:
     for state in states:
         for v in state.report.variables if state.report else ():
             name = f"{v.container}:{v.name}" if v.container else v.name
-            text = v.dtype.hasobject
             nbytes = _bytes(v)
             shown = "" if nbytes is None else sizes(nbytes)
-            rows.append([name, state.task, "string" if text else v.dtype.name, str(list(v.shape)), shown])
+            rows.append([name, state.task, rt.lowlevel.dtype_name(v.dtype), str(list(v.shape)), shown])
     return [rows[0], *sorted(rows[1:])]
 
 
@@ -190,7 +189,7 @@ def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str,
                 {
                     "name": v.name,
                     "container": v.container,
-                    "dtype": "string" if v.dtype.hasobject else v.dtype.name,
+                    "dtype": rt.lowlevel.dtype_name(v.dtype),
                     "shape": list(v.shape),
                     "bytes": _bytes(v),
                 }

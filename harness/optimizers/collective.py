@@ -60,7 +60,7 @@ class Group:
         except Exception as error:
             if self.size == 1:
                 raise
-            lost = isinstance(error, rt.InternalError) and "group of processes is lost" in error.message
+            lost = isinstance(error, rt.lowlevel.GroupLostError)
             if lost:
                 logging.error("process %d: %s", self.index, error)
             else:
@@ -145,7 +145,7 @@ class CollectiveReplicas(WrappedOptimizer):
             name: operation name.
         """
         given = [(g, v) for g, v in grads_and_vars if g is not None]
-        means = rt.group_mean([g for g, _ in given], name=f"{self.name}/mean") if given else []
+        means = rt.lowlevel.group_mean([g for g, _ in given], name=f"{self.name}/mean") if given else []
         train = self.optimizer.apply_gradients(
             [*zip(means, (v for _, v in given), strict=True)] or grads_and_vars, global_step, name
         )
@@ -156,6 +156,6 @@ class CollectiveReplicas(WrappedOptimizer):
     def _agree(self) -> rt.Operation:
         """Initialises the local variables, and takes over all global ones from process 0."""
         variables = rt.global_variables()
-        broadcast = rt.group_broadcast([v.read_value() for v in variables], name=f"{self.name}/broadcast")
+        broadcast = rt.lowlevel.group_broadcast([v.read_value() for v in variables], name=f"{self.name}/broadcast")
         assigned = [v.assign(value).op for v, value in zip(variables, broadcast, strict=True)]
         return rt.group(*assigned, rt.local_variables_initializer(), name=f"{self.name}/agree")

@@ -233,7 +233,7 @@ class Optimizer:
         return make
 
 
-def _stored(state: Any, own_keys_of: str | None = None) -> list[Any]:
+def _stored(state: object, own_keys_of: str | None = None) -> list[Any]:
     """The leaves of an optax state as slot variables hold them: the bits of random keys, all else as it is.
 
     Args:
@@ -247,7 +247,7 @@ def _stored(state: Any, own_keys_of: str | None = None) -> list[Any]:
     return [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
 
 
-def _restored(leaves: Sequence[Any], first: Any) -> Any:
+def _restored(leaves: Sequence[Any], first: object) -> Any:
     """The state that ``_stored`` gave ``leaves`` of; ``first`` is one of the same structure and kinds."""
     kinds, structure = jax.tree.flatten(first)
     whole = [
@@ -261,7 +261,7 @@ def _is_key(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _abstract(value: Any) -> jax.ShapeDtypeStruct:
+def _abstract(value: object) -> jax.ShapeDtypeStruct:
     """What an extra argument is like when a step runs, as far as it is known."""
     if not isinstance(value, rt.Tensor | rt.Variable):
         value = np.asarray(value)

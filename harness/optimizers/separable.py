@@ -103,7 +103,7 @@ def _filled(cell: Any) -> bool:
         return False
 
 
-def _transformations(value: Any) -> Iterator[optax.GradientTransformation]:
+def _transformations(value: object) -> Iterator[optax.GradientTransformation]:
     if isinstance(value, optax.GradientTransformation):
         yield value
     elif isinstance(value, list | tuple):

@@ -22,7 +22,7 @@ _NOTHING = TaskProgress(-2)
 
 @dataclass(frozen=True)
 class Orders:
-    """The operations by which a chief commands one quorum; see ``runtime.Quorum``.
+    """The operations by which a chief commands one quorum; see ``runtime.lowlevel.Quorum``.
 
     Attributes:
         takeover: placeholder of ``claim``.
@@ -43,7 +43,7 @@ class Orders:
     follow: rt.Tensor
 
 
-def orders(quorums: Sequence[rt.Quorum]) -> list[Orders]:
+def orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
     """Makes the operations of several quorums, the leader first: its ``commit`` runs after those of the others."""
     made: list[Orders] = []
     with rt.device(None):

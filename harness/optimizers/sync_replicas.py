@@ -135,7 +135,7 @@ class SyncReplicas(WrappedOptimizer):
         stamp = global_step.read_value()
         quorums, pushes = [], []
         for device, updates in groups.items():
-            quorum = rt.Quorum(
+            quorum = rt.lowlevel.Quorum(
                 beside[device],
                 needed=self._needed,
                 total=self._total,

@@ -8,13 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 import runtime as rt
+from runtime.lowlevel import DType
 
 _COLLECTION = "bellwether/on_wire"
 
 
-def on_wire(params: Any, dtype: Any = jnp.bfloat16) -> Any:
+def on_wire(params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
     """What a model computes with so that its parameters cross the wire in ``dtype``, and their gradients too.
 
     A ps rounds what it sends, the worker goes on in the variable's own dtype; its gradients are rounded before the push
@@ -40,7 +42,7 @@ def on_wire(params: Any, dtype: Any = jnp.bfloat16) -> Any:
     return jax.tree.map(lambda variable: _travelling(variable, narrow), params)
 
 
-def _travelling(variable: rt.Variable, narrow: np.dtype[Any]) -> Any:
+def _travelling(variable: rt.Variable, narrow: DType) -> Any:
     own = variable.dtype
     if not jnp.issubdtype(own, np.floating) or own.itemsize <= narrow.itemsize:
         return variable
@@ -81,5 +83,5 @@ def narrowed(gradient: rt.Tensor, variable: rt.Variable) -> rt.Tensor:
     return gradient
 
 
-def _entries(variable: rt.Variable) -> list[tuple[rt.Variable, rt.Tensor, np.dtype[Any]]]:
+def _entries(variable: rt.Variable) -> list[tuple[rt.Variable, rt.Tensor, DType]]:
     return [entry for entry in variable.graph.get_collection(_COLLECTION) if entry[0] is variable]

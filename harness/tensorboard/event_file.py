@@ -152,7 +152,7 @@ class EventFile:
 
     def _lose(self, count: int) -> None:
         self.lost += count
-        rt.metrics.add("events_lost_total", count)
+        rt.lowlevel.metrics.add("events_lost_total", count)
 
     def _flush(self) -> None:
         """Writes what waits; whatever goes wrong is told, not raised: nobody's training depends on it."""

@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from tensorboardX.proto import attr_value_pb2, graph_pb2, node_def_pb2, tensor_shape_pb2, types_pb2
+from tensorboardX.proto import attr_value_pb2, graph_pb2, node_def_pb2, tensor_shape_pb2
 
 import runtime as rt
 
-_DTYPES = {
-    "float32": types_pb2.DT_FLOAT,
-    "float64": types_pb2.DT_DOUBLE,
-    "int32": types_pb2.DT_INT32,
-    "uint8": types_pb2.DT_UINT8,
-    "int16": types_pb2.DT_INT16,
-    "int8": types_pb2.DT_INT8,
-    "object": types_pb2.DT_STRING,
-    "complex64": types_pb2.DT_COMPLEX64,
-    "int64": types_pb2.DT_INT64,
-    "bool": types_pb2.DT_BOOL,
-    "uint16": types_pb2.DT_UINT16,
-    "float16": types_pb2.DT_HALF,
-    "bfloat16": types_pb2.DT_BFLOAT16,
-}
 _PRODUCER = 22  # the version of GraphDef that these messages follow
 
 
@@ -50,7 +34,7 @@ def _node(op: rt.Operation) -> Any:
     node.input.extend(t.op.name if t.index == 0 else t.name for t in op.inputs)
     node.input.extend(f"^{control.name}" for control in op.control_inputs)
     if op.outputs:
-        node.attr["dtype"].type = _DTYPES.get(np.dtype(op.outputs[0].dtype).name, types_pb2.DT_INVALID)
+        node.attr["dtype"].type = rt.lowlevel.data_type_number(op.outputs[0].dtype)
         shapes = attr_value_pb2.AttrValue.ListValue(shape=[_shape(t) for t in op.outputs])
         node.attr["_output_shapes"].list.CopyFrom(shapes)
     return node

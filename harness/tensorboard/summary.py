@@ -25,7 +25,9 @@ _ILLEGAL = re.compile(r"[^-/\w.]")
 _STRING = np.dtype(object)
 
 
-def scalar(name: str, tensor: Any, collections: Iterable[str] | None = None, family: str | None = None) -> rt.Tensor:
+def scalar(
+    name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = None, family: str | None = None
+) -> rt.Tensor:
     """One number.
 
     Args:
@@ -46,7 +48,9 @@ def scalar(name: str, tensor: Any, collections: Iterable[str] | None = None, fam
     return _summary("scalar", "ScalarSummary", name, [value], {}, collections, family)
 
 
-def histogram(name: str, values: Any, collections: Iterable[str] | None = None, family: str | None = None) -> rt.Tensor:
+def histogram(
+    name: str, values: rt.TensorLike, collections: Iterable[str] | None = None, family: str | None = None
+) -> rt.Tensor:
     """The distribution of the elements of ``values``, any shape and numeric dtype.
 
     Args:
@@ -62,7 +66,11 @@ def histogram(name: str, values: Any, collections: Iterable[str] | None = None, 
 
 
 def image(
-    name: str, tensor: Any, max_outputs: int = 3, collections: Iterable[str] | None = None, family: str | None = None
+    name: str,
+    tensor: rt.TensorLike,
+    max_outputs: int = 3,
+    collections: Iterable[str] | None = None,
+    family: str | None = None,
 ) -> rt.Tensor:
     """Pictures.
 
@@ -84,7 +92,7 @@ def image(
 
 def audio(
     name: str,
-    tensor: Any,
+    tensor: rt.TensorLike,
     sample_rate: Any,
     max_outputs: int = 3,
     collections: Iterable[str] | None = None,
@@ -108,7 +116,7 @@ def audio(
     return _summary("audio", "AudioSummaryV2", name, [value, sample_rate], attrs, collections, family)
 
 
-def text(name: str, tensor: Any, collections: Iterable[str] | None = None) -> rt.Tensor:
+def text(name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = None) -> rt.Tensor:
     """Strings, shown as Markdown; a vector or matrix of strings becomes a table.
 
     Args:
@@ -161,7 +169,7 @@ def merge(inputs: Sequence[Any], collections: Iterable[str] | None = None, name:
             f"summary.merge takes summaries, which are strings; {', '.join(wrong)} is not one"
         )
     with rt.device(None):
-        op = rt.host_call(
+        op = rt.lowlevel.host_call(
             "summary/merge", tensors, [((), object)], type="MergeSummary", name=name or "Merge/MergeSummary"
         )
     return _collected(op.outputs[0], () if collections is None else collections)
@@ -200,7 +208,9 @@ def _summary(
     taken.add(tag)
     # Not where the values are: the step's target writes its own summaries.
     with rt.device(None):
-        op = rt.host_call(f"summary/{kind}", tensors, [((), object)], attrs={**attrs, "tag": tag}, type=type, name=name)
+        op = rt.lowlevel.host_call(
+            f"summary/{kind}", tensors, [((), object)], attrs={**attrs, "tag": tag}, type=type, name=name
+        )
     return _collected(op.outputs[0], (rt.GraphKeys.SUMMARIES,) if collections is None else collections)
 
 
@@ -226,7 +236,7 @@ def _free(tag: str, taken: Collection[str]) -> str:
     return candidate
 
 
-def _ranked(name: str, tensor: Any, ranks: tuple[int, ...], wanted: str) -> rt.Tensor:
+def _ranked(name: str, tensor: rt.TensorLike, ranks: tuple[int, ...], wanted: str) -> rt.Tensor:
     value = rt.as_tensor(tensor)
     if value.shape is not None and len(value.shape) not in ranks:
         raise rt.InvalidArgumentError(f"summary {name!r} takes {wanted}, not a tensor of shape {value.shape}")

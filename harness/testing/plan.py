@@ -188,10 +188,6 @@ class FaultPlan:
         """The plan with one more fault."""
         return replace(self, faults=(*self.faults, fault))
 
-    def needs_links(self) -> bool:
-        """Whether a network that can be cut is needed."""
-        return any(fault.kind is Kind.CUT for fault in self.faults)
-
     @classmethod
     def random(
         cls,

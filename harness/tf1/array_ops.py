@@ -8,11 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.dtypes import to_array
-from harness.tf1.lift import Array, Function, Static, Type, constant, is_tensor, op
+from harness.tf1.lift import Array, Names, Static, Type, constant, is_tensor, op
 from harness.tf1.static import looks_at_shape_only
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
 _INT = np.dtype(np.int32)
 
@@ -21,83 +25,87 @@ _INT = np.dtype(np.int32)
 
 
 @op("Shape")
-def _shape_op(input: Array, out_type: Type, name: str | None = None) -> Any:  # noqa: A002
+def _shape_op(input: Array, out_type: Type, name: str | None = None) -> Array:  # noqa: A002
     return jnp.asarray(np.asarray(jnp.shape(input), out_type))
 
 
-def shape(input: Any, name: str | None = None, out_type: Any = _INT) -> Any:  # noqa: A002
+@OPS.add()
+def shape(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> Any:  # noqa: A002
     """The shape as a vector; it may be used where another function takes a shape."""
     return looks_at_shape_only(_shape_op(as_tensor(input), out_type, name))
 
 
 @op("Size")
-def _size_op(input: Array, out_type: Type, name: str | None = None) -> Any:  # noqa: A002
+def _size_op(input: Array, out_type: Type, name: str | None = None) -> Array:  # noqa: A002
     return jnp.asarray(np.asarray(jnp.size(input), out_type))
 
 
-def size(input: Any, name: str | None = None, out_type: Any = _INT) -> Any:  # noqa: A002
+@OPS.add()
+def size(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> Any:  # noqa: A002
     """The number of elements."""
     return looks_at_shape_only(_size_op(as_tensor(input), out_type, name))
 
 
 @op("Rank")
-def _rank_op(input: Array, name: str | None = None) -> Any:  # noqa: A002
+def _rank_op(input: Array, name: str | None = None) -> Array:  # noqa: A002
     return jnp.asarray(jnp.ndim(input), np.int32)
 
 
-def rank(input: Any, name: str | None = None) -> Any:  # noqa: A002
+@OPS.add()
+def rank(input: rt.TensorLike, name: str | None = None) -> Any:  # noqa: A002
     """The number of dimensions."""
     return looks_at_shape_only(_rank_op(as_tensor(input), name))
 
 
-def shape_n(input: Sequence[Any], out_type: Any = _INT, name: str | None = None) -> list[Any]:  # noqa: A002
+@OPS.add()
+def shape_n(input: Sequence[Any], out_type: DTypeLike = _INT, name: str | None = None) -> list[Any]:  # noqa: A002
     """The shape of each of a list of tensors."""
     return [shape(i, name, out_type) for i in input]
 
 
-def as_tensor(value: Any) -> rt.Tensor:
+def as_tensor(value: rt.TensorLike) -> rt.Tensor:
     """``value`` as a tensor: itself, or a constant."""
     return rt.as_tensor(value) if is_tensor(value) else rt.as_tensor(constant(value))
 
 
-@op("Reshape")
-def reshape(tensor: Array, shape: Static, name: str | None = None) -> Any:
+@OPS.op("Reshape")
+def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
     """``jax.numpy.reshape``; -1 stands for what is left."""
     return jnp.reshape(tensor, shape)
 
 
-@op("ExpandDims")
-def expand_dims(input: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Any:  # noqa: A002
+@OPS.op("ExpandDims")
+def expand_dims(input: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:  # noqa: A002
     """``jax.numpy.expand_dims``."""
     return jnp.expand_dims(input, dim if axis is None else axis)
 
 
-@op("Squeeze")
+@OPS.op("Squeeze")
 def squeeze(
     input: Array,  # noqa: A002
     axis: Static = None,
     name: str | None = None,
     squeeze_dims: Static = None,
-) -> Any:
+) -> Array:
     """``jax.numpy.squeeze``; all axes of size 1 by default."""
     over = squeeze_dims if axis is None else axis
     return jnp.squeeze(input, tuple(over) if isinstance(over, list) else over)
 
 
-@op("Transpose")
-def transpose(a: Array, perm: Static = None, name: str = "transpose") -> Any:
+@OPS.op("Transpose")
+def transpose(a: Array, perm: Static = None, name: str = "transpose") -> Array:
     """``jax.numpy.transpose``."""
     return jnp.transpose(a, perm)
 
 
-@op("MatrixTranspose")
-def matrix_transpose(a: Array, name: str | None = None) -> Any:
+@OPS.op("MatrixTranspose")
+def matrix_transpose(a: Array, name: str | None = None) -> Array:
     """The last two axes exchanged."""
     return jnp.swapaxes(a, -1, -2)
 
 
-@op("BroadcastTo")
-def broadcast_to(input: Array, shape: Static, name: str | None = None) -> Any:  # noqa: A002
+@OPS.op("BroadcastTo")
+def broadcast_to(input: Array, shape: Static, name: str | None = None) -> Array:  # noqa: A002
     """``jax.numpy.broadcast_to``."""
     return jnp.broadcast_to(input, shape)
 
@@ -105,14 +113,14 @@ def broadcast_to(input: Array, shape: Static, name: str | None = None) -> Any:  
 # -- making --------------------------------------------------------------------------------------------------------
 
 
-@op("zeros")
-def zeros(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Any:
+@OPS.op("zeros")
+def zeros(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
     """``jax.numpy.zeros``."""
     return jnp.zeros(_dims(shape), dtype)
 
 
-@op("ones")
-def ones(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Any:
+@OPS.op("ones")
+def ones(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
     """``jax.numpy.ones``."""
     return jnp.ones(_dims(shape), dtype)
 
@@ -121,57 +129,64 @@ def _dims(shape: Any) -> Any:
     return shape if isinstance(shape, int) else tuple(shape)
 
 
-@op("zeros_like")
-def zeros_like(tensor: Array, dtype: Type = None, name: str | None = None, optimize: bool = True) -> Any:
+@OPS.op("zeros_like")
+def zeros_like(tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True) -> Array:
     """``jax.numpy.zeros_like``."""
     return jnp.zeros_like(tensor, dtype)
 
 
-@op("ones_like")
-def ones_like(tensor: Array, dtype: Type = None, name: str | None = None, optimize: bool = True) -> Any:
+@OPS.op("ones_like")
+def ones_like(tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True) -> Array:
     """``jax.numpy.ones_like``."""
     return jnp.ones_like(tensor, dtype)
 
 
-@op("Fill")
-def fill(dims: Static, value: Array, name: str | None = None) -> Any:
+@OPS.op("Fill")
+def fill(dims: Static, value: Array, name: str | None = None) -> Array:
     """``jax.numpy.full``."""
     return jnp.full(_dims(dims), value)
 
 
-@op("eye")
-def eye(num_rows: Static, num_columns: Static = None, dtype: Type = np.float32, name: str | None = None) -> Any:
+@OPS.op("eye")
+def eye(num_rows: Static, num_columns: Static = None, dtype: Type = np.float32, name: str | None = None) -> Array:
     """``jax.numpy.eye``."""
     return jnp.eye(num_rows, num_columns, dtype=dtype)
 
 
-@op("LinSpace")
-def linspace(start: Array, stop: Array, num: Static, name: str | None = None) -> Any:
+@OPS.op("LinSpace", "lin_space", "linspace")
+def linspace(start: Array, stop: Array, num: Static, name: str | None = None) -> Array:
     """``jax.numpy.linspace``."""
     return jnp.linspace(start, stop, num)
 
 
-def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range") -> Any:  # noqa: A001
+@OPS.add()
+def range(
+    start: rt.TensorLike,
+    limit: rt.TensorLike | None = None,
+    delta: rt.TensorLike = 1,
+    dtype: DTypeLike | None = None,
+    name: str = "range",
+) -> Any:  # noqa: A001
     """``jax.numpy.arange``: from ``start`` (0 when only one bound is given) up to ``limit``, without it."""
     first, last = (0, start) if limit is None else (start, limit)
     return _range_op(first, last, delta, dtype, name)
 
 
 @op("Range")
-def _range_op(start: Static, limit: Static, delta: Static, dtype: Type, name: str | None = None) -> Any:
+def _range_op(start: Static, limit: Static, delta: Static, dtype: Type, name: str | None = None) -> Array:
     return jnp.arange(start, limit, delta, dtype)
 
 
-@op("OneHot")
+@OPS.op("OneHot")
 def one_hot(
     indices: Array,
     depth: Static,
     on_value: Array | None = None,
     off_value: Array | None = None,
     axis: Static = None,
-    dtype: Type = None,
+    dtype: Type | None = None,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """``jax.nn.one_hot`` with other values than 1 and 0 where asked for; float32 by default."""
     hot = jax.nn.one_hot(indices, depth, axis=-1 if axis is None else axis, dtype=bool)
     given = [v for v in (on_value, off_value) if v is not None]
@@ -180,19 +195,19 @@ def one_hot(
     return jnp.where(hot, jnp.asarray(on, kind), jnp.asarray(off, kind))
 
 
-def _own_dtype(value: Any) -> Any:
+def _own_dtype(value: rt.TensorLike) -> Any:
     """The dtype that TensorFlow gives a value: int32 and float32 for Python numbers, whatever is beside them."""
     return value.dtype if hasattr(value, "dtype") else to_array(value).dtype
 
 
-@op("Diag")
-def diag(diagonal: Array, name: str | None = None) -> Any:
+@OPS.op("Diag")
+def diag(diagonal: Array, name: str | None = None) -> Array:
     """A tensor with ``diagonal`` on its diagonal, and twice its rank."""
     flat = jnp.ravel(diagonal)
     return jnp.diag(flat).reshape(jnp.shape(diagonal) * 2)
 
 
-@op("DiagPart")
+@OPS.op("DiagPart")
 def diag_part(input: Array, name: str | None = None) -> Any:  # noqa: A002
     """The diagonal that ``tf.diag`` puts."""
     half = jnp.shape(input)[: jnp.ndim(input) // 2]
@@ -200,20 +215,20 @@ def diag_part(input: Array, name: str | None = None) -> Any:  # noqa: A002
     return jnp.diagonal(jnp.reshape(input, (side, side))).reshape(half)
 
 
-@op("MatrixDiag")
-def matrix_diag(diagonal: Array, name: str | None = None) -> Any:
+@OPS.op("MatrixDiag")
+def matrix_diag(diagonal: Array, name: str | None = None) -> Array:
     """Matrices with the last axis of ``diagonal`` on their diagonals."""
     return jnp.expand_dims(diagonal, -1) * jnp.eye(jnp.shape(diagonal)[-1], dtype=jnp.result_type(diagonal))
 
 
-@op("MatrixDiagPart")
+@OPS.op("MatrixDiagPart")
 def matrix_diag_part(input: Array, name: str | None = None) -> Any:  # noqa: A002
     """The diagonals of the matrices in the last two axes."""
     return jnp.diagonal(input, axis1=-2, axis2=-1)
 
 
-@op("MatrixBandPart")
-def matrix_band_part(input: Array, num_lower: Static, num_upper: Static, name: str | None = None) -> Any:  # noqa: A002
+@OPS.op("MatrixBandPart")
+def matrix_band_part(input: Array, num_lower: Static, num_upper: Static, name: str | None = None) -> Array:  # noqa: A002
     """The matrices with only so many diagonals below and above the main one; -1 keeps all."""
     rows, columns = jnp.shape(input)[-2:]
     below = jnp.arange(rows)[:, None] - jnp.arange(columns)[None, :]
@@ -221,40 +236,9 @@ def matrix_band_part(input: Array, num_lower: Static, num_upper: Static, name: s
     return jnp.where(kept, input, jnp.zeros_like(input))
 
 
-@op("SequenceMask")
-def sequence_mask(lengths: Array, maxlen: Static = None, dtype: Type = np.bool_, name: str | None = None) -> Any:
+@OPS.op("SequenceMask")
+def sequence_mask(lengths: Array, maxlen: Static = None, dtype: Type = np.bool_, name: str | None = None) -> Array:
     """For each length a row of that many ones; ``maxlen`` must be given, because XLA needs the shape."""
     if maxlen is None:
         raise ValueError("sequence_mask needs maxlen: its shape must be known before the step runs")
     return (jnp.arange(maxlen) < jnp.expand_dims(jnp.asarray(lengths), -1)).astype(dtype)
-
-
-OPS: dict[str, Function] = {
-    "broadcast_to": broadcast_to,
-    "diag": diag,
-    "diag_part": diag_part,
-    "expand_dims": expand_dims,
-    "eye": eye,
-    "fill": fill,
-    "lin_space": linspace,
-    "linspace": linspace,
-    "matrix_band_part": matrix_band_part,
-    "matrix_diag": matrix_diag,
-    "matrix_diag_part": matrix_diag_part,
-    "matrix_transpose": matrix_transpose,
-    "one_hot": one_hot,
-    "ones": ones,
-    "ones_like": ones_like,
-    "range": range,
-    "rank": rank,
-    "reshape": reshape,
-    "sequence_mask": sequence_mask,
-    "shape": shape,
-    "shape_n": shape_n,
-    "size": size,
-    "squeeze": squeeze,
-    "transpose": transpose,
-    "zeros": zeros,
-    "zeros_like": zeros_like,
-}
-"""TensorFlow's name -> the function, for all that this module defines."""

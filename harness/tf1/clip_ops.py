@@ -8,18 +8,22 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from harness.tf1.lift import Array, Arrays, Function, Static, op
+import runtime as rt
+from harness.tf1.lift import Array, Arrays, Names, Static, op
 from harness.tf1.math_ops import maximum, minimum
 
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
-@op("clip_by_value")
-def clip_by_value(t: Array, clip_value_min: Array, clip_value_max: Array, name: str | None = None) -> Any:
+
+@OPS.op("clip_by_value")
+def clip_by_value(t: Array, clip_value_min: Array, clip_value_max: Array, name: str | None = None) -> Array:
     """``t`` within limits; its derivative is 1 at the limits too."""
     return jnp.where(jnp.less(t, clip_value_min), minimum(clip_value_min, clip_value_max), minimum(t, clip_value_max))
 
 
-@op("clip_by_norm")
-def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | None = None) -> Any:
+@OPS.op("clip_by_norm")
+def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | None = None) -> Array:
     """``t``, scaled down where its Euclidean norm over ``axes`` (all) is above ``clip_norm``."""
     over = tuple(axes) if isinstance(axes, list) else axes
     squares = jnp.sum(jnp.square(t), over, keepdims=True)
@@ -27,19 +31,20 @@ def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | No
     return t * clip_norm / maximum(norm, clip_norm)
 
 
-@op("clip_by_average_norm")
-def clip_by_average_norm(t: Array, clip_norm: Array, name: str | None = None) -> Any:
+@OPS.op("clip_by_average_norm")
+def clip_by_average_norm(t: Array, clip_norm: Array, name: str | None = None) -> Array:
     """``t``, scaled down where its norm divided by its number of elements is above ``clip_norm``."""
     norm = jnp.sqrt(jnp.sum(jnp.square(t))) / jnp.size(t)
     return t * (clip_norm / jnp.maximum(norm, clip_norm))
 
 
 @op("global_norm")
-def _global_norm(t_list: Arrays, name: str | None = None) -> Any:
+def _global_norm(t_list: Arrays, name: str | None = None) -> Array:
     return jnp.sqrt(sum(jnp.sum(jnp.square(t)) for t in t_list))
 
 
-def global_norm(t_list: Sequence[Any], name: str | None = None) -> Any:
+@OPS.add()
+def global_norm(t_list: Sequence[rt.TensorLike], name: str | None = None) -> Any:
     """The Euclidean norm of all elements of all tensors; None among them is left out."""
     return _global_norm([t for t in t_list if t is not None], name)
 
@@ -50,8 +55,12 @@ def _clip_all(t_list: Arrays, clip_norm: Array, norm: Array, name: str | None = 
     return tuple((t * scale).astype(jnp.result_type(t)) for t in t_list)
 
 
+@OPS.add()
 def clip_by_global_norm(
-    t_list: Sequence[Any], clip_norm: Any, use_norm: Any = None, name: str | None = None
+    t_list: Sequence[rt.TensorLike],
+    clip_norm: rt.TensorLike,
+    use_norm: rt.TensorLike | None = None,
+    name: str | None = None,
 ) -> tuple[list[Any], Any]:
     """All tensors scaled by one factor so that their common norm is at most ``clip_norm``, and the norm before.
 
@@ -62,11 +71,4 @@ def clip_by_global_norm(
     return [None if t is None else next(clipped) for t in t_list], norm
 
 
-OPS: dict[str, Function] = {
-    "clip_by_average_norm": clip_by_average_norm,
-    "clip_by_global_norm": clip_by_global_norm,
-    "clip_by_norm": clip_by_norm,
-    "clip_by_value": clip_by_value,
-    "global_norm": global_norm,
-}
 """TensorFlow's name -> the function."""

@@ -106,7 +106,7 @@ class ConfigProto(rt.SessionConfig):
         self.use_per_session_threads = use_per_session_threads
 
     # The options of the runtime are frozen; scripts set fields of this message one by one.
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:

@@ -9,7 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from harness.tf1.lift import Array, Function, Static, op
+import runtime as rt
+from harness.tf1.lift import Array, Function, Names, Static
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
 
 def _spatial(values: Sequence[int] | None, data_format: str | None) -> tuple[int, ...]:
@@ -34,8 +38,8 @@ def _channels_first(data_format: str | None) -> bool:
 
 
 def _convolve(
-    images: Any,
-    kernel: Any,
+    images: rt.TensorLike,
+    kernel: rt.TensorLike,
     strides: Any,
     padding: str,
     data_format: str | None,
@@ -54,7 +58,7 @@ def _convolve(
     )
 
 
-@op("Conv2D")
+@OPS.op("Conv2D")
 def conv2d(
     input: Array,  # noqa: A002
     filter: Array,  # noqa: A002
@@ -69,7 +73,7 @@ def conv2d(
     return _convolve(input, filter, strides, padding, data_format, dilations)
 
 
-@op("DepthwiseConv2dNative")
+@OPS.op("DepthwiseConv2dNative", "depthwise_conv2d", "depthwise_conv2d_native")
 def depthwise_conv2d(
     input: Array,  # noqa: A002
     filter: Array,  # noqa: A002
@@ -91,7 +95,7 @@ def _depthwise(images: Any, kernel: Any, strides: Any, padding: str, rate: Any, 
     return _convolve(images, flat, strides, padding, data_format, dilations, channels)
 
 
-@op("separable_conv2d")
+@OPS.op("separable_conv2d")
 def separable_conv2d(
     input: Array,  # noqa: A002
     depthwise_filter: Array,
@@ -107,13 +111,13 @@ def separable_conv2d(
     return _convolve(each, pointwise_filter, [1, 1, 1, 1], "VALID", data_format)
 
 
-@op("atrous_conv2d")
+@OPS.op("atrous_conv2d")
 def atrous_conv2d(value: Array, filters: Array, rate: Static, padding: str, name: str | None = None) -> Any:
     """A convolution with ``rate - 1`` zeros between the elements of the filter."""
     return _convolve(value, filters, [1, 1, 1, 1], padding, None, [1, rate, rate, 1])
 
 
-@op("conv2d_transpose")
+@OPS.op("conv2d_transpose")
 def conv2d_transpose(
     value: Array,
     filter: Array,  # noqa: A002
@@ -133,13 +137,19 @@ def conv2d_transpose(
 
 
 def _pool(
-    value: Any, ksize: Any, strides: Any, padding: str, data_format: str | None, start: Any, join: Function
+    value: rt.TensorLike,
+    ksize: Any,
+    strides: Any,
+    padding: str,
+    data_format: str | None,
+    start: rt.TensorLike,
+    join: Function,
 ) -> Any:
     _spatial(ksize, data_format), _spatial(strides, data_format)
     return jax.lax.reduce_window(value, start, join, tuple(ksize), tuple(strides), padding)
 
 
-@op("MaxPool")
+@OPS.op("MaxPool")
 def max_pool(
     value: Array,
     ksize: Static,
@@ -155,7 +165,7 @@ def max_pool(
     return _pool(value, ksize, strides, padding, data_format, start, jax.lax.max)
 
 
-@op("AvgPool")
+@OPS.op("AvgPool")
 def avg_pool(
     value: Array,
     ksize: Static,
@@ -170,14 +180,4 @@ def avg_pool(
     return total / _pool(jnp.ones_like(value), ksize, strides, padding, data_format, 0.0, jax.lax.add)
 
 
-OPS: dict[str, Function] = {
-    "atrous_conv2d": atrous_conv2d,
-    "avg_pool": avg_pool,
-    "conv2d": conv2d,
-    "conv2d_transpose": conv2d_transpose,
-    "depthwise_conv2d": depthwise_conv2d,
-    "depthwise_conv2d_native": depthwise_conv2d,
-    "max_pool": max_pool,
-    "separable_conv2d": separable_conv2d,
-}
 """TensorFlow's name in ``tf.nn`` -> the function."""

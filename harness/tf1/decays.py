@@ -8,22 +8,23 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+import runtime as rt
 from harness.tf1.dtypes import to_array
 from harness.tf1.lift import Array, Function, Static, Type, is_tensor, op
 
 
-def _progress(global_step: Any, decay_steps: Any, staircase: bool, kind: Any) -> Any:
+def _progress(global_step: Array, decay_steps: Array, staircase: bool, kind: Type) -> Array:
     p = jnp.asarray(global_step).astype(kind) / jnp.asarray(decay_steps).astype(kind)
     return jnp.floor(p) if staircase else p
 
 
-def _kind(learning_rate: Any) -> Any:
+def _kind(learning_rate: rt.TensorLike) -> Any:
     """The dtype to compute in: that of the learning rate where it is a floating point tensor, else float32."""
     own = getattr(learning_rate, "dtype", np.dtype(np.float32))
     return own if jnp.issubdtype(own, np.floating) else np.dtype(np.float32)
 
 
-def _as(value: Any, kind: Any) -> Any:
+def _as(value: Array | float, kind: Type) -> Array:
     return jnp.asarray(value).astype(kind)
 
 
@@ -77,8 +78,8 @@ def polynomial_decay(
     learning_rate: Array,
     global_step: Array,
     decay_steps: Array,
-    end_learning_rate: Array = 0.0001,
-    power: Array = 1.0,
+    end_learning_rate: Array | float = 0.0001,
+    power: Array | float = 1.0,
     cycle: bool = False,
     name: str | None = None,
 ) -> Any:
@@ -93,7 +94,7 @@ def polynomial_decay(
 
 @op("CosineDecay")
 def cosine_decay(
-    learning_rate: Array, global_step: Array, decay_steps: Array, alpha: Array = 0.0, name: str | None = None
+    learning_rate: Array, global_step: Array, decay_steps: Array, alpha: Array | float = 0.0, name: str | None = None
 ) -> Any:
     """Half a cosine from ``learning_rate`` down to ``alpha * learning_rate``."""
     kind = _kind(learning_rate)
@@ -103,12 +104,14 @@ def cosine_decay(
 
 
 @op("PiecewiseConstant")
-def _piecewise(x: Array, boundaries: Static, values: Static, dtype: Type, name: str | None = None) -> Any:
+def _piecewise(x: Array, boundaries: Static, values: Static, dtype: Type, name: str | None = None) -> Array:
     place = jnp.sum(jnp.asarray(x) > jnp.asarray(boundaries))
     return jnp.asarray(values, dtype)[place]
 
 
-def piecewise_constant(x: Any, boundaries: Sequence[Any], values: Sequence[Any], name: str | None = None) -> Any:
+def piecewise_constant(
+    x: rt.TensorLike, boundaries: Sequence[Any], values: Sequence[rt.TensorLike], name: str | None = None
+) -> Any:
     """``values[i]`` while ``x`` is at most ``boundaries[i]``, the last value after that; of the dtype of the values.
 
     Raises:

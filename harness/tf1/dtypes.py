@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 import runtime as rt
 
@@ -23,9 +24,9 @@ class DType:
 
     __slots__ = ("name", "dtype")
 
-    def __init__(self, name: str, dtype: Any) -> None:
+    def __init__(self, name: str, dtype: DTypeLike) -> None:
         self.name = name
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.dtype: rt.lowlevel.DType = np.dtype(dtype)
 
     @property
     def as_numpy_dtype(self) -> type[Any]:
@@ -82,7 +83,7 @@ class DType:
         """The largest finite value. Raises TypeError for a type without one."""
         return _limits(self).max
 
-    def is_compatible_with(self, other: Any) -> bool:
+    def is_compatible_with(self, other: object) -> bool:
         """Whether a value of ``other`` can be used as this type without a cast."""
         return bool(self == other)
 
@@ -181,7 +182,7 @@ def _of_numpy(type_value: Any) -> DType | None:
     return DTYPES["string"] if dtype.kind in "SU" else _BY_NUMPY.get(dtype)
 
 
-def to_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[Any, Any]:
+def to_array(value: rt.TensorLike, dtype: DTypeLike | None = None, what: str = "value") -> rt.lowlevel.Array:
     """``value`` as an array by TensorFlow's rules.
 
     A numpy array or scalar keeps its dtype. Python numbers, and lists of them, become int32 (int64 when one does not

@@ -8,12 +8,16 @@ from typing import Any
 
 import runtime as rt
 from harness.tf1.config import apply as _apply
-from harness.tf1.lift import constant, is_tensor, operand
+from harness.tf1.lift import Names, constant, is_tensor, operand
 from harness.tf1.math_ops import OPS as _MATH
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
 _Tuple = type(())  # ``tuple`` is TensorFlow's function here
 
 
+@OPS.add()
 class GraphKeys(rt.GraphKeys):
     """Names of the standard collections."""
 
@@ -31,10 +35,11 @@ class GraphKeys(rt.GraphKeys):
 class _AnySession(type):
     """Makes ``isinstance(s, tf.Session)`` true for the sessions that a Supervisor gives."""
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, rt.Session)
 
 
+@OPS.add()
 class Session(rt.Session, metaclass=_AnySession):
     """``rt.Session``; a ``tf.ConfigProto`` is one of its configs."""
 
@@ -42,6 +47,7 @@ class Session(rt.Session, metaclass=_AnySession):
         super().__init__(target, graph, _apply(config))
 
 
+@OPS.add()
 class InteractiveSession(rt.InteractiveSession):
     """``rt.InteractiveSession``."""
 
@@ -52,26 +58,31 @@ class InteractiveSession(rt.InteractiveSession):
 # -- scopes --------------------------------------------------------------------------------------------------------
 
 
+@OPS.add()
 def device(device_name_or_function: Any) -> Any:
     """``rt.device``."""
     return rt.device(device_name_or_function)
 
 
-def name_scope(name: str | None, default_name: str | None = None, values: Any = None) -> Any:
+@OPS.add()
+def name_scope(name: str | None, default_name: str | None = None, values: object = None) -> Any:
     """``rt.name_scope``; ``default_name`` where ``name`` is None."""
     return rt.name_scope(default_name if name is None else name)
 
 
-def op_scope(values: Any, name: str | None, default_name: str | None = None) -> Any:
+@OPS.add()
+def op_scope(values: object, name: str | None, default_name: str | None = None) -> Any:
     """``name_scope`` with the argument order of before 1.0."""
     return name_scope(name, default_name, values)
 
 
+@OPS.add()
 def control_dependencies(control_inputs: Any) -> Any:
     """``rt.control_dependencies``."""
     return rt.control_dependencies(control_inputs)
 
 
+@OPS.add()
 @contextlib.contextmanager
 def colocate_with(op: Any, ignore_existing: bool = False) -> Iterator[None]:
     """Places the operations made within where ``op`` asked to be."""
@@ -79,16 +90,19 @@ def colocate_with(op: Any, ignore_existing: bool = False) -> Iterator[None]:
         yield
 
 
-def add_to_collection(name: str, value: Any) -> None:
+@OPS.add()
+def add_to_collection(name: str, value: object) -> None:
     """``Graph.add_to_collection`` of the default graph."""
     rt.get_default_graph().add_to_collection(name, value)
 
 
+@OPS.add()
 def get_collection(key: str, scope: str | None = None) -> list[Any]:
     """``Graph.get_collection`` of the default graph."""
     return rt.get_default_graph().get_collection(key, scope)
 
 
+@OPS.add()
 def get_collection_ref(key: str) -> list[Any]:
     """``Graph.get_collection_ref`` of the default graph."""
     return rt.get_default_graph().get_collection_ref(key)
@@ -97,37 +111,43 @@ def get_collection_ref(key: str) -> list[Any]:
 # -- control -------------------------------------------------------------------------------------------------------
 
 
+@OPS.add()
 def group(*inputs: Any, name: str | None = None) -> rt.Operation:
     """``rt.group``."""
     return rt.group(*inputs, name=name)
 
 
-def tuple(tensors: Sequence[Any], name: str | None = None, control_inputs: Sequence[Any] | None = None) -> list[Any]:  # noqa: A001
+@OPS.add()
+def tuple(
+    tensors: Sequence[rt.TensorLike], name: str | None = None, control_inputs: Sequence[Any] | None = None
+) -> list[Any]:  # noqa: A001
     """The tensors, each of which is there only when all of them are."""
     gate = [t for t in tensors if t is not None]
     with rt.name_scope(name or "tuple"), rt.control_dependencies([*gate, *(control_inputs or ())]):
         return [None if t is None else rt.identity(t) for t in tensors]
 
 
-def with_dependencies(dependencies: Sequence[Any], output_tensor: Any, name: str | None = None) -> rt.Tensor:
+def with_dependencies(dependencies: Sequence[Any], output_tensor: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """``output_tensor`` once the dependencies have run."""
     with rt.control_dependencies(dependencies):
         return rt.identity(output_tensor, name)
 
 
-def stop_gradient(input: Any, name: str | None = None) -> Any:  # noqa: A002
+@OPS.add()
+def stop_gradient(input: rt.TensorLike, name: str | None = None) -> Any:  # noqa: A002
     """``jax.lax.stop_gradient``."""
     return rt.stop_gradient(operand(input), name=name or "StopGradient")
 
 
+@OPS.add()
 def gradients(
     ys: Any,
     xs: Any,
     grad_ys: Any = None,
     name: str = "gradients",
     colocate_gradients_with_ops: bool = False,
-    gate_gradients: Any = False,
-    aggregation_method: Any = None,
+    gate_gradients: object = False,
+    aggregation_method: object = None,
     stop_gradients: Any = None,
 ) -> list[Any]:
     """``rt.gradients``: a list with one tensor, or None, for each of ``xs``; each sits with its forward operation."""
@@ -137,8 +157,9 @@ def gradients(
     return list(rt.gradients(ys, many, grad_ys, stop_gradients=stopped, name=name or "gradients"))
 
 
+@OPS.add()
 def Print(  # noqa: N802 - TensorFlow's name
-    input_: Any,
+    input_: rt.TensorLike,
     data: Sequence[Any],
     message: str | None = None,
     first_n: int | None = None,
@@ -150,8 +171,9 @@ def Print(  # noqa: N802 - TensorFlow's name
     return rt.Print(operand(input_), shown, message or "", first_n, 3 if summarize is None else summarize, name)
 
 
+@OPS.add()
 def Assert(  # noqa: N802
-    condition: Any, data: Sequence[Any], summarize: int | None = None, name: str | None = None
+    condition: rt.TensorLike, data: Sequence[Any], summarize: int | None = None, name: str | None = None
 ) -> rt.Operation:
     """``rt.check``: fails the step with InvalidArgumentError unless all of ``condition`` is true."""
     shown = [d if is_tensor(d) else constant(d) for d in data]
@@ -161,8 +183,8 @@ def Assert(  # noqa: N802
 
 def _assert_of(shown: str, comparison: str, words: str) -> Any:
     def check(
-        x: Any,
-        y: Any,
+        x: rt.TensorLike,
+        y: rt.TensorLike,
         data: Sequence[Any] | None = None,
         summarize: int | None = None,
         message: str | None = None,
@@ -181,7 +203,7 @@ def _assert_of(shown: str, comparison: str, words: str) -> Any:
 
 def _assert_zero(shown: str, comparison: str, words: str) -> Any:
     def check(
-        x: Any,
+        x: rt.TensorLike,
         data: Sequence[Any] | None = None,
         summarize: int | None = None,
         message: str | None = None,
@@ -198,25 +220,20 @@ def _assert_zero(shown: str, comparison: str, words: str) -> Any:
     return check
 
 
-def check_numerics(tensor: Any, message: str, name: str | None = None) -> Any:
+@OPS.add()
+def check_numerics(tensor: rt.TensorLike, message: str, name: str | None = None) -> Any:
     """``tensor``, when all of it is finite; else the step fails with ``message``."""
     value = operand(tensor)
     with rt.control_dependencies([rt.check(_MATH["is_finite"](value), f"{message}: not finite: ", [value])]):
         return rt.identity(value, name)
 
 
-OPS: dict[str, Any] = {
-    "Assert": Assert,
+OPS |= {
     "Graph": rt.Graph,
-    "GraphKeys": GraphKeys,
-    "InteractiveSession": InteractiveSession,
     "Operation": rt.Operation,
-    "Print": Print,
     "RunMetadata": rt.RunMetadata,
     "RunOptions": rt.RunOptions,
-    "Session": Session,
     "Tensor": rt.Tensor,
-    "add_to_collection": add_to_collection,
     "assert_equal": _assert_of("assert_equal", "equal", "=="),
     "assert_greater": _assert_of("assert_greater", "greater", ">"),
     "assert_greater_equal": _assert_of("assert_greater_equal", "greater_equal", ">="),
@@ -225,21 +242,9 @@ OPS: dict[str, Any] = {
     "assert_negative": _assert_zero("assert_negative", "less", "<"),
     "assert_non_negative": _assert_zero("assert_non_negative", "greater_equal", ">="),
     "assert_positive": _assert_zero("assert_positive", "greater", ">"),
-    "check_numerics": check_numerics,
-    "colocate_with": colocate_with,
-    "control_dependencies": control_dependencies,
-    "device": device,
-    "get_collection": get_collection,
-    "get_collection_ref": get_collection_ref,
     "get_default_graph": rt.get_default_graph,
     "get_default_session": rt.get_default_session,
-    "gradients": gradients,
-    "group": group,
-    "name_scope": name_scope,
     "no_op": rt.no_op,
-    "op_scope": op_scope,
     "reset_default_graph": rt.reset_default_graph,
-    "stop_gradient": stop_gradient,
-    "tuple": tuple,
 }
 """TensorFlow's name -> what this module gives for it."""

@@ -17,7 +17,7 @@ from harness.tf1.dtypes import to_array
 from harness.tf1.lift import is_tensor
 
 
-def check_known(indices: Any, size: int | None, what: str, lowest: int | None = 0) -> None:
+def check_known(indices: rt.TensorLike, size: int | None, what: str, lowest: int | None = 0) -> None:
     """Checks literal indices, numbers or constants, against an axis of known size; others pass.
 
     Args:
@@ -37,7 +37,7 @@ def check_known(indices: Any, size: int | None, what: str, lowest: int | None = 
         raise rt.InvalidArgumentError(f"{what}: the index {outside.flat[0]} is not in [{lowest or 0}, {size})")
 
 
-def literal(indices: Any) -> np.ndarray[Any, Any] | None:
+def literal(indices: Any) -> rt.lowlevel.Array | None:
     """Indices that are known while the graph is built, else None."""
     if is_tensor(indices):
         indices = getattr(indices.op.body, "value", None)
@@ -47,13 +47,13 @@ def literal(indices: Any) -> np.ndarray[Any, Any] | None:
     return array if array is not None and array.dtype.kind in "iu" else None
 
 
-def axis_size(tensor: Any, axis: Any = 0) -> int | None:
+def axis_size(tensor: rt.TensorLike, axis: Any = 0) -> int | None:
     """The static size of an axis, None when it is not known."""
     shape = tensor.shape if is_tensor(tensor) else to_array(tensor).shape
     return None if shape is None or not isinstance(axis, int) or not shape else shape[axis]
 
 
-def inside(indices: Any, size: int) -> Any:
+def inside(indices: rt.TensorLike, size: int) -> Any:
     """int32 or int64 indices; those outside of [0, size) become ``size``, which JAX takes for outside too."""
     found = jnp.asarray(indices)
     found = found.astype(np.int32) if found.dtype.itemsize < 4 else found

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
+import runtime as rt
 from harness.tf1 import array_ops, random_ops
 from harness.tf1.dtypes import as_dtype, to_array
 from harness.tf1.lift import constant
@@ -22,13 +24,13 @@ _LEFT_AFTER_THE_CUT = 0.87962566103423978
 class Initializer:
     """Makes an initial value: ``initializer(shape, dtype=tf.float32, partition_info=None)``."""
 
-    dtype: Any = np.float32
+    dtype: DTypeLike = np.float32
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike | None = None, partition_info: Any = None) -> Any:
         """The initial value as a tensor of ``shape`` and ``dtype``."""
         return self.make(list(shape), as_dtype(self.dtype if dtype is None else dtype).dtype)
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """What an initializer defines."""
         raise TypeError(f"{type(self).__name__} makes no values")
 
@@ -37,9 +39,9 @@ class Initializer:
 class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
     """All zeros."""
 
-    dtype: Any = np.float32
+    dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         return array_ops.zeros(shape, dtype)
 
@@ -48,9 +50,9 @@ class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
 class ones_initializer(Initializer):  # noqa: N801
     """All ones."""
 
-    dtype: Any = np.float32
+    dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         return array_ops.ones(shape, dtype)
 
@@ -59,11 +61,11 @@ class ones_initializer(Initializer):  # noqa: N801
 class constant_initializer(Initializer):  # noqa: N801
     """A number everywhere, or an array or list that fills the shape row by row."""
 
-    value: Any = 0
-    dtype: Any = np.float32
+    value: rt.TensorLike = 0
+    dtype: DTypeLike = np.float32
     verify_shape: bool = False
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         value = to_array(self.value).astype(dtype)
         return constant(value, dtype, shape, verify_shape=self.verify_shape)
@@ -73,12 +75,12 @@ class constant_initializer(Initializer):  # noqa: N801
 class random_uniform_initializer(Initializer):  # noqa: N801
     """Uniform in [minval, maxval)."""
 
-    minval: Any = 0
-    maxval: Any = None
+    minval: rt.TensorLike = 0
+    maxval: rt.TensorLike | None = None
     seed: int | None = None
-    dtype: Any = np.float32
+    dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, self.seed)
 
@@ -87,12 +89,12 @@ class random_uniform_initializer(Initializer):  # noqa: N801
 class random_normal_initializer(Initializer):  # noqa: N801
     """Normal."""
 
-    mean: Any = 0.0
-    stddev: Any = 1.0
+    mean: rt.TensorLike = 0.0
+    stddev: rt.TensorLike = 1.0
     seed: int | None = None
-    dtype: Any = np.float32
+    dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         return random_ops.random_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
@@ -101,12 +103,12 @@ class random_normal_initializer(Initializer):  # noqa: N801
 class truncated_normal_initializer(Initializer):  # noqa: N801
     """Normal within two standard deviations."""
 
-    mean: Any = 0.0
-    stddev: Any = 1.0
+    mean: rt.TensorLike = 0.0
+    stddev: rt.TensorLike = 1.0
     seed: int | None = None
-    dtype: Any = np.float32
+    dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         return random_ops.truncated_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
@@ -131,7 +133,7 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
     mode: str = "fan_in"
     distribution: str = "normal"
     seed: int | None = None
-    dtype: Any = np.float32
+    dtype: DTypeLike = np.float32
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
@@ -144,7 +146,7 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
                 f"variance_scaling_initializer: distribution={self.distribution!r} is none of {_DISTRIBUTIONS}"
             )
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         fan_in, fan_out = fans(shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
@@ -158,12 +160,12 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
         return random_ops.truncated_normal(shape, 0.0, math.sqrt(variance) / _LEFT_AFTER_THE_CUT, dtype, self.seed)
 
 
-def glorot_uniform_initializer(seed: int | None = None, dtype: Any = np.float32) -> Initializer:
+def glorot_uniform_initializer(seed: int | None = None, dtype: DTypeLike = np.float32) -> Initializer:
     """Xavier's uniform initializer: the default of ``get_variable`` for floating point."""
     return variance_scaling_initializer(1.0, "fan_avg", "uniform", seed, dtype)
 
 
-def glorot_normal_initializer(seed: int | None = None, dtype: Any = np.float32) -> Initializer:
+def glorot_normal_initializer(seed: int | None = None, dtype: DTypeLike = np.float32) -> Initializer:
     """Xavier's normal initializer."""
     return variance_scaling_initializer(1.0, "fan_avg", "normal", seed, dtype)
 
@@ -174,9 +176,9 @@ class uniform_unit_scaling_initializer(Initializer):  # noqa: N801
 
     factor: float = 1.0
     seed: int | None = None
-    dtype: Any = np.float32
+    dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
         """See ``Initializer``."""
         limit = math.sqrt(3 / max(1.0, math.prod(shape[:-1]))) * self.factor
         return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)

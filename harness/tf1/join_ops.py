@@ -11,34 +11,40 @@ import numpy as np
 import runtime as rt
 from harness.tf1.array_ops import as_tensor
 from harness.tf1.indices import axis_size, check_known, inside, literal
-from harness.tf1.lift import Array, Arrays, Function, Static, op, operand
+from harness.tf1.lift import Array, Arrays, Names, Static, op, operand
 from harness.tf1.static import Deferred, static, static_number
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
 
 @op("concat")
-def _concat_op(values: Arrays, axis: Static, name: str | None = None) -> Any:
+def _concat_op(values: Arrays, axis: Static, name: str | None = None) -> Array:
     return jnp.concatenate([jnp.asarray(v) for v in values], axis)
 
 
-def concat(values: Any, axis: Any, name: str = "concat") -> Any:
+@OPS.add()
+def concat(values: rt.TensorLike, axis: Any, name: str = "concat") -> Any:
     """``jax.numpy.concatenate``: ``concat(values, axis)``, or ``concat(axis, values)`` as before 1.0."""
     if isinstance(axis, list | tuple) and not isinstance(values, list | tuple):
         values, axis = axis, values
     return _concat_op(values if isinstance(values, list | tuple) else [values], axis, name)
 
 
-def concat_v2(values: Any, axis: Any, name: str = "concat_v2") -> Any:
+@OPS.add()
+def concat_v2(values: rt.TensorLike, axis: Any, name: str = "concat_v2") -> Any:
     """The same as ``concat``."""
     return concat(values, axis, name)
 
 
-@op("stack")
-def stack(values: Arrays, axis: Static = 0, name: str = "stack") -> Any:
+@OPS.op("stack", "pack", "stack")
+def stack(values: Arrays, axis: Static = 0, name: str = "stack") -> Array:
     """``jax.numpy.stack``."""
     return jnp.stack([jnp.asarray(v) for v in values], axis)
 
 
-def parallel_stack(values: Any, name: str = "parallel_stack") -> Any:
+@OPS.add()
+def parallel_stack(values: rt.TensorLike, name: str = "parallel_stack") -> Any:
     """The same as ``stack``."""
     return stack(values, 0, name)
 
@@ -52,7 +58,8 @@ def _count(number: int) -> Any:
     return np.arange(number).tolist()
 
 
-def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
+@OPS.add("unpack", "unstack")
+def unstack(value: rt.TensorLike, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
     """A list of the slices along ``axis``; ``num`` is needed where that size is not known before the step runs."""
     tensor = as_tensor(value)
     if num is None:
@@ -70,6 +77,7 @@ def _split_op(value: Array, at: Any, axis: Static, total: int | None, name: str 
     return tuple(jnp.split(value, at, axis))
 
 
+@OPS.add()
 def split(*args: Any, **kwargs: Any) -> list[Any]:
     """``split(value, num_or_size_splits, axis=0, name)``, or ``split(split_dim, num_split, value, name)`` before 1.0.
 
@@ -102,12 +110,13 @@ def split(*args: Any, **kwargs: Any) -> list[Any]:
     return list(_split_op(value, at, axis, total, given.get("name")))
 
 
+@OPS.add()
 def split_v(*args: Any, **kwargs: Any) -> list[Any]:
     """The same as ``split``."""
     return split(*args, **kwargs)
 
 
-def _whole(value: Any) -> bool:
+def _whole(value: rt.TensorLike) -> bool:
     return isinstance(value, int | np.integer)
 
 
@@ -135,15 +144,15 @@ def _of_size(value: rt.Tensor, axis: int, size: int) -> rt.Tensor:
     return same
 
 
-@op("Slice")
-def slice(input_: Array, begin: Static, size: Static, name: str | None = None) -> Any:  # noqa: A001
+@OPS.op("Slice")
+def slice(input_: Array, begin: Static, size: Static, name: str | None = None) -> Array:  # noqa: A001
     """``size`` elements from ``begin`` on along each axis; -1 for all that is left."""
     ends = [d if s == -1 else b + s for b, s, d in zip(begin, size, jnp.shape(input_), strict=True)]
     return jax.lax.slice(jnp.asarray(input_), begin, ends)
 
 
-@op("StridedSlice")
-def strided_slice(input_: Array, begin: Static, end: Static, strides: Static = None, name: str | None = None) -> Any:
+@OPS.op("StridedSlice")
+def strided_slice(input_: Array, begin: Static, end: Static, strides: Static = None, name: str | None = None) -> Array:
     """``input_[begin:end:strides]`` for each axis; masks are not taken, write the index in Python."""
     steps = strides or [1] * len(begin)
     return jnp.asarray(input_)[tuple(_slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))]
@@ -155,24 +164,24 @@ def _slice(begin: int, end: int, step: int) -> Any:
     return builtins.slice(begin, end, step)
 
 
-@op("Tile")
-def tile(input: Array, multiples: Static, name: str | None = None) -> Any:  # noqa: A002
+@OPS.op("Tile")
+def tile(input: Array, multiples: Static, name: str | None = None) -> Array:  # noqa: A002
     """``jax.numpy.tile``."""
     return jnp.tile(input, multiples)
 
 
-@op("Pad")
+@OPS.op("Pad")
 def pad(
-    tensor: Array, paddings: Static, mode: str = "CONSTANT", name: str | None = None, constant_values: Any = 0
-) -> Any:  # noqa: E501
+    tensor: Array, paddings: Static, mode: str = "CONSTANT", name: str | None = None, constant_values: rt.TensorLike = 0
+) -> Array:  # noqa: E501
     """``jax.numpy.pad``, in mode "CONSTANT", "REFLECT" or "SYMMETRIC"."""
     how = mode.lower()
     extra = {"constant_values": constant_values} if how == "constant" else {}
     return jnp.pad(tensor, paddings, how, **extra)
 
 
-@op("ReverseV2")
-def reverse(tensor: Array, axis: Static, name: str | None = None) -> Any:
+@OPS.op("ReverseV2", "reverse", "reverse_v2")
+def reverse(tensor: Array, axis: Static, name: str | None = None) -> Array:
     """``jax.numpy.flip`` of the axes; before 1.0 a list of bools, one for each axis."""
     flags = isinstance(axis, list) and bool(axis) and all(isinstance(a, bool) for a in axis)
     over = [i for i, flag in enumerate(axis) if flag] if flags else axis
@@ -180,12 +189,17 @@ def reverse(tensor: Array, axis: Static, name: str | None = None) -> Any:
 
 
 @op("Gather")
-def _gather_op(params: Array, indices: Array, axis: Static, name: str | None = None) -> Any:
+def _gather_op(params: Array, indices: Array, axis: Static, name: str | None = None) -> Array:
     return jnp.take(params, inside(indices, jnp.shape(params)[axis]), axis=axis, mode="fill")
 
 
+@OPS.add()
 def gather(
-    params: Any, indices: Any, validate_indices: bool | None = None, name: str | None = None, axis: Any = 0
+    params: rt.TensorLike,
+    indices: rt.TensorLike,
+    validate_indices: bool | None = None,
+    name: str | None = None,
+    axis: Any = 0,
 ) -> Any:
     """``jax.numpy.take``; an index that the step computes and that lies outside gives NaN (integers: their limit).
 
@@ -197,11 +211,12 @@ def gather(
 
 
 @op("GatherNd")
-def _gather_nd_op(params: Array, indices: Array, name: str | None = None) -> Any:
+def _gather_nd_op(params: Array, indices: Array, name: str | None = None) -> Array:
     return jnp.asarray(params).at[_places(indices, jnp.shape(params))].get(mode="fill")
 
 
-def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
+@OPS.add()
+def gather_nd(params: rt.TensorLike, indices: rt.TensorLike, name: str | None = None) -> Any:
     """The slices of ``params`` that the last axis of ``indices`` points to; outside as with ``gather``.
 
     Raises:
@@ -212,12 +227,13 @@ def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
 
 
 @op("ScatterNd")
-def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | None = None) -> Any:
+def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | None = None) -> Array:
     places = _places(indices, tuple(shape))
     return jnp.zeros(shape, jnp.result_type(updates)).at[places].add(updates, mode="drop")
 
 
-def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
+@OPS.add()
+def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: Any, name: str | None = None) -> Any:
     """Zeros of ``shape`` with ``updates`` added at ``indices``, except those that the step computes and lie outside.
 
     Raises:
@@ -228,21 +244,21 @@ def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) 
     return _scatter_nd_op(indices, updates, shape, name)
 
 
-def _places(indices: Any, shape: Any) -> Any:
+def _places(indices: rt.TensorLike, shape: Any) -> Any:
     """One array of places for each axis that the last axis of ``indices`` has a number for."""
     columns = jnp.moveaxis(jnp.asarray(indices), -1, 0)
     return tuple(inside(column, size) for column, size in zip(columns, shape, strict=False))
 
 
-def _check_places(indices: Any, shape: Any, what: str) -> None:
+def _check_places(indices: rt.TensorLike, shape: Any, what: str) -> None:
     known = literal(indices)
     if known is not None and shape is not None and known.ndim:
         for column, size in zip(np.moveaxis(known, -1, 0), shape, strict=False):
             check_known(column, size, what)
 
 
-@op("Select")
-def where(condition: Array, x: Array | None = None, y: Array | None = None, name: str | None = None) -> Any:
+@OPS.op("Select", "select", "where")
+def where(condition: Array, x: Array | None = None, y: Array | None = None, name: str | None = None) -> Array:
     """``jax.numpy.where``; a vector ``condition`` chooses rows. Without x and y it has no static shape: refused."""
     if x is None or y is None:
         raise ValueError("where(condition) alone has no static shape: use x and y, or fetch and use numpy.argwhere")
@@ -258,11 +274,12 @@ def top_k_op(input: Array, k: Static, name: str | None = None) -> Any:  # noqa: 
 
 
 @op("InvertPermutation")
-def _invert_permutation_op(x: Array, name: str | None = None) -> Any:
+def _invert_permutation_op(x: Array, name: str | None = None) -> Array:
     return jnp.argsort(x).astype(jnp.result_type(x))
 
 
-def invert_permutation(x: Any, name: str | None = None) -> Any:
+@OPS.add()
+def invert_permutation(x: rt.TensorLike, name: str | None = None) -> Any:
     """``jax.numpy.argsort`` of a permutation; of what else the step computes, it is just that.
 
     Raises:
@@ -274,6 +291,7 @@ def invert_permutation(x: Any, name: str | None = None) -> Any:
     return _invert_permutation_op(x, name)
 
 
+@OPS.add()
 def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
     """``jax.numpy.meshgrid``."""
     return list(_meshgrid_op(list(args), indexing, name))
@@ -282,30 +300,3 @@ def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[A
 @op("meshgrid")
 def _meshgrid_op(vectors: Arrays, indexing: Any, name: str | None = None) -> Any:
     return tuple(jnp.meshgrid(*vectors, indexing=indexing))
-
-
-OPS: dict[str, Function] = {
-    "concat": concat,
-    "concat_v2": concat_v2,
-    "gather": gather,
-    "gather_nd": gather_nd,
-    "invert_permutation": invert_permutation,
-    "meshgrid": meshgrid,
-    "pack": stack,
-    "pad": pad,
-    "parallel_stack": parallel_stack,
-    "reverse": reverse,
-    "reverse_v2": reverse,
-    "scatter_nd": scatter_nd,
-    "select": where,
-    "slice": slice,
-    "split": split,
-    "split_v": split_v,
-    "stack": stack,
-    "strided_slice": strided_slice,
-    "tile": tile,
-    "unpack": unstack,
-    "unstack": unstack,
-    "where": where,
-}
-"""TensorFlow's name -> the function, for all that this module defines."""

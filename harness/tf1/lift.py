@@ -1,7 +1,8 @@
 """Makes graph functions with TensorFlow's argument names, orders and defaults out of JAX functions of arrays.
 
 The annotation of a parameter says what it takes: ``Array`` a tensor or anything that becomes one, ``Arrays`` a list of
-these, ``Static`` a value that XLA needs before the step runs (shape, axis), ``Type`` a data type. Others are passed on.
+these, ``Static`` a value that XLA needs before the step runs (shape, axis), ``Type`` a data type; ``Array | float``
+counts as ``Array``. Others are passed on.
 """
 
 from __future__ import annotations
@@ -9,30 +10,40 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeGuard, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype, to_array
+from harness.tf1.shapes import ShapeLike
 from harness.tf1.static import Deferred, fill_deferred, static
 
-Array = Any
-Arrays = Any
+Array = jax.Array
+Arrays = Sequence[jax.Array]
 Static = Any
-Type = Any
+Type = DTypeLike
 
 Function = Callable[..., Any]
+_Defined = TypeVar("_Defined", bound=Callable[..., Any])
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> TypeGuard[rt.Tensor | rt.Variable]:
     """True for tensors and for variables, which stand for their value."""
     return isinstance(value, rt.Tensor | rt.Variable)
 
 
-def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Const", verify_shape: bool = False) -> Any:
+def constant(
+    value: rt.TensorLike,
+    dtype: DTypeLike | None = None,
+    shape: ShapeLike | None = None,
+    name: str = "Const",
+    verify_shape: bool = False,
+) -> Any:
     """A literal. A numpy array keeps its dtype, 64 bits included; Python numbers become int32 and float32.
 
     Args:
@@ -56,7 +67,7 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Cons
     return rt.constant(array, None if array.dtype.kind in "SUO" else array.dtype, name=name)
 
 
-def _filled(array: np.ndarray[Any, Any], shape: tuple[int, ...], name: str) -> np.ndarray[Any, Any]:
+def _filled(array: rt.lowlevel.Array, shape: tuple[int, ...], name: str) -> rt.lowlevel.Array:
     size = int(np.prod(shape))
     if array.size > size or not array.size and size:
         raise ValueError(f"{name}: {array.size} elements do not fit the shape {shape}")
@@ -97,6 +108,27 @@ def op(kind: str) -> Callable[[Function], Function]:
     return decorate
 
 
+class Names(dict[str, Any]):
+    """What a module defines, by TensorFlow's names."""
+
+    def op(self, kind: str, *names: str) -> Callable[[Function], Function]:
+        """Lifts a JAX function as ``op`` does, and adds it under ``names``; under its own if none is given."""
+
+        def decorate(fn: Function) -> Function:
+            return self.add(*(names or (fn.__name__,)))(op(kind)(fn))
+
+        return decorate
+
+    def add(self, *names: str) -> Callable[[_Defined], _Defined]:
+        """Adds a function or a class as it is under ``names``; under its own if none is given."""
+
+        def decorate(defined: _Defined) -> _Defined:
+            self.update(dict.fromkeys(names or (defined.__name__,), defined))
+            return defined
+
+        return decorate
+
+
 def make(
     kind: str, fn: Function, signature: inspect.Signature, doc: str | None = None, alike: bool = False
 ) -> Function:
@@ -104,7 +136,7 @@ def make(
 
     With ``alike``, literals take the dtype of the first tensor among the arguments.
     """
-    kinds = {p.name: str(p.annotation).removesuffix(" | None") for p in signature.parameters.values()}
+    kinds = {p.name: str(p.annotation).partition(" |")[0] for p in signature.parameters.values()}
     shown = fn.__name__
 
     @functools.wraps(fn)
@@ -135,7 +167,7 @@ def make(
 _CONVERT: Mapping[str, Function] = {"Array": operand, "Arrays": lambda values: [operand(v) for v in values]}
 
 
-def _other(kind: str, value: Any) -> Any:
+def _other(kind: str, value: object) -> Any:
     if kind == "Static":
         return static(value)
     if kind == "Type" and value is not None:
@@ -190,7 +222,7 @@ def _alike(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _become(v, lead.dtype) for k, v in arguments.items()}
 
 
-def _become(value: Any, dtype: np.dtype[Any]) -> Any:
+def _become(value: object, dtype: rt.lowlevel.DType) -> Any:
     if not isinstance(value, list | tuple | np.ndarray | np.generic) or _holds_tensors(value):
         return value
     array = to_array(value)
@@ -199,5 +231,5 @@ def _become(value: Any, dtype: np.dtype[Any]) -> Any:
     return np.asarray(value).astype(dtype) if fits else value
 
 
-def _holds_tensors(value: Any) -> bool:
+def _holds_tensors(value: object) -> bool:
     return isinstance(value, list | tuple) and any(is_tensor(v) for v in _flat(value))

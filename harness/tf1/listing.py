@@ -94,7 +94,7 @@ def _table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
     return f"### {title}\n\n| name | what it is |\n|---|---|\n{lines}\n"
 
 
-def signature(value: Any) -> str:
+def signature(value: object) -> str:
     """The arguments of a function or class with their defaults: ``(x, name=None)``; nothing for a value."""
     if not callable(value) or isinstance(value, dtypes.DType) or _elsewhere(value):
         return ""
@@ -111,14 +111,14 @@ def signature(value: Any) -> str:
     return f"({', '.join(shown)})".replace("|", "\\|")
 
 
-def _default(value: Any) -> str:
+def _default(value: object) -> str:
     if isinstance(value, np.dtype | type):
         return repr(dtypes.as_dtype(value))
     text = repr(value)
     return "..." if " at 0x" in text else text
 
 
-def described(value: Any) -> str:
+def described(value: object) -> str:
     """The first sentence of what documents a function or class; the value itself for a constant."""
     if not callable(value):
         return f"`{value!r}`" if isinstance(value, int | str | type(None)) else type(value).__name__
@@ -130,7 +130,7 @@ def described(value: Any) -> str:
     return (sentence[0] if sentence else first).replace("``", "`").replace("|", "\\|")
 
 
-def _elsewhere(value: Any) -> str:
+def _elsewhere(value: object) -> str:
     """Where a reader finds a name that is the harness's or the runtime's own."""
     module, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
     if module.startswith("harness.tf1") or not module.startswith(("harness", "runtime")):

@@ -8,20 +8,24 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.special as special
 import numpy as np
+from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
 from harness.tf1.indices import check_known, inside
-from harness.tf1.lift import Array, Arrays, Function, Static, Type, from_table, op, operand
+from harness.tf1.lift import Array, Arrays, Function, Names, Static, Type, from_table, op, operand
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
 
-def _div(x: Any, y: Any) -> Any:
+def _div(x: Array, y: Array) -> Array:
     """Division by Python 2's rules: integers stay integers, rounded down."""
     both_whole = all(jnp.issubdtype(jnp.result_type(v), np.integer) for v in (x, y))
     return jnp.floor_divide(x, y) if both_whole else jnp.true_divide(x, y)
 
 
-def _truncatediv(x: Any, y: Any) -> Any:
+def _truncatediv(x: Array, y: Array) -> Array:
     """Division rounded towards zero."""
     kind = jnp.result_type(x, y)
     if jnp.issubdtype(kind, np.integer):
@@ -29,26 +33,26 @@ def _truncatediv(x: Any, y: Any) -> Any:
     return jnp.trunc(jnp.true_divide(x, y)).astype(kind)
 
 
-def _abs(x: Any) -> Any:
+def _abs(x: Array) -> Array:
     """The absolute value; its derivative at 0 is 0."""
     return jnp.where(jnp.equal(x, 0), jnp.zeros_like(jnp.abs(x)), jnp.abs(x))
 
 
-def _is_nan(x: Any) -> Any:
+def _is_nan(x: Array) -> Any:
     return jnp.isnan(x) if jnp.issubdtype(jnp.result_type(x), np.inexact) else False
 
 
-def maximum(x: Any, y: Any) -> Any:
+def maximum(x: Array, y: Array) -> Array:
     """The larger one; of two equal ones ``x``, which gets the whole derivative."""
     return jnp.where(jnp.greater_equal(x, y) | _is_nan(x), x, y)
 
 
-def minimum(x: Any, y: Any) -> Any:
+def minimum(x: Array, y: Array) -> Array:
     """The smaller one; of two equal ones ``x``, which gets the whole derivative."""
     return jnp.where(jnp.less_equal(x, y) | _is_nan(x), x, y)
 
 
-def _squared_difference(x: Any, y: Any) -> Any:
+def _squared_difference(x: Array, y: Array) -> Array:
     """(x - y) squared."""
     return jnp.square(jnp.subtract(x, y))
 
@@ -117,19 +121,18 @@ _BINARY: dict[str, tuple[str, Function]] = {
     "truncatemod": ("TruncateMod", jnp.fmod),
 }
 
-OPS: dict[str, Function] = {name: from_table(kind, fn, "x", name) for name, (kind, fn) in _UNARY.items()}
-"""TensorFlow's name -> the function, for all that this module defines."""
+OPS |= {name: from_table(kind, fn, "x", name) for name, (kind, fn) in _UNARY.items()}
 OPS |= {name: from_table(kind, fn, "x y", name) for name, (kind, fn) in _BINARY.items()}
 
 
 # -- reductions ----------------------------------------------------------------------------------------------------
 
 
-def _axes(axis: Any) -> Any:
+def _axes(axis: Static) -> Static:
     return tuple(axis) if isinstance(axis, list | tuple) else axis
 
 
-def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
+def _mean(x: Array, axis: Static, keepdims: bool) -> Array:
     """The mean; of integers an integer, rounded towards zero, as in TensorFlow."""
     kind = jnp.result_type(x)
     if not jnp.issubdtype(kind, np.integer):
@@ -141,7 +144,7 @@ def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def _same_type(fn: Function) -> Function:
-    def reduce(x: Any, axis: Any, keepdims: bool) -> Any:
+    def reduce(x: Array, axis: Static, keepdims: bool) -> Any:
         return fn(x, axis, keepdims=keepdims).astype(jnp.result_type(x))
 
     reduce.__doc__ = f"``jax.numpy.{fn.__name__}``; the dtype stays."
@@ -181,33 +184,33 @@ def _reduction(shown: str, kind: str, fn: Function) -> Function:
 OPS |= {name: _reduction(name, kind, fn) for name, (kind, fn) in _REDUCTIONS.items()}
 
 
-@op("ArgMax")
+@OPS.op("ArgMax", "arg_max", "argmax")
 def _argmax(
     input: Array,  # noqa: A002 - TensorFlow's name
     axis: Static = None,
     name: str | None = None,
     dimension: Static = None,
     output_type: Type = np.int64,
-) -> Any:
+) -> Array:
     """``jax.numpy.argmax``, over axis 0 by default; int64 by default."""
     over = dimension if axis is None else axis
     return jnp.argmax(input, 0 if over is None else over).astype(output_type)
 
 
-@op("ArgMin")
+@OPS.op("ArgMin", "arg_min", "argmin")
 def _argmin(
     input: Array,  # noqa: A002
     axis: Static = None,
     name: str | None = None,
     dimension: Static = None,
     output_type: Type = np.int64,
-) -> Any:
+) -> Array:
     """``jax.numpy.argmin``, over axis 0 by default; int64 by default."""
     over = dimension if axis is None else axis
     return jnp.argmin(input, 0 if over is None else over).astype(output_type)
 
 
-def _cumulate(fn: Function, x: Any, axis: int, exclusive: bool, reverse: bool, first: float) -> Any:
+def _cumulate(fn: Function, x: Array, axis: int, exclusive: bool, reverse: bool, first: float) -> Array:
     x = jnp.flip(x, axis) if reverse else x
     if exclusive:
         rest = jax.lax.slice_in_dim(x, 0, x.shape[axis] - 1, axis=axis)
@@ -216,16 +219,18 @@ def _cumulate(fn: Function, x: Any, axis: int, exclusive: bool, reverse: bool, f
     return jnp.flip(x, axis) if reverse else x
 
 
-@op("Cumsum")
-def _cumsum(x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None) -> Any:
+@OPS.op("Cumsum", "cumsum")
+def _cumsum(
+    x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+) -> Array:
     """``jax.numpy.cumsum``; ``exclusive`` leaves each element's own value out, ``reverse`` goes from the end."""
     return _cumulate(jnp.cumsum, x, axis, exclusive, reverse, 0)
 
 
-@op("Cumprod")
+@OPS.op("Cumprod", "cumprod")
 def _cumprod(
     x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
-) -> Any:
+) -> Array:
     """``jax.numpy.cumprod``, with the arguments of ``cumsum``."""
     return _cumulate(jnp.cumprod, x, axis, exclusive, reverse, 1)
 
@@ -234,11 +239,12 @@ def _cumprod(
 
 
 @op("Cast")
-def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Any:
+def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
     return jnp.asarray(x).astype(dtype)
 
 
-def _cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+@OPS.add("cast")
+def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> Any:
     """``x`` as ``dtype``, fractions cut off; ``x`` itself when it has that dtype."""
     value = operand(x)
     if isinstance(value, rt.Tensor | rt.Variable) and value.dtype == as_dtype(dtype).dtype:
@@ -246,7 +252,7 @@ def _cast(x: Any, dtype: Any, name: str | None = None) -> Any:
     return _cast_op(value, dtype, name)
 
 
-@op("saturate_cast")
+@OPS.op("saturate_cast", "saturate_cast")
 def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Any:
     """``value`` as ``dtype``, limited to what that can hold."""
     own, wanted = (_limits(d) for d in (jnp.result_type(value), dtype))
@@ -256,7 +262,7 @@ def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Any:
     return jnp.clip(value, lowest, highest).astype(dtype)
 
 
-def _limits(dtype: Any) -> tuple[Any, Any]:
+def _limits(dtype: DTypeLike) -> tuple[Any, Any]:
     """The smallest and the largest finite value."""
     kind: Any = jnp.finfo(dtype) if jnp.issubdtype(dtype, np.floating) else jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
     whole = jnp.issubdtype(dtype, np.integer)
@@ -271,14 +277,14 @@ def _towards_zero(limit: Any, dtype: Any) -> Any:
     return rounded
 
 
-@op("Bitcast")
+@OPS.op("Bitcast", "bitcast")
 def _bitcast(input: Array, type: Type, name: str | None = None) -> Any:  # noqa: A002
     """``jax.lax.bitcast_convert_type``."""
     return jax.lax.bitcast_convert_type(input, type)
 
 
 def _caster(shown: str, dtype: str) -> Function:
-    def cast(x: Any, name: str | None = None) -> Any:
+    def cast(x: rt.TensorLike, name: str | None = None) -> Any:
         return _cast(x, dtype, name or f"To{dtype.capitalize()}")
 
     cast.__name__ = cast.__qualname__ = shown
@@ -289,7 +295,7 @@ def _caster(shown: str, dtype: str) -> Function:
 # -- matrices ------------------------------------------------------------------------------------------------------
 
 
-@op("MatMul")
+@OPS.op("MatMul", "matmul")
 def _matmul(
     a: Array,
     b: Array,
@@ -300,12 +306,12 @@ def _matmul(
     a_is_sparse: bool = False,
     b_is_sparse: bool = False,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """``jax.numpy.matmul``, of the last two axes; the ``is_sparse`` hints change nothing."""
     return jnp.matmul(_turned(a, transpose_a, adjoint_a), _turned(b, transpose_b, adjoint_b))
 
 
-def _turned(matrix: Any, transpose: bool, adjoint: bool) -> Any:
+def _turned(matrix: Array, transpose: bool, adjoint: bool) -> Array:
     matrix = jnp.asarray(matrix)
     if transpose and adjoint:
         raise ValueError("only one of transpose and adjoint can be set")
@@ -313,41 +319,42 @@ def _turned(matrix: Any, transpose: bool, adjoint: bool) -> Any:
     return jnp.conj(turned) if adjoint else turned
 
 
-@op("BatchMatMul")
-def _batch_matmul(x: Array, y: Array, adj_x: bool = False, adj_y: bool = False, name: str | None = None) -> Any:
+@OPS.op("BatchMatMul", "batch_matmul")
+def _batch_matmul(x: Array, y: Array, adj_x: bool = False, adj_y: bool = False, name: str | None = None) -> Array:
     """``jax.numpy.matmul`` of the last two axes."""
     return jnp.matmul(_turned(x, False, adj_x), _turned(y, False, adj_y))
 
 
-@op("Tensordot")
-def _tensordot(a: Array, b: Array, axes: Static, name: str | None = None) -> Any:
+@OPS.op("Tensordot", "tensordot")
+def _tensordot(a: Array, b: Array, axes: Static, name: str | None = None) -> Array:
     """``jax.numpy.tensordot``."""
     return jnp.tensordot(a, b, axes)
 
 
+@OPS.add("einsum")
 def _einsum(equation: str, *inputs: Any, name: str | None = None) -> Any:
     """``jax.numpy.einsum``."""
     return _einsum_op(list(inputs), equation, name)
 
 
 @op("Einsum")
-def _einsum_op(inputs: Arrays, equation: Any, name: str | None = None) -> Any:
+def _einsum_op(inputs: Arrays, equation: object, name: str | None = None) -> Array:
     return jnp.einsum(equation, *inputs)
 
 
-@op("AddN")
-def _add_n(inputs: Arrays, name: str | None = None) -> Any:
+@OPS.op("AddN", "accumulate_n", "add_n")
+def _add_n(inputs: Arrays, name: str | None = None) -> Array:
     """The sum of a list of tensors of one shape."""
     return sum(inputs[1:], start=jnp.asarray(inputs[0]))
 
 
-@op("Cross")
-def _cross(a: Array, b: Array, name: str | None = None) -> Any:
+@OPS.op("Cross", "cross")
+def _cross(a: Array, b: Array, name: str | None = None) -> Array:
     """``jax.numpy.cross``."""
     return jnp.cross(a, b)
 
 
-@op("Norm")
+@OPS.op("Norm", "norm")
 def _norm(
     tensor: Array,
     ord: Any = "euclidean",  # noqa: A002
@@ -355,7 +362,7 @@ def _norm(
     keep_dims: bool | None = None,
     name: str | None = None,
     keepdims: bool | None = None,
-) -> Any:
+) -> Array:
     """The norm of vectors (or of all elements): "euclidean", inf or a number; of matrices where ``axis`` is a pair.
 
     Of matrices it is "euclidean" or "fro", 1, or numpy.inf; the largest singular value (2) needs LAPACK, which a task
@@ -382,26 +389,29 @@ def _norm(
     return found if keep_dims or keepdims else jnp.squeeze(found, over)
 
 
-@op("Complex")
-def _complex(real: Array, imag: Array, name: str | None = None) -> Any:
+@OPS.op("Complex", "complex")
+def _complex(real: Array, imag: Array, name: str | None = None) -> Array:
     """``jax.lax.complex``."""
     return jax.lax.complex(jnp.asarray(real), jnp.asarray(imag))
 
 
-@op("Trace")
-def _trace(x: Array, name: str | None = None) -> Any:
+@OPS.op("Trace", "trace")
+def _trace(x: Array, name: str | None = None) -> Array:
     """``jax.numpy.trace`` of the last two axes."""
     return jnp.trace(x, axis1=-2, axis2=-1)
 
 
 @op("UnsortedSegmentSum")
-def _segment_sum_op(data: Array, segment_ids: Array, num_segments: Static, name: str | None = None) -> Any:
+def _segment_sum_op(data: Array, segment_ids: Array, num_segments: Static, name: str | None = None) -> Array:
     ids = inside(jnp.ravel(segment_ids), num_segments)
     rows = jnp.reshape(data, (ids.size, *jnp.shape(data)[jnp.ndim(segment_ids) :]))
     return jax.ops.segment_sum(rows, ids, num_segments)
 
 
-def _unsorted_segment_sum(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> Any:
+@OPS.add("unsorted_segment_sum")
+def _unsorted_segment_sum(
+    data: rt.TensorLike, segment_ids: rt.TensorLike, num_segments: rt.TensorLike, name: str | None = None
+) -> Any:
     """``jax.ops.segment_sum``; what has a negative number, or one too large that the step computes, is left out.
 
     Raises:
@@ -413,38 +423,18 @@ def _unsorted_segment_sum(data: Any, segment_ids: Any, num_segments: Any, name: 
 
 
 OPS |= {
-    "accumulate_n": _add_n,
-    "add_n": _add_n,
-    "arg_max": _argmax,
-    "arg_min": _argmin,
-    "argmax": _argmax,
-    "argmin": _argmin,
-    "batch_matmul": _batch_matmul,
-    "bitcast": _bitcast,
-    "cast": _cast,
-    "complex": _complex,
     "complex_abs": OPS["abs"],
-    "cross": _cross,
-    "cumprod": _cumprod,
-    "cumsum": _cumsum,
-    "einsum": _einsum,
     "imag": from_table("Imag", jnp.imag, "input", "imag"),
     "inv": OPS["reciprocal"],
-    "matmul": _matmul,
     "mul": OPS["multiply"],
     "neg": OPS["negative"],
-    "norm": _norm,
     "real": from_table("Real", jnp.real, "input", "real"),
     "realdiv": OPS["truediv"],
-    "saturate_cast": _saturate_cast,
     "scalar_mul": from_table("Mul", jnp.multiply, "scalar x", "scalar_mul"),
     "sub": OPS["subtract"],
-    "tensordot": _tensordot,
     "to_bfloat16": _caster("to_bfloat16", "bfloat16"),
     "to_double": _caster("to_double", "float64"),
     "to_float": _caster("to_float", "float32"),
     "to_int32": _caster("to_int32", "int32"),
     "to_int64": _caster("to_int64", "int64"),
-    "trace": _trace,
-    "unsorted_segment_sum": _unsorted_segment_sum,
 }

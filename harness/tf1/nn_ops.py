@@ -11,9 +11,12 @@ import numpy as np
 import runtime as rt
 from harness.tf1.indices import axis_size, check_known, inside
 from harness.tf1.join_ops import top_k_op
-from harness.tf1.lift import Array, Arrays, Function, Static, from_table, op
+from harness.tf1.lift import Array, Arrays, Function, Names, Static, from_table, op
 from harness.tf1.math_ops import OPS as _MATH
 from harness.tf1.math_ops import _abs
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
 
 def _softsign(features: Any) -> Any:
@@ -49,51 +52,49 @@ _ACTIVATIONS: dict[str, tuple[str, Function, str]] = {
     "l2_loss": ("L2Loss", _l2_loss, "t"),
     "zero_fraction": ("zero_fraction", _zero_fraction, "value"),
 }
-OPS: dict[str, Function] = {
-    name: from_table(kind, fn, argument, name) for name, (kind, fn, argument) in _ACTIVATIONS.items()
-}
+OPS |= {name: from_table(kind, fn, argument, name) for name, (kind, fn, argument) in _ACTIVATIONS.items()}
 """TensorFlow's name in ``tf.nn`` -> the function."""
 
 
-@op("Softmax")
-def softmax(logits: Array, dim: Static = -1, name: str | None = None, axis: Static = None) -> Any:
+@OPS.op("Softmax")
+def softmax(logits: Array, dim: Static = -1, name: str | None = None, axis: Static = None) -> Array:
     """``jax.nn.softmax``."""
     return jax.nn.softmax(logits, dim if axis is None else axis)
 
 
-@op("LogSoftmax")
-def log_softmax(logits: Array, dim: Static = -1, name: str | None = None, axis: Static = None) -> Any:
+@OPS.op("LogSoftmax")
+def log_softmax(logits: Array, dim: Static = -1, name: str | None = None, axis: Static = None) -> Array:
     """``jax.nn.log_softmax``."""
     return jax.nn.log_softmax(logits, dim if axis is None else axis)
 
 
-@op("LeakyRelu")
-def leaky_relu(features: Array, alpha: float = 0.2, name: str | None = None) -> Any:
+@OPS.op("LeakyRelu")
+def leaky_relu(features: Array, alpha: float = 0.2, name: str | None = None) -> Array:
     """``features`` where that is above 0, else ``alpha * features``."""
     return jnp.where(jnp.greater(features, 0), features, alpha * jnp.asarray(features))
 
 
-@op("BiasAdd")
-def bias_add(value: Array, bias: Array, data_format: str | None = None, name: str | None = None) -> Any:
+@OPS.op("BiasAdd")
+def bias_add(value: Array, bias: Array, data_format: str | None = None, name: str | None = None) -> Array:
     """Adds a vector along the channels."""
     first = data_format is not None and data_format.startswith("NC")
     return value + (jnp.reshape(bias, (-1,) + (1,) * (jnp.ndim(value) - 2)) if first else bias)
 
 
-@op("xw_plus_b")
-def xw_plus_b(x: Array, weights: Array, biases: Array, name: str | None = None) -> Any:
+@OPS.op("xw_plus_b")
+def xw_plus_b(x: Array, weights: Array, biases: Array, name: str | None = None) -> Array:
     """``x @ weights + biases``."""
     return jnp.matmul(x, weights) + biases
 
 
-@op("relu_layer")
-def relu_layer(x: Array, weights: Array, biases: Array, name: str | None = None) -> Any:
+@OPS.op("relu_layer")
+def relu_layer(x: Array, weights: Array, biases: Array, name: str | None = None) -> Array:
     """``relu(x @ weights + biases)``."""
     return jax.nn.relu(jnp.matmul(x, weights) + biases)
 
 
-@op("l2_normalize")
-def l2_normalize(x: Array, dim: Static, epsilon: float = 1e-12, name: str | None = None) -> Any:
+@OPS.op("l2_normalize")
+def l2_normalize(x: Array, dim: Static, epsilon: float = 1e-12, name: str | None = None) -> Array:
     """``x`` divided by its Euclidean norm along ``dim``."""
     axes = tuple(dim) if isinstance(dim, list) else dim
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axes, keepdims=True), epsilon))
@@ -102,7 +103,9 @@ def l2_normalize(x: Array, dim: Static, epsilon: float = 1e-12, name: str | None
 # -- losses --------------------------------------------------------------------------------------------------------
 
 
-def _labels_and_logits(args: tuple[Any, ...], labels: Any, logits: Any, what: str) -> tuple[Any, Any]:
+def _labels_and_logits(
+    args: tuple[Any, ...], labels: rt.TensorLike, logits: rt.TensorLike, what: str
+) -> tuple[Any, Any]:
     """By name as in 1.0, or (logits, labels) by position as before."""
     if args and not (len(args) == 1 and args[0] is None):
         if labels is not None or logits is not None or len(args) != 2:
@@ -114,7 +117,7 @@ def _labels_and_logits(args: tuple[Any, ...], labels: Any, logits: Any, what: st
 
 
 @op("SparseSoftmaxCrossEntropyWithLogits")
-def _sparse_xent(labels: Array, logits: Array, name: str | None = None) -> Any:
+def _sparse_xent(labels: Array, logits: Array, name: str | None = None) -> Array:
     whole = jnp.asarray(labels)
     if whole.ndim != jnp.ndim(logits) - 1:
         raise ValueError(f"labels of rank {jnp.ndim(logits) - 1} go with these logits, not of rank {whole.ndim}")
@@ -124,6 +127,7 @@ def _sparse_xent(labels: Array, logits: Array, name: str | None = None) -> Any:
     return own * jnp.where(valid, -1.0, np.nan).astype(own.dtype)
 
 
+@OPS.add()
 def sparse_softmax_cross_entropy_with_logits(
     *args: Any, labels: Any = None, logits: Any = None, name: str | None = None
 ) -> Any:
@@ -140,7 +144,7 @@ def sparse_softmax_cross_entropy_with_logits(
 
 
 @op("SoftmaxCrossEntropyWithLogits")
-def _softmax_xent(labels: Array, logits: Array, dim: Static, stop: bool, name: str | None = None) -> Any:
+def _softmax_xent(labels: Array, logits: Array, dim: Static, stop: bool, name: str | None = None) -> Array:
     wanted = jax.lax.stop_gradient(jnp.asarray(labels)) if stop else jnp.asarray(labels)
     loss = -jnp.sum(wanted * jax.nn.log_softmax(logits, dim), dim)
     # TensorFlow's gradient is softmax - labels, also for labels that do not sum to 1. What is added is 0.
@@ -148,6 +152,7 @@ def _softmax_xent(labels: Array, logits: Array, dim: Static, stop: bool, name: s
     return loss + (1 - jnp.sum(wanted, dim)) * (scale - jax.lax.stop_gradient(scale))
 
 
+@OPS.add()
 def softmax_cross_entropy_with_logits(
     *args: Any, labels: Any = None, logits: Any = None, dim: int = -1, name: str | None = None
 ) -> Any:
@@ -156,6 +161,7 @@ def softmax_cross_entropy_with_logits(
     return _softmax_xent(labels, logits, dim, True, name)
 
 
+@OPS.add()
 def softmax_cross_entropy_with_logits_v2(
     *args: Any, labels: Any = None, logits: Any = None, dim: int = -1, name: str | None = None
 ) -> Any:
@@ -165,12 +171,13 @@ def softmax_cross_entropy_with_logits_v2(
 
 
 @op("logistic_loss")
-def _sigmoid_xent(labels: Array, logits: Array, name: str | None = None) -> Any:
+def _sigmoid_xent(labels: Array, logits: Array, name: str | None = None) -> Array:
     positive = jnp.greater_equal(logits, 0)
     relu, minus_abs = jnp.where(positive, logits, 0), jnp.where(positive, jnp.negative(logits), logits)
     return relu - logits * labels + jnp.log1p(jnp.exp(minus_abs))
 
 
+@OPS.add()
 def sigmoid_cross_entropy_with_logits(
     *args: Any, labels: Any = None, logits: Any = None, targets: Any = None, name: str | None = None
 ) -> Any:
@@ -180,16 +187,16 @@ def sigmoid_cross_entropy_with_logits(
     return _sigmoid_xent(labels, logits, name)
 
 
-@op("weighted_logistic_loss")
+@OPS.op("weighted_logistic_loss")
 def weighted_cross_entropy_with_logits(
     targets: Array, logits: Array, pos_weight: Array, name: str | None = None
-) -> Any:
+) -> Array:
     """Sigmoid cross entropy with the positive targets weighted by ``pos_weight``."""
     weight = 1 + (pos_weight - 1) * targets
     return (1 - targets) * logits + weight * (jnp.log1p(jnp.exp(-_abs(logits))) + jax.nn.relu(-logits))
 
 
-@op("InTopK")
+@OPS.op("InTopK")
 def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = None) -> Any:
     """Whether the target's prediction is among the ``k`` largest; ties count as in.
 
@@ -204,11 +211,12 @@ def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = N
 class TopKV2(NamedTuple):
     """The ``values`` that ``top_k`` found, and their int32 ``indices``; fetched, a pair of arrays under these names."""
 
-    values: Any
-    indices: Any
+    values: rt.TensorLike
+    indices: rt.TensorLike
 
 
-def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> TopKV2:  # noqa: A002
+@OPS.add()
+def top_k(input: rt.TensorLike, k: rt.TensorLike = 1, sorted: bool = True, name: str | None = None) -> TopKV2:  # noqa: A002
     """``jax.lax.top_k``: (values, indices) along the last axis."""
     return TopKV2(*top_k_op(input, k, name))
 
@@ -217,7 +225,7 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) 
 
 
 @op("dropout")
-def _dropout(key: Array, x: Array, keep_prob: Array, noise_shape: Static, name: str | None = None) -> Any:
+def _dropout(key: Array, x: Array, keep_prob: Array, noise_shape: Static, name: str | None = None) -> Array:
     shape = jnp.shape(x) if noise_shape is None else _with_sizes(noise_shape, jnp.shape(x))
     kept = jax.random.bernoulli(key, keep_prob, shape)
     return jnp.where(kept, x / jnp.asarray(keep_prob, jnp.result_type(x)), jnp.zeros_like(x))
@@ -227,6 +235,7 @@ def _with_sizes(shape: list[Any], sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(d if s is None else s for s, d in zip(shape, sizes, strict=True))
 
 
+@OPS.add()
 def dropout(
     x: Any,
     keep_prob: Any = None,
@@ -258,12 +267,19 @@ def _moments(x: Array, axes: Static, keep_dims: bool, name: str | None = None) -
     return jnp.mean(x, over, keepdims=keep_dims), jnp.var(x, over, keepdims=keep_dims)
 
 
-def moments(x: Any, axes: Any, shift: Any = None, name: str | None = None, keep_dims: bool = False) -> Any:
+@OPS.add()
+def moments(
+    x: rt.TensorLike,
+    axes: rt.TensorLike,
+    shift: rt.TensorLike | None = None,
+    name: str | None = None,
+    keep_dims: bool = False,
+) -> Any:
     """``(mean, variance)`` over ``axes``; ``shift`` is not needed."""
     return tuple(_moments(x, axes, keep_dims, name))
 
 
-@op("batchnorm")
+@OPS.op("batchnorm")
 def batch_normalization(
     x: Array,
     mean: Array,
@@ -272,14 +288,14 @@ def batch_normalization(
     scale: Array | None,
     variance_epsilon: float,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """``(x - mean) / sqrt(variance + variance_epsilon) * scale + offset``."""
     factor = jax.lax.rsqrt(jnp.asarray(variance) + variance_epsilon)
     factor = factor if scale is None else factor * scale
     return x * factor + ((0 if offset is None else offset) - mean * factor)
 
 
-@op("LRN")
+@OPS.op("LRN", "local_response_normalization", "lrn")
 def local_response_normalization(
     input: Array,  # noqa: A002
     depth_radius: Static = 5,
@@ -316,13 +332,14 @@ def _joined(tables: Any, by_rows: bool) -> Any:
     return jnp.stack(padded, 1).reshape((-1, *tables[0].shape[1:]))
 
 
+@OPS.add()
 def embedding_lookup(
-    params: Any,
-    ids: Any,
+    params: rt.TensorLike,
+    ids: rt.TensorLike,
     partition_strategy: str = "mod",
     name: str | None = None,
     validate_indices: bool = True,
-    max_norm: Any = None,
+    max_norm: rt.TensorLike | None = None,
 ) -> Any:
     """The rows ``ids`` of a table, or of a list of parts of one.
 
@@ -344,26 +361,6 @@ def embedding_lookup(
 
 
 OPS |= {
-    "batch_normalization": batch_normalization,
-    "bias_add": bias_add,
-    "dropout": dropout,
-    "embedding_lookup": embedding_lookup,
-    "in_top_k": in_top_k,
-    "l2_normalize": l2_normalize,
-    "leaky_relu": leaky_relu,
-    "local_response_normalization": local_response_normalization,
-    "log_softmax": log_softmax,
-    "lrn": local_response_normalization,
-    "moments": moments,
-    "relu_layer": relu_layer,
     "sigmoid": _MATH["sigmoid"],
-    "sigmoid_cross_entropy_with_logits": sigmoid_cross_entropy_with_logits,
-    "softmax": softmax,
-    "softmax_cross_entropy_with_logits": softmax_cross_entropy_with_logits,
-    "softmax_cross_entropy_with_logits_v2": softmax_cross_entropy_with_logits_v2,
-    "sparse_softmax_cross_entropy_with_logits": sparse_softmax_cross_entropy_with_logits,
     "tanh": _MATH["tanh"],
-    "top_k": top_k,
-    "weighted_cross_entropy_with_logits": weighted_cross_entropy_with_logits,
-    "xw_plus_b": xw_plus_b,
 }

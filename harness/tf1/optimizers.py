@@ -26,11 +26,11 @@ class _Minimize:
         loss: rt.Tensor,
         global_step: rt.Variable | None = None,
         var_list: Sequence[rt.Variable] | None = None,
-        gate_gradients: Any = None,
-        aggregation_method: Any = None,
+        gate_gradients: object = None,
+        aggregation_method: object = None,
         colocate_gradients_with_ops: bool = False,
         name: str | None = None,
-        grad_loss: Any = None,
+        grad_loss: rt.TensorLike | None = None,
     ) -> rt.Operation:
         """As in the harness; gating, aggregation and colocation are what they are."""
         pairs = self.compute_gradients(loss, var_list, grad_loss=grad_loss)
@@ -40,10 +40,10 @@ class _Minimize:
         self,
         loss: rt.Tensor,
         var_list: Sequence[rt.Variable] | None = None,
-        gate_gradients: Any = None,
-        aggregation_method: Any = None,
+        gate_gradients: object = None,
+        aggregation_method: object = None,
         colocate_gradients_with_ops: bool = False,
-        grad_loss: Any = None,
+        grad_loss: rt.TensorLike | None = None,
     ) -> list[tuple[rt.Tensor | None, rt.Variable]]:
         """As in the harness; ``grad_loss`` is the gradient of ``loss`` to start from."""
         if grad_loss is None:
@@ -67,7 +67,7 @@ class _Optimizer(_Minimize, harness.Optimizer):  # type: ignore[misc]
 
 
 def _gradients_from(
-    loss: rt.Tensor, var_list: Sequence[rt.Variable] | None, grad_loss: Any
+    loss: rt.Tensor, var_list: Sequence[rt.Variable] | None, grad_loss: rt.TensorLike | None
 ) -> list[tuple[rt.Tensor | None, rt.Variable]]:
     with loss.graph.as_default():
         variables = list(rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list))
@@ -104,7 +104,7 @@ def _rate(learning_rate: Any, sign: float = -1.0) -> tuple[optax.GradientTransfo
 class GradientDescentOptimizer(_Optimizer):
     """``v -= learning_rate * g``: optax.sgd."""
 
-    def __init__(self, learning_rate: Any, use_locking: bool = False, name: str = "GradientDescent") -> None:
+    def __init__(self, learning_rate: rt.TensorLike, use_locking: bool = False, name: str = "GradientDescent") -> None:
         rate, extra = _rate(learning_rate)
         super().__init__(rate, extra_args=extra, name=name)
 
@@ -116,7 +116,7 @@ class MomentumOptimizer(_Optimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: rt.TensorLike,
         momentum: float,
         use_locking: bool = False,
         name: str = "Momentum",
@@ -133,7 +133,7 @@ class AdagradOptimizer(_Optimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: rt.TensorLike,
         initial_accumulator_value: float = 0.1,
         use_locking: bool = False,
         name: str = "Adagrad",
@@ -186,7 +186,7 @@ class AdamOptimizer(_Optimizer):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: rt.TensorLike = 0.001,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
@@ -208,7 +208,7 @@ class RMSPropOptimizer(_Optimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: rt.TensorLike,
         decay: float = 0.9,
         momentum: float = 0.0,
         epsilon: float = 1e-10,
@@ -231,7 +231,7 @@ class AdadeltaOptimizer(_Optimizer):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: rt.TensorLike = 0.001,
         rho: float = 0.95,
         epsilon: float = 1e-8,
         use_locking: bool = False,
@@ -254,7 +254,7 @@ class ExponentialMovingAverage:
     def __init__(
         self,
         decay: float,
-        num_updates: Any = None,
+        num_updates: rt.TensorLike | None = None,
         zero_debias: bool = False,
         name: str = "ExponentialMovingAverage",
     ) -> None:
@@ -274,7 +274,7 @@ class ExponentialMovingAverage:
             done.append(shadow.update(self._next, *inputs, name=f"{self.name}/update"))
         return rt.group(*done, name=self.name)
 
-    def _next(self, shadow: Any, value: Any, num_updates: Any = None) -> Any:
+    def _next(self, shadow: Any, value: rt.TensorLike, num_updates: rt.TensorLike | None = None) -> Any:
         decay = jnp.asarray(self._decay, shadow.dtype)
         if num_updates is not None:
             n = jnp.asarray(num_updates).astype(shadow.dtype)

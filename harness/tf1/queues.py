@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
-from harness.tf1.lift import is_tensor
+from harness.tf1.lift import Names, is_tensor
+from harness.tf1.shapes import ShapeLike
 from harness.tf1.static import static_number
 from harness.tf1.value_ops import convert_to_tensor
 
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
-def _dtypes(dtypes: Any) -> Any:
+
+def _dtypes(dtypes: object) -> Any:
     return [as_dtype(d).dtype for d in dtypes] if isinstance(dtypes, list | tuple) else as_dtype(dtypes).dtype
 
 
-def _shapes(shapes: Any) -> Any:
+def _shapes(shapes: object) -> Any:
     return None if shapes is None else static_number(shapes, "the shapes of a queue")
 
 
-def _no_names(names: Any) -> None:
+def _no_names(names: object) -> None:
     if names is not None:
         raise ValueError("names= is not in harness.tf1: components of a queue go by their order")
 
@@ -29,24 +36,25 @@ class _Components:
 
     dtypes: tuple[Any, ...]
 
-    def enqueue(self, vals: Any, name: str | None = None) -> rt.Operation:
+    def enqueue(self, vals: rt.TensorLike | Sequence[rt.TensorLike], name: str | None = None) -> rt.Operation:
         """Adds one element; waits while the queue is full."""
         made: rt.Operation = super().enqueue(self._listed(vals), name)  # type: ignore[misc]
         return made
 
-    def enqueue_many(self, vals: Any, name: str | None = None) -> rt.Operation:
+    def enqueue_many(self, vals: rt.TensorLike | Sequence[rt.TensorLike], name: str | None = None) -> rt.Operation:
         """Adds the slices of ``vals`` along the first dimension; waits while the queue is full."""
         made: rt.Operation = super().enqueue_many(self._listed(vals), name)  # type: ignore[misc]
         return made
 
-    def _listed(self, vals: Any) -> Any:
-        values = list(vals) if isinstance(vals, list | tuple) else [vals]
+    def _listed(self, vals: rt.TensorLike | Sequence[rt.TensorLike]) -> Any:
+        values: list[Any] = list(vals) if isinstance(vals, list | tuple) else [vals]
         if len(values) != len(self.dtypes):
             raise ValueError(f"this queue has {len(self.dtypes)} components, {len(values)} were given")
         typed = [convert_to_tensor(v, None if is_tensor(v) else d) for v, d in zip(values, self.dtypes, strict=True)]
         return typed[0] if len(typed) == 1 else typed
 
 
+@OPS.add()
 class FIFOQueue(_Components, rt.FIFOQueue):
     """``rt.FIFOQueue``: elements come back in the order in which they came."""
 
@@ -63,6 +71,7 @@ class FIFOQueue(_Components, rt.FIFOQueue):
         super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), name, shared_name=shared_name)
 
 
+@OPS.add()
 class PaddingFIFOQueue(_Components, rt.PaddingFIFOQueue):
     """``rt.PaddingFIFOQueue``: smaller elements of a batch are padded."""
 
@@ -79,6 +88,7 @@ class PaddingFIFOQueue(_Components, rt.PaddingFIFOQueue):
         super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), name, shared_name=shared_name)
 
 
+@OPS.add()
 class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
     """``rt.RandomShuffleQueue``: elements come back in random order."""
 
@@ -99,13 +109,14 @@ class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
         )
 
 
+@OPS.add()
 class ConditionalAccumulator(rt.ConditionalAccumulator):
     """``rt.ConditionalAccumulator``: the mean of gradients of one step, stale ones dropped."""
 
     def __init__(
         self,
-        dtype: Any,
-        shape: Any = None,
+        dtype: DTypeLike,
+        shape: ShapeLike | None = None,
         shared_name: str | None = None,
         name: str = "conditional_accumulator",
         reduction_type: str = "MEAN",
@@ -113,10 +124,4 @@ class ConditionalAccumulator(rt.ConditionalAccumulator):
         super().__init__(_dtypes(dtype), _shapes(shape), name, reduction_type, shared_name=shared_name)
 
 
-OPS: dict[str, Any] = {
-    "ConditionalAccumulator": ConditionalAccumulator,
-    "FIFOQueue": FIFOQueue,
-    "PaddingFIFOQueue": PaddingFIFOQueue,
-    "RandomShuffleQueue": RandomShuffleQueue,
-}
 """TensorFlow's name in ``tf`` -> the class."""

@@ -7,10 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
-from harness.tf1.lift import Array, Function, Static, Type, op
+from harness.tf1.lift import Array, Names, Static, Type, op
+from harness.tf1.shapes import ShapeLike
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
 
 def _key(seed: int | None, name: str | None, default: str) -> rt.Tensor:
@@ -18,15 +23,16 @@ def _key(seed: int | None, name: str | None, default: str) -> rt.Tensor:
 
 
 @op("RandomStandardNormal")
-def _normal(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None) -> Any:
+def _normal(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
     return jax.random.normal(key, _dims(shape), dtype) * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
 
 
+@OPS.add()
 def random_normal(
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = np.float32,
+    shape: ShapeLike,
+    mean: rt.TensorLike = 0.0,
+    stddev: rt.TensorLike = 1.0,
+    dtype: DTypeLike = np.float32,
     seed: int | None = None,
     name: str | None = None,
 ) -> Any:
@@ -36,16 +42,17 @@ def random_normal(
 
 
 @op("TruncatedNormal")
-def _truncated(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None) -> Any:
+def _truncated(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
     drawn = jax.random.truncated_normal(key, -2.0, 2.0, _dims(shape), dtype)
     return drawn * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
 
 
+@OPS.add()
 def truncated_normal(
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = np.float32,
+    shape: ShapeLike,
+    mean: rt.TensorLike = 0.0,
+    stddev: rt.TensorLike = 1.0,
+    dtype: DTypeLike = np.float32,
     seed: int | None = None,
     name: str | None = None,
 ) -> Any:
@@ -61,11 +68,12 @@ def _uniform(key: Array, minval: Array, maxval: Array, shape: Static, dtype: Typ
     return jax.random.uniform(key, _dims(shape), dtype, minval, maxval)
 
 
+@OPS.add()
 def random_uniform(
-    shape: Any,
-    minval: Any = 0,
-    maxval: Any = None,
-    dtype: Any = np.float32,
+    shape: ShapeLike,
+    minval: rt.TensorLike = 0,
+    maxval: rt.TensorLike | None = None,
+    dtype: DTypeLike = np.float32,
     seed: int | None = None,
     name: str | None = None,
 ) -> Any:
@@ -81,38 +89,41 @@ def random_uniform(
 
 
 @op("RandomShuffle")
-def _shuffle(key: Array, value: Array, name: str | None = None) -> Any:
+def _shuffle(key: Array, value: Array, name: str | None = None) -> Array:
     return jax.random.permutation(key, value)
 
 
-def random_shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Any:
+@OPS.add()
+def random_shuffle(value: rt.TensorLike, seed: int | None = None, name: str | None = None) -> Any:
     """``jax.random.permutation`` of the rows."""
     return _shuffle(_key(seed, name, "RandomShuffle"), value, name)
 
 
 @op("Multinomial")
-def _multinomial(key: Array, logits: Array, num_samples: Static, dtype: Type, name: str | None = None) -> Any:
+def _multinomial(key: Array, logits: Array, num_samples: Static, dtype: Type, name: str | None = None) -> Array:
     drawn = jax.random.categorical(key, logits, axis=-1, shape=(num_samples, jnp.shape(logits)[0]))
     return drawn.T.astype(dtype)
 
 
-def multinomial(logits: Any, num_samples: Any, seed: int | None = None, name: str | None = None) -> Any:
+@OPS.add()
+def multinomial(logits: rt.TensorLike, num_samples: Any, seed: int | None = None, name: str | None = None) -> Any:
     """``jax.random.categorical``: for each row of ``logits`` that many classes, int64."""
     return _multinomial(_key(seed, name, "Multinomial"), logits, num_samples, np.int64, name)
 
 
 @op("RandomGamma")
-def _gamma(key: Array, alpha: Array, beta: Array, shape: Static, dtype: Type, name: str | None = None) -> Any:
+def _gamma(key: Array, alpha: Array, beta: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
     alpha, beta = jnp.asarray(alpha, dtype), jnp.asarray(beta, dtype)
     full = _dims(shape) + jnp.broadcast_shapes(alpha.shape, beta.shape)
     return jax.random.gamma(key, alpha, full, dtype) / beta
 
 
+@OPS.add()
 def random_gamma(
-    shape: Any,
-    alpha: Any,
-    beta: Any = None,
-    dtype: Any = np.float32,
+    shape: ShapeLike,
+    alpha: rt.TensorLike,
+    beta: rt.TensorLike | None = None,
+    dtype: DTypeLike = np.float32,
     seed: int | None = None,
     name: str | None = None,
 ) -> Any:
@@ -121,13 +132,14 @@ def random_gamma(
 
 
 @op("random_crop")
-def _crop(key: Array, value: Array, size: Static, name: str | None = None) -> Any:
+def _crop(key: Array, value: Array, size: Static, name: str | None = None) -> Array:
     value = jnp.asarray(value)
     room = jnp.asarray([d - s + 1 for d, s in zip(value.shape, size, strict=True)])
     return jax.lax.dynamic_slice(value, list(jax.random.randint(key, room.shape, 0, room)), size)
 
 
-def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None = None) -> Any:
+@OPS.add()
+def random_crop(value: rt.TensorLike, size: ShapeLike, seed: int | None = None, name: str | None = None) -> Any:
     """A block of ``size`` from a random place of ``value``."""
     return _crop(_key(seed, name, "random_crop"), value, size, name)
 
@@ -136,14 +148,6 @@ def _dims(shape: Any) -> tuple[int, ...]:
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
-OPS: dict[str, Function] = {
-    "multinomial": multinomial,
-    "random_crop": random_crop,
-    "random_gamma": random_gamma,
-    "random_normal": random_normal,
-    "random_shuffle": random_shuffle,
-    "random_uniform": random_uniform,
+OPS |= {
     "set_random_seed": rt.set_random_seed,
-    "truncated_normal": truncated_normal,
 }
-"""TensorFlow's name -> the function, for all that this module defines."""

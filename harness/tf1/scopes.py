@@ -10,14 +10,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
 from harness.tf1.initializers import glorot_uniform_initializer, zeros_initializer
-from harness.tf1.lift import is_tensor
-from harness.tf1.shapes import TensorShape
+from harness.tf1.lift import Names, is_tensor
+from harness.tf1.shapes import ShapeLike, TensorShape
 from harness.tf1.static import static_number
 from harness.tf1.variables import Variable
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
 AUTO_REUSE = "AUTO_REUSE"
 """Value of ``reuse``: take the variable if it is there, else make it."""
@@ -26,6 +30,7 @@ REGULARIZATION_LOSSES = "regularization_losses"
 Regularizer = Callable[[Any], Any]
 
 
+@OPS.add()
 @dataclass(frozen=True, eq=False)
 class VariableScope:
     """What ``get_variable`` takes from the scope it is called in.
@@ -44,7 +49,7 @@ class VariableScope:
     reuse: Any = False
     initializer: Any = None
     regularizer: Regularizer | None = None
-    dtype: Any = np.float32
+    dtype: DTypeLike = np.float32
     original_name_scope: str = ""
     custom_getter: Callable[..., Any] | None = None
 
@@ -116,6 +121,7 @@ def _opened() -> dict[str, int]:
 _tops: weakref.WeakKeyDictionary[rt.Graph, VariableScope] = weakref.WeakKeyDictionary()
 
 
+@OPS.add()
 def get_variable_scope() -> VariableScope:
     """The open variable scope; at the top one without a name."""
     graph = rt.get_default_graph()
@@ -135,19 +141,20 @@ def _current(scope: VariableScope) -> Iterator[None]:
         _stack().remove(entry)
 
 
+@OPS.add()
 @contextlib.contextmanager
 def variable_scope(
     name_or_scope: Any = None,
     default_name: str | None = None,
-    values: Any = None,
+    values: rt.TensorLike | None = None,
     initializer: Any = None,
     regularizer: Regularizer | None = None,
-    caching_device: Any = None,
-    partitioner: Any = None,
+    caching_device: object = None,
+    partitioner: object = None,
     custom_getter: Callable[..., Any] | None = None,
     reuse: Any = None,
-    dtype: Any = None,
-    use_resource: Any = None,
+    dtype: DTypeLike | None = None,
+    use_resource: object = None,
 ) -> Iterator[VariableScope]:
     """Opens a variable scope, and a name scope of the same name.
 
@@ -239,25 +246,27 @@ def _unique(prefix: str, name: str) -> str:
     return candidate
 
 
+@OPS.add()
 def variable_op_scope(
-    values: Any, name_or_scope: Any, default_name: str | None = None, *args: Any, **kwargs: Any
+    values: rt.TensorLike, name_or_scope: Any, default_name: str | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     """``variable_scope`` with the argument order of before 1.0."""
     return variable_scope(name_or_scope, default_name, values, *args, **kwargs)
 
 
+@OPS.add()
 def get_variable(
     name: str,
-    shape: Any = None,
-    dtype: Any = None,
+    shape: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     initializer: Any = None,
     regularizer: Regularizer | None = None,
     trainable: bool = True,
     collections: Sequence[str] | None = None,
-    caching_device: Any = None,
-    partitioner: Any = None,
+    caching_device: object = None,
+    partitioner: object = None,
     validate_shape: bool = True,
-    use_resource: Any = None,
+    use_resource: object = None,
     custom_getter: Callable[..., Any] | None = None,
 ) -> Any:
     """Makes the variable ``scope/name``, or finds it where the scope says so.
@@ -301,9 +310,9 @@ def get_variable(
 def _get(
     scope: VariableScope,
     full: str,
-    shape: Any = None,
-    dtype: Any = None,
-    initializer: Any = None,
+    shape: object = None,
+    dtype: object = None,
+    initializer: object = None,
     regularizer: Regularizer | None = None,
     trainable: bool = True,
     collections: Sequence[str] | None = None,
@@ -335,7 +344,7 @@ def _get(
     return made
 
 
-def _checked(found: Any, full: str, sizes: Any, dtype: Any) -> Any:
+def _checked(found: Any, full: str, sizes: Any, dtype: DTypeLike | None) -> Any:
     if sizes is not None and not TensorShape(found.shape).is_compatible_with(sizes):
         raise ValueError(
             f"Trying to share variable {full}, but specified shape {tuple(sizes)} and found shape {found.shape}."
@@ -346,7 +355,12 @@ def _checked(found: Any, full: str, sizes: Any, dtype: Any) -> Any:
 
 
 def _make(
-    full: str, sizes: Any, dtype: np.dtype[Any], initializer: Any, trainable: bool, collections: Sequence[str] | None
+    full: str,
+    sizes: Any,
+    dtype: rt.lowlevel.DType,
+    initializer: Any,
+    trainable: bool,
+    collections: Sequence[str] | None,
 ) -> Any:
     if initializer is None:
         if not (np.issubdtype(dtype, np.floating) or dtype.kind in "iub" or dtype.name == "bfloat16"):
@@ -371,17 +385,12 @@ def _make(
         )
 
 
-def _no_partitioner(partitioner: Any) -> None:
+def _no_partitioner(partitioner: object) -> None:
     if partitioner is not None:
         raise ValueError("partitioners are not in harness.tf1: make one variable for each part, on a device of its own")
 
 
-OPS: dict[str, Any] = {
+OPS |= {
     "AUTO_REUSE": AUTO_REUSE,
-    "VariableScope": VariableScope,
-    "get_variable": get_variable,
-    "get_variable_scope": get_variable_scope,
-    "variable_op_scope": variable_op_scope,
-    "variable_scope": variable_scope,
 }
 """TensorFlow's name -> what this module gives for it."""

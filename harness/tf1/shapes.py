@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import runtime as rt
 
@@ -108,7 +108,7 @@ class TensorShape:
         if not self.is_fully_defined():
             raise ValueError(f"shape {self} is not fully defined")
 
-    def is_compatible_with(self, other: Any) -> bool:
+    def is_compatible_with(self, other: object) -> bool:
         """Whether a tensor could have both shapes."""
         right = TensorShape(other)
         if self.dims is None or right.dims is None:
@@ -204,3 +204,7 @@ def install() -> None:
 def consumers(tensor: Any) -> list[rt.Operation]:
     """The operations that take this tensor as an input."""
     return [op for op in tensor.graph.get_operations() if tensor in op.inputs]
+
+
+ShapeLike: TypeAlias = TensorShape | rt.TensorLike
+"""What says a shape: a ``TensorShape``, numbers, or a tensor that depends on shapes only."""

@@ -47,7 +47,7 @@ class Deferred:
             return _fill(self.structure, known)
 
 
-def static(value: Any) -> Any:
+def static(value: object) -> Any:
     """``value`` as Python numbers and lists of them, or a ``Deferred`` when it depends on shapes of tensors."""
     if value is None or isinstance(value, str):
         return value
@@ -62,7 +62,7 @@ def static(value: Any) -> Any:
     return deferred if sources else deferred.value(())
 
 
-def static_number(value: Any, what: str) -> Any:
+def static_number(value: object, what: str) -> Any:
     """``value`` when it is known while the graph is built.
 
     Raises:
@@ -74,12 +74,12 @@ def static_number(value: Any, what: str) -> Any:
     return known
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, TensorShape):
         return [None if d.value is None else d.value for d in value]
     if isinstance(value, Dimension):
         return value.value
-    if hasattr(value, "_as_tensor"):
+    if isinstance(value, rt.Variable):
         return rt.as_tensor(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
@@ -88,7 +88,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _tensors(structure: Any) -> list[rt.Tensor]:
+def _tensors(structure: object) -> list[rt.Tensor]:
     if isinstance(structure, list):
         return [tensor for item in structure for tensor in _tensors(item)]
     return [structure] if isinstance(structure, rt.Tensor) else []
@@ -110,7 +110,7 @@ def _is_pure(op: rt.Operation) -> bool:
     return hasattr(op.body, "fn") and not hasattr(op.body, "variables")
 
 
-def _fill(structure: Any, known: dict[rt.Tensor, Any]) -> Any:
+def _fill(structure: object, known: dict[rt.Tensor, Any]) -> Any:
     if isinstance(structure, list):
         return [_fill(item, known) for item in structure]
     if not isinstance(structure, rt.Tensor):

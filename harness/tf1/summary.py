@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import runtime as rt
 from harness import summary as _summary
 from harness.tensorboard.summary import audio as audio
 from harness.tensorboard.summary import histogram as histogram
@@ -19,7 +20,7 @@ from harness.tf1.saver import FileWriter as FileWriter
 SummaryWriter = FileWriter
 
 
-def _tag(tags: Any) -> str:
+def _tag(tags: object) -> str:
     """The one tag of the old functions, which took a list too."""
     if isinstance(tags, list | tuple) and len(tags) == 1:
         tags = tags[0]
@@ -28,18 +29,26 @@ def _tag(tags: Any) -> str:
     return tags
 
 
-def scalar_summary(tags: Any, values: Any, collections: Sequence[str] | None = None, name: str | None = None) -> Any:
+def scalar_summary(
+    tags: Any, values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
+) -> Any:
     """``tf.summary.scalar``."""
     return _summary.scalar(_tag(tags), values, collections)
 
 
-def histogram_summary(tag: Any, values: Any, collections: Sequence[str] | None = None, name: str | None = None) -> Any:
+def histogram_summary(
+    tag: Any, values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
+) -> Any:
     """``tf.summary.histogram``."""
     return _summary.histogram(_tag(tag), values, collections)
 
 
 def image_summary(
-    tag: Any, tensor: Any, max_images: int = 3, collections: Sequence[str] | None = None, name: str | None = None
+    tag: Any,
+    tensor: rt.TensorLike,
+    max_images: int = 3,
+    collections: Sequence[str] | None = None,
+    name: str | None = None,
 ) -> Any:
     """``tf.summary.image``."""
     return _summary.image(_tag(tag), tensor, max_images, collections)
@@ -47,7 +56,7 @@ def image_summary(
 
 def audio_summary(
     tag: Any,
-    tensor: Any,
+    tensor: rt.TensorLike,
     sample_rate: Any,
     max_outputs: int = 3,
     collections: Sequence[str] | None = None,
@@ -57,7 +66,9 @@ def audio_summary(
     return _summary.audio(_tag(tag), tensor, sample_rate, max_outputs, collections)
 
 
-def merge_summary(inputs: Sequence[Any], collections: Sequence[str] | None = None, name: str | None = None) -> Any:
+def merge_summary(
+    inputs: Sequence[rt.TensorLike], collections: Sequence[str] | None = None, name: str | None = None
+) -> Any:
     """``tf.summary.merge``."""
     return _summary.merge(inputs, collections, name)
 

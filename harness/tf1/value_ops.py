@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax.typing import DTypeLike
+
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
 from harness.tf1.join_ops import stack
-from harness.tf1.lift import Function, constant, is_tensor
+from harness.tf1.lift import Names, constant, is_tensor
+from harness.tf1.shapes import ShapeLike
 from harness.tf1.static import static_number
 
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
-def identity(input: Any, name: str | None = None) -> Any:  # noqa: A002
+
+@OPS.add()
+def identity(input: rt.TensorLike, name: str | None = None) -> Any:  # noqa: A002
     """The same value on the current device."""
     return rt.identity(input if is_tensor(input) else constant(input), name)
 
 
+@OPS.add()
 def convert_to_tensor(
-    value: Any, dtype: Any = None, name: str | None = None, as_ref: bool = False, preferred_dtype: Any = None
+    value: rt.TensorLike,
+    dtype: DTypeLike | None = None,
+    name: str | None = None,
+    as_ref: bool = False,
+    preferred_dtype: Any = None,
 ) -> Any:
     """``value`` as a tensor. Raises ValueError when it is a tensor of another dtype."""
     if isinstance(value, list | tuple) and any(is_tensor(v) for v in value):
@@ -30,24 +42,21 @@ def convert_to_tensor(
     return tensor
 
 
-def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> Any:
+@OPS.add()
+def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | None = None) -> Any:
     """A tensor to feed; see ``rt.placeholder``. A shape may hold None. What its dtype cannot hold is cut to fit."""
     sizes = None if shape is None else static_number(shape, "the shape")
     return rt.placeholder(as_dtype(dtype).dtype, sizes, name, casting="unsafe")
 
 
-def placeholder_with_default(input: Any, shape: Any, name: str | None = None) -> Any:  # noqa: A002
+@OPS.add()
+def placeholder_with_default(input: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> Any:  # noqa: A002
     """A tensor that may be fed, and is ``input`` when it is not."""
     tensor = rt.identity(input if is_tensor(input) else constant(input), name or "PlaceholderWithDefault")
     tensor.shape = None if shape is None else tuple(static_number(shape, "the shape"))
     return tensor
 
 
-OPS: dict[str, Function] = {
+OPS |= {
     "constant": constant,
-    "convert_to_tensor": convert_to_tensor,
-    "identity": identity,
-    "placeholder": placeholder,
-    "placeholder_with_default": placeholder_with_default,
 }
-"""TensorFlow's name -> the function, for all that this module defines."""

@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jax.typing import DTypeLike
+
 import runtime as rt
 from harness.tf1.dtypes import as_dtype, to_array
 from harness.tf1.indices import check_known, literal
-from harness.tf1.lift import constant, is_tensor
+from harness.tf1.lift import Names, constant, is_tensor
 from harness.tf1.shapes import TensorShape
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
 
 
 class _AnyVariable(type):
     """Makes ``isinstance(v, tf.Variable)`` true for every variable, whoever made it."""
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(type(instance), _AnyVariable) or isinstance(instance, rt.Variable)
 
 
+@OPS.add()
 class Variable(rt.Variable, metaclass=_AnyVariable):
     """A variable, by TensorFlow's arguments.
 
@@ -41,15 +47,15 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
 
     def __init__(
         self,
-        initial_value: Any = None,
+        initial_value: rt.TensorLike | None = None,
         trainable: bool = True,
         collections: Sequence[str] | None = None,
         validate_shape: bool = True,
-        caching_device: Any = None,
+        caching_device: object = None,
         name: str | None = None,
-        variable_def: Any = None,
-        dtype: Any = None,
-        expected_shape: Any = None,
+        variable_def: object = None,
+        dtype: DTypeLike | None = None,
+        expected_shape: object = None,
         import_scope: str | None = None,
     ) -> None:
         if initial_value is None:
@@ -70,24 +76,24 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
             raise ValueError(f"variable {self.name!r}: expected shape {expected_shape}, got {self.shape}")
 
     def assign(  # type: ignore[override]
-        self, value: Any, use_locking: Any = False, name: str | None = None
+        self, value: rt.TensorLike, use_locking: object = False, name: str | None = None
     ) -> rt.Tensor:
         """Replaces the value; gives the new value. Updates are atomic in any case."""
         return super().assign(_as(value, self), _name(use_locking, name))
 
     def assign_add(  # type: ignore[override]
-        self, delta: Any, use_locking: Any = False, name: str | None = None
+        self, delta: rt.TensorLike, use_locking: object = False, name: str | None = None
     ) -> rt.Tensor:
         """Adds; gives the new value."""
         return super().assign_add(_as(delta, self), _name(use_locking, name))
 
     def assign_sub(  # type: ignore[override]
-        self, delta: Any, use_locking: Any = False, name: str | None = None
+        self, delta: rt.TensorLike, use_locking: object = False, name: str | None = None
     ) -> rt.Tensor:
         """Subtracts; gives the new value."""
         return super().assign_sub(_as(delta, self), _name(use_locking, name))
 
-    def load(self, value: Any, session: Any = None) -> None:
+    def load(self, value: rt.TensorLike, session: rt.Session | None = None) -> None:
         """Gives it a value in ``session`` or the default session, without adding to the graph."""
         chosen = session or rt.get_default_session()
         if chosen is None:
@@ -95,12 +101,12 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
         chosen.run(self.initializer, {self.initial_value: to_array(value, self.dtype)})
 
 
-def _name(use_locking: Any, name: str | None) -> str | None:
+def _name(use_locking: object, name: str | None) -> str | None:
     """Rt's own callers give the name second, TensorFlow's a bool."""
     return use_locking if isinstance(use_locking, str) else name
 
 
-def _as(value: Any, variable: rt.Variable) -> Any:
+def _as(value: rt.TensorLike, variable: rt.Variable) -> Any:
     """A literal by the variable's dtype."""
     if is_tensor(value) or variable.dtype.hasobject:
         return value
@@ -108,24 +114,29 @@ def _as(value: Any, variable: rt.Variable) -> Any:
         return constant(value, variable.dtype)
 
 
-def assign(ref: Any, value: Any, validate_shape: Any = None, use_locking: Any = None, name: str | None = None) -> Any:
+@OPS.add()
+def assign(
+    ref: Any, value: rt.TensorLike, validate_shape: object = None, use_locking: object = None, name: str | None = None
+) -> Any:
     """``ref.assign(value)``."""
     return rt.assign(ref, _as(value, ref), name)
 
 
-def assign_add(ref: Any, value: Any, use_locking: Any = None, name: str | None = None) -> Any:
+@OPS.add()
+def assign_add(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
     """``ref.assign_add(value)``: atomic, on the variable's task."""
     return rt.assign_add(ref, _as(value, ref), name)
 
 
-def assign_sub(ref: Any, value: Any, use_locking: Any = None, name: str | None = None) -> Any:
+@OPS.add()
+def assign_sub(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
     """``ref.assign_sub(value)``: atomic, on the variable's task."""
     return rt.assign_sub(ref, _as(value, ref), name)
 
 
 def _scatter(kind: str) -> Any:
     def scatter(
-        ref: rt.Variable, indices: Any, updates: Any, use_locking: Any = None, name: str | None = None
+        ref: rt.Variable, indices: Any, updates: Any, use_locking: object = None, name: str | None = None
     ) -> rt.Tensor:
         def change(value: Any, where: Any, what: Any) -> Any:
             rows = value.at[where]
@@ -151,15 +162,17 @@ def _scatter(kind: str) -> Any:
     return scatter
 
 
-def _index(indices: Any) -> Any:
+def _index(indices: rt.TensorLike) -> Any:
     return indices if is_tensor(indices) else to_array(indices)
 
 
+@OPS.add("initialize_variables", "variables_initializer")
 def initialize_variables(var_list: Sequence[Any], name: str = "init") -> rt.Operation:
     """One operation that initialises ``var_list``."""
     return rt.variables_initializer(list(var_list), name)
 
 
+@OPS.add()
 def report_uninitialized_variables(
     var_list: Sequence[Any] | None = None, name: str = "report_uninitialized_variables"
 ) -> rt.Tensor:
@@ -167,45 +180,37 @@ def report_uninitialized_variables(
     return rt.report_uninitialized_variables(var_list, name)
 
 
+@OPS.add()
 def moving_average_variables() -> list[Any]:
     """The variables that have a moving average."""
     return rt.get_default_graph().get_collection("moving_average_variables")
 
 
+@OPS.add()
 def model_variables() -> list[Any]:
     """The variables of the collection "model_variables"."""
     return rt.get_default_graph().get_collection("model_variables")
 
 
+@OPS.add("initialize_all_tables", "tables_initializer")
 def no_tables(name: str | None = "init_all_tables") -> rt.Operation:
     """An operation that does nothing: there are no lookup tables to initialise."""
     return rt.no_op(name)
 
 
-OPS: dict[str, Any] = {
-    "Variable": Variable,
+OPS |= {
     "all_variables": rt.global_variables,
-    "assign": assign,
-    "assign_add": assign_add,
-    "assign_sub": assign_sub,
     "global_variables": rt.global_variables,
     "global_variables_initializer": rt.global_variables_initializer,
-    "initialize_all_tables": no_tables,
     "initialize_all_variables": rt.global_variables_initializer,
     "initialize_local_variables": rt.local_variables_initializer,
-    "initialize_variables": initialize_variables,
     "is_variable_initialized": rt.is_variable_initialized,
     "local_variables": rt.local_variables,
     "local_variables_initializer": rt.local_variables_initializer,
-    "model_variables": model_variables,
-    "moving_average_variables": moving_average_variables,
-    "report_uninitialized_variables": report_uninitialized_variables,
     "scatter_add": _scatter("add"),
     "scatter_mul": _scatter("mul"),
     "scatter_sub": _scatter("sub"),
     "scatter_update": _scatter("update"),
-    "tables_initializer": no_tables,
     "trainable_variables": rt.trainable_variables,
-    "variables_initializer": initialize_variables,
 }
 """TensorFlow's name -> what this module gives for it."""

@@ -209,8 +209,8 @@ class ManagedSession(rt.Session):
                 self._lost = (self._lost[0], now)  # lost again before anything was made good
             elif known is not None and known > now:
                 self._lost = (known, now)
-        rt.metrics.add("recoveries_total")
-        rt.metrics.add("recovery_seconds_total", took_secs)
+        rt.lowlevel.metrics.add("recoveries_total")
+        rt.lowlevel.metrics.add("recovery_seconds_total", took_secs)
         text = f"recovered within {took_secs:.2f} s"
         if now is None:
             logging.warning("%s", text)
@@ -223,7 +223,7 @@ class ManagedSession(rt.Session):
                 *(text, now, known),
             )
         else:
-            rt.metrics.add("steps_lost_total", known - now)
+            rt.lowlevel.metrics.add("steps_lost_total", known - now)
             logging.warning(
                 "%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known
             )

@@ -73,7 +73,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     if save_checkpoint_secs and save_checkpoint_steps:
         raise ValueError("Can not provide both every_secs and every_steps for checkpoints: leave one of the two out")
     all_hooks: list[SessionRunHook] = list(chief_only_hooks or ())
-    checkpoint_dir = rt.zarr.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
+    checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
     summary_dir = summary_dir or checkpoint_dir
     if summary_dir:
         if log_step_count_steps:

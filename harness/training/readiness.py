@@ -53,9 +53,7 @@ def reason(session: rt.Session, ready_op: Any) -> str:
         return ""
     try:
         value = session.run(ready_op)
-    except rt.FailedPreconditionError as error:
-        if "uninitialized" not in str(error):
-            raise
+    except rt.lowlevel.UninitializedError as error:
         return str(error)
     if value is None or np.asarray(value).dtype == np.int32 or np.asarray(value).size == 0:
         return ""

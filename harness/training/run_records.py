@@ -195,7 +195,7 @@ class RunRecords:
             answers = {}
             for name in _holders(session):
                 with rt.device(name):
-                    op = rt.host_call(
+                    op = rt.lowlevel.host_call(
                         "run_record", [json.dumps(message)], [((), object)], stateful=True, resource="run_record"
                     )
                 answers[name] = op.outputs[0]

@@ -113,7 +113,7 @@ class Checkpoints:
         logging.info("%d saves were due while the last one was running: skipped", count)
         if hasattr(self._saver, "skipped"):
             self._saver.skipped += count
-        rt.metrics.add("checkpoints_skipped_total", count)
+        rt.lowlevel.metrics.add("checkpoints_skipped_total", count)
 
     def _inspect(self, session: rt.Session, *, wait: bool = False) -> None:
         handle = self._running
@@ -208,7 +208,8 @@ class Checkpoints:
             found: Sequence[str] = getattr(self._saver, "last_checkpoints", ())  # a saver of another make may not tell
         except rt.UnavailableError:  # the disk is away: the save tells
             return None
-        here = bool(found) and rt.zarr.absolute(os.path.dirname(found[-1])) == rt.zarr.absolute(self._path)
+        absolute = rt.lowlevel.storage.absolute
+        here = bool(found) and absolute(os.path.dirname(found[-1])) == absolute(self._path)
         return found[-1] if here else None
 
 
@@ -229,14 +230,14 @@ def costs_this_one(error: rt.OpError) -> bool:
     The disk was away, or the tasks could not be held still together for long enough.
     """
     disk = isinstance(error, rt.UnavailableError) and not error.task
-    torn = isinstance(error, rt.DeadlineExceededError) and "no consistent snapshot" in error.message
+    torn = isinstance(error, rt.lowlevel.SnapshotError)
     if disk or torn:
         logging.warning("this checkpoint was not saved: %s", error)
     return disk or torn
 
 
 def _is_takeover(error: Exception) -> bool:
-    return "goes on from its backup" in str(error)
+    return isinstance(error, rt.lowlevel.TakeoverError)
 
 
 def _raw(session: Any) -> rt.Session:
@@ -308,9 +309,7 @@ class Summaries:
             else:
                 summary, step = session.run([self._summary_op, self._global_step])
                 self._writer.add_summary(summary, int(step))
-        except rt.InvalidArgumentError as error:
-            if "must feed" not in str(error):
-                raise
+        except rt.lowlevel.MissingFeedError as error:
             self._needs_feed = True
             logging.warning(
                 "the summaries depend on a fed placeholder, so they cannot be written by a timer (%s): fetch them in a "

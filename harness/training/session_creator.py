@@ -117,7 +117,7 @@ class ChiefSessionCreator(TrainingSessionCreator):
         max_wait_secs: float = GIVE_UP_SECS,
     ) -> None:
         super().__init__(scaffold, master, config, max_wait_secs)
-        self.checkpoint_dir = rt.zarr.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
+        self.checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
         self._checkpoint = checkpoint_filename_with_path
 
     def create_session(self) -> rt.Session:

@@ -61,7 +61,8 @@ class SupervisorParts:
         self._coord = Coordinator()
         self._life = Lifecycle(self._coord, is_chief, stop_grace_secs)
         self._stop_grace_secs = stop_grace_secs
-        self._logdir = rt.zarr.absolute(os.fspath(logdir)) if logdir else None  # tasks may run in other directories
+        # Tasks may run in other directories.
+        self._logdir = rt.lowlevel.storage.absolute(os.fspath(logdir)) if logdir else None
         writes = is_chief and self._logdir is not None
         with self._graph.as_default():
             self._ready_op = defaults.ready_op(self._graph) if ready_op is self.USE_DEFAULT else ready_op

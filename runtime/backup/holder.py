@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from runtime.tensor_spec import Array
+
 CHUNK_BYTES = 64 << 20
 """Bytes of arrays after which a message ends and the next one begins."""
 
-Array = np.ndarray[Any, Any]
 Header = dict[str, Any]
 REFUSED_BASE, REFUSED_PROCESS = "base", "process_id"
 

@@ -18,14 +18,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.backup.holder import Array, BackupImage, Entry, Header, unpacked
+from runtime.backup.holder import BackupImage, Entry, Header, unpacked
 from runtime.backup.primary import Answered, Capture, CapturedEntry, LaneKey
 from runtime.proto import stage_pb2
 from runtime.state.run_record import FINISHED, LOADING
 from runtime.state.store import Slot
-from runtime.task.registered import RegisteredCall
+from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
-from runtime.tensor_spec import TensorSpec
+from runtime.tensor_spec import Array, TensorSpec
 from runtime.transport.listener import Reply
 from runtime.transport.messages import call_from_proto, call_to_proto
 
@@ -141,7 +141,7 @@ def _name(*parts: Any) -> str:
     return json.dumps(parts)
 
 
-def _variable(slot: Slot, value: Any, kinds: Mapping[Any, Any]) -> Entry:
+def _variable(slot: Slot, value: object, kinds: Mapping[Any, Any]) -> Entry:
     device = kinds.get(value.device) if isinstance(value, jax.Array) else None
     return Entry({"device": device}, (np.asarray(value),))
 

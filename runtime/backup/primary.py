@@ -18,8 +18,9 @@ from typing import Any
 
 from absl import logging
 
-from runtime.backup.holder import CHUNK_BYTES, REFUSED_PROCESS, Array, Entry, Header, chunks, packed
+from runtime.backup.holder import CHUNK_BYTES, REFUSED_PROCESS, Entry, Header, chunks, packed
 from runtime.errors import AbortedError, OpError
+from runtime.tensor_spec import Array
 from runtime.transport.connection import current_call
 from runtime.transport.listener import Reply
 
@@ -423,5 +424,5 @@ class Primary:
             )
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     return one is other or (isinstance(one, str | int | tuple) and one == other)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from runtime.checkpoint import storage
 from runtime.errors import DataLossError, InvalidArgumentError
-from runtime.tensor_spec import TensorSpec
-
-Array = np.ndarray[Any, Any]
+from runtime.tensor_spec import Array, TensorSpec, aligned_buffer
 
 
 class ByteRange(NamedTuple):
@@ -104,7 +101,7 @@ class Incoming:
         if end <= self._have:
             return None
         if self._data is None:
-            self._data = storage.aligned((self._size,), np.dtype(np.uint8))
+            self._data = aligned_buffer(self._size)
         self._data[offset:end] = data
         self._have = end
         if end < self._size:

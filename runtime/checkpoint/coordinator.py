@@ -28,13 +28,13 @@ from runtime.checkpoint.storage import write_store
 from runtime.errors import (
     AbortedError,
     DataLossError,
-    DeadlineExceededError,
     NotFoundError,
     OpError,
+    SnapshotError,
     UnavailableError,
 )
 from runtime.proto import services_pb2 as pb
-from runtime.state.write_gate import NO_SNAPSHOT, PAUSE_SECS
+from runtime.state.write_gate import PAUSE_SECS
 
 ORDER_SECS = 120.0
 """Time limit of an order that should take milliseconds, but for a claim that waits for an old chief's writes."""
@@ -144,8 +144,8 @@ class CheckpointCoordinator:
             try:
                 with _snapshotting:
                     return self._snapshot(by_task, number_of)
-            except DeadlineExceededError as error:
-                if not left or NO_SNAPSHOT not in error.message:
+            except SnapshotError as error:
+                if not left:
                     raise
                 logging.info("begins the checkpoint again: %s", error)
         raise AssertionError("the last try gives a snapshot or raises")

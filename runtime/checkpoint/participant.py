@@ -21,25 +21,25 @@ import numpy as np
 from absl import logging
 
 from runtime.checkpoint import storage
-from runtime.checkpoint.byte_ranges import Array, ByteRange, Incoming, bytes_of
+from runtime.checkpoint.byte_ranges import ByteRange, Incoming, bytes_of
 from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.roots import Roots, check_process_id, file_below
 from runtime.checkpoint.states import task_states
 from runtime.errors import (
     AbortedError,
     AlreadyExistsError,
-    CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     OpError,
+    TakeoverError,
     UnavailableError,
 )
 from runtime.proto import services_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.state.store import Store, Values
 from runtime.state.write_gate import PAUSE_SECS, Gate, lapsed
-from runtime.tensor_spec import TensorSpec, canonical_dtype
+from runtime.tensor_spec import Array, TensorSpec, aligned_buffer, canonical_dtype
 
 JOIN_SECS = 60.0
 """How long a claim waits for the jobs of earlier coordinators."""
@@ -53,8 +53,6 @@ MAX_ARRAY_BYTES = 2**62
 MAX_EPOCH = 2**63
 VALUES_OF_JOBS = 8
 """Of how many saves and restores a task can tell whether its variables have changed since."""
-TAKEN_OVER = "the task goes on from its backup"
-"""How errors begin of orders that were under way when a task with a backup died; begun again, they work."""
 
 _NOTHING = np.empty((0,), np.uint8)
 
@@ -240,7 +238,9 @@ class CheckpointParticipant:
 
     def _take(self, order: Order) -> Reply:
         if self._resumed:
-            raise CancelledError(f"{TAKEN_OVER}: the checkpoint that was under way is none", task=self._task)
+            raise TakeoverError(
+                "the task goes on from its backup: the checkpoint that was under way is none", task=self._task
+            )
         with self._taking:
             with self._lock:
                 known = self._jobs.get(order.job)
@@ -307,7 +307,9 @@ class CheckpointParticipant:
         with self._lock:
             job = self._jobs.get(number)
         if job is None and self._resumed:
-            raise CancelledError(f"{TAKEN_OVER}: the checkpoint job that was under way is lost", task=self._task)
+            raise TakeoverError(
+                "the task goes on from its backup: the checkpoint job that was under way is lost", task=self._task
+            )
         if job is None:
             raise NotFoundError(f"no such checkpoint job: {number:x}", task=self._task)
         self._check_alive(job)
@@ -559,7 +561,7 @@ class CheckpointParticipant:
         job.incoming = [Incoming(size) for size in sizes]
         for index, (s, size) in enumerate(zip(order.slices, sizes, strict=True)):
             if not size:
-                job.arrays[index] = self._from_bytes(s, storage.aligned((0,), np.dtype(np.uint8)))
+                job.arrays[index] = self._from_bytes(s, aligned_buffer(0))
         self._add(order, job)
         return Reply()
 
@@ -572,8 +574,7 @@ class CheckpointParticipant:
 
 
 def _spec(message: stage_pb2.TensorSpecDef) -> TensorSpec:
-    dtype = np.dtype(object) if message.dtype == "string" else canonical_dtype(message.dtype)
-    return TensorSpec(tuple(message.shape), dtype)
+    return TensorSpec(tuple(message.shape), canonical_dtype(message.dtype))
 
 
 def _wire_size(s: pb.SliceDef) -> int:
@@ -581,7 +582,7 @@ def _wire_size(s: pb.SliceDef) -> int:
     return int(s.full_shape[0]) if spec.is_string else spec.nbytes
 
 
-def _placed(s: pb.SliceDef, array: np.ndarray[Any, Any]) -> storage.Placed:
+def _placed(s: pb.SliceDef, array: Array) -> storage.Placed:
     """Where a taken array goes; a string array's length is known only now."""
     if _spec(s.spec).is_string:
         return storage.Placed(s.key, array.shape, array.dtype, array.shape, (0,), (max(array.size, 1),))

@@ -10,6 +10,7 @@ from runtime.plan.place import Device
 from runtime.proto import services_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.state.write_gate import RECENT_SECS, STEPS_UNDER_WAY
+from runtime.tensor_spec import dtype_name
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class VariableSlice:
 
     def to_proto(self) -> pb.SliceDef:
         """The slice as a message."""
-        dtype = "string" if self.variable.dtype == object else self.variable.dtype.name
+        dtype = dtype_name(self.variable.dtype)
         return pb.SliceDef(
             key=self.key,
             container=self.variable.container,

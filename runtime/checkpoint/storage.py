@@ -29,7 +29,8 @@ from runtime.checkpoint.durability import (
 )
 from runtime.checkpoint.pacing import Pace, step_aside
 from runtime.checkpoint.string_arrays import decode_strings, encode_strings
-from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, ResourceExhaustedError
+from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, ResourceExhaustedError, one_line
+from runtime.tensor_spec import Array, DType, aligned
 
 GROUP_BYTES = 64 << 20
 """Arrays are committed in groups of about so many bytes ..."""
@@ -52,8 +53,6 @@ _ARRAY_FILES = (".zarray", "zarr.json")
 _TS_THREADS = "ts_pool_worker"
 """What tensorstore's threads are called."""
 
-Array = np.ndarray[Any, Any]
-
 
 @dataclass(frozen=True)
 class Placed:
@@ -70,7 +69,7 @@ class Placed:
 
     key: str
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     full_shape: tuple[int, ...]
     offset: tuple[int, ...]
     chunk: tuple[int, ...]
@@ -128,20 +127,6 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
     if key is not None:
         spec["path"] = key
     return spec
-
-
-def _dtype_name(dtype: np.dtype[Any]) -> str:
-    return dtype.name
-
-
-def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
-    """Raises InvalidArgumentError when zarr arrays cannot have this dtype."""
-    import tensorstore as ts
-
-    try:
-        ts.dtype(_dtype_name(dtype))
-    except Exception:
-        raise InvalidArgumentError(f"variable {name!r}: checkpoints cannot hold {dtype.name}") from None
 
 
 def write_arrays(
@@ -233,7 +218,7 @@ def write_arrays(
 def _write_spec(directory: str, placed: Placed) -> dict[str, Any]:
     return {
         "driver": "zarr",
-        "dtype": _dtype_name(placed.dtype),
+        "dtype": placed.dtype.name,
         "kvstore": _kvstore(directory, placed.key, ocdbt=True, write=True),
         "recheck_cached_data": False,
         "recheck_cached_metadata": False,
@@ -348,7 +333,7 @@ def lacking(directory: str, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -
     try:
         keys = ts.KvStore.open(_kvstore(directory, None, ocdbt=True), context=context).result().list().result()
     except ValueError as error:
-        return [f"no array can be found: {' '.join(str(error).split())[:300]}"]
+        return [f"no array can be found: {one_line(error)}"]
     chunks = Counter(key.decode().rpartition("/")[0] for key in keys if not key.endswith(b"/.zarray"))
     found = {
         key: ts.open(_read_spec(directory, key, True, False), open=True, read=True, context=context) for key in arrays
@@ -358,7 +343,7 @@ def lacking(directory: str, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -
         try:
             store: Any = found[key].result()
         except ValueError as error:
-            problems.append(f"{key!r} cannot be opened: {' '.join(str(error).split())[:300]}")
+            problems.append(f"{key!r} cannot be opened: {one_line(error)}")
             continue
         if (tuple(store.shape), store.dtype.name) != (shape, dtype):
             problems.append(f"{key!r} is {store.dtype.name}{list(store.shape)} instead of {dtype}{list(shape)}")
@@ -422,7 +407,7 @@ def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bo
     try:
         store = ts.open(_read_spec(directory, key, ocdbt, zarr3), open=True, read=True, context=context).result()
     except ValueError as error:
-        text = " ".join(str(error).split())[:300]
+        text = one_line(error)
         if "NOT_FOUND" in text:
             raise NotFoundError(f"Key {key} not found in checkpoint {directory}") from error
         if (other := barred_in(text, directory)) is not None:
@@ -498,7 +483,7 @@ def read_each(
         try:
             future.result()
         except ValueError as error:
-            text = " ".join(str(error).split())[:300]
+            text = one_line(error)
             if (other := barred_in(text, directory)) is not None:
                 raise other from error
             raise DataLossError(f"{placed.key!r} in {directory} is damaged: {text}") from error
@@ -511,7 +496,7 @@ def read_each(
         shape = tuple(store.shape)
         if shape != placed.full_shape:
             raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
-        if store.dtype.name != _dtype_name(placed.dtype):
+        if store.dtype.name != placed.dtype.name:
             raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
         region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
         array = aligned(placed.shape, placed.dtype)
@@ -521,14 +506,6 @@ def read_each(
             yield finish()
     while reads:
         yield finish()
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Memory for an array that XLA takes without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.empty((size + ALIGNMENT,), np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def read_arrays(directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3: bool) -> list[Array]:
@@ -541,9 +518,7 @@ __all__ = [
     "Checksums",
     "Placed",
     "absolute",
-    "aligned",
     "barred",
-    "check_dtype",
     "checksum",
     "chunk_of",
     "decode_strings",

@@ -10,15 +10,15 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from runtime.checkpoint import storage
-from runtime.checkpoint.byte_ranges import COUNT_SPEC, Array, ByteRange, blocks_of
+from runtime.checkpoint.byte_ranges import COUNT_SPEC, ByteRange, blocks_of
 from runtime.checkpoint.participant import CheckpointParticipant
 from runtime.checkpoint.snapshot import Snapshot, VariableSlice
-from runtime.tensor_spec import TensorSpec
+from runtime.tensor_spec import Array, DType, TensorSpec
 from runtime.transport.channel import Lane
 from runtime.transport.codec import Layout
 from runtime.transport.handles import PULL, PUSH
@@ -189,7 +189,7 @@ def send(
         def wanted(
             s: VariableSlice = s,
             whole: tuple[int, ...] = whole,
-            dtype: np.dtype[Any] = dtype,
+            dtype: DType = dtype,
             chunk: tuple[int, ...] = chunk,
         ) -> Iterator[storage.Placed]:
             for first, shape in blocks_of(whole, dtype.itemsize, chunk, s.offset, READ_BYTES):

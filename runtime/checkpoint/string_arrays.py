@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from runtime.errors import DataLossError, InvalidArgumentError
-
-Array = np.ndarray[Any, Any]
+from runtime.tensor_spec import Array
 
 
 def encode_strings(array: Array) -> Array:

@@ -8,11 +8,12 @@ from typing import Any
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Graph, Operation, Tensor
 from runtime.graph.host_ops import host_call
+from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, identity
 
 
 def Print(  # noqa: N802 - TF1's name
-    x: Any,
+    x: TensorLike,
     data: Sequence[Any],
     message: str = "",
     first_n: int | None = None,

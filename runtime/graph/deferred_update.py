@@ -14,9 +14,10 @@ from runtime.graph.op_kinds import Constant, Deferred, Host, Shape, Update, Vari
 from runtime.graph.ops import as_tensor, kind_of
 from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.graph.variable import Variable
+from runtime.tensor_spec import DType
 
 _INT64 = np.dtype(np.int64)
-_VECTOR: tuple[Shape, np.dtype[Any]] = ((None,), _INT64)
+_VECTOR: tuple[Shape, DType] = ((None,), _INT64)
 
 
 class Quorum:
@@ -91,7 +92,7 @@ class Quorum:
         """
         dtype = self._beside.dtype if self._leads else _INT64
         attrs = {"resource": self._described, "worker": worker, "dtype": dtype.name}
-        outputs: list[tuple[Shape, np.dtype[Any]]] = [((), dtype), ((), np.dtype(np.bool_))]
+        outputs: list[tuple[Shape, DType]] = [((), dtype), ((), np.dtype(np.bool_))]
         name = f"{self.name}/push"
         return defer(
             self._beside,
@@ -156,7 +157,7 @@ class Quorum:
         self,
         what: str,
         inputs: Sequence[Tensor],
-        outputs: Sequence[tuple[Shape, np.dtype[Any]]],
+        outputs: Sequence[tuple[Shape, DType]],
         stateful: bool = True,
         **attrs: Any,
     ) -> Operation:
@@ -189,7 +190,7 @@ def bounded_update(
         raise InvalidArgumentError(f"max_staleness={max_staleness} is below 0")
     described = {"name": name, "container": "", "bound": int(max_staleness)}
     attrs = {"resource": described, "worker": worker, "dtype": step.dtype.name}
-    outputs: list[tuple[Shape, np.dtype[Any]]] = [((), step.dtype)]
+    outputs: list[tuple[Shape, DType]] = [((), step.dtype)]
     return defer(step, updates, "quorum/tick", attrs, (), outputs, name=f"{name}/update", returns_step=True)
 
 
@@ -199,7 +200,7 @@ def defer(
     kernel: str,
     attrs: Mapping[str, Any],
     kernel_inputs: Sequence[Tensor],
-    outputs: Sequence[tuple[Shape, np.dtype[Any]]],
+    outputs: Sequence[tuple[Shape, DType]],
     *,
     name: str,
     returns_step: bool = False,

@@ -15,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.graph import Graph, Operation, Tensor, _show_dtype
+from runtime.graph.graph import Graph, Operation, Tensor
 from runtime.graph.op_kinds import Pure, Read
+from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, identity, pure
 from runtime.graph.variable import Variable
+from runtime.tensor_spec import dtype_name
 
 
 def gradients(
@@ -60,7 +62,7 @@ def gradients(
         for y, start in zip(outputs, starts, strict=True):
             if not _is_differentiable(y):
                 raise InvalidArgumentError(
-                    f"gradients: {y.name!r} is {_show_dtype(y.dtype)}; only floating point has derivatives"
+                    f"gradients: {y.name!r} is {dtype_name(y.dtype)}; only floating point has derivatives"
                 )
             collected.setdefault(y, []).append(_ones_like(y) if start is None else as_tensor(start))
         for op in sorted(between, key=lambda op: op.id, reverse=True):
@@ -84,7 +86,7 @@ def _after_control(graph: Graph, gradient: Tensor | None) -> Tensor | None:
     return identity(gradient, "gradient", colocate_with=gradient.op)
 
 
-def _sources(operations: Sequence[Operation], x: Any) -> list[Tensor]:
+def _sources(operations: Sequence[Operation], x: TensorLike) -> list[Tensor]:
     """The tensors whose gradients add up to that of ``x``: for a variable, all reads of it."""
     if not isinstance(x, Variable):
         return [as_tensor(x)]
@@ -180,7 +182,7 @@ def _sum(parts: list[Tensor]) -> Tensor:
     return op.outputs[0]
 
 
-def _total(parts: list[Tensor], x: Any) -> Tensor | None:
+def _total(parts: list[Tensor], x: TensorLike) -> Tensor | None:
     if not parts:
         return None
     return _sum(list(parts))

@@ -8,12 +8,11 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from runtime.graph.op_kinds import Body, Nothing, Shape
 from runtime.graph.operators import Operators
 from runtime.graph.placement import DeviceScopes, current_device, device, device_scopes, within_device_scopes
 from runtime.graph.tracing import x64_enabled
+from runtime.tensor_spec import DType, dtype_name
 
 _VALID_NAME = re.compile(r"^[A-Za-z0-9.][A-Za-z0-9_.\\/\-]*$")
 
@@ -37,7 +36,7 @@ class GraphKeys:
     CHECKS = "checks"
 
 
-class Tensor(Operators):
+class Tensor(Operators["Tensor"]):
     """One output of an operation: a value that exists only while a step runs.
 
     Attributes:
@@ -49,7 +48,7 @@ class Tensor(Operators):
 
     __slots__ = ("op", "index", "shape", "dtype")
 
-    def __init__(self, op: Operation, index: int, shape: Shape | None, dtype: np.dtype[Any]) -> None:
+    def __init__(self, op: Operation, index: int, shape: Shape | None, dtype: DType) -> None:
         self.op = op
         self.index = index
         self.shape = shape
@@ -76,7 +75,7 @@ class Tensor(Operators):
         return None if self.shape is None else len(self.shape)
 
     def __repr__(self) -> str:
-        return f"<Tensor {self.name!r} shape={_show_shape(self.shape)} dtype={_show_dtype(self.dtype)}>"
+        return f"<Tensor {self.name!r} shape={_show_shape(self.shape)} dtype={dtype_name(self.dtype)}>"
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -138,7 +137,7 @@ class Operation:
         control_inputs: tuple[Operation, ...],
         device: str,
         wide: bool,
-        outputs: Sequence[tuple[Shape | None, np.dtype[Any]]],
+        outputs: Sequence[tuple[Shape | None, DType]],
     ) -> None:
         self.graph = graph
         self.id = number
@@ -294,7 +293,7 @@ class Graph:
         type: str,  # noqa: A002
         body: Body,
         inputs: Sequence[Tensor] = (),
-        outputs: Sequence[tuple[Shape | None, np.dtype[Any]]] = (),
+        outputs: Sequence[tuple[Shape | None, DType]] = (),
         *,
         name: str | None = None,
         control_inputs: Sequence[Operation] = (),
@@ -418,7 +417,7 @@ class Graph:
 
     # -- collections -------------------------------------------------------------------------------------------
 
-    def add_to_collection(self, key: str, value: Any) -> None:
+    def add_to_collection(self, key: str, value: object) -> None:
         """Adds ``value`` to the collection ``key``."""
         with self._lock:
             self._collections.setdefault(key, []).append(value)
@@ -450,7 +449,7 @@ class Graph:
 class _OpInfo:
     """What a device function may look at while the operation is being made."""
 
-    def __init__(self, type: str, name: str, outputs: Sequence[tuple[Shape | None, np.dtype[Any]]]) -> None:  # noqa: A002
+    def __init__(self, type: str, name: str, outputs: Sequence[tuple[Shape | None, DType]]) -> None:  # noqa: A002
         self.type = type
         self.name = name
         self.device = ""
@@ -458,17 +457,13 @@ class _OpInfo:
 
 
 class _OutputInfo:
-    def __init__(self, shape: Shape | None, dtype: np.dtype[Any]) -> None:
+    def __init__(self, shape: Shape | None, dtype: DType) -> None:
         self.shape = shape
         self.dtype = dtype
 
 
 def _show_shape(shape: Shape | None) -> str:
     return "<unknown>" if shape is None else "(" + ", ".join("?" if d is None else str(d) for d in shape) + ")"
-
-
-def _show_dtype(dtype: np.dtype[Any]) -> str:
-    return "string" if dtype.hasobject else dtype.name
 
 
 # -- the default graph, and the default session that `eval` uses ---------------------------------------------------
@@ -484,7 +479,7 @@ def _graph_stack() -> list[Graph]:
     return stack
 
 
-def _last(stack: list[Any], item: Any) -> int:
+def _last(stack: list[Any], item: object) -> int:
     """Where ``item`` was pushed last; the end when it is not there."""
     return next((i for i in reversed(range(len(stack))) if stack[i] is item), len(stack))
 
@@ -526,7 +521,7 @@ def pop_default_session(session: Any) -> None:
     del stack[_last(stack, session) : _last(stack, session) + 1]
 
 
-def _session_or_default(session: Any, what: str) -> Any:
+def _session_or_default(session: object, what: str) -> Any:
     if session is not None:
         return session
     stack = default_session_stack()

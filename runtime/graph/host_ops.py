@@ -9,12 +9,13 @@ import numpy as np
 
 from runtime.graph.graph import Graph, Operation, Tensor
 from runtime.graph.op_kinds import Host, Shape
+from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor
 
 
 def host_call(
     kernel: str,
-    inputs: Sequence[Any] = (),
+    inputs: Sequence[TensorLike] = (),
     outputs: Sequence[tuple[Shape | None, Any]] = (),
     *,
     attrs: Mapping[str, Any] | None = None,

@@ -43,7 +43,7 @@ class _LiftedModule(types.ModuleType):
         except AttributeError:
             raise AttributeError(f"{self._source.__name__} has no {name!r}") from None
         if isinstance(found, types.ModuleType):
-            value: Any = _LiftedModule(f"{self.__name__}.{name}", found, self._wrap)
+            value: object = _LiftedModule(f"{self.__name__}.{name}", found, self._wrap)
         elif callable(found) and not isinstance(found, type) and not _is_dtype(found):
             value = self._wrap(found)
         else:
@@ -55,7 +55,7 @@ class _LiftedModule(types.ModuleType):
         return sorted(set(dir(self._source)))
 
 
-def _is_dtype(value: Any) -> bool:
+def _is_dtype(value: object) -> bool:
     return isinstance(getattr(value, "dtype", None), np.dtype)  # jnp.float32 and the like are callable
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+from runtime.tensor_spec import Array, DType
 
 Shape = tuple[int | None, ...]
 """A static shape; ``None`` is a dimension known only when the step runs. ``None`` itself is an unknown rank."""
@@ -34,7 +34,7 @@ class VariableSpec:
 
     name: str
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     container: str = ""
     local: bool = False
 
@@ -54,7 +54,7 @@ class Feed:
 class Constant:
     """A literal array (or object array of bytes for strings)."""
 
-    value: np.ndarray[Any, Any]
+    value: Array
 
 
 @dataclass(frozen=True, eq=False)

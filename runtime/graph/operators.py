@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from runtime.errors import InvalidArgumentError
 
 _call: Callable[..., Any]
+
+Result = TypeVar("Result")
 
 
 def make_operations_with(call: Callable[..., Any]) -> None:
@@ -20,106 +23,111 @@ def make_operations_with(call: Callable[..., Any]) -> None:
     _call = call
 
 
-class Operators:
-    """What tensors and variables have in common: Python's operators on their values."""
+class Operators(Generic[Result]):
+    """What tensors and variables have in common: Python's operators on their values, which give ``Result``s."""
 
     __slots__ = ()
     __array_ufunc__ = None  # so that numpy leaves `array * tensor` to us
     __array_priority__ = 100
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: TensorLike) -> Result:
         return _binary("add", operator.add, self, other)
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: TensorLike) -> Result:
         return _reflected("add", operator.add, self, other)
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: TensorLike) -> Result:
         return _binary("sub", operator.sub, self, other)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: TensorLike) -> Result:
         return _reflected("sub", operator.sub, self, other)
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: TensorLike) -> Result:
         return _binary("mul", operator.mul, self, other)
 
-    def __rmul__(self, other: Any) -> Any:
+    def __rmul__(self, other: TensorLike) -> Result:
         return _reflected("mul", operator.mul, self, other)
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: TensorLike) -> Result:
         return _binary("truediv", operator.truediv, self, other)
 
-    def __rtruediv__(self, other: Any) -> Any:
+    def __rtruediv__(self, other: TensorLike) -> Result:
         return _reflected("truediv", operator.truediv, self, other)
 
-    def __floordiv__(self, other: Any) -> Any:
+    def __floordiv__(self, other: TensorLike) -> Result:
         return _binary("floordiv", operator.floordiv, self, other)
 
-    def __rfloordiv__(self, other: Any) -> Any:
+    def __rfloordiv__(self, other: TensorLike) -> Result:
         return _reflected("floordiv", operator.floordiv, self, other)
 
-    def __mod__(self, other: Any) -> Any:
+    def __mod__(self, other: TensorLike) -> Result:
         return _binary("mod", operator.mod, self, other)
 
-    def __rmod__(self, other: Any) -> Any:
+    def __rmod__(self, other: TensorLike) -> Result:
         return _reflected("mod", operator.mod, self, other)
 
-    def __pow__(self, other: Any) -> Any:
+    def __pow__(self, other: TensorLike) -> Result:
         return _binary("pow", operator.pow, self, other)
 
-    def __rpow__(self, other: Any) -> Any:
+    def __rpow__(self, other: TensorLike) -> Result:
         return _reflected("pow", operator.pow, self, other)
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: TensorLike) -> Result:
         return _binary("matmul", operator.matmul, self, other)
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: TensorLike) -> Result:
         return _reflected("matmul", operator.matmul, self, other)
 
-    def __and__(self, other: Any) -> Any:
+    def __and__(self, other: TensorLike) -> Result:
         return _binary("and", operator.and_, self, other)
 
-    def __rand__(self, other: Any) -> Any:
+    def __rand__(self, other: TensorLike) -> Result:
         return _reflected("and", operator.and_, self, other)
 
-    def __or__(self, other: Any) -> Any:
+    def __or__(self, other: TensorLike) -> Result:
         return _binary("or", operator.or_, self, other)
 
-    def __ror__(self, other: Any) -> Any:
+    def __ror__(self, other: TensorLike) -> Result:
         return _reflected("or", operator.or_, self, other)
 
-    def __xor__(self, other: Any) -> Any:
+    def __xor__(self, other: TensorLike) -> Result:
         return _binary("xor", operator.xor, self, other)
 
-    def __rxor__(self, other: Any) -> Any:
+    def __rxor__(self, other: TensorLike) -> Result:
         return _reflected("xor", operator.xor, self, other)
 
-    def __lt__(self, other: Any) -> Any:
+    def __lt__(self, other: TensorLike) -> Result:
         return _binary("lt", operator.lt, self, other)
 
-    def __le__(self, other: Any) -> Any:
+    def __le__(self, other: TensorLike) -> Result:
         return _binary("le", operator.le, self, other)
 
-    def __gt__(self, other: Any) -> Any:
+    def __gt__(self, other: TensorLike) -> Result:
         return _binary("gt", operator.gt, self, other)
 
-    def __ge__(self, other: Any) -> Any:
+    def __ge__(self, other: TensorLike) -> Result:
         return _binary("ge", operator.ge, self, other)
 
-    def __neg__(self) -> Any:
-        return _apply("neg", operator.neg, self)
+    def __neg__(self) -> Result:
+        return _unary("neg", operator.neg, self)
 
-    def __pos__(self) -> Any:
-        return _apply("pos", operator.pos, self)
+    def __pos__(self) -> Result:
+        return _unary("pos", operator.pos, self)
 
-    def __abs__(self) -> Any:
-        return _apply("abs", abs, self)
+    def __abs__(self) -> Result:
+        return _unary("abs", abs, self)
 
-    def __invert__(self) -> Any:
-        return _apply("invert", operator.invert, self)
+    def __invert__(self) -> Result:
+        return _unary("invert", operator.invert, self)
 
-    def __getitem__(self, item: Any) -> Any:
+    def __getitem__(self, item: Any) -> Result:
         _check_bounds(self, item)
-        return _apply("getitem", _item, self, item)
+        picked: Result = _apply("getitem", _item, self, item)
+        return picked
+
+
+TensorLike: TypeAlias = Operators[Any] | npt.ArrayLike
+"""What stands where a tensor is wanted: a tensor, a variable, or what numpy makes an array of."""
 
 
 def _check_bounds(tensor: Any, item: Any) -> None:
@@ -165,18 +173,25 @@ def _numbers(item: Any, shape: Any) -> list[tuple[int, Any]]:
     return found
 
 
-def _is_number(part: Any) -> bool:
+def _is_number(part: object) -> bool:
     if isinstance(part, int | np.integer):
         return not isinstance(part, bool)
     return getattr(part, "shape", None) == () and getattr(part, "dtype", np.dtype(bool)).kind in "iu"
 
 
-def _binary(name: str, fn: Callable[[Any, Any], Any], self: Operators, other: Any) -> Any:
-    return _apply(name, fn, self, _literal(self, other))
+def _unary(name: str, fn: Callable[..., Any], self: Operators[Result]) -> Result:
+    made: Result = _apply(name, fn, self)
+    return made
 
 
-def _reflected(name: str, fn: Callable[[Any, Any], Any], self: Operators, other: Any) -> Any:
-    return _apply(name, fn, _literal(self, other), self)
+def _binary(name: str, fn: Callable[..., Any], self: Operators[Result], other: TensorLike) -> Result:
+    made: Result = _apply(name, fn, self, _literal(self, other))
+    return made
+
+
+def _reflected(name: str, fn: Callable[..., Any], self: Operators[Result], other: TensorLike) -> Result:
+    made: Result = _apply(name, fn, _literal(self, other), self)
+    return made
 
 
 def _apply(name: str, fn: Callable[..., Any], *operands: Any) -> Any:

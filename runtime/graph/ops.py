@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
 from runtime.graph.op_kinds import Constant, Feed, Host, Pure, Shape
-from runtime.graph.operators import make_operations_with
+from runtime.graph.operators import Operators, TensorLike, make_operations_with
 from runtime.graph.tracing import infer, is_64_bit, x64_enabled
+from runtime.tensor_spec import Array, DType
 
 EMBED_BYTES = 1024
-"""Array arguments of ``call`` up to this size become literals of the compiled program; larger ones become constants."""
+"""Arrays up to this size are literals of the compiled program; larger ones are constants that travel with the step."""
 
 
-def as_dtype(dtype: Any) -> np.dtype[Any]:
+def as_dtype(dtype: DTypeLike) -> DType:
     """The numpy dtype for ``dtype``; ``str``, ``bytes``, ``'string'`` and numpy's string kinds become ``object``."""
     if dtype in (str, bytes, "string"):
         return np.dtype(object)
@@ -27,7 +29,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     return np.dtype(object) if found.kind in "SUO" else found
 
 
-def as_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[Any, Any]:
+def as_array(value: TensorLike, dtype: DTypeLike | None = None, what: str = "value") -> Array:
     """``value`` as a numpy array with JAX's default widths.
 
     Python and numpy 64-bit values become 32 bits wide unless ``dtype`` or JAX's 64-bit mode says otherwise; strings
@@ -58,7 +60,7 @@ def as_array(value: Any, dtype: Any = None, what: str = "value") -> np.ndarray[A
     return array
 
 
-def _cast(array: np.ndarray[Any, Any], wanted: np.dtype[Any], what: str) -> np.ndarray[Any, Any]:
+def _cast(array: Array, wanted: DType, what: str) -> Array:
     """``array`` as ``wanted``, if that loses no more than precision."""
     if kind_of(array.dtype) > kind_of(wanted):
         raise InvalidArgumentError(f"{what}: {array.dtype.name} does not become {wanted.name} by itself: cast it first")
@@ -71,13 +73,13 @@ def _cast(array: np.ndarray[Any, Any], wanted: np.dtype[Any], what: str) -> np.n
     return array.astype(wanted, copy=False)
 
 
-def kind_of(dtype: np.dtype[Any]) -> int:
+def kind_of(dtype: DType) -> int:
     """0 for booleans, 1 for integers, 2 for real and 3 for complex numbers, 4 for what is none of these."""
     kinds: tuple[Any, ...] = (np.bool_, np.integer, np.floating, np.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 4)
 
 
-def _string_array(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
+def _string_array(array: Array, what: str) -> Array:
     flat = []
     for item in array.ravel().tolist():
         if not isinstance(item, str | bytes):
@@ -89,7 +91,7 @@ def _string_array(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any
 
 
 def placeholder(
-    dtype: Any, shape: Sequence[int | None] | None = None, name: str | None = None, *, casting: str = "same_value"
+    dtype: DTypeLike, shape: Sequence[int | None] | None = None, name: str | None = None, *, casting: str = "same_value"
 ) -> Tensor:
     """A tensor whose value is fed with each step.
 
@@ -113,7 +115,9 @@ def placeholder(
     return op.outputs[0]
 
 
-def constant(value: Any, dtype: Any = None, shape: Sequence[int] | None = None, name: str | None = None) -> Tensor:
+def constant(
+    value: TensorLike, dtype: DTypeLike | None = None, shape: Sequence[int] | None = None, name: str | None = None
+) -> Tensor:
     """A literal array, number or string.
 
     Args:
@@ -133,14 +137,14 @@ def constant(value: Any, dtype: Any = None, shape: Sequence[int] | None = None, 
     return op.outputs[0]
 
 
-def _shaped(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
+def _shaped(array: Array, shape: tuple[int, ...], what: str) -> Array:
     try:
         return np.broadcast_to(array, shape) if array.size == 1 else array.reshape(shape)
     except ValueError:
         raise InvalidArgumentError(f"{what}: a value of shape {array.shape} cannot get the shape {shape}") from None
 
 
-def as_tensor(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
+def as_tensor(value: TensorLike, dtype: DTypeLike | None = None, name: str | None = None) -> Tensor:
     """``value`` itself when it is a tensor (or stands for one, like a variable), else a constant of it."""
     convert = getattr(value, "_as_tensor", None)
     if convert is not None:
@@ -150,9 +154,9 @@ def as_tensor(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     return constant(value, dtype, name=name)
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> TypeGuard[Operators[Tensor]]:
     """True for tensors and what stands for one (variables)."""
-    return isinstance(value, Tensor) or hasattr(value, "_as_tensor")
+    return isinstance(value, Operators)
 
 
 def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
@@ -181,7 +185,7 @@ def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: 
         return _called(fn, leaves, tree, label)
 
 
-def _called(fn: Callable[..., Any], leaves: list[Any], tree: Any, label: str) -> Any:
+def _called(fn: Callable[..., Any], leaves: list[Any], tree: object, label: str) -> Any:
     places, tensors = [], []
     for i, leaf in enumerate(leaves):
         if is_tensor(leaf) or (isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > EMBED_BYTES):
@@ -208,7 +212,7 @@ def _called(fn: Callable[..., Any], leaves: list[Any], tree: Any, label: str) ->
 def pure(
     fn: Callable[..., tuple[Any, ...]],
     inputs: Sequence[Tensor],
-    outputs: Sequence[tuple[Shape | None, np.dtype[Any]]],
+    outputs: Sequence[tuple[Shape | None, DType]],
     name: str,
     *,
     type: str | None = None,  # noqa: A002
@@ -227,7 +231,7 @@ def pure(
     )
 
 
-def identity(value: Any, name: str | None = None, *, colocate_with: Operation | None = None) -> Tensor:
+def identity(value: TensorLike, name: str | None = None, *, colocate_with: Operation | None = None) -> Tensor:
     """The same value on the current device: how a tensor is given a name or sent to a device."""
     tensor = as_tensor(value)
     body = Host("identity") if tensor.dtype == object else Pure(lambda x: (x,))
@@ -237,7 +241,7 @@ def identity(value: Any, name: str | None = None, *, colocate_with: Operation | 
     return op.outputs[0]
 
 
-def _names_64_bits(leaf: Any) -> bool:
+def _names_64_bits(leaf: object) -> bool:
     """Whether a static argument is a dtype that JAX holds only in 64-bit mode, such as ``jnp.int64``."""
     if isinstance(leaf, type):
         leaf = np.dtype(leaf) if issubclass(leaf, np.generic) else getattr(leaf, "dtype", None)

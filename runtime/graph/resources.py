@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Operation, Tensor, get_default_graph
 from runtime.graph.op_kinds import Host, Shape
-from runtime.graph.ops import as_dtype, as_tensor, constant
+from runtime.graph.operators import TensorLike
+from runtime.graph.ops import as_dtype, as_tensor, constant, is_tensor
+from runtime.tensor_spec import DType, dtype_name, shape_fits
 
 
 class _Resource:
@@ -67,7 +70,7 @@ class _Resource:
         self,
         what: str,
         inputs: Sequence[Tensor] = (),
-        outputs: Sequence[tuple[Shape | None, np.dtype[Any]]] = (),
+        outputs: Sequence[tuple[Shape | None, DType]] = (),
         *,
         name: str | None = None,
         stateful: bool = True,
@@ -102,18 +105,18 @@ class Queue(_Resource):
         shared_name: str | None,
         **options: Any,  # noqa: A002
     ) -> None:
-        self.dtypes: tuple[np.dtype[Any], ...] = tuple(as_dtype(d) for d in _listed(dtypes))
+        self.dtypes: tuple[DType, ...] = tuple(as_dtype(d) for d in _listed(dtypes))
         self.shapes: tuple[Shape | None, ...] = _shapes(shapes, len(self.dtypes), name)
         described = {
             "kind": kind,
             "capacity": int(capacity),
-            "dtypes": ["string" if d.hasobject else d.name for d in self.dtypes],
+            "dtypes": [dtype_name(d) for d in self.dtypes],
             "shapes": [None if s is None else list(s) for s in self.shapes],
             **options,
         }
         super().__init__(type, "queue", name, described, container, shared_name)
 
-    def enqueue(self, values: Any, name: str | None = None) -> Operation:
+    def enqueue(self, values: TensorLike | Sequence[TensorLike], name: str | None = None) -> Operation:
         """Adds one element; waits while the queue is full.
 
         Args:
@@ -122,7 +125,7 @@ class Queue(_Resource):
         """
         return self._add("enqueue", self._components(values, ()), name=name)
 
-    def enqueue_many(self, values: Any, name: str | None = None) -> Operation:
+    def enqueue_many(self, values: TensorLike | Sequence[TensorLike], name: str | None = None) -> Operation:
         """Adds the slices of ``values`` along the first dimension, one element each; waits while the queue is full."""
         return self._add("enqueue_many", self._components(values, (None,)), name=name)
 
@@ -131,11 +134,11 @@ class Queue(_Resource):
         op = self._add("dequeue", (), list(zip(self._one(), self.dtypes, strict=True)), name=name)
         return op.outputs[0] if len(op.outputs) == 1 else op.outputs
 
-    def dequeue_many(self, n: Any, name: str | None = None) -> Any:
+    def dequeue_many(self, n: TensorLike, name: str | None = None) -> Any:
         """Removes ``n`` elements, stacked; waits until there are so many, or raises OutOfRangeError once closed."""
         return self._batch(n, False, name)
 
-    def dequeue_up_to(self, n: Any, name: str | None = None) -> Any:
+    def dequeue_up_to(self, n: TensorLike, name: str | None = None) -> Any:
         """Like ``dequeue_many``, but a closed queue gives the fewer elements that are left, if there is one."""
         return self._batch(n, True, name)
 
@@ -154,7 +157,7 @@ class Queue(_Resource):
     def _one(self) -> tuple[Shape | None, ...]:
         return self.shapes
 
-    def _batch(self, n: Any, up_to: bool, name: str | None) -> Any:
+    def _batch(self, n: TensorLike, up_to: bool, name: str | None) -> Any:
         if any(shape is None for shape in self.shapes):
             raise InvalidArgumentError(f"queue {self.name!r}: give it shapes= to dequeue several elements as one batch")
         first = int(n) if isinstance(n, int | np.integer) and not up_to else None
@@ -164,7 +167,7 @@ class Queue(_Resource):
         op = self._add("dequeue_many", [count], outputs, name=name, up_to=up_to)
         return op.outputs[0] if len(op.outputs) == 1 else op.outputs
 
-    def _components(self, values: Any, batch: tuple[None, ...]) -> list[Tensor]:
+    def _components(self, values: TensorLike | Sequence[TensorLike], batch: tuple[None, ...]) -> list[Tensor]:
         items = list(values) if isinstance(values, list | tuple) and len(self.dtypes) > 1 else None
         if items is None:
             items = [values[0] if isinstance(values, tuple) and len(values) == 1 else values]
@@ -181,11 +184,11 @@ class Queue(_Resource):
                 tensor.dtype != dtype
                 or wanted is not None
                 and tensor.shape is not None
-                and not _may_fit(tensor.shape, wanted)
+                and not shape_fits(tensor.shape, wanted)
             ):
                 raise InvalidArgumentError(
-                    f"queue {self.name!r}: component {i} takes {_show(dtype)}{wanted}, "
-                    f"got {_show(tensor.dtype)}{tensor.shape}"
+                    f"queue {self.name!r}: component {i} takes {dtype_name(dtype)}{wanted}, "
+                    f"got {dtype_name(tensor.dtype)}{tensor.shape}"
                 )
             tensors.append(tensor)
         return tensors
@@ -300,7 +303,7 @@ class ConditionalAccumulator(_Resource):
 
     def __init__(
         self,
-        dtype: Any,
+        dtype: DTypeLike,
         shape: Sequence[int | None] | None = None,
         name: str = "conditional_accumulator",
         reduction: str = "mean",
@@ -310,7 +313,7 @@ class ConditionalAccumulator(_Resource):
     ) -> None:
         if reduction.lower() not in ("mean", "sum"):
             raise InvalidArgumentError(f"accumulator {name!r}: reduction {reduction!r} is neither 'mean' nor 'sum'")
-        self.dtype: np.dtype[Any] = as_dtype(dtype)
+        self.dtype: DType = as_dtype(dtype)
         self.shape: Shape | None = None if shape is None else tuple(shape)
         if self.dtype == object:
             raise InvalidArgumentError(f"accumulator {name!r}: strings cannot be accumulated")
@@ -321,7 +324,9 @@ class ConditionalAccumulator(_Resource):
         }
         super().__init__("ConditionalAccumulator", "accumulator", name, described, container, shared_name)
 
-    def apply_grad(self, grad: Any, local_step: Any = 0, *, worker: Any = -1, name: str | None = None) -> Tensor:
+    def apply_grad(
+        self, grad: TensorLike, local_step: TensorLike = 0, *, worker: TensorLike = -1, name: str | None = None
+    ) -> Tensor:
         """Offers a gradient; gives whether it was accepted (bool).
 
         Args:
@@ -334,12 +339,12 @@ class ConditionalAccumulator(_Resource):
             gradient = as_tensor(grad, self.dtype)
         if gradient.dtype != self.dtype:
             raise InvalidArgumentError(
-                f"accumulator {self.name!r} takes {self.dtype.name}, got {_show(gradient.dtype)}"
+                f"accumulator {self.name!r} takes {self.dtype.name}, got {dtype_name(gradient.dtype)}"
             )
         inputs = [gradient, self._integer(local_step, "local_step"), self._integer(worker, "worker")]
         return self._add("apply_grad", inputs, [((), np.dtype(np.bool_))], name=name).outputs[0]
 
-    def take_grad(self, num_required: Any, name: str | None = None) -> Tensor:
+    def take_grad(self, num_required: TensorLike, name: str | None = None) -> Tensor:
         """Waits until ``num_required`` workers' gradients are in; takes all that are and advances the step by one."""
         inputs = [self._integer(num_required, "num_required")]
         return self._add("take_grad", inputs, [(self.shape, self.dtype)], name=name).outputs[0]
@@ -352,25 +357,25 @@ class ConditionalAccumulator(_Resource):
         """How many gradients were dropped as stale or repeated, int64."""
         return self._counts(name).outputs[1]
 
-    def set_global_step(self, new_global_step: Any, name: str | None = None) -> Operation:
+    def set_global_step(self, new_global_step: TensorLike, name: str | None = None) -> Operation:
         """Makes this the accumulator's step: older gradients are dropped when they come."""
         return self._add("set_global_step", [self._integer(new_global_step, "new_global_step")], name=name)
 
     def _counts(self, name: str | None) -> Operation:
         return self._add("counts", (), [((), np.dtype(np.int32)), ((), np.dtype(np.int64))], name=name)
 
-    def _integer(self, value: Any, what: str) -> Tensor:
-        if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+    def _integer(self, value: TensorLike, what: str) -> Tensor:
+        if is_tensor(value):
             return as_tensor(value)
         with self.graph.as_default(), self.graph.device(lambda op: self._op.device):
             return constant(value, np.int64, name=what)
 
 
-def _listed(items: Any) -> list[Any]:
+def _listed(items: object) -> list[Any]:
     return list(items) if isinstance(items, list | tuple) else [items]
 
 
-def _shapes(shapes: Any, count: int, name: str) -> tuple[Shape | None, ...]:
+def _shapes(shapes: object, count: int, name: str) -> tuple[Shape | None, ...]:
     if shapes is None:
         return (None,) * count
     if not isinstance(shapes, list | tuple):
@@ -380,13 +385,3 @@ def _shapes(shapes: Any, count: int, name: str) -> tuple[Shape | None, ...]:
     if len(listed) != count:
         raise InvalidArgumentError(f"queue {name!r} has {count} components, but shapes for {len(listed)}")
     return tuple(None if s is None else tuple(None if d is None else int(d) for d in s) for s in listed)
-
-
-def _may_fit(shape: Shape, wanted: Shape) -> bool:
-    return len(shape) == len(wanted) and all(
-        a is None or b is None or a == b for a, b in zip(shape, wanted, strict=True)
-    )
-
-
-def _show(dtype: np.dtype[Any]) -> str:
-    return "string" if dtype.hasobject else dtype.name

@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.typing import DTypeLike
 
-from runtime.errors import InvalidArgumentError
+from runtime.errors import InvalidArgumentError, one_line
 from runtime.graph.op_kinds import ArrayFn, Shape
+from runtime.tensor_spec import DType
 
 ClosedJaxpr = Any
 
@@ -28,12 +30,12 @@ _SMALLEST = 1
 """Tried besides: what a slice (``x[:100]``) or a minimum cuts all large sizes down to depends on an unknown one too."""
 
 
-def is_64_bit(dtype: np.dtype[Any]) -> bool:
+def is_64_bit(dtype: DType) -> bool:
     """Whether JAX holds ``dtype`` only in 64-bit mode."""
     return bool(dtype.kind in "iuf" and dtype.itemsize == 8) or dtype == np.complex128
 
 
-def has_less_than_a_byte(dtype: np.dtype[Any]) -> bool:
+def has_less_than_a_byte(dtype: DType) -> bool:
     """Whether XLA packs several elements of ``dtype`` into a byte: int4 and the like."""
     if dtype.itemsize > 1 or dtype.hasobject or dtype.kind == "b":
         return False
@@ -46,12 +48,12 @@ def x64_enabled() -> bool:
     return jax.dtypes.canonicalize_dtype(np.int64).itemsize == 8
 
 
-def needs_64_bit(dtypes: Sequence[np.dtype[Any]]) -> bool:
+def needs_64_bit(dtypes: Sequence[DType]) -> bool:
     """Whether any of ``dtypes`` needs JAX's 64-bit mode."""
     return any(is_64_bit(dtype) for dtype in dtypes)
 
 
-def aval(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+def aval(shape: Sequence[int], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
     """The abstract array that stands for a tensor."""
     return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
@@ -63,8 +65,8 @@ def trace(fn: ArrayFn, avals: Sequence[jax.ShapeDtypeStruct], wide: bool) -> Clo
 
 
 def infer(
-    fn: Callable[..., Any], inputs: Sequence[tuple[Shape | None, np.dtype[Any]]], what: str, wide: bool | None = None
-) -> tuple[Any, list[tuple[Shape | None, np.dtype[Any]]]]:
+    fn: Callable[..., Any], inputs: Sequence[tuple[Shape | None, DType]], what: str, wide: bool | None = None
+) -> tuple[Any, list[tuple[Shape | None, DType]]]:
     """Infers the output structure, static shapes and dtypes of ``fn``.
 
     Args:
@@ -107,14 +109,16 @@ def infer(
         found = least + tried(exact)
     if not found:
         shapes = ", ".join(f"{dtype.name}{'?' if shape is None else list(shape)}" for shape, dtype in inputs)
-        raise InvalidArgumentError(f"{what}({shapes}): {_one_line(failed[0])}") from failed[0]
+        raise InvalidArgumentError(f"{what}({shapes}): {type(failed[0]).__name__}: {one_line(failed[0])}") from failed[
+            0
+        ]
     leaves, tree = jax.tree.flatten(found[0])
     versions = zip(*(jax.tree.leaves(result) for result in found), strict=True)
     shapes_of = [_common_shape([leaf.shape for leaf in same]) for same in versions]
     return tree, [(shape, leaf.dtype) for shape, leaf in zip(shapes_of, leaves, strict=True)]
 
 
-def _same_structure(one: Any, other: Any) -> bool:
+def _same_structure(one: object, other: object) -> bool:
     trees: tuple[Any, Any] = jax.tree.structure(one), jax.tree.structure(other)
     return bool(trees[0] == trees[1])
 
@@ -144,8 +148,3 @@ def _common_shape(shapes: Sequence[tuple[int, ...]]) -> Shape | None:
     if len({len(shape) for shape in shapes}) > 1:
         return None
     return tuple(dims[0] if len(set(dims)) == 1 else None for dims in zip(*shapes, strict=True))
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:500]}"

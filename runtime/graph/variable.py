@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import (
@@ -14,16 +15,16 @@ from runtime.graph.graph import (
     GraphKeys,
     Operation,
     Tensor,
-    _show_dtype,
     get_default_graph,
 )
 from runtime.graph.op_kinds import Host, Read, Update, VariableSpec
-from runtime.graph.operators import Operators
-from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity
+from runtime.graph.operators import Operators, TensorLike
+from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity, is_tensor
 from runtime.proto import variable_pb2
+from runtime.tensor_spec import DType, dtype_name, shape_fits
 
 
-class Variable(Operators):
+class Variable(Operators[Tensor]):
     """A named mutable array on one task of the cluster.
 
     The name and the device are its identity: two sessions, or two graphs, that make a variable of the same name on
@@ -89,13 +90,13 @@ class Variable(Operators):
         for key in collections:
             graph.add_to_collection(key, self)
 
-    def _initial_tensor(self, value: Any, wanted: np.dtype[Any]) -> Tensor:
-        if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+    def _initial_tensor(self, value: Any, wanted: DType) -> Tensor:
+        if is_tensor(value):
             tensor = as_tensor(value)
             if tensor.dtype != wanted:
                 raise InvalidArgumentError(
-                    f"variable {self.spec.name!r}: initial value {tensor.name!r} is {_show_dtype(tensor.dtype)}, "
-                    f"not {_show_dtype(wanted)}"
+                    f"variable {self.spec.name!r}: initial value {tensor.name!r} is {dtype_name(tensor.dtype)}, "
+                    f"not {dtype_name(wanted)}"
                 )
             return identity(tensor, "initial_value", colocate_with=self._op)
         return constant(value, wanted, shape=None if np.ndim(value) else self.spec.shape, name="initial_value")
@@ -128,7 +129,7 @@ class Variable(Operators):
         return self.spec.shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         """Its dtype; ``object`` for strings."""
         return self.spec.dtype
 
@@ -137,7 +138,7 @@ class Variable(Operators):
         """The operation ``w/Assign`` that gives it its initial value."""
         return self._initializer
 
-    def initialize_from(self, value: Any) -> None:
+    def initialize_from(self, value: TensorLike) -> None:
         """Makes the initialiser give ``value`` from now on: an array or tensor of the variable's shape and dtype.
 
         Operations that were made of the old initialiser (an ``init`` group) are not changed.
@@ -231,8 +232,7 @@ class Variable(Operators):
 
     def __repr__(self) -> str:
         at = f" device={self.device!r}" if self.device else ""
-        dtype = "string" if self.dtype.hasobject else self.dtype.name
-        return f"<Variable {self.name!r} shape={self.shape} dtype={dtype}{at}>"
+        return f"<Variable {self.name!r} shape={self.shape} dtype={dtype_name(self.dtype)}{at}>"
 
     def eval(self, session: Any = None) -> Any:
         """Its value in ``session`` or the default session."""
@@ -240,15 +240,15 @@ class Variable(Operators):
 
     # -- changing it -------------------------------------------------------------------------------------------
 
-    def assign(self, value: Any, name: str | None = None) -> Tensor:
+    def assign(self, value: TensorLike, name: str | None = None) -> Tensor:
         """Replaces the value; gives the new value. Needs no initialised variable."""
         return self._update("Assign", name, lambda new: (new, new), value, overwrites=True)
 
-    def assign_add(self, delta: Any, name: str | None = None) -> Tensor:
+    def assign_add(self, delta: TensorLike, name: str | None = None) -> Tensor:
         """Adds ``delta`` in one atomic step on the variable's task; gives the new value."""
         return self._update("AssignAdd", name, lambda old, d: (old + d,) * 2, delta)
 
-    def assign_sub(self, delta: Any, name: str | None = None) -> Tensor:
+    def assign_sub(self, delta: TensorLike, name: str | None = None) -> Tensor:
         """Subtracts ``delta`` in one atomic step on the variable's task; gives the new value."""
         return self._update("AssignSub", name, lambda old, d: (old - d,) * 2, delta)
 
@@ -266,10 +266,10 @@ class Variable(Operators):
         return changed
 
     def _update(
-        self, kind: str, name: str | None, fn: Callable[..., Any], value: Any, overwrites: bool = False
+        self, kind: str, name: str | None, fn: Callable[..., Any], value: TensorLike, overwrites: bool = False
     ) -> Tensor:
         with Graph.of(self, value).as_default(), self.graph.device(lambda op: self._op.device):
-            if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+            if is_tensor(value):
                 tensor = as_tensor(value)
             else:
                 tensor = constant(value, self.dtype, name=f"{kind}/value")
@@ -300,7 +300,7 @@ class Variable(Operators):
 def update(
     variables: Sequence[Variable],
     fn: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
-    inputs: Sequence[Any],
+    inputs: Sequence[TensorLike],
     *,
     outputs: Sequence[tuple[tuple[int, ...], Any]] = (),
     name: str = "Update",
@@ -347,10 +347,10 @@ def update(
 def _check_fits(variable: Variable, tensor: Tensor) -> None:
     if tensor.dtype != variable.dtype:
         raise InvalidArgumentError(
-            f"variable {variable.spec.name!r} holds {_show_dtype(variable.dtype)}, but {tensor.name!r} is "
-            f"{_show_dtype(tensor.dtype)}: cast it with rt.numpy.astype"
+            f"variable {variable.spec.name!r} holds {dtype_name(variable.dtype)}, but {tensor.name!r} is "
+            f"{dtype_name(tensor.dtype)}: cast it with rt.numpy.astype"
         )
-    if tensor.shape is not None and not _compatible(tensor.shape, variable.shape):
+    if tensor.shape is not None and not shape_fits(tensor.shape, variable.shape):
         raise InvalidArgumentError(
             f"variable {variable.spec.name!r} has shape {variable.shape}, but {tensor.name!r} has shape {tensor.shape}"
         )
@@ -361,15 +361,11 @@ def _attrs(spec: VariableSpec) -> dict[str, Any]:
     return {"variable": spec.name, "container": spec.container, "local": spec.local}
 
 
-def _compatible(shape: tuple[int | None, ...], wanted: tuple[int, ...]) -> bool:
-    return len(shape) == len(wanted) and all(d is None or d == w for d, w in zip(shape, wanted, strict=True))
-
-
-def _static_spec(value: Any, dtype: Any, name: str) -> tuple[tuple[int, ...] | None, np.dtype[Any]]:
+def _static_spec(value: TensorLike, dtype: DTypeLike, name: str) -> tuple[tuple[int, ...] | None, DType]:
     """Shape and dtype of an initial value without making operations; shape None when only calling it can tell."""
-    if callable(value) and not isinstance(value, Tensor) and not hasattr(value, "_as_tensor"):
+    if callable(value) and not is_tensor(value):
         return None, np.dtype(np.float32)
-    if hasattr(value, "_as_tensor") or isinstance(value, Tensor):
+    if is_tensor(value):
         tensor = as_tensor(value)
         if tensor.shape is None or None in tensor.shape:
             raise InvalidArgumentError(
@@ -381,8 +377,8 @@ def _static_spec(value: Any, dtype: Any, name: str) -> tuple[tuple[int, ...] | N
 
 
 def _call_elsewhere(
-    graph: Graph, make: Callable[[], Any], dtype: Any, name: str
-) -> tuple[Callable[[], Any], tuple[int, ...], np.dtype[Any]]:
+    graph: Graph, make: Callable[[], Any], dtype: DTypeLike, name: str
+) -> tuple[Callable[[], Any], tuple[int, ...], DType]:
     """Learns the shape of ``make()`` by calling it in a scratch graph; the real call happens on its device."""
     with Graph().as_default():
         static, wanted = _static_spec(make(), dtype, name)
@@ -417,24 +413,24 @@ def variables(
     return jax.tree.unflatten(structure, made)
 
 
-def _key_name(key: Any) -> str:
+def _key_name(key: object) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
 
 
-def assign(ref: Variable, value: Any, name: str | None = None) -> Tensor:
+def assign(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
     """``ref.assign(value)``."""
     return ref.assign(value, name)
 
 
-def assign_add(ref: Variable, value: Any, name: str | None = None) -> Tensor:
+def assign_add(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
     """``ref.assign_add(value)``."""
     return ref.assign_add(value, name)
 
 
-def assign_sub(ref: Variable, value: Any, name: str | None = None) -> Tensor:
+def assign_sub(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
     """``ref.assign_sub(value)``."""
     return ref.assign_sub(value, name)
 

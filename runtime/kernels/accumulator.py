@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from runtime.errors import CancelledError, InvalidArgumentError
 from runtime.state.cancellation import Cancellation
-
-Array = np.ndarray[Any, Any]
+from runtime.state.store import Resource
+from runtime.tensor_spec import Array, DType, shape_fits
 
 MEAN, SUM = "mean", "sum"
 
@@ -32,7 +31,7 @@ class AccumulatorCounts:
     repeated: int = 0
 
 
-class AccumulatorResource:
+class AccumulatorResource(Resource):
     """Collects gradients of the present step. Thread safe.
 
     A gradient is accepted when it was computed at the accumulator's step or later, and its worker has none among those
@@ -44,7 +43,7 @@ class AccumulatorResource:
         reduction: "mean" or "sum".
     """
 
-    def __init__(self, dtype: np.dtype[Any], shape: tuple[int | None, ...] | None, reduction: str = MEAN) -> None:
+    def __init__(self, dtype: DType, shape: tuple[int | None, ...] | None, reduction: str = MEAN) -> None:
         if reduction not in (MEAN, SUM):
             raise InvalidArgumentError(f"reduction {reduction!r} is neither 'mean' nor 'sum'")
         self._dtype = dtype
@@ -130,7 +129,7 @@ class AccumulatorResource:
             self._step += 1
         return reduce_in_order([taken[worker] for worker in sorted(taken, key=str)], self._reduction)
 
-    def close(self) -> None:
+    def clear(self) -> None:
         """Ends all waits with CancelledError."""
         with self._changed:
             self._closed = True
@@ -143,13 +142,8 @@ class AccumulatorResource:
     def _check(self, gradient: Array) -> None:
         if gradient.dtype != self._dtype:
             raise InvalidArgumentError(f"the accumulator takes {self._dtype.name}, not {gradient.dtype.name}")
-        if self._shape is not None and not fits(gradient.shape, self._shape):
+        if self._shape is not None and not shape_fits(gradient.shape, self._shape):
             raise InvalidArgumentError(f"the accumulator takes shape {self._shape}, not {gradient.shape}")
-
-
-def fits(shape: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
-    """Whether an array of this shape goes where ``declared`` is asked for; None stands for any size."""
-    return len(shape) == len(declared) and all(d is None or d == s for s, d in zip(shape, declared, strict=True))
 
 
 def reduce_in_order(arrays: list[Array], reduction: str, out: Array | None = None) -> Array:

@@ -12,8 +12,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from runtime.errors import InternalError
-from runtime.task.host_kernels import Array, Context, kernel
+from runtime.errors import GroupLostError, one_line
+from runtime.task.host_kernels import Context, kernel
+from runtime.tensor_spec import Array
 
 Specs = tuple[tuple[tuple[int, ...], str], ...]
 
@@ -44,8 +45,8 @@ def _in_group(call: Callable[[], Any]) -> Any:
         jax.block_until_ready(result)
         return result
     except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        raise InternalError(f"the group of processes is lost, all of them must be started again: {text}") from error
+        text = one_line(error)
+        raise GroupLostError(f"the group of processes is lost, all of them must be started again: {text}") from error
 
 
 @functools.cache

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from runtime.errors import CancelledError, InvalidArgumentError, OutOfRangeError
-from runtime.kernels.accumulator import fits
 from runtime.state.cancellation import Cancellation
+from runtime.state.store import Resource
+from runtime.tensor_spec import Array, DType, shape_fits
 
-Array = np.ndarray[Any, Any]
 Element = tuple[Array, ...]
 Shapes = tuple[tuple[int | None, ...] | None, ...]
 
@@ -75,7 +75,7 @@ class ShuffledOrdering:
         return self._elements.pop()
 
 
-class QueueResource:
+class QueueResource(Resource):
     """A bounded queue. Thread safe; elements are tuples of arrays, one for each component.
 
     Waiting dequeues are served in the order in which they came, so a large one is not starved by small ones.
@@ -94,7 +94,7 @@ class QueueResource:
         self,
         name: str,
         capacity: int,
-        dtypes: Sequence[np.dtype[Any]],
+        dtypes: Sequence[DType],
         shapes: Shapes,
         ordering: Ordering,
         *,
@@ -284,7 +284,7 @@ class QueueResource:
                 raise InvalidArgumentError(
                     f"queue {self._name!r}: component {i} is {array.dtype.name}, the queue takes {dtype.name}"
                 )
-            if shape is not None and not fits(array.shape, shape):
+            if shape is not None and not shape_fits(array.shape, shape):
                 raise InvalidArgumentError(
                     f"queue {self._name!r}: component {i} has shape {array.shape}, the queue takes {shape}"
                 )
@@ -310,7 +310,7 @@ def make_queue(
     return QueueResource(name, bound, dtypes, shapes, FifoOrdering(), pad=kind == "padding")
 
 
-def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: np.dtype[Any]) -> Array:
+def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: DType) -> Array:
     if not arrays:
         return np.empty((0, *(d or 0 for d in shape)), dtype)
     if all(a.shape == arrays[0].shape for a in arrays):

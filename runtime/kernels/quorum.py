@@ -17,26 +17,153 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 from absl import logging
 
+from runtime import timeouts
 from runtime.errors import (
     AbortedError,
     CancelledError,
     FailedPreconditionError,
+    InternalError,
     OpError,
     OutOfRangeError,
     PermissionDeniedError,
 )
-from runtime.kernels.quorum_round import Round
-from runtime.kernels.quorum_values import Array, Gathered, GradientCounts, Rules, Selection, Target
+from runtime.kernels.accumulator import MEAN, reduce_in_order
 from runtime.state.cancellation import Cancellation
+from runtime.state.store import Resource
+from runtime.tensor_spec import Array, aligned
 
-LOG_EVERY_SECS = 10.0
+UNKNOWN = -1
+"""The step of a task that does not lead and has not heard of one yet."""
 
 
-class QuorumResource:
+@dataclass(frozen=True)
+class Rules:
+    """What a quorum needs.
+
+    Attributes:
+        needed: gradients in an aggregate.
+        total: workers there are. Below ``needed``, each may give several gradients to one aggregate.
+        alone: this task decides by itself; else a chief does.
+        leads: this task holds the step counter.
+        timeout_secs: how long the first gradient of a step waits before the step goes on without the workers that are
+            missing; None for ever.
+        tasks: all tasks that hold a part of the step.
+        group: what the quorums of these tasks have in common.
+    """
+
+    needed: int
+    total: int
+    alone: bool = True
+    leads: bool = True
+    timeout_secs: float | None = None
+    tasks: tuple[str, ...] = ()
+    group: str = ""
+
+    @property
+    def each(self) -> int:
+        """Most gradients of one worker in an aggregate."""
+        return -(-self.needed // self.total)
+
+
+class Target(Protocol):
+    """The variables that a quorum updates."""
+
+    @property
+    def generation(self) -> int:
+        """Of the variables: another one after each restore."""
+
+    def step(self) -> int:
+        """The step counter, where this task leads."""
+
+    def apply(self, inputs: Sequence[Array], key: tuple[int, int], expected: Mapping[str, int] | None) -> None:
+        """Applies aggregated gradients, which must move the step on by one, and waits until it is done.
+
+        Args:
+            inputs: the aggregated gradients.
+            key: names this application in the gate of the task.
+            expected: by task, how many applications have this key; None when there is one.
+        """
+
+
+@dataclass
+class GradientCounts:
+    """What has happened to the gradients that were pushed.
+
+    Attributes:
+        applied: aggregates applied.
+        accepted: gradients in them.
+        dropped: gradients that were stale: of another step, or of this one but too late.
+        repeated: gradients of a worker that had given all it may.
+    """
+
+    applied: int = 0
+    accepted: int = 0
+    dropped: int = 0
+    repeated: int = 0
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Whose gradients were applied at which step, one entry for each gradient."""
+
+    step: int
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a chief is told.
+
+    Attributes:
+        step: the step that the task is at.
+        workers: whose gradients of it are here, one entry for each, in the order in which they came.
+        seen: the workers that were heard of since it was told last.
+        waited_secs: how long the first of these gradients has waited.
+    """
+
+    step: int
+    workers: tuple[int, ...]
+    seen: tuple[int, ...]
+    waited_secs: float
+
+
+@dataclass(eq=False)
+class Contribution:
+    """One worker's gradients.
+
+    Attributes:
+        worker: whose.
+        arrays: views of the caller's memory, valid as long as the caller waits; or copies once ``kept``.
+        promised: a chief was told that it is here.
+        kept: whether the arrays are copies.
+        counted: whether it was applied; None while that is open.
+        fenced: dropped, as the variables were restored or have lost their values.
+    """
+
+    worker: int
+    arrays: Sequence[Array]
+    promised: bool = False
+    kept: bool = False
+    counted: bool | None = None
+    fenced: bool = False
+
+    def keep(self) -> None:
+        """Makes it outlive its caller."""
+        if not self.kept:
+            self.arrays = [np.array(a) for a in self.arrays]
+            self.kept = True
+
+
+class QuorumResource(Resource):
     """Gradients of one step, from push to application. Thread safe.
 
     Args:
@@ -50,7 +177,16 @@ class QuorumResource:
         # Pushes wait until their fate is known, a chief until there is enough: nobody is woken for nothing.
         lock = threading.RLock()
         self._changed, self._gathered = threading.Condition(lock), threading.Condition(lock)
-        self._round = Round(name, rules, self._changed.notify_all)
+        self.counts = GradientCounts()
+        """What has happened so far."""
+        self._step: int | None = None
+        self._contributions: list[Contribution] = []
+        self._since = 0.0  # when the first of them came
+        self._target: Target | None = None
+        self._last: Selection | None = None
+        self._generation = 0
+        self._id = zlib.crc32(rules.group.encode())
+        self._buffers: list[Array] = []
         self._epoch = 0
         self._owner = 0
         self._wanted = rules.needed
@@ -62,9 +198,13 @@ class QuorumResource:
         self._ended: type[OpError] | None = None
 
     @property
-    def counts(self) -> GradientCounts:
-        """What has happened so far."""
-        return self._round.counts
+    def dropped_gradients(self) -> int:
+        """How many gradients it has dropped as stale or repeated."""
+        return self.counts.dropped + self.counts.repeated
+
+    @property
+    def _now(self) -> int:
+        return UNKNOWN if self._step is None else self._step
 
     # -- workers -----------------------------------------------------------------------------------------------
 
@@ -101,35 +241,37 @@ class QuorumResource:
             self._clients[worker] = client
             self._retired.discard(worker)
             self._check_open()
-            gradients = self._round
-            gradients.target = target
-            before = gradients.now
-            gradients.renew(target.generation)
+            self._target = target
+            before = self._now
+            self._renew(target.generation)
             self._meet(worker)
-            step = gradients.refresh(target.step() if self._rules.leads else max(stamp, gradients.now))
+            step = self._refresh(target.step() if self._rules.leads else max(stamp, self._now))
             if step < before:
                 self._gathered.notify_all()
             if stamp != step:
-                gradients.counts.dropped += 1
+                self.counts.dropped += 1
                 return step, False
-            if not gradients.contributions:
-                self._log_at = time.monotonic() + LOG_EVERY_SECS
-            contribution = gradients.add(worker, arrays)
-            if len(gradients.contributions) >= self._wanted:
+            if not self._contributions:
+                self._log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
+            contribution = self._add(worker, arrays)
+            if len(self._contributions) >= self._wanted:
                 self._gathered.notify_all()
             try:
                 if self._rules.alone and self._enough():
-                    gradients.decide(gradients.contributions[: self._needed()])
-                if contribution.counted is None and gradients.workers.count(worker) < self._rules.each:
+                    self._decide(self._contributions[: self._needed()])
+                if (
+                    contribution.counted is None
+                    and sum(c.worker == worker for c in self._contributions) < self._rules.each
+                ):
                     contribution.keep()  # its worker owes this step more, and computes on
                     return step, True
                 self._wait(lambda: contribution.counted is not None, cancelled)
             except BaseException:
-                gradients.withdraw(contribution)
+                self._withdraw(contribution)
                 raise
             if contribution.fenced:
                 raise AbortedError("its variables were restored or have lost their values since the session began")
-            return gradients.now, bool(contribution.counted)
+            return self._now, bool(contribution.counted)
 
     def _meet(self, worker: int) -> None:
         self._seen.add(worker)
@@ -141,15 +283,15 @@ class QuorumResource:
 
     def _wait(self, ready: Callable[[], bool], cancelled: Cancellation) -> None:
         """Waits; meanwhile says on whom, and gives up on those who are missing when it is time."""
-        what = f"waiting for step {self._round.step} of {self._name}"
+        what = f"waiting for step {self._step} of {self._name}"
         while not cancelled.wait_for(
             self._changed, lambda: self._ended is not None or ready() or self._too_few(), what, self._next_look()
         ):
             now = time.monotonic()
             if now >= self._log_at:
-                self._log_at = now + LOG_EVERY_SECS
+                self._log_at = now + timeouts.LOG_EVERY_SECS
                 logging.info("%s", self._waiting_for(now))
-            if self._rules.alone and self._round.contributions and now >= self._time_up():
+            if self._rules.alone and self._contributions and now >= self._time_up():
                 self._go_on_without()
         if not ready():
             self._check_open()
@@ -159,11 +301,11 @@ class QuorumResource:
 
     def _time_up(self) -> float:
         limit = self._rules.timeout_secs
-        return float("inf") if limit is None else self._round.since + limit
+        return float("inf") if limit is None else self._since + limit
 
     def _waiting_for(self, now: float) -> str:
-        here = sorted({p.worker for p in self._round.contributions})
-        waited = f"{self._name}: step {self._round.step} waits for {now - self._round.since:.0f} s now"
+        here = sorted({p.worker for p in self._contributions})
+        waited = f"{self._name}: step {self._step} waits for {now - self._since:.0f} s now"
         text = f"{waited}, gradients of workers {here} are in"
         missing = [w for w in range(self._rules.total) if w not in here]
         if not self._rules.alone and self._enough():
@@ -171,18 +313,77 @@ class QuorumResource:
         return f"{text}, {self._needed()} gradients are needed; missing: {missing}"
 
     def _go_on_without(self) -> None:
-        here = {p.worker for p in self._round.contributions}
+        here = {p.worker for p in self._contributions}
         logging.warning(
             "%s: step %s goes on after %.0f s with %d of %d gradients, of workers %s",
             self._name,
-            self._round.step,
+            self._step,
             self._rules.timeout_secs,
-            len(self._round.contributions),
+            len(self._contributions),
             self._rules.needed,
             sorted(here),
         )
         self._members = here
-        self._round.decide(list(self._round.contributions))
+        self._decide(list(self._contributions))
+
+    # -- coming and going --------------------------------------------------------------------------------------
+
+    def _add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
+        """Adds a piece. A worker that has given all it may was started again, or its connection was cut.
+
+        Its new gradients take the place of the old ones, or, if a chief was promised these, the other way round.
+        """
+        contribution = Contribution(worker, arrays)
+        of_worker = [p for p in self._contributions if p.worker == worker]
+        if len(of_worker) >= self._rules.each:
+            self.counts.repeated += 1
+            old = next((p for p in of_worker if not p.promised), None)
+            if old is None:
+                return of_worker[-1]
+            old.counted = False
+            self._contributions = [contribution if p is old else p for p in self._contributions]
+            self._changed.notify_all()
+        else:
+            if not self._contributions:
+                self._since = time.monotonic()
+            self._contributions.append(contribution)
+        return contribution
+
+    def _withdraw(self, contribution: Contribution) -> None:
+        """Its caller waits no more: takes it out, or keeps it where a chief was promised it."""
+        if not any(p is contribution for p in self._contributions):
+            return
+        if contribution.promised:
+            contribution.keep()
+        else:
+            self._contributions = [p for p in self._contributions if p is not contribution]
+
+    def _renew(self, generation: int) -> None:
+        """Takes note of the variables' generation; in a new one, nothing that is here has a meaning."""
+        if generation != self._generation:
+            self._generation = generation
+            self._drop(fenced=True)
+            self._step = self._last = None
+
+    def _refresh(self, step: int) -> int:
+        """Takes note of the variables' step; no piece of another one fits them."""
+        if step != self._step:
+            self._drop()
+            self._step = step
+        return step
+
+    def _forget(self) -> None:
+        """Drops everything, the step too."""
+        self._drop()
+        self._step = self._last = None
+
+    def _drop(self, fenced: bool = False) -> None:
+        """Drops the pieces, and counts them."""
+        for contribution in self._contributions:
+            contribution.counted, contribution.fenced = False, fenced
+        self.counts.dropped += len(self._contributions)
+        self._contributions.clear()
+        self._changed.notify_all()
 
     # -- the decision ------------------------------------------------------------------------------------------
 
@@ -191,7 +392,53 @@ class QuorumResource:
         return needed if self._members is None else min(needed, len(self._members) * self._rules.each)
 
     def _enough(self) -> bool:
-        return len(self._round.contributions) >= self._needed()
+        return len(self._contributions) >= self._needed()
+
+    def _chosen(self, decision: Selection) -> list[Contribution]:
+        """The pieces that a decision names.
+
+        Raises:
+            FailedPreconditionError: this is another step.
+            InternalError: one is not here.
+        """
+        if self._step != decision.step:
+            raise FailedPreconditionError(f"{self._name} is at step {self._step}, not at {decision.step}")
+        chosen: list[Contribution] = []
+        for worker, count in Counter(decision.workers).items():
+            of_worker = [p for p in self._contributions if p.worker == worker][:count]
+            if len(of_worker) < count:
+                raise InternalError(f"{self._name}: the gradients of worker {worker} for step {self._step} are gone")
+            chosen += of_worker
+        return chosen
+
+    def _decide(self, chosen: Sequence[Contribution]) -> None:
+        """Applies the mean of the chosen pieces, in the order of the workers: the same gradients give the same bits."""
+        assert self._target is not None and self._step is not None
+        several = None if self._rules.alone else dict.fromkeys(self._rules.tasks, 1)
+        try:
+            self._target.apply(self._means(sorted(chosen, key=lambda p: p.worker)), (self._id, self._step), several)
+        except AbortedError:  # the variables are not what the pieces are for any more: whoever waits must know
+            self._drop(fenced=True)
+            raise
+        taken = {id(p) for p in chosen}
+        for contribution in self._contributions:
+            contribution.counted = id(contribution) in taken
+        self.counts.applied += 1
+        self.counts.accepted += len(chosen)
+        self.counts.dropped += len(self._contributions) - len(chosen)
+        self._contributions.clear()
+        self._last = Selection(self._step, tuple(p.worker for p in chosen))
+        self._step += 1
+        self._changed.notify_all()
+
+    def _means(self, ordered: Sequence[Contribution]) -> list[Array]:
+        columns = list(zip(*(p.arrays for p in ordered), strict=True))
+        if len(self._buffers) != len(columns):
+            self._buffers = [aligned(c[0].shape, c[0].dtype) for c in columns]
+        for i, column in enumerate(columns):
+            if self._buffers[i].shape != column[0].shape or self._buffers[i].dtype != column[0].dtype:
+                self._buffers[i] = aligned(column[0].shape, column[0].dtype)
+        return [reduce_in_order(list(c), MEAN, out=b) for c, b in zip(columns, self._buffers, strict=True)]
 
     # -- the chief of several tasks ----------------------------------------------------------------------------
 
@@ -214,13 +461,13 @@ class QuorumResource:
             self._epoch += 1
             self._owner = owner
             self._wanted = wanted
-            self._round.renew(generation)
+            self._renew(generation)
             if forget:
-                self._round.forget()
+                self._forget()
             if self._rules.leads:
-                self._round.refresh(step_now())
+                self._refresh(step_now())
             self._gathered.notify_all()
-            return self._epoch, self._round.now, self._round.last
+            return self._epoch, self._now, self._last
 
     def gather(
         self,
@@ -228,7 +475,7 @@ class QuorumResource:
         generation: int,
         known: tuple[int, int],
         cancelled: Cancellation,
-        limit_secs: float = LOG_EVERY_SECS,
+        limit_secs: float = timeouts.LOG_EVERY_SECS,
     ) -> Gathered:
         """Waits until there is something to decide, tells whose gradients are here, and promises to keep these.
 
@@ -248,7 +495,7 @@ class QuorumResource:
         """
 
         def ready() -> bool:
-            step, count = self._round.now, len(self._round.contributions)
+            step, count = self._now, len(self._contributions)
             return (
                 self._ended is CancelledError
                 or chief != (self._owner, self._epoch)
@@ -263,11 +510,11 @@ class QuorumResource:
             if self._ended is CancelledError:
                 self._check_open()
             self._check_chief(chief, generation)
-            for contribution in self._round.contributions:
+            for contribution in self._contributions:
                 contribution.promised = True
             seen, self._seen = tuple(sorted(self._seen)), set()
-            waited = time.monotonic() - self._round.since if self._round.contributions else 0.0
-            return Gathered(self._round.now, tuple(p.worker for p in self._round.contributions), seen, waited)
+            waited = time.monotonic() - self._since if self._contributions else 0.0
+            return Gathered(self._now, tuple(p.worker for p in self._contributions), seen, waited)
 
     def commit(self, chief: tuple[int, int], generation: int, decision: Selection, wanted: int) -> int:
         """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
@@ -289,15 +536,15 @@ class QuorumResource:
         with self._changed:
             self._check_chief(chief, generation)
             self._wanted = wanted
-            if self._round.last == decision and self._round.step == decision.step + 1:
-                return self._round.step
-            chosen = self._round.chosen(decision)
-            self._round.decide(chosen)
-            self._round.last = decision
-            return self._round.now
+            if self._last == decision and self._step == decision.step + 1:
+                return self._step
+            chosen = self._chosen(decision)
+            self._decide(chosen)
+            self._last = decision
+            return self._now
 
     def _check_chief(self, chief: tuple[int, int], generation: int) -> None:
-        if not self._epoch or generation != self._round.generation:
+        if not self._epoch or generation != self._generation:
             raise FailedPreconditionError(f"{self._name} has no chief, as it was restarted or restored")
         if chief[0] == self._owner and chief[1] != self._epoch:
             raise FailedPreconditionError(f"{self._name} was claimed again")
@@ -309,7 +556,7 @@ class QuorumResource:
     def status(self) -> str:
         """Whom the present step waits for, in words; empty when nobody waits."""
         with self._changed:
-            return self._waiting_for(time.monotonic()) if self._round.contributions else ""
+            return self._waiting_for(time.monotonic()) if self._contributions else ""
 
     def clear(self) -> None:
         """Ends everything that waits: the container was cleared."""
@@ -335,9 +582,7 @@ class QuorumResource:
     def _too_few(self) -> bool:
         """Whether an aggregate can never come together, as too many workers are through."""
         rules = self._rules
-        given = [
-            p.worker for p in self._round.contributions if p.worker in self._retired
-        ]  # they may have given some before
+        given = [p.worker for p in self._contributions if p.worker in self._retired]  # they may have given some before
         most = (rules.total - len(self._retired)) * rules.each + len(given)
         return bool(self._retired) and rules.timeout_secs is None and most < rules.needed
 

@@ -9,11 +9,11 @@ import numpy as np
 from absl import logging
 
 from runtime.errors import CancelledError, DeadlineExceededError, InternalError
-from runtime.kernels.quorum import QuorumResource
-from runtime.kernels.quorum_values import UNKNOWN, Rules, Selection
+from runtime.kernels.quorum import UNKNOWN, QuorumResource, Rules, Selection
 from runtime.kernels.resources import named
 from runtime.kernels.staleness import StalenessBound
-from runtime.task.host_kernels import Array, Context, DeferredProgram, kernel
+from runtime.task.host_kernels import Context, DeferredProgram, kernel
+from runtime.tensor_spec import Array
 
 Attrs = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ def _quorum(context: Context, attrs: Attrs) -> QuorumResource:
         rules = Rules(d["needed"], d["total"], d["alone"], d["leads"], d["timeout_secs"], tuple(d["tasks"]), d["group"])
         return QuorumResource(f"{d['group']} on {context.task}", rules)
 
-    return named(context, attrs, QuorumResource, make, QuorumResource.clear)
+    return named(context, attrs, QuorumResource, make)
 
 
 def _worker(context: Context, attrs: Attrs) -> int:
@@ -93,13 +93,7 @@ def _status(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence
 @kernel("quorum/tick")
 def _tick(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     d = attrs["resource"]
-    bound = named(
-        context,
-        attrs,
-        StalenessBound,
-        lambda: StalenessBound(f"{d['name']} on {context.task}", d["bound"]),
-        StalenessBound.clear,
-    )
+    bound = named(context, attrs, StalenessBound, lambda: StalenessBound(f"{d['name']} on {context.task}", d["bound"]))
     update = _deferred(context)
     update.apply(inputs)
     step = update.step()

@@ -3,59 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.kernels.accumulator import AccumulatorResource
 from runtime.kernels.queues import QueueResource, Shapes, make_queue
-from runtime.task.host_kernels import Array, Context, kernel
-from runtime.tensor_spec import canonical_dtype
+from runtime.state.store import Resource
+from runtime.task.host_kernels import Context, kernel
+from runtime.tensor_spec import Array, canonical_dtype
 
 Attrs = Mapping[str, Any]
-T = TypeVar("T")
+T = TypeVar("T", bound=Resource)
 
 
-@dataclass(frozen=True)
-class Named(Generic[T]):
-    """A resource in the store, with the description it was made from.
-
-    Attributes:
-        what: the resource.
-        described: the attributes that every session must give for it alike.
-        on_clear: called when its container is cleared.
-    """
-
-    what: T
-    described: Attrs
-    on_clear: Callable[[], None]
-
-    def close(self) -> None:
-        """The container was cleared: ends everything that waits."""
-        self.on_clear()
-
-    def end_client(self, client: int) -> None:
-        """A session has ended: a resource that counts on it need not any more."""
-        hook = getattr(self.what, "end_client", None)
-        if hook is not None:
-            hook(client)
-
-    def retire(self, client: int, index: int) -> None:
-        """A session trains no more, though it may live on; ``index`` is that of its task."""
-        hook = getattr(self.what, "retire", None)
-        if hook is not None:
-            hook(client, index)
-
-    def set_finished(self, finished: bool) -> None:
-        """Training has finished, or has begun again."""
-        hook = getattr(self.what, "set_finished", None)
-        if hook is not None:
-            hook(finished)
-
-
-def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T], on_clear: Callable[[T], None]) -> T:
+def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T]) -> T:
     """The resource that ``attrs["resource"]`` describes, made if it is not there.
 
     Raises:
@@ -63,24 +26,21 @@ def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T], 
     """
     described = attrs["resource"]
 
-    def make_named() -> Named[T]:
+    def make_described() -> T:
         resource = make()
-        return Named(resource, described, lambda: on_clear(resource))
+        resource.described = described
+        return resource
 
     key = f"{kind.__name__}:{described['name']}"  # a queue and an accumulator of one name are two things
-    found = context.store.resource(described["container"], key, make_named)
-    if not isinstance(found.what, kind) or found.described != described:
+    found = context.store.resource(described["container"], key, make_described)
+    if not isinstance(found, kind) or found.described != described:
         differing = sorted(k for k in {*described, *found.described} if described.get(k) != found.described.get(k))
         raise InvalidArgumentError(
             f"resource {described['name']!r} is there with another {', '.join(differing)}: "
             f"{[found.described.get(k) for k in differing]} there, {[described.get(k) for k in differing]} here",
             task=context.task,
         )
-    return found.what
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(object) if name == "string" else canonical_dtype(name)
+    return found
 
 
 def _string(text: str) -> Array:
@@ -101,9 +61,11 @@ def _queue(context: Context, attrs: Attrs) -> QueueResource:
     def make() -> QueueResource:
         shapes: Shapes = tuple(None if s is None else tuple(s) for s in d["shapes"])
         options = {"seed": d.get("seed"), "min_after_dequeue": d.get("min_after_dequeue", 0)}
-        return make_queue(d["kind"], d["name"], d["capacity"], [_dtype(t) for t in d["dtypes"]], shapes, **options)
+        return make_queue(
+            d["kind"], d["name"], d["capacity"], [canonical_dtype(t) for t in d["dtypes"]], shapes, **options
+        )
 
-    return named(context, attrs, QueueResource, make, QueueResource.clear)
+    return named(context, attrs, QueueResource, make)
 
 
 @kernel("queue/open")
@@ -171,9 +133,9 @@ def _accumulator(context: Context, attrs: Attrs) -> AccumulatorResource:
 
     def make() -> AccumulatorResource:
         shape = None if d["shape"] is None else tuple(d["shape"])
-        return AccumulatorResource(_dtype(d["dtype"]), shape, d["reduction"])
+        return AccumulatorResource(canonical_dtype(d["dtype"]), shape, d["reduction"])
 
-    return named(context, attrs, AccumulatorResource, make, AccumulatorResource.close)
+    return named(context, attrs, AccumulatorResource, make)
 
 
 @kernel("accumulator/open")

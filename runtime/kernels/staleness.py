@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from absl import logging
 
+from runtime import timeouts
 from runtime.errors import CancelledError
 from runtime.state.cancellation import Cancellation
-
-LOG_EVERY_SECS = 10.0
+from runtime.state.store import Resource
 
 
 @dataclass
@@ -20,7 +20,7 @@ class _Worker:
     client: int
 
 
-class StalenessBound:
+class StalenessBound(Resource):
     """Counts the steps of the workers that take part, and holds back those that are too far ahead. Thread safe.
 
     A worker takes part from its first step, at which its count is that of the slowest one, until its session ends. This
@@ -58,14 +58,14 @@ class StalenessBound:
                 entry = self._workers[worker] = _Worker(min(others, default=0), client)
             entry.steps += 1
             self._changed.notify_all()
-            log_at = time.monotonic() + LOG_EVERY_SECS
+            log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
             while not cancelled.wait_for(
                 self._changed,
                 lambda: self._cleared or self._finished or self._ahead(entry) <= self._bound,
                 f"waiting for slower workers in {self._name}",
                 log_at,
             ):
-                log_at = time.monotonic() + LOG_EVERY_SECS
+                log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
                 slowest = min(self._workers, key=lambda w: self._workers[w].steps)
                 logging.info(
                     "%s: worker %d is %d steps ahead and waits for worker %d (max_staleness=%d)",

@@ -18,7 +18,8 @@ import numpy as np
 from tensorboardX.proto import summary_pb2, types_pb2
 
 from runtime.errors import InvalidArgumentError
-from runtime.task.host_kernels import Array, Context, kernel
+from runtime.task.host_kernels import Context, kernel
+from runtime.tensor_spec import Array
 
 Attrs = Mapping[str, Any]
 
@@ -29,7 +30,7 @@ def _string(message: bytes) -> Sequence[Array]:
     return [out]
 
 
-def _one(value: Any) -> Sequence[Array]:
+def _one(value: object) -> Sequence[Array]:
     return _string(summary_pb2.Summary(value=[value]).SerializeToString())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.task.registered import RegisteredCall
+from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
 from runtime.transport.codec import Layout, TensorBuffer
 from runtime.transport.peer import Peer

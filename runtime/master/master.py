@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from absl import logging
 from runtime.checkpoint.streaming import Stream
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import CancelledError, NotFoundError, OpError, UnavailableError
+from runtime.master.config import SessionConfig
 from runtime.master.exchange import Run, Stopwatch, run_phase
 from runtime.master.flow import run_flow
 from runtime.master.pipeline import Pipeline, can_pipeline
@@ -31,33 +31,11 @@ from runtime.proto import services_pb2, step_stats_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
-from runtime.timeouts import RECONNECT_SECS
+from runtime.tensor_spec import Array
 from runtime.transport.dial import ChannelOptions
 
 _step_numbers = itertools.count(1)
 _clock = time.perf_counter_ns
-
-
-@dataclass(frozen=True)
-class MasterOptions:
-    """What a session asks of its master.
-
-    Attributes:
-        device_filters: glob-free prefixes such as "/job:ps": the session touches only tasks that match one, and the
-            target's own. Empty: all tasks.
-        start_timeout_secs: how long to wait for all tasks to join; None without limit.
-        operation_timeout_secs: time limit of one step; None without limit.
-        reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
-        prefetch: 1 overlaps training steps (``runtime/master/pipeline.py``), 0 does not.
-        foreign: the client is another process: tasks verify its programs, those of this process too.
-    """
-
-    device_filters: tuple[str, ...] = ()
-    start_timeout_secs: float | None = None
-    operation_timeout_secs: float | None = None
-    reconnect_secs: float = RECONNECT_SECS
-    prefetch: int = 0
-    foreign: bool = False
 
 
 class MasterSession:
@@ -70,6 +48,7 @@ class MasterSession:
         options: what the client asked for.
         cancelled: ends the wait for tasks.
         waited_secs: how long the client has waited for them before, for messages.
+        foreign: the client is another process: tasks verify its programs, those of this process too.
 
     Raises:
         DeadlineExceededError: tasks did not join in time; names them.
@@ -81,12 +60,14 @@ class MasterSession:
         cluster: ClusterSpec,
         target: tuple[str, int],
         worker: Worker,
-        options: MasterOptions,
+        options: SessionConfig,
         cancelled: Cancellation,
         waited_secs: float = 0.0,
+        foreign: bool = False,
     ) -> None:
         self.id = secrets.randbits(63) | 1
         self.options = options
+        self.foreign = foreign
         self.target = target
         home = cluster.default_task()
         self.home = (home.job, home.index)
@@ -140,7 +121,7 @@ class MasterSession:
             self.id,
             times,
             traced=traced,
-            foreign=self.options.foreign,
+            foreign=self.foreign,
         )
         if self.options.prefetch and not traced and can_pipeline(prepared.phases, plan):
             prepared.pipeline = Pipeline(
@@ -305,7 +286,7 @@ class MasterSession:
             if known is None and isinstance(task, RemoteTask):
                 task.close(self.id)
 
-    def next_step_id(self) -> np.ndarray[Any, Any]:
+    def next_step_id(self) -> Array:
         """The value of the step's own id, uint32[4], new at every call."""
         number = next(self._steps)
         low, high = number & 0xFFFFFFFF, number >> 32
@@ -369,7 +350,11 @@ class Master:
         self._stopped = False
 
     def create_session(
-        self, options: MasterOptions, cancelled: Cancellation | None = None, waited_secs: float = 0.0
+        self,
+        options: SessionConfig,
+        cancelled: Cancellation | None = None,
+        waited_secs: float = 0.0,
+        foreign: bool = False,
     ) -> MasterSession:
         """Opens a session; the arguments are those of ``MasterSession``.
 
@@ -382,7 +367,7 @@ class Master:
                 raise self._has_stopped()
             self._opening.add(cancelled)
         try:
-            session = MasterSession(self.cluster, self.target, self._worker, options, cancelled, waited_secs)
+            session = MasterSession(self.cluster, self.target, self._worker, options, cancelled, waited_secs, foreign)
         except CancelledError:
             if self._stopped:
                 raise self._has_stopped() from None
@@ -408,7 +393,7 @@ class Master:
             self._sessions.pop(session.id, None)
         session.close()
 
-    def reset(self, containers: Sequence[str] | None, options: MasterOptions) -> None:
+    def reset(self, containers: Sequence[str] | None, options: SessionConfig) -> None:
         """Closes all sessions of this master and clears the named containers, or all, on every task."""
         session = self.create_session(options)
         try:

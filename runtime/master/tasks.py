@@ -21,7 +21,7 @@ from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
 from runtime.proto import services_pb2, services_pb2_grpc, step_stats_pb2
 from runtime.state.cancellation import Cancellation
-from runtime.task.registered import RegisteredCall
+from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
 from runtime.transport import rpc
 from runtime.transport.channel import Lane
@@ -34,7 +34,6 @@ from runtime.transport.peer import Peer
 
 _T = TypeVar("_T")
 _AGAIN_SECS = 0.1
-LOG_EVERY_SECS = timeouts.LOG_EVERY_SECS
 """How often a wait says on whom it waits."""
 
 
@@ -294,7 +293,7 @@ class RemoteTask:
             return  # the session is gone, and all its handles with it
         request = services_pb2.UnregisterRequest(session=session, handles=handles)
         try:
-            rpc.call(self._stub.Unregister, request, timeout=LOG_EVERY_SECS, task=self.name)
+            rpc.call(self._stub.Unregister, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
         except OpError as error:
             logging.debug("%s keeps stages of a plan until the session ends: %s", self.name, error)
 
@@ -302,14 +301,14 @@ class RemoteTask:
         """What the session's traced calls did on the task since it was last asked, by this host's clock."""
         before = time.time_ns()
         request = services_pb2.TraceRequest(session=session)
-        answer = rpc.call(self._stub.Trace, request, timeout=LOG_EVERY_SECS, task=self.name)
+        answer = rpc.call(self._stub.Trace, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
         ahead = 0 if self.host_id == host_id() else answer.now_unix_nanos - (before + time.time_ns()) // 2
         return shifted(answer.step_stats, ahead)
 
     def clear(self, containers: Sequence[str] | None) -> None:
         """Forgets the task's variables and resources."""
         request = services_pb2.ClearRequest(containers=containers or (), all=containers is None)
-        rpc.call(self._stub.Clear, request, timeout=LOG_EVERY_SECS, task=self.name)
+        rpc.call(self._stub.Clear, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
 
     def fetch(self, session: int, step: int, slot: int) -> Any:
         """Fetches a tensor that the task holds."""
@@ -380,7 +379,7 @@ def join(
             waiting[name] = RemoteTask(name, address, client, options)
     started = time.monotonic()
     deadline = None if timeout is None else started + timeout
-    log_at = started + LOG_EVERY_SECS
+    log_at = started + timeouts.LOG_EVERY_SECS
     try:
         while waiting:
             for name, task in list(waiting.items()):
@@ -402,7 +401,7 @@ def join(
                 )
             if now >= log_at:
                 logging.info("%s: still waiting for %s", sender, peers)
-                log_at = now + LOG_EVERY_SECS
+                log_at = now + timeouts.LOG_EVERY_SECS
             cancelled.wait(timeouts.JOIN_PAUSE_SECS)  # gRPC tells nobody when a listener appears
     except BaseException:
         for known in (*waiting.values(), *met.values()):

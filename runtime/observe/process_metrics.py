@@ -11,6 +11,8 @@ import time
 
 from absl import logging
 
+from runtime.errors import one_line
+
 
 class Metrics:
     """Named numbers. Thread safe; for events that happen now and then, not for steps."""
@@ -52,7 +54,7 @@ class _ErrorNoter(std_logging.Handler):
         self._metrics = metrics
 
     def emit(self, record: std_logging.LogRecord) -> None:
-        self._metrics.note_error(" ".join(record.getMessage().split())[:500])
+        self._metrics.note_error(one_line(record.getMessage()))
 
 
 metrics = Metrics()

@@ -10,7 +10,7 @@ import jax
 import jax.extend
 import numpy as np
 
-from runtime.errors import InvalidArgumentError
+from runtime.errors import InvalidArgumentError, one_line
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Body, Constant, Deferred, Host, Pure, Read, Update, VariableSpec, runs_on_host
 from runtime.graph.tracing import aval, needs_64_bit, trace
@@ -101,7 +101,7 @@ def _trace_one(op: Operation, body: Pure | Update, inputs: Sequence[TensorSpec])
         return trace(body.fn, [aval(s.shape, s.dtype) for s in arguments], wide)
     except Exception as error:
         shapes = ", ".join(f"{s.dtype.name}{list(s.shape)}" for s in arguments)
-        raise InvalidArgumentError(f"operation {op.name!r}({shapes}): {' '.join(str(error).split())[:500]}") from error
+        raise InvalidArgumentError(f"operation {op.name!r}({shapes}): {one_line(error)}") from error
 
 
 def _checked_new_values(op: Operation, body: Update, results: list[TensorSpec]) -> list[TensorSpec]:
@@ -264,7 +264,7 @@ def _export(
         return export_program(run, arguments, device.platform)
     except Exception as error:  # a callback in one of them, or something that this platform does not have
         names = ", ".join(op.name for op in operations)
-        text = " ".join(str(error).split())[:500]
+        text = one_line(error)
         raise InvalidArgumentError(f"operations [{names}] cannot become a program for {device.name}: {text}") from error
 
 

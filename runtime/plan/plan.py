@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from runtime.graph.op_kinds import WAITING, VariableSpec
 from runtime.plan.place import Device
-from runtime.tensor_spec import TensorSpec
+from runtime.tensor_spec import Array, TensorSpec
 
 PULL, COMPUTE, PUSH = 0, 1, 2
 """The parts of a training step: read variables, compute on the worker, update variables."""
@@ -165,7 +163,7 @@ class Plan:
     """
 
     feeds: int
-    constants: tuple[np.ndarray[Any, Any], ...]
+    constants: tuple[Array, ...]
     stages: tuple[StageCall, ...]
     fetches: tuple[int, ...]
     slots: int

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from runtime.errors import InvalidArgumentError
+from runtime.errors import MissingFeedError
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, Feed, Nothing, Pure, StepId
-
-EMBED_BYTES = 1024
-"""Constants up to this size are literals of the program; larger ones travel with the step."""
+from runtime.graph.ops import EMBED_BYTES
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def prune(fetches: Iterable[Tensor | Operation], feeds: Collection[Tensor]) -> N
         stack.extend(c for c in op.control_inputs if not _is_given(c, fed))
     missing = sorted(op.name for op in seen if isinstance(op.body, Feed) and op.outputs[0] not in fed)
     if missing:
-        raise InvalidArgumentError(
+        raise MissingFeedError(
             f"You must feed a value for placeholder tensor {', '.join(repr(name + ':0') for name in missing)}"
         )
     # An operation can only refer to operations made before it, so the order of making is a topological order.

@@ -17,7 +17,6 @@ from runtime.observe.process_metrics import metrics
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
 from runtime.server.served import Served
-from runtime.state.store import Store
 from runtime.tensor_spec import TensorSpec, canonical_dtype
 from runtime.transport import rpc
 
@@ -69,7 +68,7 @@ def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
         **_devices(worker),
         "remote_sessions": len(server.remote_sessions),
         "remote_calls": server.remote_sessions.calls,
-        "updates_dropped_total": _dropped(worker.store),
+        "updates_dropped_total": sum(r.dropped_gradients for r in worker.store.resources()),
         "variables": len(known),
         "variable_bytes": sum(0 if spec.is_string else spec.nbytes for _, spec in known),
     }
@@ -89,12 +88,6 @@ def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
         last_error_unix_secs=when,
         variables=[_described(key, spec) for key, spec in known] if variables else (),
     )
-
-
-def _dropped(store: Store) -> int:
-    """Gradients that synchronous updates have dropped as stale or repeated."""
-    counts = [getattr(named.what, "counts", None) for _, named in store.resources()]
-    return sum(getattr(c, name, 0) for c in counts for name in ("dropped", "stale", "repeated"))
 
 
 def _described(key: tuple[str, str], spec: TensorSpec) -> stage_pb2.VariableSpecDef:
@@ -149,12 +142,11 @@ def report_from_proto(message: pb.MetricsResponse) -> TaskReport:
         tuple(message.staleness),
         message.last_error,
         message.last_error_unix_secs,
-        tuple(VariableSpec(v.name, tuple(v.spec.shape), _dtype(v.spec.dtype), v.container) for v in message.variables),
+        tuple(
+            VariableSpec(v.name, tuple(v.spec.shape), canonical_dtype(v.spec.dtype), v.container)
+            for v in message.variables
+        ),
     )
-
-
-def _dtype(name: str) -> Any:
-    return canonical_dtype("O" if name == "string" else name)
 
 
 def probe(address: str, timeout_secs: float = 2.0, *, variables: bool = False) -> TaskReport:

@@ -24,7 +24,7 @@ from runtime.checkpoint.roots import ROOT_VARIABLE, roots_of
 from runtime.cluster.spec import ClusterSpec, TaskId, join_address, split_address
 from runtime.errors import InvalidArgumentError, UnavailableError, UnknownError
 from runtime.master import tasks
-from runtime.master.master import Master, MasterOptions
+from runtime.master.master import Master
 from runtime.master.tasks import LocalTask, RemoteTask, Task
 from runtime.proto import cluster_pb2
 from runtime.server import binding
@@ -383,11 +383,6 @@ class Server:
                     return LocalTask(name, local)
                 found = self._peers[name] = RemoteTask(name, address, self._client_id, ChannelOptions())
             return found
-
-
-def open_master_options(config: Any) -> MasterOptions:
-    """The master's view of a ``SessionConfig``; defaults when there is none."""
-    return MasterOptions() if config is None else config.master_options()
 
 
 def _own_task(spec: ClusterSpec, job: str | None, index: int | None) -> TaskId:

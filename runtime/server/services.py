@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
 
 import grpc
 import numpy as np
 
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.errors import AbortedError
-from runtime.master.master import Master, MasterOptions
+from runtime.master.config import SessionConfig
+from runtime.master.master import Master
 from runtime.observe.trace import step_stats
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
@@ -131,8 +131,8 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         """Opens a session."""
         cancelled = Cancellation()
         with self._sessions.call(), when_abandoned(lambda: cancelled.set("its client went away")):
-            options = replace(options_from_proto(request.options), foreign=True)
-            session = self._master.create_session(options, cancelled, request.waited_secs)
+            options = options_from_proto(request.options)
+            session = self._master.create_session(options, cancelled, request.waited_secs, foreign=True)
         if cancelled.is_set():
             self._master.close_session(session)
             cancelled.check("opening a session")
@@ -201,23 +201,23 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     @servicer_method
     def Reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
         """Clears containers and closes all sessions."""
-        self._master.reset(list(request.containers) or None, MasterOptions(start_timeout_secs=10.0))
+        self._master.reset(list(request.containers) or None, SessionConfig(start_timeout_secs=10.0))
         self._sessions.end_all()
         return pb.ResetResponse()
 
 
-def options_from_proto(message: pb.SessionOptions) -> MasterOptions:
+def options_from_proto(message: pb.SessionOptions) -> SessionConfig:
     """Session options as the master takes them; zeros mean no limit."""
-    return MasterOptions(
-        tuple(message.device_filters),
-        message.start_timeout_secs or None,
-        message.operation_timeout_secs or None,
-        message.reconnect_secs or MasterOptions.reconnect_secs,
-        message.prefetch,
+    return SessionConfig(
+        device_filters=tuple(message.device_filters),
+        start_timeout_secs=message.start_timeout_secs or None,
+        operation_timeout_secs=message.operation_timeout_secs or None,
+        reconnect_secs=message.reconnect_secs or SessionConfig.reconnect_secs,
+        prefetch=message.prefetch,
     )
 
 
-def options_to_proto(options: MasterOptions) -> pb.SessionOptions:
+def options_to_proto(options: SessionConfig) -> pb.SessionOptions:
     """Session options as a message."""
     return pb.SessionOptions(
         device_filters=options.device_filters,

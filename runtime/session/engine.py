@@ -12,19 +12,19 @@ import numpy as np
 from absl import logging
 
 from runtime import timeouts
-from runtime.checkpoint import storage
-from runtime.checkpoint.byte_ranges import Array, ByteRange
+from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.streaming import CHUNK_BYTES, Stream
 from runtime.cluster.spec import split_address
 from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
-from runtime.master.master import Master, MasterOptions, MasterSession
-from runtime.master.prepared import PreparedPlan
+from runtime.master.config import SessionConfig
+from runtime.master.master import Master, MasterSession
 from runtime.master.wait_log import WaitLog
 from runtime.plan.place import Device
 from runtime.plan.plan import Plan
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, step_stats_pb2
 from runtime.server.services import options_to_proto
+from runtime.tensor_spec import Array, aligned_buffer
 from runtime.transport import rpc
 from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
 
@@ -78,7 +78,7 @@ class Engine(Protocol):
 class LocalEngine:
     """A session of a master in this process."""
 
-    def __init__(self, master: Master, options: MasterOptions) -> None:
+    def __init__(self, master: Master, options: SessionConfig) -> None:
         self._master = master
         self._session: MasterSession = master.create_session(options)
         self.devices = self._session.devices
@@ -112,7 +112,7 @@ class RelayedStream:
 
     def pull(self, byte_range: ByteRange) -> tuple[Array, int]:
         """Gives the bytes of a byte range and the number of the task's updates."""
-        whole, updates = storage.aligned((byte_range.size,), np.dtype(np.uint8)), 0
+        whole, updates = aligned_buffer(byte_range.size), 0
         for at in range(0, byte_range.size, CHUNK_BYTES):
             size = min(CHUNK_BYTES, byte_range.size - at)
             answer = self._request(byte_range._replace(offset=byte_range.offset + at, size=size), b"")
@@ -139,7 +139,7 @@ class RemoteEngine:
         DeadlineExceededError: nobody answers at the target, or tasks did not join in time.
     """
 
-    def __init__(self, target: str, options: MasterOptions) -> None:
+    def __init__(self, target: str, options: SessionConfig) -> None:
         self._target = target
         address = target.removeprefix("grpc://")
         split_address(address)
@@ -165,7 +165,7 @@ class RemoteEngine:
         self.home = (answer.home_job, answer.home_task)
         self.value_ids = dict(answer.value_ids)
 
-    def _create(self, options: MasterOptions) -> pb.CreateSessionResponse:
+    def _create(self, options: SessionConfig) -> pb.CreateSessionResponse:
         """Waits for a master, and has it open a session.
 
         It is the client that waits: the master is asked for some seconds at a time, so that it does not go on waiting
@@ -295,6 +295,3 @@ def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None
         rpc.call(stub.Reset, pb.ResetRequest(containers=containers or ()), timeout=timeout, task=target)
     finally:
         channel.close()
-
-
-__all__ = ["AbortedError", "Engine", "LocalEngine", "PreparedPlan", "RemoteEngine", "reset"]

@@ -12,7 +12,8 @@ from absl import logging
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Feed
-from runtime.graph.ops import as_array, kind_of
+from runtime.graph.ops import as_array, is_tensor, kind_of
+from runtime.tensor_spec import Array, DType, shape_fits
 
 _warned: weakref.WeakSet[Operation] = weakref.WeakSet()
 """Placeholders that were fed what their dtype cannot hold, and of which a warning has told."""
@@ -34,13 +35,13 @@ def feed_value(tensor: Tensor, value: Any) -> Any:
     """
     if type(value) is np.ndarray and value.dtype == tensor.dtype and not value.dtype.hasobject:
         array = value
-    elif isinstance(value, Tensor) or hasattr(value, "_as_tensor"):
+    elif is_tensor(value):
         raise TypeError(f"the value fed for {tensor.name!r} cannot be a tensor: feed an array, number or string")
     elif isinstance(value, jax.Array) and value.dtype == tensor.dtype:
         array = np.asarray(value)
     else:
         array = _converted(tensor, value)
-    if tensor.shape is not None and not _fits(array.shape, tensor.shape):
+    if tensor.shape is not None and not shape_fits(array.shape, tensor.shape):
         want = "(" + ", ".join("?" if d is None else str(d) for d in tensor.shape) + ")"
         raise InvalidArgumentError(
             f"Cannot feed value of shape {array.shape} for {tensor.name!r}, which has shape {want}"
@@ -48,7 +49,7 @@ def feed_value(tensor: Tensor, value: Any) -> Any:
     return array
 
 
-def _converted(tensor: Tensor, value: Any) -> np.ndarray[Any, Any]:
+def _converted(tensor: Tensor, value: Any) -> Array:
     what = f"the value fed for {tensor.name!r}"
     if tensor.dtype.hasobject:
         array = as_array(value, None, what)
@@ -84,7 +85,7 @@ def _converted(tensor: Tensor, value: Any) -> np.ndarray[Any, Any]:
         raise TypeError(error.message) from None
 
 
-def _cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _cast(array: Array, dtype: DType) -> Array:
     """``array`` as ``dtype``, by numpy's unsafe casting."""
     if array.dtype.kind == "c" and dtype.kind not in "cb":
         array = array.real
@@ -92,7 +93,7 @@ def _cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, 
         return array.astype(dtype)
 
 
-def _changed(array: np.ndarray[Any, Any], cast: np.ndarray[Any, Any]) -> str | None:
+def _changed(array: Array, cast: Array) -> str | None:
     """The first value that a cast has changed by more than rounding, in words; None when there is none."""
     if array.dtype.kind not in "SUO" and kind_of(cast.dtype) >= max(2, kind_of(array.dtype)):
         return None
@@ -106,7 +107,3 @@ def _changed(array: np.ndarray[Any, Any], cast: np.ndarray[Any, Any]) -> str | N
         return None
     where = np.unravel_index(int(differs.argmax()), differs.shape)
     return f"{array[where]} became {cast[where]}"
-
-
-def _fits(shape: tuple[int, ...], static: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(static) and all(s is None or s == d for d, s in zip(shape, static, strict=True))

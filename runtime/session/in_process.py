@@ -7,7 +7,8 @@ import secrets
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import NotFoundError
 from runtime.master import tasks
-from runtime.master.master import Master, MasterOptions, MasterSession
+from runtime.master.config import SessionConfig
+from runtime.master.master import Master, MasterSession
 from runtime.state.cancellation import Cancellation
 from runtime.task.worker import Worker
 
@@ -22,11 +23,15 @@ class _PrivateMaster(Master):
         self._server = server
 
     def create_session(
-        self, options: MasterOptions, cancelled: Cancellation | None = None, waited_secs: float = 0.0
+        self,
+        options: SessionConfig,
+        cancelled: Cancellation | None = None,
+        waited_secs: float = 0.0,
+        foreign: bool = False,
     ) -> MasterSession:
         tasks.publish(self._server.address, self._server)
         try:
-            return super().create_session(options, cancelled, waited_secs)
+            return super().create_session(options, cancelled, waited_secs, foreign)
         finally:
             tasks.withdraw(self._server.address, self._server)
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from runtime.graph.graph import Tensor
 from runtime.proto import step_stats_pb2
 from runtime.proto.step_stats_pb2 import RunMetadata as RunMetadata
-from runtime.tensor_spec import TensorSpec
+from runtime.tensor_spec import DType, TensorSpec, dtype_name
 
 _DATA_TYPES = {
     "float32": 1,
@@ -62,6 +62,11 @@ class RunOptions:
             raise ValueError(f"timeout_in_ms is {self.timeout_in_ms}: use 0 for no limit")
 
 
+def data_type_number(dtype: DType) -> int:
+    """TensorFlow's number of a dtype (its ``DataType``); 0, which is its ``DT_INVALID``, for one that it has not."""
+    return _DATA_TYPES.get(dtype_name(dtype), 0)
+
+
 def describe_outputs(stats: step_stats_pb2.StepStats, specs: Mapping[Tensor, TensorSpec]) -> None:
     """Adds to each operation's node the shapes, dtypes and bytes of its outputs."""
     by_op: dict[str, list[tuple[int, TensorSpec]]] = {}
@@ -72,7 +77,7 @@ def describe_outputs(stats: step_stats_pb2.StepStats, specs: Mapping[Tensor, Ten
             for slot, spec in sorted(by_op.get(node.node_name, ()), key=lambda item: item[0]):
                 output = node.output.add(slot=slot)
                 described = output.tensor_description
-                described.dtype = _DATA_TYPES.get(spec.name, 0)
+                described.dtype = data_type_number(spec.dtype)
                 described.shape.SetInParent()  # a scalar's too, or TensorBoard shows nothing of the step
                 for size in spec.shape:
                     described.shape.dim.add(size=size)

@@ -24,13 +24,13 @@ from runtime.graph.graph import (
     pop_default_session,
     push_default_session,
 )
+from runtime.master.config import SessionConfig
 from runtime.master.dropped import when_dropped
 from runtime.master.tasks import find_local
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan, tensor_specs
 from runtime.plan.prune import prune
-from runtime.session.config import SessionConfig
 from runtime.session.engine import Engine, LocalEngine, RemoteEngine
 from runtime.session.engine import reset as reset_master
 from runtime.session.feeds import feed_value
@@ -152,7 +152,7 @@ class Session:
         options: RunOptions | None,
         run_metadata: RunMetadata | None,
         prepared: _Prepared,
-        fetches: Any,
+        fetches: object,
         tensors: Sequence[Tensor],
         values: list[Any],
         timeout_secs: float | None,
@@ -170,7 +170,7 @@ class Session:
         run_metadata.step_stats.CopyFrom(stats)
         return results
 
-    def _planned(self, key: Any, fetches: Any) -> _Prepared | None:
+    def _planned(self, key: object, fetches: object) -> _Prepared | None:
         try:
             prepared = self._plans.get(key)
             if prepared is not None:
@@ -183,7 +183,7 @@ class Session:
             return prepared
         return prepared
 
-    def _prepare(self, key: Any, fetches: Any, tensors: tuple[Tensor, ...], values: list[Any]) -> _Prepared:
+    def _prepare(self, key: object, fetches: object, tensors: tuple[Tensor, ...], values: list[Any]) -> _Prepared:
         leaves, _ = _structure(fetches)
         elements = [self._element(leaf) for leaf in leaves]
         specs = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
@@ -215,7 +215,7 @@ class Session:
             with other._lock:
                 self._taken = {**other._taken, **{key: prepared.plan for key, prepared in other._plans.items()}}
 
-    def _element(self, leaf: Any) -> Tensor | Operation:
+    def _element(self, leaf: object) -> Tensor | Operation:
         if leaf is None:
             raise TypeError("Fetch argument None has invalid type: not a tensor, operation, variable or name")
         try:
@@ -236,7 +236,7 @@ class Session:
             values.append(feed_value(tensor, value))
         return tuple(tensors), values
 
-    def _feed_key(self, key: Any) -> Tensor:
+    def _feed_key(self, key: object) -> Tensor:
         try:
             element = self.graph.as_graph_element(key)
         except (TypeError, ValueError) as error:
@@ -405,7 +405,7 @@ def get_default_session() -> Session | None:
 def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionConfig]:
     if not target:
         chosen = config or SessionConfig()
-        return LocalEngine(PrivateServer().master, chosen.master_options()), chosen
+        return LocalEngine(PrivateServer().master, chosen), chosen
     if not target.startswith("grpc://"):
         raise NotFoundError(
             f"{target!r} is not a session target: it needs the form grpc://host:port, or '' for this process"
@@ -413,9 +413,9 @@ def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionCon
     local = find_local(target.removeprefix("grpc://"))
     if local is not None:
         chosen = config or getattr(local, "config", None) or SessionConfig()
-        return LocalEngine(local.master, chosen.master_options()), chosen
+        return LocalEngine(local.master, chosen), chosen
     chosen = config or SessionConfig()
-    return RemoteEngine(target, chosen.master_options()), chosen
+    return RemoteEngine(target, chosen), chosen
 
 
 def _close_dropped(engine: Engine, target: str) -> None:
@@ -423,15 +423,15 @@ def _close_dropped(engine: Engine, target: str) -> None:
     engine.close()
 
 
-def _is_leaf(item: Any) -> bool:
+def _is_leaf(item: object) -> bool:
     return isinstance(item, Tensor | Operation | str) or hasattr(item, "_as_graph_element")
 
 
-def _structure(fetches: Any) -> tuple[list[Any], Any]:
+def _structure(fetches: object) -> tuple[list[Any], Any]:
     return jax.tree.flatten(fetches, is_leaf=lambda x: x is None or _is_leaf(x))
 
 
-def _fetch_key(fetches: Any) -> Any:
+def _fetch_key(fetches: object) -> Any:
     """What tells one fetch structure from another: cheap for the lists that a training loop uses."""
     if type(fetches) is list:
         try:
@@ -447,6 +447,6 @@ def _fetch_key(fetches: Any) -> Any:
     return tree, tuple(leaves)
 
 
-def _to_user(value: Any) -> Any:
+def _to_user(value: object) -> Any:
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     return array[()] if array.ndim == 0 else array

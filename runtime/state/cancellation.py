@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from runtime.errors import CancelledError, DeadlineExceededError
+from runtime.errors import CancelledError, DeadlineExceededError, HungUpError
 
 HUNG_UP = "the caller hung up"
 """Why a wait ends whose caller is dead, has given it up or was cut off; one that was cut off makes the call again."""
@@ -34,14 +34,15 @@ class Cancellation(threading.Event):
         self._hung_up = hung_up
         self._lock = threading.Lock()
         self._reason = ""
+        self._error = CancelledError
         self._conditions: list[threading.Condition] = []
 
-    def set(self, reason: str = "the session was closed") -> None:
-        """Ends the call: its waits, present and future, raise CancelledError with the first reason given."""
+    def set(self, reason: str = "the session was closed", error: type[CancelledError] = CancelledError) -> None:
+        """Ends the call: its waits, present and future, raise ``error`` with the reason that was given first."""
         with self._lock:
             if self._reason:
                 return
-            self._reason = reason
+            self._reason, self._error = reason, error
             super().set()
             waiting = list(self._conditions)
         for condition in waiting:
@@ -56,7 +57,7 @@ class Cancellation(threading.Event):
             DeadlineExceededError: its deadline has passed.
         """
         if self._reason:
-            raise CancelledError(f"{what}: {self._reason}")
+            raise self._error(f"{what}: {self._reason}")
         if self.deadline is not None and time.monotonic() >= self.deadline:
             raise DeadlineExceededError(f"{what}: the deadline of the step has passed")
 
@@ -108,9 +109,7 @@ class Cancellation(threading.Event):
                 self._conditions.remove(condition)
 
     def _check_wanted(self, what: str) -> None:
-        if self._reason or self._hung_up is not None and self._hung_up():
-            raise CancelledError(f"{what}: {self._reason or HUNG_UP}")
-
-
-NEVER = Cancellation()
-"""A call that nobody cancels."""
+        if self._reason:
+            raise self._error(f"{what}: {self._reason}")
+        if self._hung_up is not None and self._hung_up():
+            raise HungUpError(f"{what}: {HUNG_UP}")

@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import jax
 import numpy as np
 
-from runtime.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, OpError
+from runtime.errors import (
+    AbortedError,
+    InvalidArgumentError,
+    OpError,
+    UninitializedError,
+    one_line,
+)
 from runtime.state.cancellation import Cancellation
-from runtime.state.failures import one_line
 from runtime.state.run_record import RunRecord
-from runtime.tensor_spec import TensorSpec
+from runtime.tensor_spec import Array, TensorSpec
 
 Key = tuple[str, str]
 """(container, name)."""
@@ -70,9 +75,36 @@ class Slot:
     def missing(self, task: str = "") -> OpError:
         """The error of a variable without a value; sessions that recover make one good that was lost."""
         text = f"Attempting to use uninitialized value {self.key[1]}"
-        return (
-            AbortedError(f"{text}: {self.lost}", task=task) if self.lost else FailedPreconditionError(text, task=task)
-        )
+        return AbortedError(f"{text}: {self.lost}", task=task) if self.lost else UninitializedError(text, task=task)
+
+
+class Resource:
+    """What a container holds beside variables: a queue, an accumulator, a quorum.
+
+    The methods tell it what has happened; a kind of resource overrides those that concern it.
+
+    Attributes:
+        described: what it was made from, which every session must give for it alike.
+    """
+
+    described: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def dropped_gradients(self) -> int:
+        """How many gradients it has dropped as stale or repeated."""
+        return 0
+
+    def clear(self) -> None:
+        """Its container was cleared: everything that waits ends."""
+
+    def end_client(self, client: int) -> None:
+        """A session has ended: what counts on it need not any more."""
+
+    def retire(self, client: int, index: int) -> None:
+        """A session trains no more, though it may live on; ``index`` is that of its task."""
+
+    def set_finished(self, finished: bool) -> None:
+        """Training has finished, or has begun again."""
 
 
 class Claim:
@@ -122,7 +154,7 @@ class Store:
         """Notified when a variable becomes initialised, a container is cleared or the run record changes."""
         self._slots: dict[Key, Slot] = {}
         self.run = RunRecord(self.changed, lambda: any(s.value is not None or s.lost for s in self._slots.values()))
-        self._resources: dict[Key, Any] = {}
+        self._resources: dict[Key, Resource] = {}
 
     def slot(self, container: str, name: str) -> Slot:
         """The slot of a variable, made empty if it is not there."""
@@ -149,7 +181,7 @@ class Store:
                 raise slot.missing(task)
         if empty:
             names = ", ".join(slot.key[1] for slot in empty)
-            raise FailedPreconditionError(f"Attempting to use uninitialized value {names}", task=task)
+            raise UninitializedError(f"Attempting to use uninitialized value {names}", task=task)
 
     def wait_initialized(self, keys: Iterable[Key], timeout: float, cancelled: Cancellation) -> list[str]:
         """Waits until all ``keys`` have values; gives the names of those that still have none after ``timeout`` s."""
@@ -163,7 +195,7 @@ class Store:
             cancelled.wait_for(self.changed, lambda: not missing(), "waiting for initialised variables", until)
             return missing()
 
-    def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, np.ndarray[Any, Any]]:
+    def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, Array]:
         """The values of variables at one instant, by reference: microseconds, whatever their size.
 
         The arrays are read-only views; as long as one lives, the next update of its variable writes elsewhere.
@@ -265,7 +297,7 @@ class Store:
         with self.lock:
             return [(s.key, s.spec) for s in self._slots.values() if s.value is not None and s.spec is not None]
 
-    def resource(self, container: str, name: str, make: Callable[[], Any]) -> Any:
+    def resource(self, container: str, name: str, make: Callable[[], Resource]) -> Resource:
         """The named resource (a queue, an accumulator), made by ``make`` if it is not there."""
         with self.lock:
             key = (container, name)
@@ -273,10 +305,10 @@ class Store:
                 self._resources[key] = make()
             return self._resources[key]
 
-    def resources(self) -> Iterator[tuple[Key, Any]]:
+    def resources(self) -> list[Resource]:
         """All named resources."""
         with self.lock:
-            return iter(list(self._resources.items()))
+            return list(self._resources.values())
 
     def clear(self, containers: Iterable[str] | None = None) -> None:
         """Forgets the values of all variables and all resources, of ``containers`` only when given."""
@@ -291,12 +323,10 @@ class Store:
                 del self._resources[key]
             self.changed.notify_all()
         for _, resource in dropped:
-            close = getattr(resource, "close", None)
-            if close is not None:
-                close()
+            resource.clear()
 
 
-def _is_gone(value: Any) -> bool:
+def _is_gone(value: object) -> bool:
     """Whether an array was donated to a program, or is what a program would have given that has failed."""
     if not isinstance(value, jax.Array):
         return False

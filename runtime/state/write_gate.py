@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from runtime.errors import DeadlineExceededError
+from runtime.errors import SnapshotError
 
 StepKey = tuple[int, int]
 """(session, step)."""
@@ -127,7 +127,7 @@ class Gate:
             self._changed.notify_all()  # the snapshot before learns that its pause has ended
             if not self._changed.wait_for(lambda: self._snapshot != snapshot or not self._running, timeout):
                 self._open()
-                raise DeadlineExceededError(
+                raise SnapshotError(
                     f"{NO_SNAPSHOT}: {self._running} writing stages still run after {timeout:.1f} s", task=self._task
                 )
             self._check_holds(snapshot)
@@ -221,9 +221,9 @@ class Gate:
         self._changed.notify_all()
 
 
-def lapsed(task: str) -> DeadlineExceededError:
+def lapsed(task: str) -> SnapshotError:
     """The error of a snapshot that finds its pause ended."""
-    return DeadlineExceededError(
+    return SnapshotError(
         f"{NO_SNAPSHOT}: the pause of this checkpoint has ended before it was taken (its chief stood still for "
         "too long, or another checkpoint was begun)",
         task=task,

@@ -10,9 +10,8 @@ from typing import Any
 
 import jax
 
-from runtime.errors import InvalidArgumentError, ResourceExhaustedError
+from runtime.errors import InvalidArgumentError, ResourceExhaustedError, meaning, one_line
 from runtime.plan.plan import Program
-from runtime.state.failures import meaning, one_line
 from runtime.task.program_verifier import load_program
 
 Executable = Callable[..., list[Any]]

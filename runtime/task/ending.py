@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from runtime.errors import CancelledError
 from runtime.state.cancellation import Cancellation
 from runtime.transport.channel import Lane
 
@@ -22,15 +23,17 @@ class StepEnding(Cancellation):
         self._waits: list[Cancellation] = []
         self._covered = threading.Lock()
 
-    def set(self, reason: str = "nobody waits for the step any more") -> None:
-        """Ends the step; what it still does raises CancelledError with the first reason given."""
-        super().set(reason)
+    def set(
+        self, reason: str = "nobody waits for the step any more", error: type[CancelledError] = CancelledError
+    ) -> None:
+        """Ends the step; what it still does raises ``error`` with the reason that was given first."""
+        super().set(reason, error)
         with self._covered:  # held: a lane that is not covered any more may be another step's
             for lane in self._lanes:
                 lane.cancel()
             waits = list(self._waits)
         for wait in waits:
-            wait.set(reason)
+            wait.set(reason, error)
 
     def cover(self, lanes: Iterable[Lane]) -> None:
         """Has the end of the step end the calls of these lanes, until ``uncover``.

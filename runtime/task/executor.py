@@ -15,17 +15,18 @@ from runtime.errors import (
     InvalidArgumentError,
     OpError,
     ResourceExhaustedError,
+    meaning,
+    one_line,
 )
 from runtime.graph.tracing import has_less_than_a_byte, is_64_bit
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
-from runtime.state.failures import meaning, one_line
-from runtime.state.store import Claim, Slot, Store
+from runtime.state.store import Claim, Store
 from runtime.state.write_gate import Gate
 from runtime.task.compiler import Compiler, Executable
 from runtime.task.host_kernels import RAW, Context, find_kernel
 from runtime.task.interrupts import HeldBack
-from runtime.tensor_spec import TensorSpec
+from runtime.tensor_spec import Array, TensorSpec
 
 _process_compiler = Compiler()
 
@@ -236,7 +237,7 @@ class PreparedStage:
                     arrays[i] = jax.device_put(arrays[i], None if self._one_device else self._device)
         return arrays
 
-    def _here(self, value: Any) -> Any:
+    def _here(self, value: object) -> Any:
         """``value``, brought over if it lies on another device of this task."""
         if not isinstance(value, jax.Array) or value.device == self._device:
             return value
@@ -285,7 +286,7 @@ class PreparedStage:
         return ", ".join(self.stage.operations[:5])
 
 
-def _owned(output: Any, inputs: Sequence[Any]) -> Any:
+def _owned(output: object, inputs: Sequence[Any]) -> Any:
     """An output of a host stage, in memory of its own.
 
     It outlives the call: another stage fetches it, or it is kept with the reply. The inputs, of which a kernel may have
@@ -297,7 +298,7 @@ def _owned(output: Any, inputs: Sequence[Any]) -> Any:
     return output
 
 
-def _shares(output: np.ndarray[Any, Any], lent: np.ndarray[Any, Any]) -> bool:
+def _shares(output: Array, lent: Array) -> bool:
     return output is lent or not output.flags.owndata and np.may_share_memory(output, lent)
 
 
@@ -358,8 +359,3 @@ class DeferredUpdate:
             prepared.wait(done)
         finally:
             prepared._gate.leave(key, expected if done is not None else None)
-
-
-def slots_of(prepared: PreparedStage) -> Sequence[Slot]:
-    """The variables' slots of a prepared stage."""
-    return prepared._slots

@@ -17,9 +17,7 @@ from runtime.errors import InvalidArgumentError, NotFoundError
 from runtime.state.cancellation import Cancellation
 from runtime.state.run_record import FINISHED
 from runtime.state.store import Key, Store
-from runtime.tensor_spec import TensorSpec
-
-Array = np.ndarray[Any, Any]
+from runtime.tensor_spec import Array, TensorSpec
 
 
 class DeferredProgram(Protocol):
@@ -146,14 +144,11 @@ def _wait_initialized(context: Context, attrs: Mapping[str, Any], inputs: Sequen
 def _run_record(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
     message = json.loads(inputs[0].item())
     answer = context.store.run.request(message, context.task, context.cancelled)
-    for _, resource in context.store.resources():
-        set_finished = getattr(resource, "set_finished", None)
-        if set_finished is not None:  # nobody may wait for workers that have left
-            set_finished(answer["phase"] == FINISHED)
-        retire = getattr(resource, "retire", None)
-        if retire is not None and message["action"] in ("rest", "done"):
+    for resource in context.store.resources():
+        resource.set_finished(answer["phase"] == FINISHED)  # nobody may wait for workers that have left
+        if message["action"] in ("rest", "done"):
             index = str(message["task"]).rpartition(":")[2]
-            retire(int(message.get("session", 0)), int(index) if index.isdigit() else -1)
+            resource.retire(int(message.get("session", 0)), int(index) if index.isdigit() else -1)
     return [np.array(json.dumps(answer).encode(), object)]
 
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runtime.errors import AbortedError, NotFoundError
-from runtime.plan.plan import Program
-from runtime.task.registered import RegisteredCall
+from runtime.observe.trace import TracedStage
+from runtime.plan.plan import Program, StageCall, VariableOutput
+from runtime.task.executor import PreparedStage
+from runtime.transport.codec import Layout
 
 SPARE_CALLS = 256
 """Stage calls that are kept without a session: the next one of an equal graph finds them compiled."""
@@ -18,6 +20,44 @@ SESSIONS = 4096
 """Sessions for which calls are kept; one that never said goodbye goes when so many later ones have registered."""
 NOBODY = 0
 """The session of a caller who holds on to the registered call itself."""
+
+
+FetchFrom = Callable[[str, int, int, int], Any]
+"""``(task, session, step, slot) -> array``: fetches what another task holds."""
+
+
+class RegisteredCall:
+    """A stage call as a task keeps it: prepared, with its layouts."""
+
+    def __init__(
+        self,
+        call: StageCall,
+        prepared: PreparedStage,
+        writes: Mapping[str, int],
+    ) -> None:
+        self.call = call
+        self.handle = 0
+        self.digest = b""
+        self.origin: tuple[bytes, int, str, bool] = (b"", 0, "", False)
+        """What it was registered with: hash of the program, generation, traced, in turn."""
+        self.needs_admission = False
+        """Whether the session's turn is waited for before it runs."""
+        self.writes = dict(writes)
+        """By task, the writing stages of the whole step; empty when it has only this one."""
+        self.gated = bool(call.stage.writes) and not call.stage.host  # a deferred update passes the gate itself
+        self.prepared: PreparedStage | TracedStage = prepared
+        self.fetch: FetchFrom | None = None
+        """How its remote inputs are fetched when that is to be timed."""
+        stage = call.stage
+        self.inline = [i for i in range(len(call.inputs)) if i not in call.remote]
+        self.dynamic = stage.inputs is None or stage.output_specs is None
+        self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
+        self.remember = stage.writes_state or bool(call.remote)
+        """Must not run again once it is done: it has written, or has taken what other tasks held for it."""
+        self.reads = any(isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs)
+        """Gives somebody the values of variables: what comes back for them is of this age."""
+        self.pushes = bool(stage.writes) and bool(call.inputs)
+        """Changes variables by what somebody sent; counting a step is no push."""
 
 
 class Registry:

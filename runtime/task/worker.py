@@ -21,6 +21,7 @@ from runtime.errors import (
     AbortedError,
     CancelledError,
     FailedPreconditionError,
+    HungUpError,
     InvalidArgumentError,
     NotFoundError,
     OpError,
@@ -37,8 +38,7 @@ from runtime.task import program_verifier
 from runtime.task.admission import AdmissionControl
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
-from runtime.task.registered import FetchFrom, RegisteredCall
-from runtime.task.registry import NOBODY, Registry
+from runtime.task.registry import NOBODY, FetchFrom, RegisteredCall, Registry
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
 from runtime.transport.codec import Layout
@@ -306,7 +306,7 @@ class Worker:
             self._waits.setdefault(session, set()).add(entry)
         try:
             if lane and caller_is_gone():  # before anybody could be told
-                cancelled.set(HUNG_UP)
+                cancelled.set(HUNG_UP, HungUpError)
             yield
         finally:
             with self._lock:
@@ -336,10 +336,8 @@ class Worker:
             waits = list(self._waits.get(session, ()))
         for _, cancelled in waits:
             cancelled.set(reason)
-        for _, resource in self.store.resources():
-            end_client = getattr(resource, "end_client", None)
-            if end_client is not None:
-                end_client(session)
+        for resource in self.store.resources():
+            resource.end_client(session)
         self.rendezvous.drop_session(session)
         self.tracer.take(session)
 
@@ -402,8 +400,8 @@ class Worker:
             try:
                 outputs, done = self.execute(registered, client, step, inputs)
                 break
-            except CancelledError as error:
-                if HUNG_UP in error.message and not caller_is_gone():
+            except HungUpError:
+                if not caller_is_gone():
                     continue  # it was told of an older connection of the lane
                 raise
         registered.prepared.wait(done)  # the inputs lie in the connection's buffer, which the next call overwrites
@@ -419,7 +417,7 @@ class Worker:
         with self._lock:
             waits = [cancelled for of, cancelled in self._waits.get(client, ()) if of == lane]
         for cancelled in waits:
-            cancelled.set(HUNG_UP)
+            cancelled.set(HUNG_UP, HungUpError)
 
     def gone(self, client: int, goodbye: bool) -> None:
         """A client said goodbye, or has had no connection for so long that it must be dead."""

@@ -1,13 +1,8 @@
 """The tensor channel: steady-state calls between tasks, framed raw tensors over TCP or a Unix socket."""
 
+from runtime.tensor_spec import aligned_buffer
 from runtime.transport.channel import Lane
-from runtime.transport.codec import (
-    Layout,
-    TensorBuffer,
-    aligned_buffer,
-    decode_dynamic,
-    encode_dynamic,
-)
+from runtime.transport.codec import Layout, TensorBuffer, decode_dynamic, encode_dynamic
 from runtime.transport.connection import Handler, Reply, current_lane
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.endpoint import Endpoint, host_id

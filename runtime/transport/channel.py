@@ -34,14 +34,13 @@ from runtime.errors import (
     TaskLeftError,
     UnavailableError,
 )
+from runtime.tensor_spec import Array, aligned_buffer
 from runtime.transport import frames, sockets
 from runtime.transport.codec import (
-    Array,
     Buffer,
     Layout,
     Segments,
     TensorBuffer,
-    aligned_buffer,
     decode_dynamic,
     encode_dynamic,
     fixed_payload,

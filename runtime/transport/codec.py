@@ -19,14 +19,21 @@ from typing import Any, Final
 import numpy as np
 
 from runtime.errors import DataLossError, InvalidArgumentError
-from runtime.tensor_spec import NUMERIC_DTYPES, STRING, TensorSpec, canonical_dtype
+from runtime.tensor_spec import (
+    ALIGNMENT,
+    NUMERIC_DTYPES,
+    STRING,
+    Array,
+    TensorSpec,
+    aligned_buffer,
+    canonical_dtype,
+    dtype_name,
+)
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = Array | bytes | bytearray | memoryview
 Segments = list[Any]
 """Buffers that follow each other on the wire (numpy's stubs hide from Python 3.11 that arrays are buffers)."""
 
-ALIGNMENT: Final = 64
 _MASK: Final = ALIGNMENT - 1
 PADDING: Final = tuple(bytes(n) for n in range(ALIGNMENT))
 """`PADDING[n]` is n zero bytes."""
@@ -36,14 +43,6 @@ _HEAD: Final = struct.Struct("<4sI")
 _U64: Final = struct.Struct("<Q")
 _MAX_RANK: Final = 64
 _MAX_BYTES: Final = 1 << 62
-_STRING_NAME: Final = "string"
-
-
-def aligned_buffer(nbytes: int) -> Array:
-    """A fresh uint8 array [nbytes] whose memory starts at a multiple of 64; its contents are arbitrary."""
-    raw = np.empty(nbytes + _MASK, np.uint8)
-    start = -raw.ctypes.data & _MASK
-    return raw[start : start + nbytes]
 
 
 class Layout:
@@ -157,7 +156,7 @@ def encode_dynamic(arrays: Sequence[Any]) -> Segments:
         array = np.asarray(value)
         dtype = canonical_dtype(array.dtype)
         if dtype is STRING:
-            name = _STRING_NAME
+            name = dtype_name(dtype)
             body, nbytes = _encode_strings(array, index)
         else:
             name = dtype.name
@@ -250,7 +249,7 @@ def _read_array(view: memoryview, index: int, name: str, shape: tuple[int, ...],
     # A zero dimension makes the product of any others small, and numpy still multiplies those.
     if math.prod(n for n in shape if n) > _MAX_BYTES:
         raise DataLossError(f"array {index} of a dynamic payload has an impossible shape")
-    if name == _STRING_NAME:
+    if name == dtype_name(STRING):
         return _read_strings(view, index, shape, size, start, nbytes)
     dtype = NUMERIC_DTYPES.get(name)
     if dtype is None:

@@ -20,13 +20,12 @@ from runtime.errors import (
     OpError,
     UnauthenticatedError,
 )
+from runtime.tensor_spec import Array, aligned_buffer
 from runtime.transport import frames, sockets
 from runtime.transport.codec import (
-    Array,
     Buffer,
     Layout,
     Segments,
-    aligned_buffer,
     decode_dynamic,
     encode_dynamic,
     fixed_payload,

@@ -18,7 +18,7 @@ One call at most is under way on a connection, so a side that has read a whole f
 import struct
 from typing import Final, NamedTuple
 
-from runtime.errors import DataLossError, OpError, ResourceExhaustedError, error_from_code
+from runtime.errors import DataLossError, OpError, ResourceExhaustedError, error_from_code, wire_code
 
 MAGIC: Final = 0xB701
 """Fixed high byte, protocol version in the low byte."""
@@ -94,7 +94,7 @@ def encode_error(error: OpError) -> bytes:
     """The payload of an ERROR; a text that is too long is cut."""
     task = error.task.encode(errors="replace")[:1024]
     message = error.message.encode(errors="replace")[: MAX_CONTROL_BYTES - 2048]
-    return _ERROR.pack(error.code, len(task)) + task + message
+    return _ERROR.pack(wire_code(error), len(task)) + task + message
 
 
 def decode_error(payload: bytes, task: str) -> OpError:

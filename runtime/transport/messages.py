@@ -21,8 +21,8 @@ from runtime.plan.plan import (
     VariableOutput,
 )
 from runtime.proto import stage_pb2 as pb
-from runtime.tensor_spec import TensorSpec, canonical_dtype
-from runtime.transport.codec import Array, decode_dynamic, encode_dynamic
+from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
+from runtime.transport.codec import decode_dynamic, encode_dynamic
 
 MAX_SLOTS = 2**20
 """Values that go from stage to stage of one plan, at most."""
@@ -39,12 +39,11 @@ def unpack(data: bytes) -> list[Array]:
 
 
 def _spec_to(spec: TensorSpec) -> pb.TensorSpecDef:
-    return pb.TensorSpecDef(shape=spec.shape, dtype="string" if spec.is_string else spec.dtype.name)
+    return pb.TensorSpecDef(shape=spec.shape, dtype=spec.name)
 
 
 def _spec_from(message: pb.TensorSpecDef) -> TensorSpec:
-    dtype = np.dtype(object) if message.dtype == "string" else canonical_dtype(message.dtype)
-    return TensorSpec(tuple(message.shape), dtype)
+    return TensorSpec(tuple(message.shape), canonical_dtype(message.dtype))
 
 
 def device_to_proto(device: Device) -> pb.DeviceDef:

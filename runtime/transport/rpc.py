@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 import grpc
 
 from runtime import timeouts
-from runtime.errors import CancelledError, OpError, error_from_code
+from runtime.errors import CancelledError, OpError, error_from_code, wire_code
 from runtime.transport import http_proxy
 
 _TASK = "bellwether-task"
+_TYPE = "bellwether-error"
+"""Metadata of a failed call: the task that failed, and the number of its error's type."""
 _MAX_MESSAGE = 2**31 - 1
 
 
@@ -79,12 +81,14 @@ def call(
 
 
 def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
-    code = error.code().value[0]
-    named = next((str(entry.value) for entry in error.trailing_metadata() or () if entry.key == _TASK), task)
+    told = {entry.key: str(entry.value) for entry in error.trailing_metadata() or ()}
+    code, number = error.code().value[0], told.get(_TYPE, "")
+    if number.isdecimal() and int(number) & 0xFF == code:
+        code = int(number)
     text = error.details() or error.code().name
     if _TOO_LONG in text:
         text += "; the server takes longer ones with Server(max_request_bytes=...)"
-    return error_from_code(code, text, named)
+    return error_from_code(code, text, told.get(_TASK, task))
 
 
 class _Running(threading.local):
@@ -120,7 +124,7 @@ def servicer_method(method: Callable[[Any, Any], _T]) -> Callable[[Any, Any, grp
         try:
             return method(self, request)
         except OpError as error:
-            context.set_trailing_metadata(((_TASK, error.task),))
+            context.set_trailing_metadata(((_TASK, error.task), (_TYPE, str(wire_code(error)))))
             code = next(c for c in grpc.StatusCode if c.value[0] == error.code)
             context.abort(code, error.message)
             raise AssertionError("abort raises") from error

@@ -85,7 +85,7 @@ def test_events_beyond_what_is_kept_are_counted_and_whole_ones_follow(
     tmp_path: pathlib.Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(event_file, "KEEP_BYTES", 200)
-    before = rt.metrics.read().get("events_lost_total", 0.0)
+    before = rt.lowlevel.metrics.read().get("events_lost_total", 0.0)
     with FileWriter(tmp_path, max_queue=2) as writer:
         writer.flush()
         path = events_file(tmp_path)
@@ -99,7 +99,7 @@ def test_events_beyond_what_is_kept_are_counted_and_whole_ones_follow(
     found = steps(path)
     assert found[-1] == 100 and found[:-1] == list(range(len(found) - 1)) and 0 < len(found) < 50
     lost = 101 - len(found)
-    assert rt.metrics.read()["events_lost_total"] - before == lost
+    assert rt.lowlevel.metrics.read()["events_lost_total"] - before == lost
     assert f"; {lost} events were lost" in caplog.text
 
 

@@ -27,7 +27,6 @@ def test_a_plan_is_a_value_that_tells_what_it_does() -> None:
     )
     assert empty.faults == ()
     assert plan.faults[0] == Fault(Kind.KILL, "worker:1", at_step=200)
-    assert plan.needs_links() and not empty.needs_links()
     assert str(plan) == (
         "seed 7: kill worker:1 at step 200; restart worker:1 1 s later; freeze ps:0 for 5 s; "
         "cut worker:0 from ps:1 (reset) at 3 s for 2 s; stop worker:0, again after 0.5 s"

@@ -54,7 +54,7 @@ def pause(directory, *, files):  # as if the process were frozen when all is on 
     print("WRITTEN", flush=True)
     sys.stdin.readline()
 
-sync_tree, orbax.zarr.sync_tree = orbax.zarr.sync_tree, pause
+sync_tree, orbax.storage.sync_tree = orbax.storage.sync_tree, pause
 try:
     saver.save(sess, series, 2)
 except rt.AbortedError as error:

@@ -14,7 +14,7 @@ import harness
 import runtime as rt
 from harness.checkpoints import inspection, layout
 from harness.training import defaults
-from runtime import zarr
+from runtime.lowlevel import storage
 from tests.harness import checkpoint_kit as ckit
 
 pytestmark = pytest.mark.disk
@@ -137,11 +137,12 @@ def test_a_save_that_cannot_be_read_again_fails_and_is_not_seen(
         ckit.initialize(sess, list(v.values()))
         saver = harness.Saver()
         saver.save(sess, tmp_path / "m", 1)
-        merge = zarr.merge
-        monkeypatch.setattr(zarr, "merge", lambda directory, parts: merge(directory, list(parts)[:1]))  # b is left out
+        merge = storage.merge
+        # b is left out
+        monkeypatch.setattr(storage, "merge", lambda directory, parts: merge(directory, list(parts)[:1]))
         with pytest.raises(rt.DataLossError, match="step 2 cannot be read again: 'b' cannot be opened"):
             saver.save(sess, tmp_path / "m", 2)
-        monkeypatch.setattr(zarr, "merge", lambda directory, parts: None)
+        monkeypatch.setattr(storage, "merge", lambda directory, parts: None)
         with pytest.raises(rt.DataLossError, match="step 3 cannot be read again"):
             saver.save(sess, tmp_path / "m", 3)
         monkeypatch.undo()
@@ -151,15 +152,15 @@ def test_a_save_that_cannot_be_read_again_fails_and_is_not_seen(
 
 
 def test_what_a_store_lacks_is_named(tmp_path: pathlib.Path) -> None:
-    half = zarr.Placed("half", (2,), np.dtype(np.float32), (4,), (0,), (2,))
-    whole = zarr.Placed("whole", (2,), np.dtype(np.float32), (2,), (0,), (2,))
-    zarr.write_store(str(tmp_path / "s"), [(half, np.ones(2, np.float32)), (whole, np.ones(2, np.float32))])
+    half = storage.Placed("half", (2,), np.dtype(np.float32), (4,), (0,), (2,))
+    whole = storage.Placed("whole", (2,), np.dtype(np.float32), (2,), (0,), (2,))
+    storage.write_store(str(tmp_path / "s"), [(half, np.ones(2, np.float32)), (whole, np.ones(2, np.float32))])
     wanted = {"whole": ((2,), "float32"), "half": ((4,), "float32")}
-    assert zarr.lacking(str(tmp_path / "s"), wanted) == ["'half' has 1 chunks instead of 2"]
-    assert zarr.lacking(str(tmp_path / "s"), {"whole": ((2,), "int32")}) == [
+    assert storage.lacking(str(tmp_path / "s"), wanted) == ["'half' has 1 chunks instead of 2"]
+    assert storage.lacking(str(tmp_path / "s"), {"whole": ((2,), "int32")}) == [
         "'whole' is float32[2] instead of int32[2]"
     ]
-    assert zarr.lacking(str(tmp_path / "s"), {"whole": ((2,), "float32")}) == []
+    assert storage.lacking(str(tmp_path / "s"), {"whole": ((2,), "float32")}) == []
 
 
 def _unmerge(step: pathlib.Path) -> None:

@@ -136,7 +136,7 @@ def test_a_ps_that_does_not_see_the_directory_says_so(tmp_path: pathlib.Path) ->
             sess.checkpoint_coordinator.write(snapshot, str(tmp_path / "not" / "there"))
 
 
-def _slices(sess: rt.Session, v: dict[str, rt.Variable]) -> list[rt.VariableSlice]:
+def _slices(sess: rt.Session, v: dict[str, rt.Variable]) -> list[rt.lowlevel.VariableSlice]:
     from harness.checkpoints import names
 
     return names.slices_of(sess, names.saved_variables(list(v.values())))

@@ -125,9 +125,9 @@ def test_the_last_error_is_reported() -> None:
 
 
 def test_process_metrics_are_reported() -> None:
-    rt.metrics.add("tests_total", 2)
-    rt.metrics.add("tests_total")
-    rt.metrics.set("tests_gauge", 5)
+    rt.lowlevel.metrics.add("tests_total", 2)
+    rt.lowlevel.metrics.add("tests_total")
+    rt.lowlevel.metrics.set("tests_gauge", 5)
     with servers(worker=1) as made:
         values = made[TARGET].report().values
     assert (values["tests_total"], values["tests_gauge"]) == (3, 5)

@@ -1,7 +1,9 @@
 """The error types: codes, built-ins, text, and the way through pickle."""
 
+import ast
 import copy
 import pickle
+from concurrent import futures
 
 import grpc
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import errors
+from runtime.transport import frames, rpc
+from tests.tools import house
 
 ALL = sorted(errors.ERROR_TYPES.items())
 
@@ -68,3 +72,68 @@ def test_unknown_code_keeps_the_number() -> None:
 def test_success_is_not_an_error() -> None:
     with pytest.raises(ValueError, match="success"):
         errors.error_from_code(0, "fine")
+
+
+KINDS = [sub for error_type in errors.ERROR_TYPES.values() for sub in error_type.__subclasses__() if sub.kind]
+
+
+def test_every_kind_is_in_the_tree_and_has_a_number_of_its_own() -> None:
+    lines = (errors.__doc__ or "").splitlines()
+    assert errors.TaskLeftError in KINDS and len(KINDS) >= 7
+    assert all(sum(f"-- {kind.__name__} " in line for line in lines) == 1 for kind in KINDS)
+    assert len({errors.wire_code(kind()) for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize("error_type", [*errors.ERROR_TYPES.values(), *KINDS])
+def test_a_type_crosses_from_task_to_task(error_type: type[errors.OpError]) -> None:
+    error = error_type("boom", task="/job:ps/task:0")
+    again = errors.error_from_code(errors.wire_code(error), error.message, error.task)
+    over_the_channel = frames.decode_error(frames.encode_error(error), "")
+    assert type(again) is type(over_the_channel) is error_type
+    assert (over_the_channel.message, over_the_channel.task) == (error.message, error.task)
+
+
+@pytest.mark.parametrize("error_type", [errors.AbortedError, *KINDS])
+def test_a_type_crosses_the_control_plane(error_type: type[errors.OpError]) -> None:
+    class Servicer:
+        @rpc.servicer_method
+        def fail(self, request: bytes) -> bytes:
+            raise error_type("boom", task="/job:ps/task:7")
+
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    handler = grpc.unary_unary_rpc_method_handler(Servicer().fail)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", {"fail": handler})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with rpc.open_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(error_type, match="^/job:ps/task:7: boom$") as caught:
+                rpc.call(channel.unary_unary("/test/fail"), b"", timeout=30, task="/job:ps/task:0")
+        assert type(caught.value) is error_type
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_kind_that_a_newer_peer_has_is_of_the_type_that_is_known() -> None:
+    assert type(errors.error_from_code(1 | 200 << 8, "boom")) is errors.CancelledError
+
+
+OF_LIBRARIES = {
+    "runtime/errors.py",
+    "runtime/transport/rpc.py",
+    "runtime/checkpoint/storage.py",
+    "harness/checkpoints/orbax.py",
+}
+"""Where the text of an error decides, as gRPC, XLA or tensorstore tells nothing else."""
+
+
+def test_no_decision_hangs_on_the_text_of_a_message() -> None:
+    found = set()
+    for package in ("runtime", "harness"):
+        for path in house.modules(package).values():
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+                    asked = ast.unparse(node.comparators[0])
+                    if asked.endswith(".message") or asked in ("str(error)", "str(e)", "str(cause)"):
+                        found.add(str(path.relative_to(house.ROOT)))
+    assert found <= OF_LIBRARIES

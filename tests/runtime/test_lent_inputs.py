@@ -97,7 +97,7 @@ class TestNobodyKeepsAnInput:
         with rt.device("/job:ps/task:0"):
             step = rt.Variable(np.int64(0), dtype=np.int64, name="step")
             w = rt.Variable(np.zeros(N, np.float32), name="w")
-            quorum = rt.Quorum(step, needed=2, total=1, alone=True)  # the first of the two gradients is kept
+            quorum = rt.lowlevel.Quorum(step, needed=2, total=1, alone=True)  # the first of the two gradients is kept
             push = quorum.push([w.assign_add(fed).op, step.assign_add(np.int64(1)).op], stamp, worker=0)
         session.run(rt.global_variables_initializer())
         session.run(push, {fed: ramp(2.0), stamp: 0})

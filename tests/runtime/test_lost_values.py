@@ -113,7 +113,7 @@ def test_whoever_waits_for_the_quorum_of_a_lost_update_is_told() -> None:
         w = rt.Variable(np.zeros(4, np.float32), name="w")
         grad = rt.placeholder(np.float32, [])
         updates = [w.update(lambda old, x: old + sorted_out(x), grad).op, step.assign_add(np.int64(1)).op]
-        quorum = rt.Quorum(step, needed=2, total=2, alone=True)
+        quorum = rt.lowlevel.Quorum(step, needed=2, total=2, alone=True)
     pushes = [quorum.push(updates, rt.constant(np.int64(0)), worker=worker) for worker in range(2)]
     init = rt.global_variables_initializer()
     with servers(sockets=True, ps=1, worker=1) as made, rt.Session(made[TARGET].target) as session:

@@ -114,7 +114,7 @@ class Builder:
         self.compute(rt.identity(self.pick(self.tensors)))
 
     def on_host(self) -> None:
-        self.compute(rt.host_call("identity", [self.pick(self.tensors)], [((WIDTH,), np.int32)]).outputs[0])
+        self.compute(rt.lowlevel.host_call("identity", [self.pick(self.tensors)], [((WIDTH,), np.int32)]).outputs[0])
 
     def read(self) -> None:
         v = self.pick(self.variables)

@@ -153,7 +153,7 @@ def test_a_stopped_server_ends_the_sessions_that_this_process_opens_on_it() -> N
         assert [type(result) for result in results] == [rt.UnavailableError]
         assert "its server has stopped" in str(results[0])
         with pytest.raises(rt.UnavailableError, match="its server has stopped"):
-            server.master.create_session(rt.SessionConfig().master_options())
+            server.master.create_session(rt.SessionConfig())
 
 
 def test_a_client_that_waits_for_a_task_says_for_whom_and_for_how_long(

@@ -14,7 +14,7 @@ import optax
 
 import runtime as rt
 from harness.launch.ports import free_ports
-from runtime.master.master import MasterOptions
+from runtime.master.config import SessionConfig
 from tests.kit.processes import Task
 from tests.sync.task import RULES, initial, loss_fn, run
 
@@ -103,6 +103,6 @@ def alone(rule: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
 
 def reset(server: rt.Server, containers: list[str] | None = None) -> None:
     """Clears containers on all ps; all of them by default."""
-    session = server.master.create_session(MasterOptions(device_filters=("/job:ps",)))
+    session = server.master.create_session(SessionConfig(device_filters=("/job:ps",)))
     session.clear(containers)
     server.master.close_session(session)

@@ -206,7 +206,7 @@ def test_an_aggregate_of_two_counts_two_workers() -> None:
     np.testing.assert_array_equal(got[0], _array(3))
 
 
-@pytest.mark.parametrize("end", [lambda a, c: c.set(), lambda a, c: a.close()])
+@pytest.mark.parametrize("end", [lambda a, c: c.set(), lambda a, c: a.clear()])
 def test_a_wait_ends_when_it_is_cancelled_or_cleared(end: Callable[..., None]) -> None:
     accumulator, cancellation = AccumulatorResource(F32, None), Cancellation()
     raised: list[Exception] = []

@@ -16,8 +16,7 @@ from runtime.errors import (
     OutOfRangeError,
     PermissionDeniedError,
 )
-from runtime.kernels.quorum import QuorumResource
-from runtime.kernels.quorum_values import UNKNOWN, Rules, Selection
+from runtime.kernels.quorum import UNKNOWN, QuorumResource, Rules, Selection
 from runtime.state.cancellation import Cancellation
 
 NOTHING = (-2, 0)
@@ -70,7 +69,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 def _here(quorum: QuorumResource, count: int) -> None:
-    _wait(lambda: len(quorum._round.contributions) == count)
+    _wait(lambda: len(quorum._contributions) == count)
 
 
 def test_the_mean_of_distinct_workers_is_applied_once() -> None:
@@ -124,12 +123,12 @@ def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
     quorum, variables = QuorumResource("q", Rules(3, 3, timeout_secs=60.0)), Variables()
     pair = [Push(quorum, variables, 0, 0, 0.0)]
     _here(quorum, 1)
-    quorum._round.since -= 100.0  # as if it had waited so long
+    quorum._since -= 100.0  # as if it had waited so long
     pair.append(Push(quorum, variables, 1, 0, 1.0))
     assert [p.result() for p in pair] == [(1, True)] * 2
     assert variables.applied == [0.5]
     slow = QuorumResource("q", Rules(3, 3, timeout_secs=60.0))
-    slow._members, slow._round.step, variables.at = {0, 1}, 1, 1
+    slow._members, slow._step, variables.at = {0, 1}, 1, 1
     pair = [Push(slow, variables, w, 1, float(w)) for w in (0, 1)]
     assert [p.result() for p in pair] == [(2, True)] * 2
     assert Push(slow, variables, 2, 0, 9.0).result() == (2, False)  # late, but back: waited for from now on

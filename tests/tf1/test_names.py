@@ -54,7 +54,7 @@ def test_a_config_is_set_field_by_field_and_is_a_session_config() -> None:
     config.operation_timeout_in_ms = 2500
     config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
     assert isinstance(config, rt.SessionConfig) and config.operation_timeout_secs == config.start_timeout_secs == 2.5
-    assert config.master_options().device_filters == ("/job:ps", "/job:worker/task:1")
+    assert tuple(config.device_filters) == ("/job:ps", "/job:worker/task:1")
     with pytest.raises(ValueError, match="isolate_session_state"):
         tf.ConfigProto(isolate_session_state=True)
     with pytest.raises(TypeError, match="no_such_option"):

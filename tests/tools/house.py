@@ -32,6 +32,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("master",),
         ("server",),
         ("session",),
+        ("lowlevel",),
     ),
     "harness": (
         ("coordinator",),

@@ -70,7 +70,7 @@ class CheckpointSaverHook(SessionRunHook):
         if saver is not None and scaffold is not None:
             raise ValueError("You cannot provide both saver and scaffold.")
         supervisor_checks.basename(checkpoint_basename)
-        self._dir = rt.zarr.absolute(os.fspath(checkpoint_dir))  # tasks may run in other directories
+        self._dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir))  # tasks may run in other directories
         self._path = os.path.join(self._dir, checkpoint_basename)
         self._saver = saver
         self._scaffold = scaffold

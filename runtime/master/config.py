@@ -1,11 +1,10 @@
-"""SessionConfig: the options of a session."""
+"""SessionConfig: the options of a session, as its user gives them and its master takes them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.master.master import MasterOptions
 from runtime.timeouts import RECONNECT_SECS
 
 
@@ -32,13 +31,3 @@ class SessionConfig:
     prefetch: int = 0
     allow_soft_placement: bool = False
     log_device_placement: bool = False
-
-    def master_options(self) -> MasterOptions:
-        """What the master needs to know of this."""
-        return MasterOptions(
-            tuple(self.device_filters),
-            self.start_timeout_secs,
-            self.operation_timeout_secs,
-            self.reconnect_secs,
-            self.prefetch,
-        )

@@ -1,0 +1,44 @@
+"""The second face of the runtime: what a training harness is built on, and a training program does not need.
+
+``import runtime`` gives programs what they are written with. What is here serves those who write something like
+``harness`` themselves: checkpoints across tasks, updates that wait for others, operations on a host, metrics of a
+process.
+"""
+
+from runtime.checkpoint import storage
+from runtime.checkpoint.coordinator import CheckpointCoordinator
+from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
+from runtime.checkpoint.states import register_state
+from runtime.errors import GroupLostError, MissingFeedError, SnapshotError, TakeoverError, UninitializedError, one_line
+from runtime.graph.collectives import group_broadcast, group_mean
+from runtime.graph.deferred_update import Quorum, bounded_update
+from runtime.graph.host_ops import host_call
+from runtime.observe.process_metrics import metrics
+from runtime.session.run_options import data_type_number
+from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
+
+__all__ = [
+    "Array",
+    "CheckpointCoordinator",
+    "CheckpointFile",
+    "DType",
+    "GroupLostError",
+    "MissingFeedError",
+    "Quorum",
+    "Snapshot",
+    "SnapshotError",
+    "TakeoverError",
+    "UninitializedError",
+    "VariableSlice",
+    "bounded_update",
+    "canonical_dtype",
+    "data_type_number",
+    "dtype_name",
+    "group_broadcast",
+    "group_mean",
+    "host_call",
+    "metrics",
+    "one_line",
+    "register_state",
+    "storage",
+]
