@@ -399,7 +399,7 @@ def test_a_custom_call_on_a_ps_is_refused_with_what_to_do_and_runs_on_the_worker
 
 
 def test_a_client_elsewhere_is_another_process_for_its_own_master_too(cluster: Cluster) -> None:
-    target = f"grpc://{cluster.ps.cluster['ps'][0]}"
+    target = f"grpc://{cluster.server.cluster.task_address('ps', 0)}"
     with rt.device("/job:ps/task:0"):
         there = rt.call(jnp.linalg.cholesky, rt.constant(np.eye(2, dtype=np.float32)), name="factor")
     config = rt.SessionConfig(start_timeout_secs=120, device_filters=["/job:ps"])
