@@ -16,11 +16,11 @@ if TYPE_CHECKING:
         get_checkpoint_state,
         latest_checkpoint,
     )
-    from harness.checkpoints.partitions import partitioned
+    from harness.checkpoints.names import partitioned
     from harness.checkpoints.reader import CheckpointReader, list_variables, load_checkpoint, load_variable
     from harness.checkpoints.saver import SaveHandle, Saver
     from harness.checkpoints.states import checkpointable, forget_checkpointable, restore_states
-    from harness.coordinator import Coordinator
+    from harness.coordinator import Coordinator, LooperThread
     from harness.monitoring import timeline
     from harness.monitoring.cluster_scalars import StandardSeries
     from harness.monitoring.progress import Progress
@@ -53,14 +53,11 @@ if TYPE_CHECKING:
         StopAtStepHook,
         SummarySaverHook,
     )
-    from harness.training.looper import LooperThread
     from harness.training.managed_session import ManagedSession
     from harness.training.monitored_session import (
         MonitoredSession,
-        SingularMonitoredSession,
-    )
-    from harness.training.monitored_training_session import (
         MonitoredTrainingSession,
+        SingularMonitoredSession,
     )
     from harness.training.preemption import preemptible
     from harness.training.queue_runner import (
@@ -69,10 +66,8 @@ if TYPE_CHECKING:
         start_queue_runners,
     )
     from harness.training.scaffold import (
-        Scaffold,
-    )
-    from harness.training.session_creator import (
         ChiefSessionCreator,
+        Scaffold,
         SessionCreator,
         WorkerSessionCreator,
     )
@@ -84,7 +79,7 @@ _HOMES = {
     "CheckpointSaverHook": "harness.training.hooks",
     "CheckpointSaverListener": "harness.training.hooks",
     "CheckpointState": "harness.checkpoints.layout",
-    "ChiefSessionCreator": "harness.training.session_creator",
+    "ChiefSessionCreator": "harness.training.scaffold",
     "CollectiveReplicas": "harness.optimizers.collective",
     "Coordinator": "harness.coordinator",
     "FeedFnHook": "harness.training.hooks",
@@ -93,10 +88,10 @@ _HOMES = {
     "FinalOpsHook": "harness.training.hooks",
     "GlobalStepWaiterHook": "harness.training.hooks",
     "LoggingTensorHook": "harness.training.hooks",
-    "LooperThread": "harness.training.looper",
+    "LooperThread": "harness.coordinator",
     "ManagedSession": "harness.training.managed_session",
     "MonitoredSession": "harness.training.monitored_session",
-    "MonitoredTrainingSession": "harness.training.monitored_training_session",
+    "MonitoredTrainingSession": "harness.training.monitored_session",
     "NanLossDuringTrainingError": "harness.training.hooks",
     "NanTensorHook": "harness.training.hooks",
     "Optimizer": "harness.optimizers.optimizer",
@@ -107,7 +102,7 @@ _HOMES = {
     "Saver": "harness.checkpoints.saver",
     "Scaffold": "harness.training.scaffold",
     "SecondOrStepTimer": "harness.training.hooks",
-    "SessionCreator": "harness.training.session_creator",
+    "SessionCreator": "harness.training.scaffold",
     "SessionManager": "harness.training.session_manager",
     "SessionRunArgs": "harness.training.hooks",
     "SessionRunContext": "harness.training.hooks",
@@ -121,7 +116,7 @@ _HOMES = {
     "SummarySaverHook": "harness.training.hooks",
     "Supervisor": "harness.training.supervisor",
     "SyncReplicas": "harness.optimizers.sync_replicas",
-    "WorkerSessionCreator": "harness.training.session_creator",
+    "WorkerSessionCreator": "harness.training.scaffold",
     "accumulated": "harness.optimizers.gradient_accumulation",
     "add_queue_runner": "harness.training.queue_runner",
     "checkpoint_exists": "harness.checkpoints.layout",
@@ -141,7 +136,7 @@ _HOMES = {
     "load_variable": "harness.checkpoints.reader",
     "monitoring": "harness.monitoring",
     "on_wire": "harness.optimizers.wire_precision",
-    "partitioned": "harness.checkpoints.partitions",
+    "partitioned": "harness.checkpoints.names",
     "preemptible": "harness.training.preemption",
     "restore_states": "harness.checkpoints.states",
     "start_queue_runners": "harness.training.queue_runner",

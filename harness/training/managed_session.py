@@ -13,8 +13,8 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
+from harness.coordinator import Patience
 from harness.training.opening import LOST_CONTACT
-from harness.training.patience import Patience
 
 _MEMORY_TRIES = 3
 """Recoveries without a good step in between from a step for which there was too little memory: a fourth is no use."""

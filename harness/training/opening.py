@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import runtime as rt
-from harness.training.patience import Patience
+from harness.coordinator import Patience
 
 ATTEMPT_SECS = 10.0
 """How long one attempt to open a session or one blocking wait takes; after each it is looked whether to stop."""

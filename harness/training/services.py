@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator
-from harness.training.looper import LooperThread, while_open
+from harness.coordinator import Coordinator, LooperThread, while_open
 from harness.training.opening import LOST_CONTACT
 
 if TYPE_CHECKING:
-    from harness.checkpoints.saving import SaveHandle
+    from harness.checkpoints.saver import SaveHandle
 
 _LOGGED_RATES = 10
 """How many step rates are logged; where there are events, these go on."""

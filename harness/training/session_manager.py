@@ -13,10 +13,9 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator
+from harness.coordinator import Coordinator, Patience
 from harness.training import opening, policy, readiness
 from harness.training.global_step import get_global_step
-from harness.training.patience import Patience
 from harness.training.policy import Action, Role
 from harness.training.run_records import RunRecords
 

@@ -11,11 +11,10 @@ from typing import Any
 from absl import logging
 
 import runtime as rt
+from harness.coordinator import LooperThread, failed
 from harness.monitoring.cluster_scalars import SeriesThread
-from harness.training import defaults, opening, readiness, services
-from harness.training.looper import LooperThread
+from harness.training import opening, readiness, services
 from harness.training.managed_session import ManagedSession
-from harness.training.patience import failed
 from harness.training.policy import Role
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
 from harness.training.supervisor_parts import SupervisorParts
@@ -201,7 +200,7 @@ class Supervisor(SupervisorParts):
                 writer.add_graph(self._graph)
                 self._graph_written = True
                 if self._logdir is not None:
-                    defaults.write_graph_text(self._graph, self._logdir)
+                    readiness.write_graph_text(self._graph, self._logdir)
             if start_standard_services and not self._life.late:
                 if self._is_chief and self._logdir is not None:
                     self.start_standard_services(session)

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import runtime as rt
-from harness.coordinator import LONGEST_SECS, Coordinator
-from harness.training import defaults, supervisor_checks
+from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator
+from harness.training import readiness, supervisor_checks
 from harness.training.global_step import get_global_step
 from harness.training.lifecycle import Lifecycle
-from harness.training.patience import STOP_GRACE_SECS
 from harness.training.session_manager import SessionManager
 
 
@@ -64,19 +63,19 @@ class SupervisorParts:
         self._logdir = rt.zarr.absolute(os.fspath(logdir)) if logdir else None  # tasks may run in other directories
         writes = is_chief and self._logdir is not None
         with self._graph.as_default():
-            self._ready_op = defaults.ready_op(self._graph) if ready_op is self.USE_DEFAULT else ready_op
+            self._ready_op = readiness.ready_op(self._graph) if ready_op is self.USE_DEFAULT else ready_op
             self._ready_for_local_init_op = (
-                defaults.first_of(self._graph, rt.GraphKeys.READY_FOR_LOCAL_INIT_OP)
+                readiness.first_of(self._graph, rt.GraphKeys.READY_FOR_LOCAL_INIT_OP)
                 if ready_for_local_init_op is self.USE_DEFAULT
                 else ready_for_local_init_op
             )
-            self._init_op = defaults.init_op(self._graph) if init_op is self.USE_DEFAULT else init_op
+            self._init_op = readiness.init_op(self._graph) if init_op is self.USE_DEFAULT else init_op
             self._local_init_op = (
-                defaults.local_init_op(self._graph) if local_init_op is self.USE_DEFAULT else local_init_op
+                readiness.local_init_op(self._graph) if local_init_op is self.USE_DEFAULT else local_init_op
             )
             self._global_step = get_global_step(self._graph) if global_step is self.USE_DEFAULT else global_step
-            self._summary_op = defaults.summary_op(self._graph) if summary_op is self.USE_DEFAULT else summary_op
-            self._saver = defaults.saver(self._graph) if saver is self.USE_DEFAULT and is_chief else saver
+            self._summary_op = readiness.summary_op(self._graph) if summary_op is self.USE_DEFAULT else summary_op
+            self._saver = readiness.saver(self._graph) if saver is self.USE_DEFAULT and is_chief else saver
             if self._saver is self.USE_DEFAULT:
                 self._saver = None  # the others neither save nor restore
             check.operations(

@@ -234,9 +234,7 @@ def work(target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str |
     next_summary = time.monotonic()
     test_steps = FLAGS.test_epochs * len(mnist.train) / batch or float("inf")
     accuracy = 0.0
-    config = rt.SessionConfig(
-        start_timeout_secs=FLAGS.start_timeout_secs, prefetch=FLAGS.prefetch
-    )
+    config = rt.SessionConfig(start_timeout_secs=FLAGS.start_timeout_secs, prefetch=FLAGS.prefetch)
     profiler = monitoring.StepProfiler.from_flags(FLAGS.logdir, here=is_chief)
     preemptible = harness.preemptible(FLAGS.preempt_grace_secs)
     with preemptible, supervisor.managed_session(target, config=config) as session, profiler:

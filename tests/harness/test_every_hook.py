@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.tensorboard.purge import read_events
+from harness.tensorboard.writer import read_events
 from harness.testing import PRELOAD, FaultPlan, LocalCluster, no_leaks
 
 COMMAND = ["python", "-m", "tests.harness.hooks_program"]

@@ -97,7 +97,7 @@ class CheckpointSaverHook(SessionRunHook):
                 self._get_saver(), self._path, self._step, self._writer, lambda: self.leads()
             )
             if self._save_graph_def:
-                from harness.training.defaults import write_graph_text
+                from harness.training.readiness import write_graph_text
 
                 write_graph_text(session.graph, self._dir)
                 self._writer.add_graph(session.graph)
@@ -174,7 +174,7 @@ class CheckpointSaverHook(SessionRunHook):
         if self._saver is None and self._scaffold is not None:
             self._saver = self._scaffold.saver
         if self._saver is None:
-            from harness.training.defaults import saver
+            from harness.training.readiness import saver
 
             self._saver = saver(rt.get_default_graph())
         return self._saver
