@@ -1,4 +1,4 @@
-"""Imports point one way: down the list of layers, from models to harness to runtime, never back."""
+"""Imports point one way: from models to harness to runtime, and in each down its floors (``tests/tools/house.py``)."""
 
 import ast
 import pathlib
@@ -6,23 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Each layer imports only itself and those before it; names in one tuple are one layer. The protocol modules stand
-# first: everybody may import them, and they import nothing of ours.
-LAYERS: list[tuple[str, ...]] = [
-    ("proto",),
-    ("errors", "process_metrics", "detection"),
-    ("tensor_spec",),
-    ("cluster", "resolvers", "kubernetes", "slurm"),
-    ("device_spec", "device"),
-    ("graph",),
-    ("plan",),
-    ("execution",),
-    ("transport",),
-    ("server",),
-    ("run_options", "session_config", "feeds", "session"),
-]
-RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+from tests.tools import house
+
+ROOT = house.ROOT
 OURS = {"harness", "runtime", "models", "benchmarks", "tests", "protos"}
 
 
@@ -59,12 +45,6 @@ def _ours(path: pathlib.Path) -> Iterator[tuple[str, str, str | None]]:
             yield f"{path.relative_to(ROOT)}:{line}", module, name
 
 
-def _layer_of(module: str, name: str | None) -> str | None:
-    """The layer of runtime that an import of ours reaches; None for the package itself or another package."""
-    parts = [*module.split("."), *([name] if name else [])]
-    return parts[1] if parts[0] == "runtime" and len(parts) > 1 else None
-
-
 def _public_names() -> set[str]:
     for node in ast.parse((ROOT / "runtime" / "__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
@@ -72,24 +52,26 @@ def _public_names() -> set[str]:
     raise AssertionError("runtime/__init__.py assigns no __all__")
 
 
-def test_every_module_of_runtime_has_a_layer() -> None:
-    found = {path.relative_to(ROOT / "runtime").with_suffix("").parts[0] for path in _modules("runtime")}
-    assert found - {"__init__"} <= set(RANK), "give it a place in LAYERS here and in the design"
+@pytest.mark.parametrize("package", house.LAYERS)
+def test_every_room_has_a_floor(package: str) -> None:
+    floors = [name for layer in house.LAYERS[package] for name in layer]
+    assert {house.room(name) for name in house.modules(package)} - {""} == set(floors), "give it a place in LAYERS"
+    assert len(floors) == len(set(floors))
+
+
+@pytest.mark.parametrize("package", house.LAYERS)
+def test_no_import_points_up(package: str) -> None:
+    assert house.arrows_up(package) == []
+
+
+@pytest.mark.parametrize("package", house.LAYERS)
+def test_no_module_imports_itself_over_others(package: str) -> None:
+    assert house.circles(package) == []
 
 
 @pytest.mark.parametrize("path", _modules("runtime"), ids=_name)
-def test_runtime_imports_point_down(path: pathlib.Path) -> None:
-    own = _name(path).split(".")[1:2]
-    wrong = []
-    for place, module, name in _ours(path):
-        layer = _layer_of(module, name)
-        if module.split(".")[0] != "runtime":
-            wrong.append(f"{place}: runtime must not import {module}")
-        elif own and (layer is None or layer not in RANK):
-            wrong.append(f"{place}: inside runtime name the module, not the package: {module} {name or ''}")
-        elif own and layer is not None and RANK[layer] > RANK[own[0]]:
-            wrong.append(f"{place}: {own[0]} is below {layer} and must not import it")
-    assert wrong == []
+def test_runtime_imports_nothing_else_of_ours(path: pathlib.Path) -> None:
+    assert [f"{place}: {module}" for place, module, _ in _ours(path) if module.split(".")[0] != "runtime"] == []
 
 
 @pytest.mark.parametrize("path", _modules("harness"), ids=_name)
@@ -124,7 +106,7 @@ def test_models_use_public_packages_only(path: pathlib.Path) -> None:
     ] == []
 
 
-def test_the_checker_sees_every_kind_of_import(tmp_path: pathlib.Path) -> None:
+def test_the_checker_sees_every_kind_of_import() -> None:
     source = """
 import runtime.session as s
 from runtime import plan
@@ -133,16 +115,68 @@ def f():
     from ..harness import launch
 """
     path = ROOT / "runtime" / "graph" / "imagined.py"
-    found = {(module, name) for _, module, name in _imports(path, ast.parse(source))}
-    assert found == {
+    assert {(module, name) for _, module, name in _imports(path, ast.parse(source))} == {
         ("runtime.session", None),
         ("runtime", "plan"),
         ("runtime.graph", "errors"),
         ("runtime.harness", "launch"),
     }
-    assert [_layer_of(module, name) for module, name in sorted(found, key=str)] == [
-        "plan",
-        "graph",
-        "harness",
-        "session",
-    ]
+
+
+_TREE = {
+    "harness/__init__.py": "from harness.training.supervisor import Supervisor\n",
+    "harness/coordinator.py": "",
+    "harness/checkpoints/__init__.py": "",
+    "harness/checkpoints/saver.py": "from harness.coordinator import Coordinator\n",
+    "harness/checkpoints/reader.py": "from harness.checkpoints import saver\n",
+    "harness/training/__init__.py": "",
+    "harness/training/supervisor.py": "from harness.checkpoints.saver import Saver\nfrom . import lifecycle\n",
+    "harness/training/lifecycle.py": "import harness.checkpoints.reader\n",
+}
+"""A small house that is in order: file -> source."""
+
+
+def _build(root: pathlib.Path, changed: str = "", added: str = "") -> pathlib.Path:
+    """Writes the small house, with ``added`` at the end of the file ``changed``."""
+    for name, source in _TREE.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source + added * (name == changed))
+    return root
+
+
+def test_a_house_in_order_passes(tmp_path: pathlib.Path) -> None:
+    assert house.arrows_up("harness", _build(tmp_path)) == []
+    assert house.circles("harness", tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "import_",
+    [
+        "import harness.training.supervisor",
+        "from harness.training import supervisor",
+        "from harness.training.supervisor import Supervisor",
+        "from ..training import supervisor",
+        "def late():\n    from harness.training.supervisor import Supervisor",
+        "if TYPE_CHECKING:\n    from harness.training.supervisor import Supervisor",
+    ],
+)
+def test_an_arrow_up_and_its_circle_are_found(tmp_path: pathlib.Path, import_: str) -> None:
+    _build(tmp_path, "harness/checkpoints/saver.py", import_ + "\n")
+    (up,) = house.arrows_up("harness", tmp_path)
+    assert up.startswith("harness.checkpoints.saver:") and up.endswith("imports harness.training.supervisor")
+    (circle,) = house.circles("harness", tmp_path)
+    assert {"harness.checkpoints.saver", "harness.training.supervisor"} <= set(circle)
+
+
+def test_a_circle_within_a_room_is_found(tmp_path: pathlib.Path) -> None:
+    _build(tmp_path, "harness/training/lifecycle.py", "from harness.training.supervisor import Supervisor\n")
+    assert house.arrows_up("harness", tmp_path) == []
+    assert house.circles("harness", tmp_path) == [["harness.training.lifecycle", "harness.training.supervisor"]]
+
+
+@pytest.mark.parametrize("import_", ["import harness", "from harness import Supervisor", "from .. import Supervisor"])
+def test_the_face_is_not_for_its_own_modules(tmp_path: pathlib.Path, import_: str) -> None:
+    _build(tmp_path, "harness/training/lifecycle.py", import_ + "\n")
+    (wrong,) = house.arrows_up("harness", tmp_path)
+    assert "inside harness name the module, not the package" in wrong

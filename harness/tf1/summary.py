@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness import summary as _summary
+from harness.tensorboard import summary as _summary
 from harness.tensorboard.summary import audio as audio
 from harness.tensorboard.summary import histogram as histogram
 from harness.tensorboard.summary import image as image
