@@ -26,11 +26,13 @@ import runtime as rt
 from harness.coordinator import Coordinator, Patience, failed
 from harness.launch.tasks import ATTEMPT_VARIABLE
 from harness.training.managed_session import ManagedSession
-from harness.training.opening import LOST_CONTACT, PROBE_SECS, TrainingOver
 from harness.training.preemption import shielded
 from harness.training.run_records import Record, RunRecords
+from harness.training.session_manager import LOST_CONTACT, TrainingOver
 
 _WAIT_SECS = 10.0
+PROBE_SECS = 1.0
+"""How often the chief looks whether a task is lost that its own steps do not need just now."""
 FAILURE_GRACE_SECS = 10.0
 """How long a step may go on after a service has failed: what it waits for may never come then."""
 _LOOK_SECS = 1.0

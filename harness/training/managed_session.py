@@ -14,7 +14,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Patience
-from harness.training.opening import LOST_CONTACT
+from harness.training.session_manager import LOST_CONTACT
 
 _MEMORY_TRIES = 3
 """Recoveries without a good step in between from a step for which there was too little memory: a fourth is no use."""

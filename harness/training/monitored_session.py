@@ -22,7 +22,6 @@ from harness.training.hooks.checkpoint import CheckpointSaverHook
 from harness.training.hooks.observe import StepCounterHook, SummarySaverHook
 from harness.training.lifecycle import Lifecycle
 from harness.training.managed_session import ManagedSession
-from harness.training.opening import LOST_CONTACT, TrainingOver
 from harness.training.preemption import shielded
 from harness.training.scaffold import (
     ChiefSessionCreator,
@@ -31,7 +30,7 @@ from harness.training.scaffold import (
     WorkerSessionCreator,
     is_chief,
 )
-from harness.training.session_manager import GIVE_UP_SECS
+from harness.training.session_manager import GIVE_UP_SECS, LOST_CONTACT, TrainingOver
 
 _CLEAN_END = (rt.OutOfRangeError, rt.TaskLeftError, TrainingOver, StopIteration)
 USE_DEFAULT: Final = object()

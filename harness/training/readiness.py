@@ -6,6 +6,7 @@ An operation that the user does not give is taken from the graph's collections, 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -116,6 +117,22 @@ def patient(config: rt.SessionConfig | None, secs: float) -> rt.SessionConfig:
     """
     config = config or rt.SessionConfig()
     return replace(config, reconnect_secs=max(config.reconnect_secs, secs))
+
+
+def limit_secs(config: rt.SessionConfig | None, max_wait_secs: float | None) -> float:
+    """How long a session is waited for, seconds.
+
+    Args:
+        config: its ``start_timeout_secs`` counts where it is less.
+        max_wait_secs: what was asked for; None is without a limit.
+    """
+    start = None if config is None else config.start_timeout_secs
+    return min(math.inf if secs is None else secs for secs in (start, max_wait_secs))
+
+
+def for_recovery(config: rt.SessionConfig | None) -> rt.SessionConfig | None:
+    """The options for opening a session again: ``start_timeout_secs`` is about the start of the cluster."""
+    return None if config is None else replace(config, start_timeout_secs=None)
 
 
 def first_of(graph: rt.Graph, key: str) -> Any:

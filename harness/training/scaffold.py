@@ -8,7 +8,7 @@ from typing import Any
 
 import runtime as rt
 from harness.coordinator import Patience
-from harness.training import opening, readiness
+from harness.training import readiness
 from harness.training.policy import Role
 from harness.training.run_records import RunRecords
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
@@ -174,7 +174,7 @@ class TrainingSessionCreator(SessionCreator):
         return rt.Session(self._master, graph, readiness.filtered(self._options(), graph, self._max_wait_secs))
 
     def _options(self) -> rt.SessionConfig | None:
-        config = opening.for_recovery(self._config) if self.recovering else self._config
+        config = readiness.for_recovery(self._config) if self.recovering else self._config
         return readiness.patient(config, self._max_wait_secs) if self.recovers else config
 
 

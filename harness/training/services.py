@@ -12,7 +12,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, LooperThread, while_open
-from harness.training.opening import LOST_CONTACT
+from harness.training.session_manager import LOST_CONTACT
 
 if TYPE_CHECKING:
     from harness.checkpoints.saver import SaveHandle

@@ -13,7 +13,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import LooperThread, failed
 from harness.monitoring.cluster_scalars import SeriesThread
-from harness.training import opening, readiness, services
+from harness.training import readiness, services
 from harness.training.managed_session import ManagedSession
 from harness.training.policy import Role
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
@@ -163,7 +163,7 @@ class Supervisor(SupervisorParts):
             config = readiness.patient(config, max_wait_secs)
         own = isinstance(manager, SessionManager)
 
-        recovering_config = opening.for_recovery(config)
+        recovering_config = readiness.for_recovery(config)
 
         def open_ready(recovering: bool) -> rt.Session:
             chosen = recovering_config if recovering else config

@@ -236,7 +236,7 @@ def test_a_new_session_takes_over_plans(target: str, monkeypatch: pytest.MonkeyP
         planned.append(fetches)
         return make_plan(fetches, *args)
 
-    monkeypatch.setattr("runtime.session.make_plan", counted)
+    monkeypatch.setattr("runtime.session.session.make_plan", counted)
     v = rt.Variable(1.0, name="v")
     x = rt.placeholder("float32", [None], name="x")
     product = rt.call(lambda value, array: (value * array).sum(), v, x)
