@@ -211,6 +211,15 @@ class Checkpoints:
         return found[-1] if here else None
 
 
+def check_basename(name: str) -> None:
+    """Raises ValueError unless checkpoints of this name are found again: right below the directory of the run."""
+    if os.path.basename(name) != name or name in ("", ".", "..", "replaced"):
+        raise ValueError(
+            f"checkpoint_basename is the first part of the checkpoints' names, such as model.ckpt, not {name!r}: they "
+            "lie right below the log directory"
+        )
+
+
 def step_in(path: str) -> int | None:
     """The step in the name of a checkpoint."""
     name = os.path.basename(path)

@@ -10,12 +10,11 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.training import supervisor_checks
 from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from harness.training.hooks.control import required_global_step
 from harness.training.hooks.observe import writer_of
 from harness.training.hooks.timer import SecondOrStepTimer
-from harness.training.services import Checkpoints, costs_this_one, tell_full
+from harness.training.services import Checkpoints, check_basename, costs_this_one, tell_full
 
 
 class CheckpointSaverListener:
@@ -69,7 +68,7 @@ class CheckpointSaverHook(SessionRunHook):
     ) -> None:
         if saver is not None and scaffold is not None:
             raise ValueError("You cannot provide both saver and scaffold.")
-        supervisor_checks.basename(checkpoint_basename)
+        check_basename(checkpoint_basename)
         self._dir = rt.zarr.absolute(os.fspath(checkpoint_dir))  # tasks may run in other directories
         self._path = os.path.join(self._dir, checkpoint_basename)
         self._saver = saver
