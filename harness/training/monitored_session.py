@@ -17,11 +17,17 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, failed
 from harness.training.global_step import get_global_step
-from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from harness.training.hooks.base import (
+    FollowsLeader,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 from harness.training.hooks.checkpoint import CheckpointSaverHook
 from harness.training.hooks.observe import StepCounterHook, SummarySaverHook
 from harness.training.lifecycle import Lifecycle
-from harness.training.managed_session import ManagedSession
+from harness.training.managed_session import ManagedSession, underlying
 from harness.training.preemption import shielded
 from harness.training.scaffold import (
     ChiefSessionCreator,
@@ -121,7 +127,7 @@ class MonitoredSession:
             give_up_secs=own.give_up_secs if own is not None else math.inf,
         )
         for hook in self._hooks:
-            if hasattr(hook, "leads"):
+            if isinstance(hook, FollowsLeader):
                 hook.leads = self._life.leads
         if not self._life.late:
             try:
@@ -228,7 +234,8 @@ class MonitoredSession:
                 except LOST_CONTACT as error:
                     session.recover(raw, error)
                 except Exception as error:
-                    if type(error) in (rt.CancelledError, RuntimeError) and session.replaced(raw):
+                    cancelled = isinstance(error, rt.CancelledError) or type(error) is RuntimeError
+                    if cancelled and session.replaced(raw):
                         continue  # the step waited in a session that the thread that looks after the tasks has replaced
                     if isinstance(error, rt.TaskLeftError):
                         session.left = error
@@ -329,7 +336,7 @@ class MonitoredSession:
     def _leave_hooks(self, session: rt.Session) -> None:
         for hook in self._hooks:
             if isinstance(hook, CheckpointSaverHook):
-                hook.leave(getattr(session, "raw", session))
+                hook.leave(underlying(session))
 
     def _settle_hooks(self) -> None:
         for hook in self._hooks:
@@ -342,7 +349,7 @@ class MonitoredSession:
         for hook in self._hooks:
             try:
                 with shielded() if isinstance(hook, CheckpointSaverHook) else contextlib.nullcontext():
-                    hook.end(getattr(session, "raw", session))
+                    hook.end(underlying(session))
             except LOST_CONTACT:
                 raise  # all begin again when the lost task is back
             except Exception as error:

@@ -249,4 +249,4 @@ class WorkerSessionCreator(TrainingSessionCreator):
 
 def is_chief(creator: Any) -> bool:
     """Whether a creator makes the chief's sessions; any creator of the user's own counts as the chief's."""
-    return getattr(creator, "role", Role.CHIEF) is Role.CHIEF
+    return not isinstance(creator, TrainingSessionCreator) or creator.role is Role.CHIEF

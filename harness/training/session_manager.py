@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from absl import logging
@@ -40,6 +40,14 @@ class TrainingOver(rt.OutOfRangeError):
 
     It has a type of its own, as functions of the user's that make the model ready may raise any other OutOfRangeError.
     """
+
+
+@runtime_checkable
+class DirectorySaver(Protocol):
+    """A saver that chooses among the checkpoints of a directory; one of another make need not."""
+
+    def restore_latest(self, sess: rt.Session, checkpoint_dir: str) -> str | None:
+        """Restores the newest checkpoint that is not damaged; gives its path, None when there is none."""
 
 
 @dataclass(frozen=True)
@@ -460,7 +468,7 @@ def _initialize(session: rt.Session, init_op: Any, feed_dict: Mapping[Any, Any] 
 
 def _restore(saver: Any, session: rt.Session, directory: str | None, path: str) -> str:
     """Restores a checkpoint; of a directory the newest one that is not damaged. Returns its path."""
-    if directory and hasattr(saver, "restore_latest"):
+    if directory and isinstance(saver, DirectorySaver):
         return str(saver.restore_latest(session, directory))
     saver.restore(session, path)
     return path
