@@ -294,8 +294,9 @@ class SessionManager:
                     decision = self._decide(request.role, report, request.options)
                     if decision.action is Action.JOIN:
                         return session
-                    if decision.action in (Action.WAIT, Action.END, Action.GIVE_UP):
-                        self._wait(request, report, decision, started)
+                    self._raise_if_hopeless(request, decision, started)
+                    if decision.action is Action.WAIT:
+                        self._wait(request, report)
                         backoff = FIRST_BACKOFF_SECS
                         continue
                     if request.records is not None:
@@ -376,18 +377,21 @@ class SessionManager:
         self._tell(f"{role.value}: {decision.action.value}: {decision.reason}", again=decision.action is Action.WAIT)
         return decision
 
-    def _wait(self, request: _Request, report: policy.Report, decision: policy.Decision, started: float) -> None:
-        """Waits before the cluster is asked again, where asking itself does not wait; raises when it is no use."""
+    def _raise_if_hopeless(self, request: _Request, decision: policy.Decision, started: float) -> None:
         if decision.action is Action.END:
             raise TrainingOver(decision.reason)
         gives_up = decision.action is Action.GIVE_UP
-        if request.role is Role.CHIEF and gives_up:
-            raise RuntimeError(
-                "Model is not initialized and no init_op or init_fn or local_init_op was given: " + decision.reason
-            )
-        if gives_up or (request.role is Role.OTHER and self._patience.exhausted()):
+        if request.role is Role.CHIEF:
+            if gives_up:
+                raise RuntimeError(
+                    "Model is not initialized and no init_op or init_fn or local_init_op was given: " + decision.reason
+                )
+        elif gives_up or self._patience.exhausted():
             limit = request.options.give_up_at - started
             raise rt.DeadlineExceededError(f"Session was not ready after waiting {limit:.0f} secs: {decision.reason}")
+
+    def _wait(self, request: _Request, report: policy.Report) -> None:
+        """Waits before the cluster is asked again, where asking does not wait by itself."""
         if request.role is Role.CHIEF or report.not_ready:
             left = max(0.0, request.options.give_up_at - time.monotonic())
             self._patience.wait(min(self._recovery_wait_secs, left))
