@@ -4,16 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK ?= requirements.lock
-JOBS ?= 2
+# Twice as many workers as the usual two cores: a test of a cluster waits more than it computes.
+JOBS ?= 4
 PEERS := .venv-bench
 PEERS_STAMP := $(PEERS)/.installed
 LOGDIR ?= runs
-# All of these folders but what starts processes or trains for long.
-UNIT_TESTS := tests/runtime tests/transport tests/mnist tests/tf1 $(patsubst %,--ignore=tests/%.py, \
-	$(addprefix runtime/test_,caching concurrent_updates cores counters long_lived memory_growth pipeline processes \
-		reborn_fetches remote_sessions second_device trace turns unchanged) \
-	$(addprefix transport/test_,addresses leftovers listener) $(addprefix mnist/test_,model modes trainer_flags) \
-	$(addprefix tf1/test_,classic_programs docs flags join names tutorial_programs tutorials))
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal
 # Each run has a directory of its own; make mnist RUN=NAME goes on with one that is there.
 RUN ?= mnist-$(shell date +%Y%m%d-%H%M%S)
 
@@ -21,7 +17,7 @@ export PYTHONUNBUFFERED := 1
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist test test-unit test-lowest chaos endings bench bench-quick bench-setup lint format proto tensorboard clean
+.PHONY: help setup mnist test test-unit test-rest test-all test-lowest chaos endings bench bench-quick bench-setup lint format proto tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -42,13 +38,20 @@ mnist: $(STAMP) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends wi
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
 		$(BIN)/python -m models.mnist.trainer --flagfile=configs/mnist_async.flags --logdir=$(LOGDIR)/$(RUN)
 
-test: $(STAMP) ## Run the tests, two files at a time (JOBS); one file: make test TESTS=tests/harness/test_launch.py
-	$(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile $(TESTS)
+test: $(STAMP) ## Run the tests but the longest, in a few minutes; one file: make test TESTS=tests/harness/test_launch.py
+	$(PYTEST) -m "not chaos" $(TESTS)
 
-test-unit: $(STAMP) ## Run the tests that need no cluster of processes, in a minute or two.
-	$(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile $(UNIT_TESTS)
+test-unit: JOBS = 2
+test-unit: $(STAMP) ## Run the tests that start no process, in a minute.
+	$(PYTEST) -m unit $(TESTS)
 
-test-lowest: ## The same with the lowest versions of all dependencies that pyproject.toml allows.
+test-rest: $(STAMP) ## Run what make test leaves out: the longest, and the property tests again with more examples.
+	HYPOTHESIS_PROFILE=$(or $(HYPOTHESIS_PROFILE),ci) $(PYTEST) -m "chaos or hypothesis" $(TESTS)
+
+test-all: $(STAMP) ## Run all tests; HYPOTHESIS_PROFILE=nightly for many more examples (dev: 20, ci: 100, nightly: 2000).
+	$(PYTEST) $(TESTS)
+
+test-lowest: ## make test-unit with the lowest versions of all dependencies that pyproject.toml allows.
 	$(MAKE) --no-print-directory test-unit VENV=.venv-lowest LOCK=requirements-lowest.lock
 
 chaos: $(STAMP) ## Train MNIST under random kills, freezes and cuts, and add up; CHAOS_SECS=60 for a short one.

@@ -28,9 +28,6 @@ TRAINING: dict[str, dict[str, Any]] = {
     "bfloat16_wire": {"bfloat16_wire": True},
     "accumulate=4": {"accumulate": 4},
 }
-EVALUATING: dict[str, dict[str, Any]] = {
-    "evaluating, off": {"evaluate": True},
-}
 TRAINER_FLAGS = {
     "off": (),
     "prefetch": ("--prefetch=1",),
@@ -45,7 +42,7 @@ def speed(hidden: int, rounds: int, seconds: float) -> dict[str, dict[str, float
     program = (sys.executable, "-m", "benchmarks.systems.options_ours")
     running: list[Running] = []
     try:
-        for name, options in {**TRAINING, **EVALUATING}.items():
+        for name, options in TRAINING.items():
             running.append(Running(name, System(program, options=json.dumps(options)), 1, 2, hidden, "cpu"))
         for system in running:
             system.wait_ready()
@@ -58,11 +55,10 @@ def speed(hidden: int, rounds: int, seconds: float) -> dict[str, dict[str, float
     found = {}
     for system in running:
         rate = statistics.median(system.rates)
-        examples = rate * BATCH * TRAINING.get(system.name, {}).get("accumulate", 1)
+        examples = rate * BATCH * TRAINING[system.name].get("accumulate", 1)
         found[system.name] = {"steps_per_s": rate, "examples_per_s": examples}
-    for name, figures in found.items():
-        default = found["off" if name in TRAINING else "evaluating, off"]
-        figures["speedup"] = figures["examples_per_s"] / default["examples_per_s"]
+    for figures in found.values():
+        figures["speedup"] = figures["examples_per_s"] / found["off"]["examples_per_s"]
     return found
 
 

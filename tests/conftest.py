@@ -15,16 +15,20 @@ import hypothesis
 import psutil
 import pytest
 
+from harness.testing.processes import Zygote
 from runtime.graph.placement import current_device, fresh_device_stack
 
-# The first example of a test may compile for a second: the time of one example says nothing.
-hypothesis.settings.register_profile("bellwether", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("bellwether")
+# How many examples a property test tries. The first one may compile for a second: the time of one says nothing.
+for _name, _examples in {"dev": 20, "ci": 100, "nightly": 2000}.items():
+    hypothesis.settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+pytest_plugins = ("tests.tiers",)
 
 # A shell's background job ignores Ctrl-C, and so would every program that a test starts from it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LEAK_PATIENCE_SECS = 2.0
+LEAK_PATIENCE_SECS = 30.0
 """How long threads and processes that a test has told to stop may take to be gone."""
 
 
@@ -76,8 +80,14 @@ def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
 
 
 def _children() -> list[psutil.Process]:
-    # Python's own helper for shared memory stays for the life of the process on purpose.
-    return [p for p in psutil.Process().children(recursive=True) if "resource_tracker" not in _describe(p)]
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # none at all: a hundredth of the time of the look through all processes below
+        return []
+    # Python's own helper for shared memory, and what tasks are forked from, stay for the life of the process.
+    lasting = Zygote.lasting_processes()
+    children = psutil.Process().children(recursive=True)
+    return [p for p in children if p.pid not in lasting and "resource_tracker" not in _describe(p)]
 
 
 def _describe(process: psutil.Process) -> str:

@@ -47,7 +47,11 @@ def test_lock_holds_every_dependency() -> None:
 def test_every_dependency_has_a_floor_that_is_tried() -> None:
     pins = dict(line.split("==") for line in _locked("requirements-lowest.lock"))
     project = _project()
-    for text in (*project["dependencies"], *project["optional-dependencies"]["digits"]):
+    for text in (
+        *project["dependencies"],
+        *project["optional-dependencies"]["digits"],
+        *project["optional-dependencies"]["mnist"],
+    ):
         wanted = Requirement(text)
         (floor,) = [limit.version for limit in wanted.specifier if limit.operator == ">="]
         assert Version(pins[_canonical(wanted.name)]) == Version(floor), f"{text}: requirements-lowest.lock has another"
@@ -63,6 +67,7 @@ def test_only_the_two_packages_are_installed() -> None:
     assert found == ["harness", "harness.*", "runtime", "runtime.*"]
 
 
+@pytest.mark.cluster
 def test_no_paths_of_anybodys_machine() -> None:
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True)

@@ -4,6 +4,10 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.cluster
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 

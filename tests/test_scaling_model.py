@@ -100,6 +100,7 @@ def test_processor_time_bounds_a_shared_host() -> None:
     assert crowded.steps_per_s(1, 16) < crowded.steps_per_s(1, 4)
 
 
+@pytest.mark.cluster
 def test_the_command_line_answers() -> None:
     command = [sys.executable, "-m", "benchmarks.scaling", "--plan", "--model_mb=400", "--workers=64"]
     command += ["--step_ms=120", "--network_gbit=25"]

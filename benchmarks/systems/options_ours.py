@@ -23,13 +23,11 @@ class Options:
         prefetch: as in `runtime.SessionConfig`.
         bfloat16_wire: parameters and gradients travel as bfloat16.
         accumulate: batches of 100 to each pull and push.
-        evaluate: only compute the loss; nobody changes the parameters.
     """
 
     prefetch: int = 0
     bfloat16_wire: bool = False
     accumulate: int = 1
-    evaluate: bool = False
 
 
 def main(job: str, index: int, cluster_json: str, hidden: int, options_json: str) -> None:
@@ -62,7 +60,7 @@ def main(job: str, index: int, cluster_json: str, hidden: int, options_json: str
         session.run(initialise)
     while len(session.run(waiting)):
         pass
-    fetches = [loss] if options.evaluate else [train_op, loss, global_step]
+    fetches = [train_op, loss, global_step]
     if options.accumulate == 1:
         measure(lambda images, labels: session.run(fetches, {x: images, y: labels}), seed=index)
     else:

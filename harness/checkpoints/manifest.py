@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,12 @@ class Manifest:
                 raise DataLossError(f"{where} is damaged: its manifest has a wrong checksum")
             if body["format"] > FORMAT:
                 raise DataLossError(f"{where} has format {body['format']}; this version reads up to {FORMAT}")
+            files = [ShardFile(*f) for f in body["files"]]
+            for file in files:
+                if not zarr.is_inside(file.path):
+                    raise DataLossError(
+                        f"{where} is damaged: its manifest names the file {file.path!r}, which does not lie in it"
+                    )
             return cls(
                 step=body["step"],
                 sequence=body["sequence"],
@@ -114,7 +121,7 @@ class Manifest:
                     )
                     for name, v in body["variables"].items()
                 },
-                files=[ShardFile(*f) for f in body["files"]],
+                files=files,
                 states=body["states"],
                 cut=body.get("cut", 0),
             )
@@ -149,12 +156,14 @@ def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
         return problems  # sizes cost a request each there; tensorstore checks what it reads
     for file in manifest.files:
         try:
-            size = os.stat(os.path.join(step_directory, file.path)).st_size
+            found = os.stat(os.path.join(step_directory, file.path))
         except OSError as error:
             if (other := zarr.barred(error, os.path.join(step_directory, file.path))) is not None:
                 raise other from None
             problems.append(f"{file.path}: {error.strerror}")
             continue
-        if size != file.size:
-            problems.append(f"{file.path}: {size} bytes instead of {file.size}")
+        if not stat.S_ISREG(found.st_mode):
+            problems.append(f"{file.path}: is not a regular file")
+        elif found.st_size != file.size:
+            problems.append(f"{file.path}: {found.st_size} bytes instead of {file.size}")
     return problems

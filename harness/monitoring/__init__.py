@@ -3,6 +3,9 @@
 ``harness.monitoring`` gives what a training program uses; importing it defines the flags of ``program``.
 """
 
+from absl import flags
+
+from harness.monitoring import program
 from harness.monitoring.program import (
     JsonFormatter,
     StepProfiler,
@@ -10,6 +13,17 @@ from harness.monitoring.program import (
     configure_logging,
     metrics_port,
     watched,
+    watched_at,
 )
 
-__all__ = ["JsonFormatter", "StepProfiler", "TaskFormatter", "configure_logging", "metrics_port", "watched"]
+flags.adopt_module_key_flags(program)  # --help of a program that adopts this room's lists them
+
+__all__ = [
+    "JsonFormatter",
+    "StepProfiler",
+    "TaskFormatter",
+    "configure_logging",
+    "metrics_port",
+    "watched",
+    "watched_at",
+]

@@ -1,6 +1,6 @@
 """What a training program offers to those who watch it: log lines, a Prometheus endpoint, a profile of some steps.
 
-Importing it defines the flags --metrics_port, --log_json and --profile_steps.
+Importing it defines the flags --metrics_port, --metrics_host, --log_json and --profile_steps.
 
     with monitoring.watched(server), monitoring.StepProfiler.from_flags(logdir) as profiler:
         while training:
@@ -33,6 +33,11 @@ flags.DEFINE_integer(
     "this is the first task's, and each further task has the next one, the ps first. Off when not given.",
     lower_bound=0,
     upper_bound=65535,
+)
+flags.DEFINE_string(
+    "metrics_host",
+    "127.0.0.1",
+    "Host name or address at which --metrics_port listens; 0.0.0.0 for all interfaces. Whoever reaches it may ask.",
 )
 flags.DEFINE_bool("log_json", False, "Log one JSON object a line: time, level, task, source, message.")
 flags.DEFINE_string(
@@ -104,16 +109,29 @@ def configure_logging(task: str, as_json: bool = False) -> None:
 
 @contextlib.contextmanager
 def watched(server: rt.Server) -> Iterator[None]:
-    """Names the server's task in the log lines, and offers its figures at ``--metrics_port`` while the block runs.
+    """Names the server's task in the log lines, and offers its figures at ``--metrics_port`` while the block runs."""
+    with watched_at(server, FLAGS.metrics_port, FLAGS.log_json, FLAGS.metrics_host):
+        yield
 
-    Under the launcher each task has a port of its own: the flag's and those after it. A port that is in use costs the
+
+@contextlib.contextmanager
+def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host: str = "127.0.0.1") -> Iterator[None]:
+    """The same for a program that passes its options instead of leaving them in flags.
+
+    Under the launcher each task has a port of its own: this one and those after it. A port that is in use costs the
     figures, not the training: an error is logged.
+
+    Args:
+        server: the server of this task.
+        port: of the first task; 0 for any free one, None for no endpoint.
+        as_json: one JSON object a log line.
+        host: name or address at which the endpoint listens.
     """
-    configure_logging(f"{server.task.job}/{server.task.index}", FLAGS.log_json)
-    if FLAGS.metrics_port is None:
+    configure_logging(f"{server.task.job}/{server.task.index}", as_json)
+    if port is None:
         yield
         return
-    with _endpoint(server, metrics_port(FLAGS.metrics_port, os.environ)):
+    with _endpoint(server, metrics_port(port, os.environ), host):
         yield
 
 
@@ -122,14 +140,16 @@ def metrics_port(first: int, environ: Mapping[str, str]) -> int:
     return first and first + int(environ.get(NUMBER_VARIABLE, "0"))
 
 
-def _endpoint(server: rt.Server, port: int) -> contextlib.AbstractContextManager[object]:
+def _endpoint(server: rt.Server, port: int, host: str) -> contextlib.AbstractContextManager[object]:
     from harness.monitoring.prometheus import Endpoint
 
     try:
-        return Endpoint(server, port)
+        return Endpoint(server, port, host)
     except (OSError, OverflowError) as error:
         logging.error(
-            "no figures for Prometheus at port %d: %s; give another --metrics_port, or 0 for any free one", port, error
+            "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 for any free one, or "
+            "another --metrics_host",
+            *(port, host, error),
         )
         return contextlib.nullcontext()
 
@@ -158,20 +178,26 @@ class StepProfiler:
 
     @classmethod
     def from_flags(cls, directory: str, here: bool = True) -> StepProfiler | _NoProfiler:
-        """The profiler that ``--profile_steps`` asks for; one that does nothing without it.
+        """The profiler that ``--profile_steps`` asks for; arguments and errors as in ``from_text``."""
+        return cls.from_text(FLAGS.profile_steps, directory, here)
+
+    @classmethod
+    def from_text(cls, steps: str | None, directory: str, here: bool = True) -> StepProfiler | _NoProfiler:
+        """The profiler of the steps that a text names; one that does nothing where it is None or empty.
 
         Args:
+            steps: the first step and the end, as in ``100:105``.
             directory: where it is written.
             here: False on the tasks that are not to be profiled.
 
         Raises:
-            ValueError: the flag is not of the form ``100:105``, or there is no directory.
+            ValueError: the text is not of that form, or there is no directory.
         """
-        if not FLAGS.profile_steps or not here:
+        if not steps or not here:
             return _NoProfiler()
-        found = re.fullmatch(r"(\d+):(\d+)", FLAGS.profile_steps)
+        found = re.fullmatch(r"(\d+):(\d+)", steps)
         if not found:
-            raise ValueError(f"--profile_steps={FLAGS.profile_steps}: give the first step and the end, as in 100:105")
+            raise ValueError(f"--profile_steps={steps}: give the first step and the end, as in 100:105")
         if not directory:
             raise ValueError("--profile_steps needs a --logdir to write to")
         return cls(int(found[1]), int(found[2]), directory)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
-from wsgiref.simple_server import WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from absl import logging
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import runtime as rt
 
+LOCAL_HOST = "127.0.0.1"
+REQUESTS = 8
+"""How many requests are served at once; further ones are turned away, and Prometheus comes again."""
+REQUEST_SECS = 5.0
+"""How long a request may take, from its connection to the end of its answer."""
 _PREFIX = "bellwether_"
 _HELP = {
     "applied_total": "updates that came over the network and were applied",
@@ -112,26 +121,83 @@ class TaskCollector(Collector):
 _LABELS = ("job", "task")
 
 
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing: a scrape every few seconds is no news."""
+
+
+class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
+    """A thread for each request, a few at most, and none for longer than a request may take."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._free = threading.Semaphore(REQUESTS)
+        self._lock = threading.Lock()
+        self._begun: dict[socket.socket, float] = {}
+        super().__init__((host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Has a thread serve a request, or turns it away."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        with self._lock:
+            self._begun[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread to be had
+            self._over(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serves a request."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._over(request)
+
+    def _over(self, request: socket.socket) -> None:
+        with self._lock:
+            del self._begun[request]
+        self._free.release()
+
+    def service_actions(self) -> None:
+        """Called twice a second: ends requests that take too long."""
+        late = time.monotonic() - REQUEST_SECS
+        with self._lock:
+            for request, begun in self._begun.items():
+                if begun < late:
+                    with contextlib.suppress(OSError):  # it has just ended
+                        request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of clients that hang up, or are cut off."""
+        logging.debug("a request for figures from %s failed", client_address, exc_info=True)
+
+
 class Endpoint:
     """An HTTP endpoint that Prometheus can scrape, on a thread of its own.
 
     Args:
         server: the task.
         port: TCP port; 0 takes a free one.
-        host: address to listen on; all by default.
+        host: host name or address to listen on; by default only this machine reaches it. Anybody may ask who does.
 
     Raises:
         OSError: the port is in use.
     """
 
-    def __init__(self, server: rt.Server, port: int, host: str = "") -> None:
+    def __init__(self, server: rt.Server, port: int, host: str = LOCAL_HOST) -> None:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(TaskCollector(server))
-        self._http: WSGIServer
-        self._thread: threading.Thread
-        self._http, self._thread = start_http_server(port, host or "0.0.0.0", registry)
+        self._http = _HttpServer(host, port)
+        self._http.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._http.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
         self.port = int(self._http.server_port)
-        logging.info("%s: figures for Prometheus at port %d", server.task, self.port)
+        logging.info("%s: figures for Prometheus at port %d of %s", server.task, self.port, host)
 
     def close(self) -> None:
         """Stops listening."""

@@ -19,7 +19,7 @@ from harness.launch.ports import hold_ports
 from harness.launch.tasks import Topology, arguments, environment
 from harness.testing.links import How, Links
 from harness.testing.plan import Fault, FaultPlan, Kind
-from harness.testing.processes import Life, Line, Processes
+from harness.testing.processes import Life, Line, Processes, Zygote
 
 PATIENCE_SECS = 60.0
 """How long waits for lines, steps and ends last by default."""
@@ -33,7 +33,7 @@ PRELOAD = (
     ),
     "scipy.linalg",
 )
-"""What training programs import; in a zygote that has it, a task starts in a tenth of the time."""
+"""What training programs import; a task that is forked from a process that has it starts in a tenth of the time."""
 _LOOK_SECS = 0.02
 _PROBE_SECS = 1.0
 _NEED_A_PROCESS = (Kind.KILL, Kind.STOP, Kind.FREEZE)
@@ -71,8 +71,9 @@ class LocalCluster:
         workers: number of workers.
         env: environment variables beside those of this process.
         links: put a network between the tasks that can be cut.
-        preload: modules that are imported once for all tasks when the command is ``python -m ...``. They see the
-            environment as it is then: variables that they read on import cannot differ between tasks.
+        preload: modules that are imported once, for all tasks of all clusters of this process, when the command is a
+            Python program. A task whose environment differs in what modules read on import, such as JAX's variables,
+            imports them itself.
         start: start all tasks at once.
         echo: called with (task, line) for each line that a task writes.
     """
@@ -99,7 +100,7 @@ class LocalCluster:
         """Address of each task."""
         self._held: dict[str, socket.socket] = dict(zip(self._ids, held, strict=True))
         self._links: Links | None = None
-        self._processes = Processes(preload, self._env, echo)
+        self._processes = Processes(Zygote.lasting(preload, self._env), echo)
         try:
             if links:
                 self._links = Links(list(self._ids), self._owner)

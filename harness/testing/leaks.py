@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from harness.testing.processes import Zygote
+
 PATIENCE_SECS = 5.0
 """How long what was told to end may take."""
 _LOOK_SECS = 0.02
@@ -40,7 +42,9 @@ class Holdings:
         Args:
             daemons: count daemon threads too.
         """
-        threads = Counter(t.name for t in threading.enumerate() if daemons or not t.daemon)
+        lasting = Zygote.lasting_threads()
+        found = [t for t in threading.enumerate() if t not in lasting and (daemons or not t.daemon)]
+        threads = Counter(t.name for t in found)
         sockets, files = _descriptors()
         return cls(threads, Counter(_children()), sockets, files)
 
@@ -80,10 +84,11 @@ def no_leaks(
 
 
 def _children() -> Iterator[str]:
+    lasting = Zygote.lasting_processes()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             command = " ".join(child.cmdline())[:120]
-            if "resource_tracker" not in command:  # Python's own, for the life of the process
+            if "resource_tracker" not in command and child.pid not in lasting:  # for the life of this process
                 yield f"{child.pid} {command or child.status()}"
 
 
@@ -94,11 +99,11 @@ def _descriptors() -> tuple[Counter[str], Counter[str]]:
         numbers = os.listdir("/proc/self/fd")
     except OSError:  # not Linux
         return sockets, Counter(file.path for file in psutil.Process().open_files())
-    for number in numbers:
+    for number in sorted(set(map(int, numbers)) - Zygote.lasting_descriptors()):
         with contextlib.suppress(OSError):  # the one that listed them is closed already
             target = os.readlink(f"/proc/self/fd/{number}")
             if target.startswith("socket:"):
-                sockets[_described(int(number))] += 1
+                sockets[_described(number)] += 1
             elif not target.startswith("/proc/"):
                 files[target.partition(":[")[0]] += 1
     return sockets, files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -15,6 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
+
+import psutil
 
 from harness.launch import guard
 from harness.launch.output import LineBuffer
@@ -65,50 +69,98 @@ class Life:
     buffer: LineBuffer = field(default_factory=LineBuffer, repr=False)
 
 
-class Processes:
-    """Starts processes through a zygote and reads what they write, in one thread of its own.
+IMPORT_TIME = ("JAX_", "XLA_", "TF_CPP_", "GRPC_", "PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_")
+"""Beginnings of the names of environment variables that imported modules may have read already."""
+_LINES_ONLY = "PYTHONUNBUFFERED"
+"""It changes how lines are written and nothing else, and the zygote's tasks write whole lines at once."""
+
+
+def read_on_import(env: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that modules may read when they are imported: a fork comes too late to change it."""
+    return {name: value for name, value in env.items() if name.startswith(IMPORT_TIME) and name != _LINES_ONLY}
+
+
+class Zygote:
+    """A process that has imported modules, and from which the tasks of any number of clusters are forked.
+
+    Its tasks and itself end with this process, whatever ends that.
 
     Args:
-        preload: modules that the zygote imports, so that a task ``python -m ...`` starts by a fork.
-        env: environment of the zygote.
-        show: called with (task, line) for each line, from the reading thread.
+        preload: the modules.
+        env: its environment.
     """
 
-    def __init__(
-        self, preload: Sequence[str], env: Mapping[str, str], show: Callable[[str, str], object] | None = None
-    ) -> None:
-        self._preload = bool(preload)
-        self._show = show
-        self._lives: list[Life] = []
-        self._open: dict[int, Life] = {}  # by the descriptor of their output
-        self._lines: dict[str, list[Line]] = {}
-        self._seen: dict[str, int] = {}
-        self.changed = threading.Condition()
-        """Notified of every line, start and end."""
-        self._selector = selectors.DefaultSelector()
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._wake, self._waker = socket.socketpair()
-        script = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
-        program = f"import sys; from {zygote.__name__} import main; main(sys.argv[1:])"
-        command = [sys.executable, "-c", program, str(theirs.fileno()), *preload]
-        # The guard outlives nobody: it ends with the thread that starts it, and takes the zygote and all tasks along.
+    _lasting: ClassVar[dict[tuple[object, ...], Zygote]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, preload: Sequence[str], env: Mapping[str, str]) -> None:
+        self.preload = tuple(preload)
+        self.env = dict(env)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ready = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(script + command, dict(env), theirs), name="test cluster", daemon=True
-        )
+        self._popen: subprocess.Popen[bytes] | None = None
+        # The guard ends with the thread that starts it, and takes the zygote and all tasks along.
+        self._thread = threading.Thread(target=self._run, args=(theirs,), name="zygote", daemon=True)
         self._thread.start()
-        self._ready.wait(START_SECS)
+        self._ready.wait()
         if self._failure is not None:
+            self._control.close()
             raise self._failure
 
-    # -- the reading thread ------------------------------------------------------------------------------------
+    @classmethod
+    def lasting(cls, preload: Sequence[str], env: Mapping[str, str]) -> Zygote:
+        """The zygote of this process for these modules: made when first asked for, ended with the process.
 
-    def _run(self, command: list[str], env: dict[str, str], theirs: socket.socket) -> None:
+        ``no_leaks`` does not count it. There is one for each set of variables that modules may read on import.
+        """
+        key = (tuple(preload), *sorted(read_on_import(env).items()))
+        with cls._lock:
+            found = cls._lasting.get(key)
+            if found is None or not found._thread.is_alive():
+                if found is not None:
+                    found.close()
+                elif not cls._lasting:
+                    atexit.register(cls._close_lasting)
+                found = cls._lasting[key] = cls(preload, env)
+            return found
+
+    @classmethod
+    def lasting_processes(cls) -> set[int]:
+        """The processes that ``lasting`` keeps; their tasks are not among them, nor what those have left behind."""
+        found = set()
+        for one in list(cls._lasting.values()):
+            if one._popen is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.add(one._popen.pid)
+                    children = psutil.Process(one._popen.pid).children()
+                    # The first is the zygote; the guard adopts others.
+                    found |= {child.pid for child in sorted(children, key=psutil.Process.create_time)[:1]}
+        return found
+
+    @classmethod
+    def lasting_threads(cls) -> set[threading.Thread]:
+        """The threads that look after what ``lasting`` keeps."""
+        return {one._thread for one in list(cls._lasting.values())}
+
+    @classmethod
+    def lasting_descriptors(cls) -> set[int]:
+        """The descriptors of this process that ``lasting`` keeps open."""
+        return {one._control.fileno() for one in list(cls._lasting.values())}
+
+    @classmethod
+    def _close_lasting(cls) -> None:
+        while cls._lasting:
+            cls._lasting.popitem()[1].close()
+
+    def _run(self, theirs: socket.socket) -> None:
+        program = f"import sys; from {zygote.__name__} import main; main(sys.argv[1:])"
+        command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
+        command += [sys.executable, "-c", program, str(theirs.fileno()), *self.preload]
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
         try:
-            popen = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            self._popen = subprocess.Popen(
+                command, env=self.env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
             )
         except BaseException as error:
             self._failure = error
@@ -117,18 +169,68 @@ class Processes:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
             self._ready.set()
+        self._popen.wait()
+
+    def connect(self) -> socket.socket:
+        """A socket for the messages of one client, which the module ``zygote`` describes."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise RuntimeError("the zygote has ended: no process can be started from it") from error
+        finally:
+            theirs.close()
+        return ours
+
+    def starts(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Whether it runs a command in a fork of itself; it executes any other, and one whose variables differ."""
+        return bool(self.preload) and zygote.can_fork(argv) and read_on_import(env) == read_on_import(self.env)
+
+    def close(self) -> None:
+        """Ends it with all its tasks."""
+        self._control.close()
+        self._thread.join(_END_SECS)
+        if self._thread.is_alive() and self._popen is not None:
+            self._popen.send_signal(guard.KILL_SIGNAL)
+            self._thread.join()
+
+
+class Processes:
+    """Starts processes from a zygote and reads what they write, in one thread of its own.
+
+    Args:
+        zygote: starts them; it outlives this object.
+        show: called with (task, line) for each line, from the reading thread.
+    """
+
+    def __init__(self, zygote: Zygote, show: Callable[[str, str], object] | None = None) -> None:
+        self._zygote = zygote
+        self._show = show
+        self._lives: list[Life] = []
+        self._open: dict[int, Life] = {}  # by the descriptor of their output
+        self._lines: dict[str, list[Line]] = {}
+        self._seen: dict[str, int] = {}
+        self.changed = threading.Condition()
+        """Notified of every line, start and end."""
+        self._selector = selectors.DefaultSelector()
+        self._channel = zygote.connect()
         self._selector.register(self._channel, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="test cluster", daemon=True)
+        self._thread.start()
+
+    # -- the reading thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Reads until the zygote closes the channel: once ``close`` has ended every process, or at its own end."""
         try:
             while self._turn():
                 pass
         finally:
-            self._finish(popen)
+            self._finish()
 
     def _turn(self) -> bool:
         for key, _ in self._selector.select():
-            if key.fileobj is self._wake:
-                return False
             if key.fileobj is self._channel:
                 if not self._hear():
                     return False
@@ -183,14 +285,9 @@ class Processes:
             for text in texts:
                 self._show(life.task, text)
 
-    def _finish(self, popen: subprocess.Popen[bytes]) -> None:
+    def _finish(self) -> None:
         with self.changed:
-            self._channel.close()  # the zygote ends its tasks, and itself
-        try:
-            popen.wait(_END_SECS)
-        except subprocess.TimeoutExpired:
-            popen.send_signal(guard.KILL_SIGNAL)
-            popen.wait()
+            self._channel.close()
         for fd in list(self._open):
             while self._read(fd):
                 pass
@@ -208,16 +305,34 @@ class Processes:
 
     # -- for any thread ----------------------------------------------------------------------------------------
 
-    def start(self, task: str, argv: Sequence[str], env: Mapping[str, str]) -> Life:
+    def start(
+        self,
+        task: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        stdin: int | None = None,
+    ) -> Life:
         """Starts a process of a task and waits until it exists.
+
+        Args:
+            task: its name.
+            argv: the command.
+            env: its environment.
+            cwd: its working directory; that of the zygote by default.
+            stdin: a descriptor of this process that becomes its standard input.
 
         Raises:
             RuntimeError: the task runs already, or the cluster is closed.
         """
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
-        module = self._preload and list(argv[:2]) == [sys.executable, "-m"]
         with self.changed:
+            if not self._thread.is_alive():
+                os.close(reader)
+                os.close(writer)
+                raise RuntimeError(f"{task} cannot be started: the cluster is closed")
             running = self.running(task)
             if running is not None:
                 os.close(reader)
@@ -230,9 +345,11 @@ class Processes:
             self._seen.setdefault(task, 0)
             self._open[reader] = life
             self._selector.register(reader, selectors.EVENT_READ)
-            message = {"start": number, "argv": list(argv), "env": dict(env), "module": module}
+            message = {"start": number, "argv": list(argv), "env": dict(env), "input": stdin is not None}
+            message |= {"fork": self._zygote.starts(argv, env), "cwd": None if cwd is None else os.fspath(cwd)}
+            descriptors = [writer] if stdin is None else [writer, stdin]
             try:
-                socket.send_fds(self._channel, [json.dumps(message).encode()], [writer])
+                socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)
             except OSError as error:
                 raise RuntimeError(f"{task} cannot be started: the cluster is closed") from error
             finally:
@@ -299,9 +416,7 @@ class Processes:
             return life.code
 
     def close(self) -> None:
-        """Ends every process and the thread; nothing is left."""
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
+        """Ends every process and the thread; nothing is left. Does nothing the second time."""
+        with self.changed, contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_WR)
         self._thread.join()
-        self._wake.close()
-        self._waker.close()

@@ -1,1 +1,1 @@
-"""Handwritten digits, an example to read top to bottom: `data` is learned from, `model` learns, `trainer` runs it."""
+"""Handwritten digits, an example: `minimal` is all of it in one page, `trainer` the same with what a real run wants."""

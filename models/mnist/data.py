@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pooch
 from absl import app, logging
 from numpy.typing import NDArray
 
-from models.mnist import fetch, idx
+from models.mnist import files
+from models.mnist.files import DataError
 
 IMAGE_SIDE = 28
 IMAGE_PIXELS = IMAGE_SIDE * IMAGE_SIDE
@@ -82,8 +84,8 @@ def scale(pixels: NDArray[np.uint8]) -> Images:
 def load(
     data_dir: str | None = None,
     *,
-    mirrors: Sequence[str] = fetch.MIRRORS,
-    checksums: Mapping[str, str] = idx.SHA256,
+    mirrors: Sequence[str] = files.MIRRORS,
+    checksums: Mapping[str, str] = files.SHA256,
 ) -> Mnist:
     """Reads MNIST from the first of these that is given: `data_dir`, `$MNIST_DIR`, the cache of downloaded files.
 
@@ -98,54 +100,40 @@ def load(
       DataError: a file is missing or is not what it should be, or neither data nor a stand-in can be had. Data that
         was named but cannot be used is always an error: nobody wants to find out later what was trained on.
     """
-    given = [("--data_dir", data_dir or ""), ("MNIST_DIR", os.environ.get("MNIST_DIR", ""))]
-    for setting, directory in given:
+    for setting, directory in (("--data_dir", data_dir), ("MNIST_DIR", os.environ.get("MNIST_DIR"))):
         if directory:
-            files = _read_directory(Path(directory).expanduser(), setting, checksums)
-            return _mnist(files, f"MNIST from {directory} ({setting})")
-    cache = fetch.cache_directory()
+            found = _read_directory(Path(directory).expanduser(), setting, checksums)
+            return _mnist(found, f"MNIST from {directory} ({setting})")
+    cache = pooch.os_cache("bellwether") / "mnist"
     try:
-        files = fetch.fetch(cache, mirrors, checksums)
-    except fetch.OfflineError as error:
+        return _mnist(files.fetch(cache, mirrors, checksums), f"MNIST from {cache} (downloaded)")
+    except ConnectionError as error:
         return _digits(error)
-    return _mnist(files, f"MNIST from {cache} (downloaded)")
 
 
 def _read_directory(directory: Path, setting: str, checksums: Mapping[str, str]) -> dict[str, NDArray[np.uint8]]:
-    files = {}
+    found = {}
     for name, sha256 in checksums.items():
-        path = idx.find(directory, name)
+        path = next((path for path in (directory / name, directory / f"{name}.gz") if path.is_file()), None)
         if path is None:
-            raise idx.DataError(
-                f"{setting}={directory} has neither {name} nor {name}.gz; copy the four MNIST files there, "
-                f"or leave {setting} unset to download them"
-            )
+            advice = f"copy the four MNIST files there, or leave {setting} unset to download them"
+            raise DataError(f"{setting}={directory} has neither {name} nor {name}.gz; {advice}")
         try:
-            files[name] = idx.read(path, sha256)
-        except idx.CorruptFileError as error:
-            raise idx.CorruptFileError(
-                f"{error}; replace the file, or leave {setting} unset to download a good one"
-            ) from error
-    return files
+            found[name] = files.read(path, sha256)
+        except DataError as error:
+            raise DataError(f"{error}; replace the file, or leave {setting} unset to download a good one") from error
+    return found
 
 
-def _mnist(files: Mapping[str, NDArray[np.uint8]], source: str) -> Mnist:
-    train = _split(files, idx.TRAIN_IMAGES, idx.TRAIN_LABELS)
-    test = _split(files, idx.TEST_IMAGES, idx.TEST_LABELS)
-    return Mnist(train, test, "mnist", source)
-
-
-def _split(files: Mapping[str, NDArray[np.uint8]], images_name: str, labels_name: str) -> Split:
-    images, labels = files[images_name], files[labels_name]
-    if images.ndim != 3 or images.shape[1:] != (IMAGE_SIDE, IMAGE_SIDE):
-        raise idx.CorruptFileError(f"{images_name} holds an array of shape {images.shape}, not images of 28x28 pixels")
-    if labels.shape != images.shape[:1]:
-        raise idx.CorruptFileError(
-            f"{labels_name} has shape {labels.shape} for the {len(images)} images of {images_name}"
+def _mnist(values: Mapping[str, NDArray[np.uint8]], source: str) -> Mnist:
+    train, test = (
+        Split(
+            values[f"{part}-images-idx3-ubyte"].reshape(-1, IMAGE_PIXELS),
+            values[f"{part}-labels-idx1-ubyte"].astype(np.int32),
         )
-    if labels.size and labels.max() >= NUM_CLASSES:
-        raise idx.CorruptFileError(f"{labels_name} holds the label {labels.max()}; digits are 0 to 9")
-    return Split(images.reshape(-1, IMAGE_PIXELS), labels.astype(np.int32))
+        for part in ("train", "t10k")
+    )
+    return Mnist(train, test, "mnist", source)
 
 
 def _digits(reason: Exception) -> Mnist:
@@ -155,7 +143,7 @@ def _digits(reason: Exception) -> Mnist:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError as error:
-        raise idx.DataError(
+        raise DataError(
             f"{reason}; set --data_dir to a directory with the four MNIST files, or install scikit-learn, "
             "whose digits are used where there is no network"
         ) from error
@@ -270,7 +258,7 @@ def main(argv: Sequence[str]) -> None:
     """Reads the data once and says what it found; see the module's docstring."""
     try:
         logging.info("data: %s", load(argv[1] if len(argv) > 1 else None))
-    except idx.DataError as error:
+    except DataError as error:
         sys.exit(str(error))
 
 

@@ -188,6 +188,7 @@ def _reviver(worker: Worker) -> Callable[[int, Entry], RegisteredCall]:
             meta["writes"],
             in_turn=meta["in_turn"],
             handle=handle,
+            foreign=True,
         )
         assert made is not None  # its program has come along
         return made

@@ -7,12 +7,13 @@ they refuse the orders of earlier coordinators.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -21,6 +22,7 @@ from absl import logging
 from runtime.checkpoint import streaming
 from runtime.checkpoint.byte_ranges import Piece
 from runtime.checkpoint.pacing import Pace, in_background
+from runtime.checkpoint.participant import EPOCHS_AT_ONCE
 from runtime.checkpoint.snapshot import Cut, ShardFile, VariableSlice, half_done_steps
 from runtime.checkpoint.storage import write_store
 from runtime.errors import (
@@ -32,12 +34,10 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.proto import services_pb2 as pb
-from runtime.state.write_gate import NO_CUT
+from runtime.state.write_gate import NO_CUT, PAUSE_SECS
 
 ORDER_SECS = 120.0
 """Time limit of an order that should take milliseconds, but for a claim that waits for an old chief's writes."""
-PAUSE_SECS = 10.0
-"""How long tasks stay paused at most when their coordinator dies in the middle of a cut."""
 STATES_SECS = 2.0
 CLAIM_TRIES = 10
 CUT_TRIES = 3
@@ -95,11 +95,8 @@ class Shards:
             if self._claimed.issuperset(tasks):
                 return self._epoch
             asked = sorted(self._claimed.union(tasks))
-
-            def tell(order: pb.ShardOrder) -> list[tuple[int, int]]:
-                return [(r.epoch, r.owner) for r in self._each(asked, lambda t: self._ask(t, order, ORDER_SECS))]
-
-            told = tell(pb.ShardOrder(kind=pb.ShardOrder.TELL))
+            tell = pb.ShardOrder(kind=pb.ShardOrder.TELL)
+            told = [(r.epoch, r.owner) for r in self._each(asked, lambda t: self._ask(t, tell, ORDER_SECS))]
             if len(set(told)) == 1 and told[0][0] and told[0][1] == _owner:
                 self._epoch = told[0][0]
                 self._claimed.update(asked)
@@ -107,8 +104,8 @@ class Shards:
             wait = threading.Event()  # never set: two chiefs that start together step aside for random times
             for attempt in range(CLAIM_TRIES):
                 epoch = max(e for e, _ in told) + 1
-                claim = pb.ShardOrder(kind=pb.ShardOrder.CLAIM, epoch=epoch, owner=_owner)
-                told = tell(claim)
+                before = {t: e for t, (e, _) in zip(asked, told, strict=True)}
+                told = self._each(asked, functools.partial(self._raise_epoch, before, epoch))
                 if all(t == (epoch, _owner) for t in told):
                     self._epoch = epoch
                     self._claimed.update(asked)
@@ -116,6 +113,14 @@ class Shards:
                     return epoch
                 wait.wait(random.uniform(0.0, 0.05 * 2**attempt))
             raise AbortedError("another chief keeps claiming the same tasks: run one chief only")
+
+    def _raise_epoch(self, before: Mapping[str, int], epoch: int, task: str) -> tuple[int, int]:
+        """Claims a task; one that is far behind the others takes a large epoch in several steps only."""
+        now = before[task]
+        while now < epoch:
+            now = min(epoch, now + EPOCHS_AT_ONCE - 1)
+            reply = self._ask(task, pb.ShardOrder(kind=pb.ShardOrder.CLAIM, epoch=now, owner=_owner), ORDER_SECS)
+        return reply.epoch, reply.owner
 
     def cut(self, slices: Sequence[VariableSlice], number_of: str = "") -> Cut:
         """Takes references to variables of all tasks as of one instant, at which no step has half its writes done.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import zlib
+from typing import BinaryIO
 
 from runtime.errors import OpError, PermissionDeniedError, UnavailableError
 
@@ -51,14 +53,44 @@ def barred_in(text: str, path: str) -> OpError | None:
 
 
 def checksum(path: str) -> tuple[int, int]:
-    """(size in bytes, CRC-32) of a file."""
+    """(size in bytes, CRC-32) of a regular file; OSError for anything else, which may have no end."""
+    with _opened(path) as file:
+        return _summed(file)
+
+
+def is_as_saved(path: str, size: int, crc: int) -> bool:
+    """Whether a file has the size and the CRC-32 that it had; no more than ``size`` bytes are read.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    with _opened(path) as file:
+        return os.fstat(file.fileno()).st_size == size and _summed(file, size) == (size, crc)
+
+
+def _opened(path: str) -> BinaryIO:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # to open a pipe may wait for ever
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", path)
+        return open(handle, "rb", buffering=0)
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _summed(file: BinaryIO, most: float = float("inf")) -> tuple[int, int]:
     size, crc = 0, 0
     buffer = memoryview(bytearray(READ_BLOCK))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            size += count
-            crc = zlib.crc32(buffer[:count], crc)
+    while size <= most and (count := file.readinto(buffer)):  # type: ignore[attr-defined]  # it is a FileIO
+        size += count
+        crc = zlib.crc32(buffer[:count], crc)
     return size, crc
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative path stays in the directory that it begins in: no ``..``, and not absolute."""
+    return bool(name) and "\0" not in name and not os.path.isabs(name) and ".." not in name.split("/")
 
 
 class Checksums:

@@ -6,6 +6,7 @@ when the jobs of the coordinators before have ended, so that a dead chief's late
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -22,19 +23,22 @@ from absl import logging
 from runtime.checkpoint import storage
 from runtime.checkpoint.byte_ranges import Array, Incoming, Piece, part_of
 from runtime.checkpoint.pacing import Pace, in_background
+from runtime.checkpoint.roots import Roots, check_process_id, file_below
 from runtime.checkpoint.states import task_states
 from runtime.errors import (
     AbortedError,
+    AlreadyExistsError,
     CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    OpError,
     UnavailableError,
 )
 from runtime.proto import services_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.state.store import Store, Values
-from runtime.state.write_gate import Gate, lapsed
+from runtime.state.write_gate import PAUSE_SECS, Gate, lapsed
 from runtime.tensor_spec import TensorSpec, canonical_dtype
 
 JOIN_SECS = 60.0
@@ -43,6 +47,10 @@ QUIET_SECS = 2.0
 """How long a cut waits for stages that are under way, and for the rest of half-done steps."""
 UNUSED_SECS = 600.0
 """How long what was taken for a save is kept when nobody asks for it."""
+EPOCHS_AT_ONCE = 2**32
+"""By how much a claim may raise the epoch: there are always epochs left, for 2^31 claims of a stranger."""
+MAX_ARRAY_BYTES = 2**62
+MAX_EPOCH = 2**63
 VALUES_OF_JOBS = 8
 """Of how many saves and restores a task can tell whether its variables have changed since."""
 CUT_OFF = "the task goes on from its mirror"
@@ -120,6 +128,8 @@ class Shards:
         self._reborn = False
         self.cores: int | None = None
         """Of this machine, for this task: by them its writing is paced; None asks the operating system."""
+        self.roots = Roots()
+        """Where orders may have it write and read."""
         self._kinds: dict[int, Callable[[Order], Reply]] = {
             Order.TELL: self._tell,
             Order.CLAIM: self._claim,
@@ -145,7 +155,11 @@ class Shards:
         """
         if order.kind not in (Order.TELL, Order.CLAIM, Order.STATES, Order.CHANGED):
             self.check_epoch(order.epoch, order.owner)
-        return self._kinds[order.kind](order)
+        try:
+            return self._kinds[order.kind](order)
+        except OpError as error:
+            error.task = error.task or self._task
+            raise
 
     def state(self) -> tuple[int, int]:
         """Epoch and owner: who coordinates."""
@@ -175,6 +189,11 @@ class Shards:
 
     def _claim(self, order: Order) -> Reply:
         with self._lock:
+            if order.epoch >= min(MAX_EPOCH, self._epoch + EPOCHS_AT_ONCE):
+                raise InvalidArgumentError(
+                    f"refused: a claim of epoch {order.epoch}, where the task obeys epoch {self._epoch}: the next "
+                    "coordinator's is one more than the largest of its tasks"
+                )
             raised = order.epoch > self._epoch
             if raised:
                 self._epoch, self._owner = order.epoch, order.owner
@@ -201,6 +220,8 @@ class Shards:
             wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
             lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
             return Reply(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
+        if not 0 <= order.seconds <= PAUSE_SECS:
+            raise InvalidArgumentError(f"a pause of {order.seconds:g} s: it is {PAUSE_SECS:g} s at most")
         self._gate.pause(order.job, order.seconds, QUIET_SECS)
         try:
             self.check_epoch(order.epoch, order.owner)
@@ -299,8 +320,7 @@ class Shards:
         with job.lock:
             if job.written is not None:
                 return job.written
-            self._check_there(order.directory)
-            directory = f"{order.directory}/ocdbt.process_{order.process_id}"
+            directory = self._to_write(order)
             arrays = [(_placed(s, a), a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
             pace = Pace(lambda: self._gate.entered, job.cancelled.wait, self.cores)
@@ -317,6 +337,20 @@ class Shards:
                 raise AbortedError("another chief has taken over: the save was cancelled", task=self._task)
             job.written = Reply(files=files, done_bytes=job.done, total_bytes=job.total)
             return job.written
+
+    def _to_write(self, order: Order) -> str:
+        """Where an order wants a save; what is finished is not written again."""
+        check_process_id(order.process_id)
+        self.roots.check(order.directory)
+        self._check_there(order.directory)
+        directory = f"{order.directory}/ocdbt.process_{order.process_id}"
+        begun = storage.is_local(directory) and os.path.lexists(directory)
+        if begun or storage.is_store(directory) or storage.is_store(order.directory):
+            raise AlreadyExistsError(
+                f"{directory} is not written: there is a checkpoint already, finished or begun by somebody else",
+                task=self._task,
+            )
+        return directory
 
     def _progress(self, order: Order) -> Reply:
         job = self._job(order.job)
@@ -342,12 +376,15 @@ class Shards:
             ) from None
 
     def _verify(self, order: Order) -> Reply:
+        self.roots.check(order.directory)
         self._check_there(order.directory)
         problems = []
         for file in order.files:
-            path = os.path.join(order.directory, file.path)
+            path = file_below(order.directory, file.path)
+            self.roots.check_inside(path)
+            self.check_epoch(order.epoch, order.owner)
             try:
-                size, crc = storage.checksum(path)
+                same = storage.is_as_saved(path, file.size, file.crc32)
             except OSError as error:
                 if error.errno in storage.NOTHING_THERE:
                     self._check_there(order.directory, file.path)
@@ -356,14 +393,18 @@ class Shards:
                     raise type(other)(other.message, task=self._task) from None
                 problems.append(f"{file.path}: {error.strerror}")
                 continue
-            if size != file.size:
-                problems.append(f"{file.path}: {size} bytes instead of {file.size}")
-            elif crc != file.crc32:
-                problems.append(f"{file.path}: its checksum is wrong")
+            if not same:
+                problems.append(f"{file.path}: it does not match its checksum")
         return Reply(problems=problems)
 
     def _read(self, order: Order) -> Reply:
+        self.roots.check(order.directory)
         self._check_there(order.directory)
+        keys = [file_below(order.directory, s.key) for s in order.slices]
+        if storage.is_local(order.directory):
+            for path in [order.directory] if order.ocdbt else keys:
+                if storage.has_arrays(path, ocdbt=order.ocdbt):  # else nothing in there is read
+                    self.roots.check_tree(path)
         job = Job(order.epoch, list(order.slices), [])
         with job.lock:
             self._add(order, job)
@@ -544,7 +585,19 @@ def _placed(s: pb.SliceDef, array: np.ndarray[Any, Any]) -> storage.Placed:
     """Where a taken array goes; a string array's length is known only now."""
     if _spec(s.spec).is_string:
         return storage.Placed(s.key, array.shape, array.dtype, array.shape, (0,), (max(array.size, 1),))
-    return storage.Placed(s.key, array.shape, array.dtype, tuple(s.full_shape), tuple(s.offset), tuple(s.chunk))
+    full, offset, chunk = tuple(s.full_shape), tuple(s.offset), tuple(s.chunk)
+    if not (
+        len(full) == len(offset) == len(chunk) == array.ndim
+        and all(0 <= o and o + n <= f for o, n, f in zip(offset, array.shape, full, strict=True))
+        and math.prod(full) * array.dtype.itemsize < MAX_ARRAY_BYTES
+        # of an empty slice nothing is written, and its chunks are those of the others
+        and all(1 <= c <= max(n if array.size else f, 1) for c, n, f in zip(chunk, array.shape, full, strict=True))
+    ):
+        raise InvalidArgumentError(
+            f"variable {s.name!r} of shape {list(array.shape)} cannot be written in chunks of {list(chunk)} at "
+            f"{list(offset)} of an array of shape {list(full)}"
+        )
+    return storage.Placed(s.key, array.shape, array.dtype, full, offset, chunk)
 
 
 def _wanted(s: pb.SliceDef) -> storage.Placed:

@@ -22,6 +22,8 @@ from runtime.checkpoint.durability import (
     barred_in,
     checksum,
     files_below,
+    is_as_saved,
+    is_inside,
     sync,
     sync_tree,
 )
@@ -38,8 +40,15 @@ CORES_PER_WRITER = 4
 READERS = 16
 READS_IN_FLIGHT = 4
 """How many arrays are read at once."""
+CHUNK_TIMES = 4
+CHUNK_BYTES = 64 << 20
+"""A chunk may be so many times as large as its array, or so many bytes: others write arrays in chunks of one size."""
 ALIGNMENT = 64
 """XLA takes an array of host memory that begins at a multiple of so many bytes as it is, without a copy."""
+_STORE_FILE = "manifest.ocdbt"
+"""What is in every OCDBT store, and only there."""
+_ARRAY_FILES = (".zarray", "zarr.json")
+"""One of these is in every zarr array that lies in files of its own."""
 _TS_THREADS = "ts_pool_worker"
 """What tensorstore's threads are called."""
 
@@ -302,6 +311,27 @@ def merge(directory: str, parts: Iterable[str]) -> None:
         raise _write_error(directory, error) from error
 
 
+def has_arrays(path: str, *, ocdbt: bool) -> bool:
+    """Whether a local directory is an OCDBT store, or else a zarr array, as far as the names of its files tell."""
+    marks = (_STORE_FILE,) if ocdbt else _ARRAY_FILES
+    return any(os.path.lexists(os.path.join(path, mark)) for mark in marks)
+
+
+def is_store(directory: str) -> bool:
+    """Whether a directory holds an OCDBT store that somebody has committed to.
+
+    Raises:
+        DataLossError: it cannot be looked into.
+    """
+    import tensorstore as ts
+
+    try:
+        found = ts.KvStore.open(_base(directory), context=_context(ts)).result().read(_STORE_FILE).result()
+    except ValueError as error:
+        raise DataLossError(f"{directory} cannot be looked into: {' '.join(str(error).split())[:300]}") from error
+    return str(found.state) == "value"
+
+
 def lacking(directory: str, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> list[str]:
     """What an OCDBT store lacks of what it should hold, by its own index; no values are read.
 
@@ -390,7 +420,7 @@ def _read_spec(directory: str, key: str, ocdbt: bool, zarr3: bool) -> dict[str, 
 
 def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bool, zarr3: bool) -> Any:
     try:
-        return ts.open(_read_spec(directory, key, ocdbt, zarr3), open=True, read=True, context=context).result()
+        store = ts.open(_read_spec(directory, key, ocdbt, zarr3), open=True, read=True, context=context).result()
     except ValueError as error:
         text = " ".join(str(error).split())[:300]
         if "NOT_FOUND" in text:
@@ -398,6 +428,19 @@ def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bo
         if (other := barred_in(text, directory)) is not None:
             raise other from error
         raise DataLossError(f"{key!r} in {directory} cannot be opened: {text}") from error
+    _check_chunks(store, directory, key)
+    return store
+
+
+def _check_chunks(store: Any, directory: str, key: str) -> None:
+    """Raises DataLossError where one chunk, which is in memory as a whole when it is read, dwarfs its array."""
+    chunk = store.chunk_layout.read_chunk.shape or ()
+    itemsize = store.dtype.numpy_dtype.itemsize
+    size, whole = math.prod(chunk) * itemsize, math.prod(store.shape) * itemsize
+    if size > max(CHUNK_TIMES * whole, CHUNK_BYTES):
+        raise DataLossError(
+            f"{key!r} in {directory} is damaged: each of its chunks is {size} bytes, the whole array {whole}"
+        )
 
 
 def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[tuple[int, ...], str]:
@@ -507,7 +550,11 @@ __all__ = [
     "describe",
     "encode_strings",
     "files_below",
+    "has_arrays",
+    "is_as_saved",
+    "is_inside",
     "is_local",
+    "is_store",
     "lacking",
     "merge",
     "read_arrays",

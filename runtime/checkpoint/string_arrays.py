@@ -6,14 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from runtime.errors import DataLossError
+from runtime.errors import DataLossError, InvalidArgumentError
 
 Array = np.ndarray[Any, Any]
 
 
 def encode_strings(array: Array) -> Array:
-    """A string array as uint8[n]: the lengths as little-endian int64, then the bytes."""
-    items = [bytes(i) for i in array.reshape(-1)]
+    """A string array as uint8[n]: the lengths as little-endian int64, then the bytes.
+
+    Raises:
+        InvalidArgumentError: an element is something else than bytes.
+    """
+    items = array.reshape(-1).tolist()
+    for item in items:
+        if not isinstance(item, bytes):  # bytes(2**31) would be 2 GiB of zeros
+            raise InvalidArgumentError(f"a string array holds a {type(item).__name__}; strings are bytes")
     lengths = np.array([len(i) for i in items], "<i8").tobytes()
     return np.frombuffer(lengths + b"".join(items), np.uint8)
 

@@ -8,6 +8,10 @@ from typing import Any, Protocol
 from runtime.cluster.resolvers import ClusterResolver
 from runtime.cluster.spec import ClusterSpec, join_address
 
+EVERYWHERE = "*"
+SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+"""Where a pod finds the name of its namespace."""
+
 
 class _PodLister(Protocol):
     """What is used of `kubernetes.client.CoreV1Api`."""
@@ -20,6 +24,9 @@ class _PodLister(Protocol):
 class KubernetesClusterResolver(ClusterResolver):
     """Finds the tasks of each job among the pods with a label.
 
+    Whoever may make a pod with a job's label where pods are looked for is a task of it, and by the order of the names
+    may be its first one, the chief. So pods are looked for in one namespace, and who may make pods there is trusted.
+
     The tasks of a job are its pods by name, numbers in names counted as numbers: "worker-2" is before "worker-10",
     so the pods of a StatefulSet have the task index that their name tells. All servers listen on one port. The address
     is the pod's own (with `hostNetwork` that is the host's).
@@ -30,7 +37,8 @@ class KubernetesClusterResolver(ClusterResolver):
         rpc_layer: what `master()` puts in front of an address.
         override_client: a `kubernetes.client.CoreV1Api`; by default one made from the service account of this pod,
             or from the user's kubeconfig outside a cluster. Only that default needs the package `kubernetes`.
-        namespace: where to look for pods; by default everywhere.
+        namespace: where to look for pods; "*" is everywhere. By default this process's own namespace: that of its
+            service account in a pod, that of the kubeconfig's context outside one, else "default".
         use_host_ip: take the address of the pod's host instead, for callers outside the pod network.
         task_type: job of this process.
         task_id: task index of this process.
@@ -55,8 +63,8 @@ class KubernetesClusterResolver(ClusterResolver):
         super().__init__(task_type=task_type, task_id=task_id, rpc_layer=rpc_layer)
         self._selectors = job_to_label_mapping or {"worker": ["job-name=tensorflow"]}
         self._port = tf_server_port
-        self._client = override_client if override_client is not None else _kubernetes_client()
-        self._namespace = namespace
+        self._client, of_context = _kubernetes_client() if override_client is None else (override_client, None)
+        self._namespace = namespace or _service_account_namespace() or of_context or "default"
         self._use_host_ip = use_host_ip
 
     def cluster_spec(self) -> ClusterSpec:
@@ -73,7 +81,7 @@ class KubernetesClusterResolver(ClusterResolver):
         )
 
     def _addresses(self, selector: str) -> list[str]:
-        if self._namespace is None:
+        if self._namespace == EVERYWHERE:
             pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
         else:
             pods = self._client.list_namespaced_pod(self._namespace, label_selector=selector).items
@@ -94,7 +102,17 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _kubernetes_client() -> _PodLister:
+def _service_account_namespace() -> str | None:
+    """The namespace of the pod that this process runs in; None outside a pod."""
+    try:
+        with open(SERVICE_ACCOUNT_NAMESPACE, encoding="utf-8") as file:
+            return file.read().strip() or None
+    except OSError:
+        return None
+
+
+def _kubernetes_client() -> tuple[_PodLister, str | None]:
+    """A client, and the namespace of the kubeconfig's context where it was made from one that has any."""
     try:
         # By name: only users of this resolver have the package, and type checkers need not.
         kubernetes = importlib.import_module("kubernetes")
@@ -102,9 +120,12 @@ def _kubernetes_client() -> _PodLister:
         raise ImportError(
             "KubernetesClusterResolver needs the package 'kubernetes': pip install kubernetes, or pass override_client"
         ) from error
+    namespace: str | None = None
     try:
         kubernetes.config.load_incluster_config()
     except kubernetes.config.ConfigException:
         kubernetes.config.load_kube_config()
+        _, active = kubernetes.config.list_kube_config_contexts()
+        namespace = active["context"].get("namespace") if active else None
     lister: _PodLister = kubernetes.client.CoreV1Api()
-    return lister
+    return lister, namespace

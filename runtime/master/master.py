@@ -49,6 +49,7 @@ class MasterOptions:
         operation_timeout_secs: time limit of one step; None without limit.
         reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
         prefetch: 1 overlaps training steps (``runtime/master/pipeline.py``), 0 does not.
+        foreign: the client is another process: tasks verify its programs, those of this process too.
     """
 
     device_filters: tuple[str, ...] = ()
@@ -56,6 +57,7 @@ class MasterOptions:
     operation_timeout_secs: float | None = None
     reconnect_secs: float = RECONNECT_SECS
     prefetch: int = 0
+    foreign: bool = False
 
 
 class MasterSession:
@@ -131,7 +133,14 @@ class MasterSession:
         self._check_open()
         times = self._times[0 if plan.is_training else 1]
         prepared = register(
-            plan, self.tasks, self.options.operation_timeout_secs, self._worker, self.id, times, traced=traced
+            plan,
+            self.tasks,
+            self.options.operation_timeout_secs,
+            self._worker,
+            self.id,
+            times,
+            traced=traced,
+            foreign=self.options.foreign,
         )
         if self.options.prefetch and not traced and can_pipeline(prepared.phases, plan):
             prepared.pipeline = Pipeline(

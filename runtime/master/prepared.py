@@ -72,6 +72,7 @@ def register(
     times: StepTimes,
     *,
     traced: bool,
+    foreign: bool = False,
 ) -> PreparedPlan:
     """Registers the stages of a plan on their tasks.
 
@@ -83,6 +84,7 @@ def register(
         session: id of the session.
         times: where the plan's steps are counted.
         traced: time what it does.
+        foreign: the client is another process: tasks of this one verify its programs, too.
 
     Raises:
         AbortedError: a task has restarted since the session began.
@@ -98,7 +100,7 @@ def register(
         return made
 
     def local(task: LocalTask, call: StageCall) -> LocalCall:
-        made = task.register(call, writes, traced)
+        made = task.register(call, writes, traced, foreign)
         inline = tuple(call.inputs[i] for i in made.inline)
         return LocalCall(task.server.worker, made, inline, call.outputs)
 

@@ -100,11 +100,18 @@ class LocalTask:
         self.devices: tuple[Device, ...] = tuple(server.worker.devices)
 
     def register(
-        self, call: StageCall, writes: Mapping[str, int] | None = None, traced: bool = False
+        self, call: StageCall, writes: Mapping[str, int] | None = None, traced: bool = False, foreign: bool = False
     ) -> RegisteredCall:
-        """Prepares a stage call on the task; ``writes`` as in ``Worker.register``, ``traced`` times its runs."""
-        worker = self.server.worker
-        found = worker.register(call, generation=self.generation, writes=writes, traced="here" if traced else "")
+        """Prepares a stage call on the task.
+
+        Args:
+            call: the stage call.
+            writes: as in ``Worker.register``.
+            traced: time its runs.
+            foreign: the client is another process.
+        """
+        worker, here = self.server.worker, "here" if traced else ""
+        found = worker.register(call, generation=self.generation, writes=writes, traced=here, foreign=foreign)
         assert found is not None
         return found
 

@@ -20,12 +20,14 @@ from runtime.backup import takeover
 from runtime.backup.holder import Header, Mirrors, packed_message, read_message
 from runtime.backup.image import capture
 from runtime.backup.primary import DEFAULT_LAG, Mirror
+from runtime.checkpoint.roots import ROOT_VARIABLE, roots_of
 from runtime.cluster.spec import ClusterSpec, TaskId, join_address, split_address
 from runtime.errors import InvalidArgumentError, UnavailableError, UnknownError
 from runtime.master import tasks
 from runtime.master.master import Master, MasterOptions
 from runtime.master.tasks import LocalTask, RemoteTask, Task
 from runtime.proto import cluster_pb2
+from runtime.server import binding
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
@@ -42,6 +44,10 @@ _STOP_SECS = 2.0
 LATE_SECS = 600.0
 """How long a task that may leave at the end of training waits for workers that have not come yet."""
 _LOOK_EVERY_SECS = 1.0
+_NO_ROOT = (
+    "%s has no checkpoint root: whoever reaches its ports can have any directory written and read that this user may; "
+    f"give Server(checkpoint_root=...) or {ROOT_VARIABLE}"
+)
 
 
 class Server:
@@ -58,10 +64,18 @@ class Server:
             again, it goes on as itself, and no checkpoint is read. All tasks of the job must be given the same.
         ps_backups_lag: how many of its last updates may be lost then, in steps. 0: none that was answered; an update
             takes as long as it takes to mirror it.
+        checkpoint_root: directory below which all orders about checkpoints must stay, or a URL (``gs://bucket/run``),
+            or several; an empty list refuses them all. By default what ``BELLWETHER_CHECKPOINT_ROOT`` says, with commas
+            between several; else whoever can connect may have any directory of this user written and read.
+        bind: host name or address to listen on, where that is not the one in the cluster (behind a NAT, in a container
+            with a port of its host); "0.0.0.0" for all interfaces. By default what ``BELLWETHER_BIND`` says, else the
+            task's address and no other.
+        max_request_bytes: longest gRPC message taken, 1 to 2^31 - 1. Only clients in other processes send
+            long ones: what they feed in a step, and the constants of a graph.
 
     Raises:
-        InvalidArgumentError: the job or index is not in the cluster, or its address is not usable, or there is no
-            next task for a mirror; says which.
+        InvalidArgumentError: the job or index is not in the cluster, or its address is not usable or none of this
+            machine's, or there is no next task for a mirror; says which.
         UnknownError: the port is in use; names it.
     """
 
@@ -76,6 +90,9 @@ class Server:
         data_port: int = 0,
         ps_backups: int = 0,
         ps_backups_lag: int = DEFAULT_LAG,
+        checkpoint_root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        bind: str | None = None,
+        max_request_bytes: int = rpc.MAX_REQUEST_BYTES,
     ) -> None:
         if isinstance(cluster, cluster_pb2.ServerDef):
             job_name = job_name or cluster.job_name or None
@@ -84,6 +101,7 @@ class Server:
         spec = ClusterSpec(cluster)
         spec.validate()
         self.task = _own_task(spec, job_name, task_index)
+        roots = roots_of(checkpoint_root, os.environ)
         warm_up()  # before anybody waits: the first step after a restart comes that much sooner
         self._holder = takeover.holder(spec, self.task, ps_backups, ps_backups_lag)
         self._lag = ps_backups_lag
@@ -100,14 +118,17 @@ class Server:
         """How many times this task has gone on from its mirror."""
         with cpu_share.limited(spec, self.task):
             self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
+        self.worker.shards.roots = roots
         self.worker.shards.cores = cpu_share.writers_share(spec, self.task, os.cpu_count() or 1)
         host, port = split_address(spec.task_address(self.task.job, self.task.index))
+        self.listens_on = binding.listen_on(spec, self.task, bind, os.environ)
+        """The addresses of this machine at which both ports are open."""
         self._client_id = secrets.randbits(63) | 1
         """By which other tasks know this process. Not the incarnation: a task that goes on from its mirror takes that
         over from a process whose lanes they remember."""
-        self._grpc = grpc.server(CallThreads("grpc"), options=rpc.SERVER_OPTIONS)  # type: ignore[arg-type]  # any executor
+        self._grpc = grpc.server(CallThreads("grpc"), options=rpc.server_options(max_request_bytes))  # type: ignore[arg-type]  # any executor
         self._grpc_started = False
-        bound = _bind(self._grpc, host, port, self.task)
+        bound = _bind(self._grpc, self.listens_on, port, self.task)
         self.address = join_address(host, bound)
         self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
         run = self.worker.store.run
@@ -117,7 +138,7 @@ class Server:
         run.silent = self._silent_secs
         self._tensors = TensorServer(
             self.worker,
-            host=_loopback(host),
+            host=self.listens_on,
             port=data_port,
             credential=b"",
             incarnation=self.incarnation,
@@ -187,6 +208,8 @@ class Server:
             raise
         self._open = True
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        if self.worker.shards.roots.paths is None and not binding.is_loopback(self.listens_on):
+            logging.log_first_n(logging.WARNING, _NO_ROOT, 1, self.task)
         logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.data_port)
 
     def _start(self) -> None:
@@ -381,32 +404,26 @@ def _own_task(spec: ClusterSpec, job: str | None, index: int | None) -> TaskId:
     return TaskId(job, index)
 
 
-def _loopback(host: str) -> str:
-    """The address on which a task listens that only this machine reaches; empty for a task that all may reach."""
-    if host == "localhost" or host.startswith("127."):
-        return "127.0.0.1"
-    return "::1" if host == "::1" else ""
-
-
-def _bind(server: grpc.Server, host: str, port: int, task: TaskId) -> int:
-    try:
-        bound = server.add_insecure_port(join_address(_loopback(host) or "::", port))
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise UnknownError(
-            f"cannot listen on port {port}: {_why_not(host, port)}; stop what holds it or give {task.job} task "
-            f"{task.index} another port",
-            task=str(task),
-        )
-    return int(bound)
+def _bind(server: grpc.Server, hosts: Sequence[str], port: int, task: TaskId) -> int:
+    bound = port
+    for host in hosts:
+        try:
+            bound = int(server.add_insecure_port(join_address(host, bound)))
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise UnknownError(
+                f"cannot listen on port {port} of {host}: {_why_not(host, port)}; stop what holds it or give "
+                f"{task.job} task {task.index} another port",
+                task=str(task),
+            )
+    return bound
 
 
 def _why_not(host: str, port: int) -> str:
-    loopback = _loopback(host)
     try:
-        with socket.socket(socket.AF_INET if "." in loopback or not socket.has_ipv6 else socket.AF_INET6) as probe:
-            probe.bind((loopback, port))
+        with socket.socket(socket.AF_INET6 if ":" in host and socket.has_ipv6 else socket.AF_INET) as probe:
+            probe.bind((host, port))
     except OSError as error:
         return error.strerror or str(error)
     return "gRPC could not bind it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -68,6 +69,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             dict(request.writes),
             request.session,
             request.in_turn,
+            foreign=True,
         )
         if found is None:
             return pb.RegisterResponse(need_program=True)
@@ -129,7 +131,8 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         """Opens a session."""
         cancelled = Cancellation()
         with self._sessions.call(), when_abandoned(lambda: cancelled.set("its client went away")):
-            session = self._master.create_session(options_from_proto(request.options), cancelled, request.waited_secs)
+            options = replace(options_from_proto(request.options), foreign=True)
+            session = self._master.create_session(options, cancelled, request.waited_secs)
         if cancelled.is_set():
             self._master.close_session(session)
             cancelled.check("opening a session")

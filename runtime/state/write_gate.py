@@ -27,6 +27,8 @@ STEPS_PER_SESSION = 32
 STEPS_UNDER_WAY = 16
 """... and how many of them may be half done: only the newest, so that what one task has forgotten nobody asks for."""
 SESSIONS = 4096
+PAUSE_SECS = 10.0
+"""How long a pause holds at most, when its coordinator dies in the middle of a cut or somebody asks for more."""
 NO_CUT = "no consistent cut"
 """How errors begin of cuts that were not of one instant; begun again, they work."""
 REMEMBER_SECS = 5.0

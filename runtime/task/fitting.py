@@ -12,7 +12,7 @@ from runtime.tensor_spec import TensorSpec
 def check_call(call: StageCall, task: str) -> None:
     """Checks that every index of a stage call refers to something, and that its program is one of its stage.
 
-    That a program is what it declares is known from elsewhere (``allow.load_program``); here it is compared with the
+    That a program is what it declares is known from elsewhere (``program_verifier``); here it is compared with the
     stage.
 
     Raises:

@@ -165,9 +165,21 @@ def _value_or(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array
     return [context.store.snapshot([key])[key]]
 
 
+def _string_array(array: Array, variable: str) -> Array:
+    """A copy of what a string variable is given, its elements bytes."""
+    value = np.array(array, dtype=object)
+    flat = value.reshape(-1)
+    for index, item in enumerate(flat):
+        if isinstance(item, str):
+            flat[index] = item.encode()
+        elif not isinstance(item, bytes):
+            raise InvalidArgumentError(f"{variable!r} is a variable of strings and cannot hold a {type(item).__name__}")
+    return value
+
+
 @kernel("assign")
 def _assign(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
-    value = np.array(inputs[0], dtype=object)
+    value = _string_array(inputs[0], attrs["variable"])
     context.store.replace({(attrs["container"], attrs["variable"]): (value, TensorSpec(value.shape, value.dtype))})
     return [value]
 

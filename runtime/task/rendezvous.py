@@ -6,10 +6,16 @@ import threading
 import time
 from typing import Any
 
-from runtime.errors import AbortedError, NotFoundError
+import numpy as np
+import psutil
+
+from runtime.errors import AbortedError, NotFoundError, ResourceExhaustedError
 
 KEEP_SECS = 600.0
 """How long a tensor that nobody fetched is kept: its step has failed, or its session died."""
+
+PART_OF_MEMORY = 0.5
+"""What they may take of the machine's memory."""
 
 HeldKey = tuple[int, int, int]
 """(session, step, slot)."""
@@ -20,18 +26,34 @@ class Held:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[HeldKey, list[Any]] = {}  # value, fetches left, when it was put
+        self._entries: dict[HeldKey, list[Any]] = {}  # value, fetches left, when it was put, bytes
+        self._bytes = 0
+        self.limit_bytes = int(psutil.virtual_memory().total * PART_OF_MEMORY)
         self.reborn = False
         """Whether the task goes on from its mirror: what it held before is lost."""
 
     def put(self, key: HeldKey, value: Any, fetches: int) -> None:
         """Keeps ``value`` until it was taken ``fetches`` times."""
-        now = time.monotonic()
+        now, size = time.monotonic(), _nbytes(value)
         with self._lock:
-            self._entries[key] = [value, fetches, now]
+            if key in self._entries:
+                self._forget(key)
+            self._entries[key] = [value, fetches, now, size]
+            self._bytes += size
             oldest = next(iter(self._entries))
             if now - self._entries[oldest][2] > KEEP_SECS:
-                del self._entries[oldest]
+                self._forget(oldest)
+
+    def check_room(self) -> None:
+        """Before a stage runs whose outputs are to be held: raises ResourceExhaustedError when too much is held now."""
+        if self._bytes > self.limit_bytes:
+            raise ResourceExhaustedError(
+                f"{self._bytes} bytes of tensors are held here for other tasks that have not fetched them: the limit "
+                f"is {PART_OF_MEMORY:.0%} of the memory (limit_bytes = {self.limit_bytes})"
+            )
+
+    def _forget(self, key: HeldKey) -> None:
+        self._bytes -= self._entries.pop(key)[3]
 
     def take(self, key: HeldKey) -> Any:
         """The value that was put under ``key``.
@@ -48,15 +70,21 @@ class Held:
                 raise NotFoundError(f"no tensor is held for slot {key[2]} of step {key[1]}")
             entry[1] -= 1
             if entry[1] <= 0:
-                del self._entries[key]
+                self._forget(key)
             return entry[0]
 
     def drop_session(self, session: int) -> None:
         """Forgets everything that is held for one session."""
         with self._lock:
             for key in [k for k in self._entries if k[0] == session]:
-                del self._entries[key]
+                self._forget(key)
 
     def __len__(self) -> int:
         with self._lock:
             return len(self._entries)
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return sum(map(len, value.flat))
+    return int(value.nbytes)

@@ -29,10 +29,11 @@ from runtime.errors import (
 from runtime.observe.counters import TaskCounters
 from runtime.observe.trace import TracedStage, Tracer, traced_fetch
 from runtime.plan.place import Device
-from runtime.plan.plan import StageCall
+from runtime.plan.plan import Program, Stage, StageCall
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.state.store import Store
 from runtime.state.write_gate import Gate
+from runtime.task import program_verifier
 from runtime.task.admission import Turns
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
@@ -139,6 +140,7 @@ class Worker:
         session: int = NOBODY,
         in_turn: bool = False,
         handle: int = 0,
+        foreign: bool = False,
     ) -> RegisteredCall | None:
         """Compiles a stage call and gives it a handle; equal calls of any session share one.
 
@@ -151,6 +153,7 @@ class Worker:
             session: the handle is good for as long as it lives; NOBODY for a caller who holds on to the call itself.
             in_turn: a read (``begins_in_turn``) that waits for the session's turn.
             handle: that it had in an earlier life of this task; 0 makes a new one.
+            foreign: another process has made it: its program is verified before it is compiled.
 
         Returns:
             The registered call, or None when the program is not known here and its blob must be sent.
@@ -176,7 +179,7 @@ class Worker:
                 return None
             call = replace(call, stage=replace(call.stage, program=program))
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
-        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), in_turn)
+        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), in_turn, foreign)
         digest = hashlib.sha256(repr(identity).encode()).digest()
         if session in self._ended:
             session = NOBODY
@@ -184,6 +187,8 @@ class Worker:
         if found is not None:
             return found
         check_call(call, self.task)
+        if foreign and program is not None:
+            self._verify(call.stage, program)
         prepared = self.executor.prepare(call.stage, generation)
         registered = RegisteredCall(call, prepared, writes or {})
         registered.origin = (sha256, generation, traced, in_turn)
@@ -195,6 +200,15 @@ class Worker:
         if session in self._ended:  # it has ended while this was compiled, and what it held then was released
             self.registry.release(session)
         return added
+
+    def _verify(self, stage: Stage, program: Program) -> None:
+        try:
+            program_verifier.verify_program(program, program_verifier.VALUE_BYTES)
+        except InvalidArgumentError as error:
+            names = ", ".join(stage.operations[:20])
+            raise InvalidArgumentError(
+                f"the program of [{names}] is refused: {error.message}", task=self.task
+            ) from None
 
     def registered(self, handle: int) -> RegisteredCall:
         """The call behind a handle. Raises NotFoundError when there never was one, AbortedError when it was dropped."""
@@ -227,6 +241,8 @@ class Worker:
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
         call = registered.call
+        if call.holds:
+            self.held.check_room()
         inputs = self._with_remote(registered, session, step, inline) if call.remote else inline
         if call.stage.host:
             cancelled = cancelled or Cancellation(deadline, caller_has_hung_up, call_memory())

@@ -311,6 +311,10 @@ class Connection:
             refused = UnauthenticatedError("wrong credential for the tensor port")
             self._send_error(0, refused)
             raise refused
+        if not hello.client:
+            nobody = InvalidArgumentError("a client's id is not 0: that stands for nobody")
+            self._send_error(0, nobody)
+            raise nobody
         self.client, self.lane = hello.client, hello.lane
         now = time.monotonic()
         self._record, known, before = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now)

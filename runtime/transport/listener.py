@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -30,6 +30,7 @@ _GOODBYE_SECS: Final = 0.5
 _JOIN_SECS: Final = 5.0
 _TROUBLE_SECS: Final = 0.1
 """Pause after a connection that could not be served for want of something, so as not to run in circles."""
+_PORT_TRIES: Final = 5
 _LONGEST_UNIX_PATH: Final = 100
 
 
@@ -64,7 +65,7 @@ class TensorServer:
         self,
         handler: Handler,
         *,
-        host: str = "",
+        host: str | Sequence[str] = "",
         port: int = 0,
         credential: bytes,
         incarnation: int,
@@ -79,7 +80,7 @@ class TensorServer:
 
         Args:
             handler: runs the calls.
-            host: address to listen on; empty listens on all, IPv6 too where there is any.
+            host: address to listen on, or several; empty or ``::`` listens on all, IPv6 too where there is any.
             port: TCP port; 0 takes a free one.
             credential: the secret that clients must know.
             incarnation: random u64 of this life of the task.
@@ -97,7 +98,7 @@ class TensorServer:
             max_payload_bytes=max_payload_bytes,
             lanes=LaneTable[Reply](),
         )
-        self._host = host
+        self._hosts = [host] if isinstance(host, str) else list(host)
         self._port = port
         self._unix = unix and fast_path_enabled() and hasattr(socket, "AF_UNIX")
         self._ssl_context = ssl_context
@@ -169,9 +170,8 @@ class TensorServer:
         """
         if self._thread is not None or self._context.stopping.is_set():
             raise RuntimeError("a TensorServer starts once; make another")
-        tcp = self._listen_tcp()
-        self._port = tcp.getsockname()[1]
-        listeners = [tcp]
+        listeners = self._listen_tcp()
+        self._port = listeners[0].getsockname()[1]
         if self._unix:
             listeners += self._listen_unix()
         self._listeners = {listener.fileno(): listener for listener in listeners}
@@ -245,16 +245,34 @@ class TensorServer:
             shutil.rmtree(self._unix_directory, ignore_errors=True)
         self._unix_path = None
 
-    def _listen_tcp(self) -> socket.socket:
-        address = (self._host, self._port)
-        if not self._host and socket.has_dualstack_ipv6():
+    def _listen_tcp(self) -> list[socket.socket]:
+        # Several addresses have one port: one that is free at the first may be taken at the next.
+        for left in reversed(range(1 if self._port else _PORT_TRIES)):
+            listeners: list[socket.socket] = []
+            port = self._port
             try:
-                return socket.create_server(address, family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+                for host in self._hosts:
+                    listeners.append(self._listen_at(host, port))
+                    port = listeners[0].getsockname()[1]
+            except BaseException as error:
+                for listener in listeners:
+                    listener.close()
+                if not (left and listeners and isinstance(error, OSError)):
+                    raise
+            else:
+                return listeners
+        raise AssertionError("the last try gives listeners or raises")
+
+    def _listen_at(self, host: str, port: int) -> socket.socket:
+        if host in ("", "::") and socket.has_dualstack_ipv6():
+            try:
+                return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
             except OSError as error:
-                if self._port:
+                if port:
                     logging.debug("No IPv6 for the tensor port: %s", error)
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        return socket.create_server(address, family=family, backlog=_BACKLOG)
+                host = ""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
     def _listen_unix(self) -> list[socket.socket]:
         socket_dirs.sweep()

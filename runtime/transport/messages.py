@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from runtime.errors import InvalidArgumentError
 from runtime.graph.op_kinds import VariableSpec
 from runtime.plan.place import Device
 from runtime.plan.plan import (
@@ -22,6 +23,9 @@ from runtime.plan.plan import (
 from runtime.proto import stage_pb2 as pb
 from runtime.tensor_spec import TensorSpec, canonical_dtype
 from runtime.transport.codec import Array, decode_dynamic, encode_dynamic
+
+MAX_SLOTS = 2**20
+"""Values that go from stage to stage of one plan, at most."""
 
 
 def pack(arrays: Sequence[Array]) -> bytes:
@@ -160,7 +164,13 @@ def plan_to_proto(plan: Plan) -> pb.PlanDef:
 
 
 def plan_from_proto(message: pb.PlanDef) -> Plan:
-    """The plan that ``plan_to_proto`` made a message of."""
+    """The plan that ``plan_to_proto`` made a message of.
+
+    Raises:
+        InvalidArgumentError: it has more slots than any plan needs, each of which costs memory in every step.
+    """
+    if not 0 <= message.slots <= MAX_SLOTS:
+        raise InvalidArgumentError(f"a plan of {message.slots} slots: it has {MAX_SLOTS} at most (PlanDef.slots)")
     return Plan(
         message.feeds,
         tuple(unpack(message.constants)),

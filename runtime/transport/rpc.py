@@ -35,14 +35,23 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.ping_timeout_ms", _ms(timeouts.GRPC_PING_SECS)),  # a frozen peer would go unseen for a minute
 ]
-SERVER_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_send_message_length", _MAX_MESSAGE),
-    ("grpc.max_receive_message_length", _MAX_MESSAGE),
-    ("grpc.so_reuseport", 0),  # a second server on one port must fail, not share it
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-]
+MAX_REQUEST_BYTES = 64 << 20
+"""Longest message that a server takes, by default. Tensors go over the tensor channel; what is long here is what a
+client in another process feeds, and the constants of its graph."""
+_TOO_LONG = "larger than max"
 
 _T = TypeVar("_T")
+
+
+def server_options(max_request_bytes: int) -> list[tuple[str, Any]]:
+    """Channel options of a server that takes messages up to a length, as they are: a compressed one may be any."""
+    return [
+        ("grpc.max_send_message_length", _MAX_MESSAGE),
+        ("grpc.max_receive_message_length", max_request_bytes),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # bit 0: none
+        ("grpc.so_reuseport", 0),  # a second server on one port must fail, not share it
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ]
 
 
 def open_channel(address: str) -> grpc.Channel:
@@ -72,7 +81,10 @@ def call(
 def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
     code = error.code().value[0]
     named = next((str(entry.value) for entry in error.trailing_metadata() or () if entry.key == _TASK), task)
-    return error_from_code(code, error.details() or error.code().name, named)
+    text = error.details() or error.code().name
+    if _TOO_LONG in text:
+        text += "; the server takes longer ones with Server(max_request_bytes=...)"
+    return error_from_code(code, text, named)
 
 
 class _Running(threading.local):

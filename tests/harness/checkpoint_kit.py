@@ -12,6 +12,7 @@ import numpy as np
 
 import runtime as rt
 from runtime.server.server import Server
+from tests.kit.processes import Program
 from tests.runtime import kit
 
 PLAIN = """
@@ -49,7 +50,7 @@ def plain_orbax(directory: pathlib.Path | str, step: int | None = None) -> tuple
 
 
 @contextlib.contextmanager
-def cluster(ps: int, *, processes: bool = False) -> Iterator[tuple[Server, list[kit.Task]]]:
+def cluster(ps: int, *, processes: bool = False) -> Iterator[tuple[Server, list[Program]]]:
     """A worker and so many ps, which it reaches over sockets; the ps are processes of their own when asked for."""
     if not processes:
         with kit.servers(sockets=True, ps=ps, worker=1) as made:

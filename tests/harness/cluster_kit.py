@@ -1,14 +1,6 @@
-"""Clusters of real processes for the recovery tests: started fast, driven by what they say, killed and frozen at will.
-
-The processes are forked from a server process that has imported everything, so that starting one takes milliseconds.
-"""
+"""Clusters of real processes for the recovery tests, driven by what they say, killed and frozen at will."""
 
 import contextlib
-import multiprocessing
-import os
-import re
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,103 +8,7 @@ from typing import Any
 
 from harness.launch.ports import free_ports
 from tests.harness import cluster_program
-
-PATIENCE_SECS = 30.0
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.harness.cluster_program"])
-
-
-class Task:
-    """One process of a cluster."""
-
-    def __init__(self, job: str, index: int, cluster: dict[str, list[str]], options: dict[str, Any]) -> None:
-        self.name = f"{job} {index}"
-        self.lines: list[tuple[Any, ...]] = []
-        self._seen = 0
-        self._changed = threading.Condition()
-        self._pipe, child = _context.Pipe()
-        self.process = _context.Process(target=cluster_program.run, args=(job, index, cluster, options, child))
-        self.process.start()
-        child.close()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                line = self._pipe.recv()
-                with self._changed:
-                    self.lines.append(line)
-                    self._changed.notify_all()
-        with self._changed:
-            self.lines.append(("GONE",))
-            self._changed.notify_all()
-
-    def tell(self, *order: Any) -> None:
-        """Gives the task an order."""
-        self._pipe.send(order)
-
-    def expect(self, what: str, pattern: str = "", secs: float = PATIENCE_SECS) -> tuple[Any, ...]:
-        """Waits for the next line of a kind (and of a matching text); the end of the process is a failure."""
-        deadline = time.monotonic() + secs
-        with self._changed:
-            while True:
-                while self._seen < len(self.lines):
-                    line = self.lines[self._seen]
-                    self._seen += 1
-                    if line[0] == what and (not pattern or re.search(pattern, str(line[1]))):
-                        return line
-                    if line[0] == "GONE":
-                        raise AssertionError(f"{self.name} ended without {what} {pattern}: {self.story()}")
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    raise AssertionError(f"{self.name} did not say {what} {pattern} in {secs} s: {self.story()}")
-
-    def logged(self, pattern: str) -> list[str]:
-        """All log lines so far that match."""
-        with self._changed:
-            return [line[1] for line in self.lines if line[0] == "LOG" and re.search(pattern, line[1])]
-
-    def ask(self, order: str, *arguments: Any, answer: str = "") -> Any:
-        """Gives an order and returns what its answer carries."""
-        self.tell(order, *arguments)
-        return self.expect(answer or order.upper())[1]
-
-    def story(self) -> str:
-        """The last lines, for failures."""
-        shown = [line for line in self.lines if line[0] != "STEP"]
-        return "\n".join(map(str, shown[-25:]))
-
-    def kill(self) -> None:
-        """Ends it as a power cut would."""
-        self.process.kill()
-        self.process.join(PATIENCE_SECS)
-
-    def freeze(self) -> None:
-        """Stops it without closing anything."""
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Lets it go on."""
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGCONT)
-
-    def exit_code(self, secs: float = PATIENCE_SECS) -> int | None:
-        """Waits for its end."""
-        self.process.join(secs)
-        assert self.process.exitcode is not None, f"{self.name} did not end in {secs} s: {self.story()}"
-        return self.process.exitcode
-
-    def close(self) -> None:
-        """Leaves nothing behind."""
-        if self.process.is_alive():
-            with contextlib.suppress(ProcessLookupError):  # a ps may leave by itself just now
-                self.thaw()
-            self.kill()
-        self._reader.join(PATIENCE_SECS)
-        self._pipe.close()
-        self.process.close()
+from tests.kit.processes import PATIENCE_SECS, Task
 
 
 class Cluster:
@@ -129,20 +25,22 @@ class Cluster:
 
     def start(self, job: str, index: int, **options: Any) -> Task:
         """Starts a task."""
-        task = Task(job, index, options.pop("cluster", self.spec), {**self.options, **options})
+        given = {**self.options, **options}
+        spec, env = given.pop("cluster", self.spec), given.pop("env", None)
+        task = Task(cluster_program.run, job, index, spec, given, env=env)
         self._tasks.append(task)
         return task
 
     def ps(self, index: int) -> Task:
         """Starts a ps and waits until it serves."""
         task = self.start("ps", index)
-        task.expect("SERVING")
+        task.hear("SERVING")
         return task
 
     def worker(self, index: int, **options: Any) -> Task:
         """Starts a worker and waits until its session is ready."""
         task = self.start("worker", index, **options)
-        task.expect("READY")
+        task.hear("READY")
         return task
 
     def close(self) -> None:
@@ -159,14 +57,6 @@ def cluster(ps: int, workers: int, **options: Any) -> Iterator[Cluster]:
         yield made
     finally:
         made.close()
-
-
-def warm_up() -> None:
-    """Starts the process that the tasks are forked from."""
-    process = _context.Process(target=time.monotonic)
-    process.start()
-    process.join()
-    process.close()
 
 
 def wait_saved(logdir: Path, step: int) -> None:

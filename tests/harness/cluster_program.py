@@ -4,7 +4,6 @@ Every worker's step adds 1 to the global step and to two vectors; the three live
 are two. So in any consistent state all elements of both vectors equal the global step.
 """
 
-import os
 import threading
 import time
 from logging import Handler
@@ -36,7 +35,6 @@ class _Lines(Handler):
 def run(job: str, index: int, cluster: dict[str, list[str]], options: dict[str, Any], pipe: Connection) -> None:
     """One task, in a process of its own."""
     started = time.monotonic()
-    os.environ.update(options.get("env", {}))
     lock = threading.Lock()
     logging.set_verbosity(logging.INFO)
     handler = _Lines(pipe, lock)

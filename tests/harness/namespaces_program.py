@@ -1,9 +1,10 @@
 """Two network namespaces, a cable between them, a cluster across it, and a time in which the cable loses all packets.
 
-unshare -rn python -m tests.harness.namespaces_program ADDITIONS CUT_SECS
+unshare -rn python -m tests.harness.namespaces_program ADDITIONS
 
-Both ps tasks and the chief are on one side, worker 1 on the other. Writes the tasks' lines as "TASK SECONDS TEXT", the
-seconds since the cut (negative before it), and ends with the tasks' exit codes: "CODES worker:0=0 ...".
+Both ps tasks and the chief are on one side, worker 1 on the other. The cable is whole again when worker 1 has noticed.
+Writes the tasks' lines as "TASK TEXT" and "HEALED" between them, and ends with the tasks' exit codes: "CODES
+worker:0=0 ...".
 """
 
 import contextlib
@@ -53,9 +54,9 @@ def far_side() -> Iterator[tuple[str, ...]]:
 
 
 def main() -> None:
-    additions, secs = int(sys.argv[1]), float(sys.argv[2])
+    additions = int(sys.argv[1])
     jobs = {"ps": [f"{HERE}:7001", f"{HERE}:7002"], "worker": [f"{HERE}:7003", f"{THERE}:7004"]}
-    lock, zero = threading.Lock(), [time.monotonic()]
+    lock, noticed = threading.Lock(), threading.Event()
     with far_side() as inside, contextlib.ExitStack() as stack:
         tasks: dict[str, subprocess.Popen[str]] = {}
         readers = []
@@ -73,15 +74,19 @@ def main() -> None:
                 def read(name: str = f"{job}:{index}", task: subprocess.Popen[str] = task) -> None:
                     for line in task.stdout or ():
                         with lock:
-                            print(name, f"{time.monotonic() - zero[0]:.2f}", line.rstrip(), flush=True)
+                            print(name, line.rstrip(), flush=True)
+                        if name == "worker:1" and "No answer from" in line:
+                            noticed.set()
 
                 readers.append(threading.Thread(target=read))
                 readers[-1].start()
         _wait_step(jobs["ps"][0])
         run(*inside, "tc", *f"qdisc add dev far {DROP}".split())
         run(*f"tc qdisc add dev near {DROP}".split())
-        zero[0] = time.monotonic()
-        threading.Event().wait(secs)
+        if not noticed.wait(START_SECS):
+            print("worker 1 has not noticed", flush=True)
+        with lock:
+            print("HEALED", flush=True)
         run(*inside, *"tc qdisc del dev far root".split())
         run(*"tc qdisc del dev near root".split())
         codes = {name: task.wait(START_SECS) for name, task in tasks.items()}

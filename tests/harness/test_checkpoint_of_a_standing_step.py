@@ -13,6 +13,8 @@ import harness
 import runtime as rt
 from tests.harness import checkpoint_kit as ckit
 
+pytestmark = pytest.mark.disk
+
 
 def _until(condition: Callable[[], bool], work: Callable[[], object]) -> None:
     for _ in range(100_000):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cluster
+
 HEAVY = ("orbax", "tensorstore", "tensorboardX", "tensorboard", "optax", "matplotlib", "scipy", "tqdm")
 TRAINER = """
 import json, sys

@@ -1,18 +1,14 @@
 """A ps that dies while training ends: the lost steps are an error of the chief, and trained when it starts again."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.harness import cluster_kit
-from tests.harness.cluster_kit import Cluster, Task, consistent
+from tests.harness.cluster_kit import Cluster, consistent
+from tests.kit.processes import Task
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm() -> Iterator[None]:
-    cluster_kit.warm_up()
-    yield
+pytestmark = pytest.mark.cluster
 
 
 def saved_steps(logdir: Path) -> set[int]:
@@ -21,9 +17,9 @@ def saved_steps(logdir: Path) -> set[int]:
 
 def save(chief: Task) -> None:
     chief.tell("save")
-    chief.expect("SAVING")
+    chief.hear("SAVING")
     chief.tell("go")
-    chief.expect("SAVED")
+    chief.hear("SAVED")
 
 
 def trained_to_15_saved_at_10(c: Cluster) -> tuple[Task, Task]:
@@ -41,24 +37,24 @@ def test_a_ps_killed_at_the_last_save_is_an_error_and_the_next_chief_trains_the_
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), announce_saves=True) as c:
         chief, second = trained_to_15_saved_at_10(c)
         chief.tell("end")
-        chief.expect("SAVING")
+        chief.hear("SAVING")
         second.kill()
         c.ps(1)
         chief.tell("go")
-        _, told = chief.expect("ERROR")
+        _, told = chief.hear("ERROR")
         assert "/job:ps/task:1" in told
         assert "back from step 15 to step 10, 5 steps are lost; start this task again" in told
-        assert chief.exit_code() == 1
+        assert chief.wait() == 1
         assert saved_steps(tmp_path) == {10}
         again = c.start("worker", 0)
-        assert again.expect("READY")[1] == 10
-        assert again.logged("keep the live model")  # nobody was told that training is over
+        assert again.hear("READY")[1] == 10
+        assert again.said_so_far("LOG", "keep the live model")  # nobody was told that training is over
         assert again.ask("steps", 5) == 15
         assert consistent(again.ask("values")) == 15
         again.tell("end")
-        again.expect("SAVING")
+        again.hear("SAVING")
         again.tell("go")
-        assert again.exit_code() == 0
+        assert again.wait() == 0
         assert saved_steps(tmp_path) == {10, 15}
 
 
@@ -66,14 +62,14 @@ def test_a_ps_that_stays_away_at_the_last_save_is_an_error_that_tells_what_is_lo
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), announce_saves=True, grace_secs=1) as c:
         chief, second = trained_to_15_saved_at_10(c)
         chief.tell("end")
-        chief.expect("SAVING")
+        chief.hear("SAVING")
         second.kill()
         chief.tell("go")
-        _, told = chief.expect("ERROR")
+        _, told = chief.hear("ERROR")
         assert "/job:ps/task:1" in told
         newest = f"{tmp_path}/model.ckpt/10"
         assert f"step 15 is not saved, the newest checkpoint is {newest}: steps 11 to 15 are lost" in told
-        assert chief.exit_code() == 1
+        assert chief.wait() == 1
 
 
 def test_a_ps_killed_after_the_last_step_and_before_the_end(tmp_path: Path) -> None:
@@ -82,10 +78,10 @@ def test_a_ps_killed_after_the_last_step_and_before_the_end(tmp_path: Path) -> N
         second.kill()
         c.ps(1)
         assert consistent(chief.ask("values")) == 10  # such as a last test; the loop that trains is over
-        assert chief.logged("5 steps are lost .step 15 was the last seen here")
+        assert chief.said_so_far("LOG", "5 steps are lost .step 15 was the last seen here")
         chief.tell("end")
-        assert "back from step 15 to step 10" in chief.expect("ERROR")[1]
-        assert chief.exit_code() == 1
+        assert "back from step 15 to step 10" in chief.hear("ERROR")[1]
+        assert chief.wait() == 1
 
 
 @pytest.mark.parametrize("monitored", [False, True], ids=["supervisor", "monitored"])
@@ -102,21 +98,21 @@ def test_a_ps_killed_while_the_chief_waits_for_the_others(monitored: bool, train
             chief.ask("save", answer="SAVED")
         assert chief.ask("steps", 5) == 15
         chief.tell("end")
-        chief.expect("LOG", "waiting for /job:worker/task:1")
+        chief.hear("LOG", "waiting for /job:worker/task:1")
         second.kill()
         c.ps(1)
-        chief.expect("LOG", "recovered within")
+        chief.hear("LOG", "recovered within")
         if trained_again:
             assert other.ask("steps", 7) == 17
         other.tell("end")
-        assert other.exit_code() == 0
+        assert other.wait() == 0
         if trained_again:
-            assert chief.exit_code() == 0
+            assert chief.wait() == 0
             assert 17 in saved_steps(tmp_path)
         else:
-            told = chief.expect("ERROR")[1]
+            told = chief.hear("ERROR")[1]
             assert "/job:ps/task:1" in told and "back from step 15 to step 10, 5 steps are lost" in told
-            assert chief.exit_code() == 1
+            assert chief.wait() == 1
 
 
 def test_steps_lost_earlier_and_trained_again_are_no_error(tmp_path: Path) -> None:
@@ -126,7 +122,7 @@ def test_steps_lost_earlier_and_trained_again_are_no_error(tmp_path: Path) -> No
         c.ps(1)
         assert chief.ask("steps", 2) == 12  # the program goes on, and ends where it likes
         chief.tell("end")
-        chief.expect("SAVING")
+        chief.hear("SAVING")
         chief.tell("go")
-        assert chief.exit_code() == 0
+        assert chief.wait() == 0
         assert saved_steps(tmp_path) == {10, 12}

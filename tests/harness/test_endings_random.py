@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks.endings import classic, random_history, run_all
 
+pytestmark = pytest.mark.chaos
+
 SEEDS = [3, 8]
 
 

@@ -178,7 +178,7 @@ def test_a_failed_sync_writes_the_same_bytes_again(tmp_path: pathlib.Path, monke
     assert steps(events_file(tmp_path)) == [1]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_story_of_a_full_disk_gives_a_prefix_of_the_same_stream(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -221,7 +221,7 @@ def write_run(logdir: pathlib.Path, first: int, end: int) -> pathlib.Path:
     return pathlib.Path(path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     damage=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), max_size=8),
     cut=st.one_of(st.none(), st.integers(0, 1 << 20)),

@@ -5,9 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import harness
 from harness.tensorboard.writer import read_events
 from harness.testing import PRELOAD, FaultPlan, LocalCluster, no_leaks
+
+pytestmark = pytest.mark.chaos
 
 COMMAND = ["python", "-m", "tests.harness.hooks_program"]
 ENV = {"JAX_PLATFORMS": "cpu"}

@@ -15,6 +15,8 @@ import runtime as rt
 from harness.training import lifecycle
 from harness.training.preemption import EXIT_CODE, preemptible, shielded
 
+pytestmark = pytest.mark.disk
+
 
 @pytest.fixture(autouse=True)
 def graph() -> Iterator[rt.Graph]:

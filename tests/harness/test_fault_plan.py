@@ -129,6 +129,7 @@ def leak_thread() -> None:
     threading.Thread(target=time.sleep, args=(0.5,), name="forgotten").start()
 
 
+@pytest.mark.cluster
 def test_leaks_are_found(tmp_path: pathlib.Path) -> None:
     kept: list[object] = []
     with pytest.raises(AssertionError, match="left behind: thread forgotten"), no_leaks(secs=0.05):

@@ -11,6 +11,8 @@ import pytest
 import harness
 from harness.testing import PRELOAD, FaultPlan, LocalCluster, no_leaks
 
+pytestmark = pytest.mark.chaos
+
 ADDITIONS = 400
 COMMAND = ["python", "-m", "tests.harness.fault_program"]
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+pytestmark = pytest.mark.cluster
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MARK = "LAUNCH_TEST_MARK"
 # What every task script of these tests begins with.
@@ -27,7 +29,11 @@ forever = threading.Event()
 
 @dataclasses.dataclass
 class Launch:
-    """A launcher under test."""
+    """A launcher under test.
+
+    It is a cold process, not one of the common kit: what is promised are its own process, its two streams, its signals,
+    and that no process with its mark is left, which only the environment at a program's start shows. It imports no JAX.
+    """
 
     popen: subprocess.Popen[str]
     mark: str

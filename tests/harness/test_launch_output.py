@@ -16,6 +16,8 @@ import pytest
 
 from harness.launch.output import Printer
 
+pytestmark = pytest.mark.cluster
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TASK = """
 import sys

@@ -15,6 +15,8 @@ from harness import monitoring
 from harness.launch import policy
 from harness.training.preemption import preemptible
 
+pytestmark = pytest.mark.cluster
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = """
 import re, time, urllib.request

@@ -1,6 +1,5 @@
 """A ps whose variables are mirrored dies by SIGKILL: it goes on as itself, and no checkpoint is read."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +7,14 @@ import pytest
 
 from harness.launch.ports import free_ports
 from tests.harness import cluster_kit
-from tests.harness.cluster_kit import Cluster, Task, consistent
+from tests.harness.cluster_kit import Cluster, consistent
+from tests.kit.processes import Task
+
+pytestmark = pytest.mark.chaos
 
 LAG = 20
 SYNC: dict[str, Any] = {"ps_backups": 1, "ps_backups_lag": 0}
 ASYNC: dict[str, Any] = {"ps_backups": 1, "ps_backups_lag": LAG}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm() -> Iterator[None]:
-    cluster_kit.warm_up()
-    yield
 
 
 def tasks_of(c: Cluster) -> tuple[list[Task], list[Task]]:
@@ -30,9 +26,9 @@ def replaced(c: Cluster, ps: list[Task], index: int) -> None:
     """Kills a ps, starts it again, and waits until both are mirrored again."""
     ps[index].kill()
     neighbour = ps[1 - index]
-    neighbour.expect("LOG", "is not mirrored until")  # it looks every second, also when there is nothing to send
+    neighbour.hear("LOG", "is not mirrored until")  # it looks every second, also when there is nothing to send
     ps[index] = c.ps(index)
-    neighbour.expect("LOG", "is mirrored at .* again")
+    neighbour.hear("LOG", "is mirrored at .* again")
 
 
 @pytest.mark.parametrize("dies", [0, 1])
@@ -43,21 +39,21 @@ def test_synchronous_mirrors_lose_and_double_nothing(dies: int) -> None:
             worker.tell("train")
         for _ in range(3):
             for worker in workers:
-                worker.expect("STEP")
+                worker.hear("STEP")
             ps[dies].kill()  # both workers are in the middle of something
             ps[dies] = c.ps(dies)
-            assert ps[dies].logged("goes on from its mirror at .* no update that was answered is lost")
+            assert ps[dies].said_so_far("LOG", "goes on from its mirror at .* no update that was answered is lost")
         for worker in workers:
-            worker.expect("LOG", f"/job:ps/task:{dies} was restarted and goes on from its mirror")
-            worker.expect("STEP")
+            worker.hear("LOG", f"/job:ps/task:{dies} was restarted and goes on from its mirror")
+            worker.hear("STEP")
         for worker in workers:
             worker.tell("pause")
-        done = sum(worker.expect("TRAINED")[1] for worker in workers)
-        assert not any(worker.logged("recover") for worker in workers)
+        done = sum(worker.hear("TRAINED")[1] for worker in workers)
+        assert not any(worker.said_so_far("LOG", "recover") for worker in workers)
         assert consistent(workers[0].ask("values")) == done
         for worker in workers:
             worker.tell("end")
-        assert [t.exit_code() for t in (*workers, *ps)] == [0, 0, 0, 0]
+        assert [t.wait() for t in (*workers, *ps)] == [0, 0, 0, 0]
 
 
 def test_asynchronous_mirrors_lose_no_more_than_they_tell() -> None:
@@ -68,16 +64,16 @@ def test_asynchronous_mirrors_lose_no_more_than_they_tell() -> None:
         kills = 3
         for _ in range(kills):
             for worker in workers:
-                worker.expect("STEP")
+                worker.hear("STEP")
             ps[0].kill()  # it holds the global step
             ps[0] = c.ps(0)
-            assert ps[0].logged(f"at most {LAG} updates after that are lost")
+            assert ps[0].said_so_far("LOG", f"at most {LAG} updates after that are lost")
         for worker in workers:
-            worker.expect("LOG", f"/job:ps/task:0 was restarted .* at most {LAG} of its last updates are lost")
-            worker.expect("STEP")
+            worker.hear("LOG", f"/job:ps/task:0 was restarted .* at most {LAG} of its last updates are lost")
+            worker.hear("STEP")
             worker.tell("pause")
-        done = sum(worker.expect("TRAINED")[1] for worker in workers)
-        assert not any(worker.logged("recover") for worker in workers)
+        done = sum(worker.hear("TRAINED")[1] for worker in workers)
+        assert not any(worker.said_so_far("LOG", "recover") for worker in workers)
         step, first, second = workers[0].ask("values")
         assert set(first) == {float(done)}  # on the ps that lives
         assert len(set(second)) == 1
@@ -100,7 +96,7 @@ def test_one_ps_after_the_other(tmp_path: Path) -> None:
         workers[0].ask("save", answer="SAVED")  # it still coordinates the ps
         workers[0].kill()
         again = c.worker(0)
-        assert again.logged("keep the live model")
+        assert again.said_so_far("LOG", "keep the live model")
         assert again.ask("steps", 5) == 20
 
 
@@ -110,18 +106,18 @@ def test_checkpoints_go_on_over_the_death_of_a_mirrored_ps(tmp_path: Path) -> No
         chief = c.worker(0)
         chief.tell("train")
         for _ in range(3):
-            chief.expect("STEP")
+            chief.hear("STEP")
             ps[1].kill()
             ps[1] = c.ps(1)
-            chief.expect("LOG", "was restarted and goes on from its mirror")
-            chief.expect("STEP")
+            chief.hear("LOG", "was restarted and goes on from its mirror")
+            chief.hear("STEP")
         chief.tell("pause")
-        done = chief.expect("TRAINED")[1]
+        done = chief.hear("TRAINED")[1]
         assert consistent(chief.ask("values")) == done
         assert chief.ask("save", answer="SAVED").endswith(f"/{done}")
-        assert not chief.logged("restored")
+        assert not chief.said_so_far("LOG", "restored")
         chief.tell("end")
-        assert chief.exit_code() == 0
+        assert chief.wait() == 0
 
 
 def test_two_neighbours_that_die_together_come_back_from_the_checkpoint(tmp_path: Path) -> None:
@@ -135,9 +131,9 @@ def test_two_neighbours_that_die_together_come_back_from_the_checkpoint(tmp_path
             task.kill()
         chief.tell("steps", 5)
         ps = [c.ps(0), c.ps(1)]
-        assert all(task.logged("starts empty, it has no mirror") for task in ps)
-        chief.expect("LOG", "restore the newest checkpoint: .*/job:ps/task:1 has no mirror .*/10")
-        assert chief.expect("STEPS")[1] == 15
+        assert all(task.said_so_far("LOG", "starts empty, it has no mirror") for task in ps)
+        chief.hear("LOG", "restore the newest checkpoint: .*/job:ps/task:1 has no mirror .*/10")
+        assert chief.hear("STEPS")[1] == 15
         assert consistent(chief.ask("values")) == 15
 
 
@@ -151,8 +147,8 @@ def test_two_neighbours_that_die_together_without_a_checkpoint_are_told_loudly()
         chief.tell("steps", 5)
         for i in range(2):
             c.ps(i)
-        chief.expect("LOG", "has no mirror .* ALL STEPS SO FAR ARE LOST")
-        assert chief.expect("STEPS")[1] == 5
+        chief.hear("LOG", "has no mirror .* ALL STEPS SO FAR ARE LOST")
+        assert chief.hear("STEPS")[1] == 5
 
 
 def test_a_ps_that_dies_while_it_is_given_values_is_given_them_again() -> None:
@@ -160,14 +156,16 @@ def test_a_ps_that_dies_while_it_is_given_values_is_given_them_again() -> None:
         c.ps(0)
         second = c.ps(1)
         chief = c.start("worker", 0)
-        chief.expect("INIT_FN")  # the variables have values by now, and nobody may use them yet
+        chief.hear("INIT_FN")  # the variables have values by now, and nobody may use them yet
         second.kill()
         again = c.ps(1)
-        assert again.logged("starts empty, it has no mirror: .* its variables are being given values"), again.story()
+        assert again.said_so_far("LOG", "starts empty, it has no mirror: .* its variables are being given values"), (
+            again.story()
+        )
         chief.tell("go")
-        chief.expect("INIT_FN")
+        chief.hear("INIT_FN")
         chief.tell("go")
-        chief.expect("READY")
+        chief.hear("READY")
         assert chief.ask("steps", 3) == 3
         assert consistent(chief.ask("values")) == 3
 
@@ -180,7 +178,7 @@ def test_all_workers_and_a_ps_die() -> None:
             task.kill()
         c.ps(0)
         chief = c.worker(0)
-        assert chief.logged("keep the live model")
+        assert chief.said_so_far("LOG", "keep the live model")
         assert chief.ask("steps", 3) == 10
         assert consistent(chief.ask("values")) == 10
 
@@ -197,7 +195,7 @@ def test_a_frozen_ps_that_was_replaced_cannot_answer_any_more() -> None:
         moved = [*c.spec["ps"]]
         moved[1] = f"127.0.0.1:{free_ports(1)[0]}"
         again = c.start("ps", 1, cluster={**c.spec, "ps": moved})
-        again.expect("SERVING")
-        assert again.logged("goes on from its mirror")
+        again.hear("SERVING")
+        assert again.said_so_far("LOG", "goes on from its mirror")
         second.thaw()
-        second.expect("LOG", "another process has taken its place")
+        second.hear("LOG", "another process has taken its place")

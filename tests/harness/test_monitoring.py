@@ -18,7 +18,7 @@ from jax.profiler import ProfileData
 from harness import monitoring
 from harness.monitoring.program import JsonFormatter, StepProfiler, TaskFormatter
 from tests.harness.trace_format import problems
-from tests.runtime.kit import ROOT
+from tests.kit.processes import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +73,7 @@ app.run(main)
 """
 
 
+@pytest.mark.cluster
 def test_log_json_of_a_program() -> None:
     command = [sys.executable, "-c", PROGRAM, "--log_json", "--metrics_port=0"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

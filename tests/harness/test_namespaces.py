@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.chaos
+
 ADDITIONS = 1500
-CUT_SECS = 4.0
-NOTICE_SECS = 6.0
-"""Twice what is promised: the machine may be shared."""
 _TRY = "ip link add name near type veth peer name far && tc qdisc add dev near root tbf rate 8bit burst 10 latency 1ms"
 
 
@@ -24,7 +23,7 @@ def _possible() -> bool:
 @pytest.mark.skipif(not _possible(), reason="needs unshare, ip and tc, and the right to make network namespaces")
 def test_lost_packets_lose_and_double_no_addition() -> None:
     done = subprocess.run(
-        ["unshare", "-rn", sys.executable, "-m", "tests.harness.namespaces_program", str(ADDITIONS), str(CUT_SECS)],
+        ["unshare", "-rn", sys.executable, "-m", "tests.harness.namespaces_program", str(ADDITIONS)],
         capture_output=True,
         text=True,
         timeout=240,
@@ -34,7 +33,6 @@ def test_lost_packets_lose_and_double_no_addition() -> None:
     assert re.search(r"CODES ps:0=0 ps:1=0 worker:0=0 worker:1=0", story), story[-4000:]
     total = 2 * ADDITIONS
     assert f"SUMS {total} {total} {total} {total} {total}" in story
-    silent = re.search(r"worker:1 (\S+) .*No answer from /job:ps/task:\d at \S+ for", story)
-    assert silent is not None and float(silent[1]) < NOTICE_SECS, story[-4000:]
-    assert re.search(r"worker:1 .*answers again", story)
+    assert re.search(r"worker:1 .*No answer from /job:ps/task:\d at \S+ for", story.partition("\nHEALED\n")[0])
+    assert re.search(r"worker:1 .*answers again", story.partition("\nHEALED\n")[2])
     assert not re.search(r"recovering|lost contact", story)

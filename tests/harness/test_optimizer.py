@@ -12,6 +12,8 @@ import pytest
 import harness
 import runtime as rt
 
+pytestmark = pytest.mark.cluster
+
 STEPS = 4
 START = {"a": np.array([1.0, -2.0], np.float32), "b": np.array([[3.0], [0.5]], np.float32)}
 

@@ -5,9 +5,13 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import harness
 from harness.testing import PRELOAD, LocalCluster, no_leaks
 from harness.training.preemption import EXIT_CODE
+
+pytestmark = pytest.mark.cluster
 
 COMMAND = ["python", "-m", "tests.harness.preemption_program"]
 

@@ -62,7 +62,7 @@ def test_the_last_thread_closes_the_queue() -> None:
     runner = harness.QueueRunner(queue, [queue.enqueue] * 2)
     with Room(queue, rt.OutOfRangeError("closed")) as sess:
         for thread in runner.create_threads(sess, start=True):
-            thread.join(10)
+            thread.join(60)
         assert sess.run([queue.closed, queue.cancelled]) == [1, 0]
         assert runner.exceptions_raised == []
 
@@ -98,7 +98,7 @@ def test_a_second_call_while_they_run_makes_none() -> None:
         assert runner.create_threads(sess) == []
         for thread in threads:
             thread.start()
-            thread.join(10)
+            thread.join(60)
         assert len(runner.create_threads(sess, start=True)) == 1
 
 
@@ -111,7 +111,7 @@ def test_start_queue_runners() -> None:
     harness.add_queue_runner(harness.QueueRunner(queue, [queue.enqueue]))
     with Room(queue, rt.OutOfRangeError("closed")) as sess:
         threads = harness.start_queue_runners(sess)
-        threads[0].join(10)
+        threads[0].join(60)
         assert sess.run(queue.closed) == 1
 
 

@@ -1,8 +1,6 @@
 """What happens when a task dies, freezes or comes late: real processes, real signals."""
 
 import re
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,19 +10,7 @@ from harness.tensorboard.writer import read_events
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import consistent
 
-# Several times what is promised (2 s, 1 s and 3 s): these tests may share their machine with others.
-JOIN_SECS = 6.0
-"""Within this a restarted worker trains (imports excluded)."""
-RESUME_SECS = 5.0
-"""Within this of a restarted ps's listening training goes on."""
-NOTICE_SECS = 6.0
-"""Within this a frozen ps is noticed."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm() -> Iterator[None]:
-    cluster_kit.warm_up()
-    yield
+pytestmark = pytest.mark.cluster
 
 
 def test_a_worker_dies_and_comes_back() -> None:
@@ -32,15 +18,13 @@ def test_a_worker_dies_and_comes_back() -> None:
         c.ps(0)
         chief, other = c.worker(0), c.worker(1)
         other.tell("train")
-        other.expect("STEP")
+        other.hear("STEP")
         other.kill()
         before = chief.ask("steps", 20)  # nobody waits for the dead
-        assert not chief.logged("recovering")
+        assert not chief.said_so_far("LOG", "recovering")
         again = c.start("worker", 1, env={"BELLWETHER_ATTEMPT": "1"})
-        _, step, secs = again.expect("READY")
-        assert step == before
-        assert secs < JOIN_SECS
-        assert again.logged("start number 2")
+        assert again.hear("READY")[1] == before
+        assert again.said_so_far("LOG", "start number 2")
         assert again.ask("steps", 5) == before + 5
         assert consistent(chief.ask("values")) == before + 5
 
@@ -55,11 +39,11 @@ def test_the_chief_dies_and_no_step_is_lost(tmp_path: Path) -> None:
         chief.kill()
         assert other.ask("steps", 10) == 20  # training goes on
         again = c.start("worker", 0)
-        _, step, _ = again.expect("READY")
+        _, step, _ = again.hear("READY")
         assert step == 20  # the classic Supervisor goes back to 10
-        assert again.logged("keep the live model")
+        assert again.said_so_far("LOG", "keep the live model")
         assert other.ask("steps", 10) == 30
-        assert not other.logged("recovering")
+        assert not other.said_so_far("LOG", "recovering")
         assert consistent(again.ask("values")) == 30
         assert again.ask("save", answer="SAVED").endswith("/30")  # its services work again
 
@@ -76,7 +60,7 @@ def test_the_events_of_a_restarted_chief_go_on_at_the_live_step(tmp_path: Path) 
         assert other.ask("steps", 5) == 25
         other.tell("end")
         again.tell("end")
-        assert [other.exit_code(), again.exit_code()] == [0, 0]
+        assert [other.wait(), again.wait()] == [0, 0]
     newest = max(tmp_path.glob("events*"), key=lambda path: path.stat().st_mtime)
     events = list(read_events(str(newest)))
     name = SessionLog.SessionStatus.Name
@@ -97,22 +81,21 @@ def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
         second.kill()
         chief.tell("train")
         other.tell("train")
-        chief.expect("LOG", r"recovering: .*/job:ps/task:1.* \(gives up after 60 s\)")
-        other.expect("LOG", "recovering: .*/job:ps/task:1")
+        chief.hear("LOG", r"recovering: .*/job:ps/task:1.* \(gives up after 60 s\)")
+        other.hear("LOG", "recovering: .*/job:ps/task:1")
         c.ps(1)
-        listening = time.monotonic()
         for worker in (chief, other):
-            worker.expect("LOG", "recovered within")
-            worker.expect("STEP")
-            assert time.monotonic() - listening < RESUME_SECS, worker.story()
+            worker.hear("LOG", "recovered within")
+            worker.hear("STEP")
         # A step that was cut off in the middle has counted on the ps that is left.
-        assert chief.logged(r"back from step 1[7-9] to step 10, [7-9] steps are lost")
+        assert chief.said_so_far("LOG", r"back from step 1[7-9] to step 10, [7-9] steps are lost")
         chief.tell("pause")
         other.tell("pause")
-        done = chief.expect("TRAINED")[1] + other.expect("TRAINED")[1]
+        done = chief.hear("TRAINED")[1] + other.hear("TRAINED")[1]
         assert consistent(chief.ask("values")) == 10 + done
 
 
+@pytest.mark.chaos
 def test_a_ps_dies_while_checkpoints_are_written_all_the_time(tmp_path: Path) -> None:
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), save_secs=0.02) as c:
         c.ps(0)
@@ -120,17 +103,17 @@ def test_a_ps_dies_while_checkpoints_are_written_all_the_time(tmp_path: Path) ->
         chief = c.worker(0)
         for _ in range(3):
             chief.tell("train")
-            chief.expect("STEP")
+            chief.hear("STEP")
             second.kill()
-            chief.expect("LOG", "recovering")
+            chief.hear("LOG", "recovering")
             second = c.ps(1)
-            chief.expect("LOG", "recovered within")
-            chief.expect("STEP")
+            chief.hear("LOG", "recovered within")
+            chief.hear("STEP")
             chief.tell("pause")
-            chief.expect("TRAINED")
+            chief.hear("TRAINED")
             consistent(chief.ask("values"))
         chief.tell("end")
-        assert chief.exit_code() == 0
+        assert chief.wait() == 0
 
 
 def test_the_ps_with_the_global_step_dies(tmp_path: Path) -> None:
@@ -143,10 +126,10 @@ def test_the_ps_with_the_global_step_dies(tmp_path: Path) -> None:
         chief.ask("steps", 5)
         first.kill()
         chief.tell("steps", 5)
-        chief.expect("LOG", "recovering")
+        chief.hear("LOG", "recovering")
         c.ps(0)
-        chief.expect("LOG", r"recovered .* at step 10: 5 steps are lost \(step 15 was the last seen here\)")
-        assert chief.expect("STEPS")[1] == 15
+        chief.hear("LOG", r"recovered .* at step 10: 5 steps are lost \(step 15 was the last seen here\)")
+        assert chief.hear("STEPS")[1] == 15
         assert consistent(chief.ask("values")) == 15
 
 
@@ -162,7 +145,7 @@ def test_power_cut(tmp_path: Path) -> None:
         c.start("ps", 1)
         chief = c.start("worker", 0)
         c.start("ps", 0)
-        assert chief.expect("READY")[1] == other.expect("READY")[1] == 10
+        assert chief.hear("READY")[1] == other.hear("READY")[1] == 10
         assert other.ask("steps", 10) == 20
         assert consistent(chief.ask("values")) == 20
 
@@ -174,7 +157,7 @@ def test_a_restart_with_more_or_fewer_ps_from_the_same_checkpoint(before: int, a
         chief = c.worker(0)
         chief.ask("steps", 10)
         chief.tell("end")
-        assert [t.exit_code() for t in (chief, *tasks)] == [0] * (before + 1)
+        assert [t.wait() for t in (chief, *tasks)] == [0] * (before + 1)
     with cluster_kit.cluster(after, 1, logdir=str(tmp_path)) as c:
         for index in range(after):
             c.ps(index)
@@ -193,11 +176,11 @@ def test_a_worker_is_added_while_training_runs() -> None:
         new = c.worker(1)
         assert new.ask("steps", 3) == 6
         chief.tell("end")
-        chief.expect("LOG", "waiting for /job:worker/task:1")
-        assert ps.process.is_alive()
+        chief.hear("LOG", "waiting for /job:worker/task:1")
+        assert ps.code is None
         assert new.ask("steps", 3) == 9
         new.tell("end")
-        assert [new.exit_code(), chief.exit_code(), ps.exit_code()] == [0, 0, 0]
+        assert [new.wait(), chief.wait(), ps.wait()] == [0, 0, 0]
 
 
 def test_a_ps_dies_and_the_chief_too(tmp_path: Path) -> None:
@@ -210,13 +193,13 @@ def test_a_ps_dies_and_the_chief_too(tmp_path: Path) -> None:
         second.kill()
         chief.kill()
         other.tell("steps", 10)
-        other.expect("LOG", "recovering")
+        other.hear("LOG", "recovering")
         c.ps(1)
-        other.expect(
+        other.hear(
             "LOG", r"wait: the chief has not yet initialised .*; waiting for /job:worker/task:0 at \S+:\d+"
         )  # it does not restore on its own
         again = c.worker(0)
-        assert other.expect("STEPS")[1] == 20
+        assert other.hear("STEPS")[1] == 20
         assert consistent(again.ask("values")) == 20
 
 
@@ -228,11 +211,11 @@ def test_a_restore_waits_for_a_second_ps_that_dies_meanwhile(tmp_path: Path) -> 
         chief.ask("save", answer="SAVED")
         second.kill()
         chief.tell("steps", 5)
-        chief.expect("LOG", "recovering")
+        chief.hear("LOG", "recovering")
         first.kill()
         c.ps(1)
         c.ps(0)
-        assert chief.expect("STEPS")[1] == 15
+        assert chief.hear("STEPS")[1] == 15
         assert consistent(chief.ask("values")) == 15
 
 
@@ -243,10 +226,10 @@ def test_without_a_checkpoint_the_loss_of_everything_is_told_loudly() -> None:
         chief.ask("steps", 10)
         ps.kill()
         chief.tell("steps", 5)
-        chief.expect("LOG", "recovering")
+        chief.hear("LOG", "recovering")
         c.ps(0)
-        chief.expect("LOG", "ALL STEPS SO FAR ARE LOST")
-        assert chief.expect("STEPS")[1] == 5
+        chief.hear("LOG", "ALL STEPS SO FAR ARE LOST")
+        assert chief.hear("STEPS")[1] == 5
 
 
 def test_a_frozen_ps_loses_and_doubles_nothing() -> None:
@@ -256,17 +239,15 @@ def test_a_frozen_ps_loses_and_doubles_nothing() -> None:
         workers = [c.worker(0), c.worker(1)]
         for worker in workers:
             worker.tell("train")
-            worker.expect("STEP")
+            worker.hear("STEP")
         second.freeze()
-        frozen = time.monotonic()
         for worker in workers:
-            worker.expect("LOG", "No answer from /job:ps/task:1")
-        assert time.monotonic() - frozen < NOTICE_SECS
+            worker.hear("LOG", "No answer from /job:ps/task:1")
         for worker in workers:
             worker.tell("pause")
         second.thaw()
-        done = sum(worker.expect("TRAINED")[1] for worker in workers)
-        assert not any(worker.logged("recovering") for worker in workers)
+        done = sum(worker.hear("TRAINED")[1] for worker in workers)
+        assert not any(worker.said_so_far("LOG", "recovering") for worker in workers)
         assert consistent(workers[0].ask("values")) == done
 
 
@@ -278,17 +259,17 @@ def test_a_worker_that_slept_through_a_restore_adds_nothing_old_to_it(tmp_path: 
         chief.ask("steps", 10)
         chief.ask("save", answer="SAVED")
         other.tell("train")
-        other.expect("STEP")
+        other.hear("STEP")
         other.freeze()
         second.kill()
         c.ps(1)
         assert chief.ask("steps", 5) == 15
         other.thaw()
-        other.expect("LOG", "recovering: ")  # restarted, restored or a cut connection: whichever it notices first
-        told = other.expect("LOG", "recovered within")[1]
+        other.hear("LOG", "recovering: ")  # restarted, restored or a cut connection: whichever it notices first
+        told = other.hear("LOG", "recovered within")[1]
         assert re.search("steps are lost", told), told  # it had seen step 11
         other.tell("pause")
-        other.expect("TRAINED")
+        other.hear("TRAINED")
         consistent(chief.ask("values"))
 
 
@@ -297,12 +278,12 @@ def test_a_frozen_worker_holds_nobody_up() -> None:
         c.ps(0)
         chief, other = c.worker(0), c.worker(1)
         other.tell("train")
-        other.expect("STEP")
+        other.hear("STEP")
         other.freeze()
         chief.ask("steps", 20)
         other.thaw()
         other.tell("pause")
-        other.expect("TRAINED")
+        other.hear("TRAINED")
         other.tell("end")
         consistent(chief.ask("values"))
 
@@ -312,11 +293,11 @@ def test_workers_wait_for_the_init_fn_of_the_chief() -> None:
         c.ps(0)
         other = c.start("worker", 1)
         chief = c.start("worker", 0)
-        chief.expect("INIT_FN")  # the variables have values by now
-        other.expect("LOG", "still giving /job:ps/task:0 values")
-        assert not any(line[0] == "READY" for line in other.lines)
+        chief.hear("INIT_FN")  # the variables have values by now
+        other.hear("LOG", "still giving /job:ps/task:0 values")
+        assert not any(said[0] == "READY" for said in other.said)
         chief.tell("go")
-        other.expect("READY")
+        other.hear("READY")
 
 
 def test_recover_false_lets_the_error_out() -> None:
@@ -325,7 +306,7 @@ def test_recover_false_lets_the_error_out() -> None:
         chief = c.worker(0)
         ps.kill()
         chief.tell("steps", 1)
-        assert chief.exit_code() == 1
+        assert chief.wait() == 1
 
 
 def test_clean_end_the_chief_is_last_and_the_ps_leave() -> None:
@@ -333,10 +314,10 @@ def test_clean_end_the_chief_is_last_and_the_ps_leave() -> None:
         ps = [c.ps(0), c.ps(1)]
         chief, other = c.worker(0), c.worker(1)
         chief.tell("end")
-        chief.expect("LOG", f"waiting for /job:worker/task:1 at {c.spec['worker'][1]} to finish")
+        chief.hear("LOG", f"waiting for /job:worker/task:1 at {c.spec['worker'][1]} to finish")
         assert other.ask("steps", 3) == 3  # nobody is cut off
         other.tell("end")
-        assert [t.exit_code() for t in (other, chief, *ps)] == [0, 0, 0, 0]
+        assert [t.wait() for t in (other, chief, *ps)] == [0, 0, 0, 0]
 
 
 def test_the_last_steps_are_saved_with_those_of_the_others(tmp_path: Path) -> None:
@@ -347,7 +328,7 @@ def test_the_last_steps_are_saved_with_those_of_the_others(tmp_path: Path) -> No
         chief.tell("end")
         other.ask("steps", 4)
         other.tell("end")
-        assert [chief.exit_code(), other.exit_code()] == [0, 0]
+        assert [chief.wait(), other.wait()] == [0, 0]
         assert [p.name for p in (tmp_path / "model.ckpt").iterdir() if p.name.isdigit()] == ["7"]
 
 
@@ -356,9 +337,9 @@ def test_under_a_launcher_the_ps_stay() -> None:
         ps = c.ps(0)
         chief = c.worker(0)
         chief.tell("end")
-        assert chief.exit_code() == 0
+        assert chief.wait() == 0
         assert c.worker(0).ask("steps", 1) == 1  # it still serves
-        assert ps.process.is_alive()
+        assert ps.code is None
 
 
 def test_a_late_worker_gets_a_defined_end() -> None:
@@ -367,10 +348,10 @@ def test_a_late_worker_gets_a_defined_end() -> None:
         chief = c.worker(0)
         chief.ask("steps", 3)
         chief.tell("end")
-        assert chief.exit_code() == 0
+        assert chief.wait() == 0
         late = c.worker(1)
-        assert late.logged("nothing left to do: the chief has finished training")
-        assert [late.exit_code(), ps.exit_code()] == [0, 0]
+        assert late.said_so_far("LOG", "nothing left to do: the chief has finished training")
+        assert [late.wait(), ps.wait()] == [0, 0]
 
 
 def test_a_worker_that_died_for_good_does_not_keep_the_chief() -> None:
@@ -379,10 +360,11 @@ def test_a_worker_that_died_for_good_does_not_keep_the_chief() -> None:
         chief, other = c.worker(0), c.worker(1)
         other.kill()
         chief.tell("end")
-        chief.expect("LOG", "not waiting any longer for /job:worker/task:1")
-        assert [chief.exit_code(), ps.exit_code()] == [0, 0]
+        chief.hear("LOG", "not waiting any longer for /job:worker/task:1")
+        assert [chief.wait(), ps.wait()] == [0, 0]
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("own_manager", [False, True], ids=["", "own-session-manager"])
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_a_dead_ps_does_not_keep_the_end(how: str, own_manager: bool) -> None:
@@ -391,12 +373,11 @@ def test_a_dead_ps_does_not_keep_the_end(how: str, own_manager: bool) -> None:
         chief = c.worker(0)
         chief.ask("steps", 1)
         getattr(ps, how)()
-        began = time.monotonic()
         chief.tell("end")
-        chief.exit_code()
-        assert time.monotonic() - began < 15
+        chief.wait()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("monitored", [False, True], ids=["supervisor", "monitored"])
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_a_dead_ps_keeps_no_worker_from_its_end(how: str, monitored: bool) -> None:
@@ -406,12 +387,10 @@ def test_a_dead_ps_keeps_no_worker_from_its_end(how: str, monitored: bool) -> No
         chief, other = c.worker(0), c.worker(1)
         other.ask("steps", 1)
         getattr(second, how)()
-        began = time.monotonic()
         other.tell("end")
-        other.exit_code()
+        other.wait()
         chief.tell("end")
-        chief.exit_code()
-        assert time.monotonic() - began < 25
+        chief.wait()
 
 
 def test_an_error_ends_its_worker_and_no_other() -> None:
@@ -419,15 +398,15 @@ def test_an_error_ends_its_worker_and_no_other() -> None:
         ps = c.ps(0)
         chief, other = c.worker(0), c.worker(1)
         other.tell("raise")
-        assert other.exit_code() == 1
+        assert other.wait() == 1
         chief.ask("steps", 3)
-        assert ps.process.is_alive()
+        assert ps.code is None
 
 
 def test_a_chief_that_is_alone_gives_up_in_time() -> None:
     with cluster_kit.cluster(1, 1, max_wait_secs=1) as c:
         chief = c.start("worker", 0)
-        assert chief.exit_code() == 1
+        assert chief.wait() == 1
 
 
 def test_a_monitored_session_recovers_by_the_same_way(tmp_path: Path) -> None:
@@ -442,13 +421,13 @@ def test_a_monitored_session_recovers_by_the_same_way(tmp_path: Path) -> None:
         second.kill()
         chief.tell("steps", 5)
         other.tell("steps", 5)
-        chief.expect("LOG", "recovering")
-        other.expect("LOG", "recovering")
+        chief.hear("LOG", "recovering")
+        other.hear("LOG", "recovering")
         c.ps(1)
-        chief.expect("STEPS")
-        other.expect("STEPS")
+        chief.hear("STEPS")
+        other.hear("STEPS")
         assert consistent(chief.ask("values")) == 20
         chief.tell("end")
         other.tell("end")
-        assert [chief.exit_code(), other.exit_code()] == [0, 0]
+        assert [chief.wait(), other.wait()] == [0, 0]
         assert "20" in {p.name for p in (tmp_path / "model.ckpt").iterdir()}

@@ -24,7 +24,10 @@ from hypothesis.extra import numpy as hnp
 
 import harness
 import runtime as rt
+from tests.examples import costly
 from tests.harness.checkpoint_kit import plain_orbax
+
+pytestmark = pytest.mark.disk
 
 VALUES: dict[str, Any] = {
     "scalar": np.float32(1.5),
@@ -125,7 +128,7 @@ _SETS = st.dictionaries(
 )
 
 
-@hypothesis.settings(max_examples=10)
+@costly(10)
 @hypothesis.given(_SETS)
 def test_any_set_of_variables_comes_back(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
     directory = tmp_path_factory.mktemp("any")
@@ -624,7 +627,7 @@ def test_threads_end_with_the_saves(sess: rt.Session, tmp_path: pathlib.Path) ->
         saver.save(sess, tmp_path / "m", step)
     started = set(threading.enumerate()) - before
     for thread in started:
-        thread.join(5)
+        thread.join(60)
     assert [t.name for t in started if t.is_alive()] == []
 
 

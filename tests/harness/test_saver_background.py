@@ -18,6 +18,8 @@ import runtime as rt
 from harness.checkpoints import saver as saver_module
 from harness.checkpoints.manifest import read_manifest
 
+pytestmark = pytest.mark.disk
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -246,7 +248,6 @@ def _full_disk(kind: str, directory: pathlib.Path) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.timeout(220)
 @pytest.mark.parametrize("kind", ["supervisor", "monitored"])
 def test_a_full_disk_costs_checkpoints_not_training(tmp_path: pathlib.Path, kind: str) -> None:
     told = _full_disk(kind, tmp_path)

@@ -21,6 +21,8 @@ from runtime.server.server import Server
 from tests.harness import checkpoint_kit as ckit
 from tests.runtime import kit
 
+pytestmark = pytest.mark.disk
+
 PS = ("/job:ps/task:0", "/job:ps/task:1")
 
 

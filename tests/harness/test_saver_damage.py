@@ -1,8 +1,11 @@
 """Damaged checkpoints: whatever of one is lost, it is named and the one before is used; nothing is begun anew."""
 
+import dataclasses
 import os
 import pathlib
+import re
 import shutil
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,6 +13,9 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints import layout, orbax
+from harness.checkpoints.manifest import FILE_NAME, Manifest, read_manifest
+
+pytestmark = pytest.mark.disk
 
 SIZE = 5000
 
@@ -141,3 +147,47 @@ def test_an_evaluator_is_given_whole_checkpoints_only(saved: pathlib.Path, tmp_p
     assert list(harness.checkpoints_iterator(str(tmp_path), timeout=0.01)) == []
     with pytest.raises(rt.DataLossError, match="its manifest is missing"):
         harness.load_checkpoint(str(tmp_path))
+
+
+def _rewrite_manifest(step: pathlib.Path, change: Callable[[Manifest], Manifest]) -> None:
+    manifest = read_manifest(str(step))
+    assert manifest is not None
+    (step / FILE_NAME).write_text(change(manifest).to_json())
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/dev/zero", "default/../../../outside", ""])
+@pytest.mark.parametrize("transfer", ["shared", "stream"])
+def test_a_manifest_that_names_files_elsewhere_is_refused_by_name(
+    saved: pathlib.Path, tmp_path: pathlib.Path, name: str, transfer: str
+) -> None:
+    shutil.copytree(saved, tmp_path / "copy")
+    newest = tmp_path / "copy" / "m" / "2"
+    (tmp_path / "copy" / "outside").write_bytes(b"")
+    outside = rt.ShardFile(name, 0, 0)
+    _rewrite_manifest(newest, lambda m: dataclasses.replace(m, files=[*m.files, outside]))
+    with rt.Graph().as_default() as graph, rt.Session("", graph) as sess:
+        v, _ = _model()
+        saver = harness.Saver(transfer=transfer)
+        with pytest.raises(rt.DataLossError, match=re.escape(repr(name))):
+            saver.restore(sess, str(newest))
+        saver.restore_latest(sess, str(tmp_path / "copy"))
+        assert sess.run(v).tolist() == [1.0] * SIZE  # the one before
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+@pytest.mark.parametrize("transfer", ["shared", "stream"])
+def test_a_file_of_a_checkpoint_that_has_become_a_device_is_named(
+    saved: pathlib.Path, tmp_path: pathlib.Path, kind: str, transfer: str
+) -> None:
+    shutil.copytree(saved, tmp_path / "copy")
+    newest = tmp_path / "copy" / "m" / "2"
+    if kind == "device":
+        (newest / "default" / "thing").symlink_to("/dev/zero")
+    else:
+        os.mkfifo(newest / "default" / "thing")
+    thing = rt.ShardFile("default/thing", 0, 0)
+    _rewrite_manifest(newest, lambda m: dataclasses.replace(m, files=[*m.files, thing]))
+    with rt.Graph().as_default() as graph, rt.Session("", graph) as sess:
+        _model()
+        with pytest.raises(rt.DataLossError, match="default/thing: is not a regular file"):
+            harness.Saver(transfer=transfer).restore(sess, str(newest))

@@ -12,7 +12,9 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints import layout
-from tests.runtime import kit
+from tests.kit.processes import Program
+
+pytestmark = pytest.mark.disk
 
 
 def _run(logdir: pathlib.Path, steps: int, **options: Any) -> list[int]:
@@ -97,8 +99,8 @@ except rt.PermissionDeniedError as error:
     print("refused", error)
 """
     try:
-        with kit.run_python(code, str(tmp_path), PIPED="1") as process:
-            output, _ = process.communicate(timeout=100)
+        with Program("python", "-c", code, str(tmp_path)) as program:
+            output = program.result()
     finally:
         (tmp_path / "model.ckpt").chmod(0o700)
     assert "refused" in output and "cannot be read by the user" in output

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.disk
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys

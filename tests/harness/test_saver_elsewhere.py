@@ -1,9 +1,7 @@
 """Tasks that were started in other directories, or on hosts that see other files than the chief."""
 
-import json
 import os
 import pathlib
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +14,8 @@ from runtime.checkpoint.coordinator import Shards
 from runtime.proto import services_pb2 as pb
 from tests.harness import checkpoint_kit as ckit
 from tests.runtime import kit
+
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
@@ -68,17 +68,9 @@ def host(tmp_path: pathlib.Path) -> Iterator[tuple[rt.Server, pathlib.Path]]:
     """A worker here, and a ps for which /proc/self/cwd is another directory, as if it were on another host."""
     cluster = kit.addresses(ps=1, worker=1)
     (tmp_path / "ps").mkdir()
-    code = f"import os, sys; os.chdir(sys.argv[4]); {kit.SERVE}"
-    with kit.run_python(code, json.dumps(cluster), "ps", "0", str(tmp_path / "ps")) as process:
-        try:
-            with rt.Server(cluster, "worker", 0) as server:
-                yield server, tmp_path / "ps"
-        finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with kit.serve(cluster, "ps", 0, cwd=tmp_path / "ps") as process, rt.Server(cluster, "worker", 0) as server:
+        yield server, tmp_path / "ps"
+        process.stop()
 
 
 def test_what_a_task_does_not_see_is_not_called_damaged(

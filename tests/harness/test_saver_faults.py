@@ -3,8 +3,6 @@
 import json
 import os
 import pathlib
-import signal
-import subprocess
 import threading
 from collections.abc import Sequence
 
@@ -15,7 +13,10 @@ import pytest
 import harness
 import runtime as rt
 from tests.harness import checkpoint_kit as ckit
+from tests.kit.processes import Program
 from tests.runtime import kit
+
+pytestmark = pytest.mark.disk
 
 SIZE = 1 << 18
 GRAPH = f"""
@@ -66,25 +67,6 @@ def _graph() -> tuple[rt.Graph, dict[str, rt.Variable]]:
     return ckit.make_graph({"a": np.full(SIZE, 1, np.float32), "b": np.full(SIZE, 2, np.float32)}, {"b": 1})
 
 
-def _read(process: "subprocess.Popen[str]", word: str) -> str:
-    assert process.stdout is not None
-    watchdog = threading.Timer(100, process.kill)
-    watchdog.start()
-    try:
-        for line in process.stdout:
-            if line.startswith(word):
-                return line
-    finally:
-        watchdog.cancel()
-    raise AssertionError(f"the process ended before it said {word}")
-
-
-def _say(process: "subprocess.Popen[str]") -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
 def _uninitialized(sess: rt.Session, names: Sequence[str]) -> list[str]:
     missing = []
     for name in names:
@@ -95,7 +77,6 @@ def _uninitialized(sess: rt.Session, names: Sequence[str]) -> list[str]:
     return missing
 
 
-@pytest.mark.timeout(240)
 def test_a_chief_that_dies_while_it_restores_leaves_every_ps_uninitialized(tmp_path: pathlib.Path) -> None:
     graph, v = _graph()
     addresses = kit.addresses(ps=2, worker=2)
@@ -107,23 +88,21 @@ def test_a_chief_that_dies_while_it_restores_leaves_every_ps_uninitialized(tmp_p
             harness.Saver().save(sess, tmp_path / "m", 1)
         with kit.processes(addresses, *names) as tasks, rt.Session(server.target, graph, mine) as sess:
             assert _uninitialized(sess, "ab") == ["a", "b"]
-            with kit.run_python(RESTORE, json.dumps(addresses), str(tmp_path / "m"), PIPED="1") as chief:
+            with Program("python", "-c", RESTORE, json.dumps(addresses), str(tmp_path / "m")) as chief:
                 try:
-                    _read(chief, "OPEN")
-                    os.kill(tasks[1].process.pid, signal.SIGSTOP)  # one ps reads its part, the other one does not
-                    _say(chief)
-                    _read(chief, "RESTORING")
+                    chief.expect("OPEN")
+                    tasks[1].freeze()  # one ps reads its part, the other one does not
+                    chief.enter("")
+                    chief.expect("RESTORING")
                     threading.Event().wait(1.0)  # the other has read meanwhile; the test holds whether it has or not
                 finally:
                     chief.kill()
-                    chief.wait()
-                    os.kill(tasks[1].process.pid, signal.SIGCONT)
+                    tasks[1].thaw()
             assert _uninitialized(sess, "ab") == ["a", "b"]
             assert harness.Saver().restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/1"
             assert [x[0] for x in sess.run([v["a"], v["b"]])] == [1, 2]
 
 
-@pytest.mark.timeout(240)
 def test_a_frozen_chief_that_wakes_up_makes_nothing_visible(tmp_path: pathlib.Path) -> None:
     graph, v = _graph()
     addresses = kit.addresses(ps=2, worker=2)
@@ -134,32 +113,28 @@ def test_a_frozen_chief_that_wakes_up_makes_nothing_visible(tmp_path: pathlib.Pa
             for cleans in (False, True):  # whether the new chief saves, and so cleans, before the old one wakes up
                 series = tmp_path / f"m{cleans}"
                 with (
-                    kit.run_python(SAVE, json.dumps(addresses), str(series), PIPED="1") as old,
+                    Program("python", "-c", SAVE, json.dumps(addresses), str(series)) as old,
                     rt.Session(server.target, graph, mine) as new,
                 ):
-                    try:
-                        _read(old, "WRITTEN")
-                        if cleans:
-                            harness.Saver().save(new, series, 1)
-                        else:
-                            new.shards.claim(["/job:ps/task:0", "/job:ps/task:1"])
-                        _say(old)
-                        assert "another chief" in _read(old, "REFUSED")
-                        old.wait(60)
-                    finally:
-                        old.kill()
+                    old.expect("WRITTEN")
+                    if cleans:
+                        harness.Saver().save(new, series, 1)
+                    else:
+                        new.shards.claim(["/job:ps/task:0", "/job:ps/task:1"])
+                    old.enter("")
+                    old.expect("REFUSED.*another chief")
+                    old.wait(60)
                     found = harness.latest_checkpoint(str(series))
                     assert found == (f"{series}/1" if cleans else None)
                     harness.Saver().save(new, series, 3)
                     assert sorted(p.name for p in series.iterdir()) == (["1", "3"] if cleans else ["3"])
 
 
-def _bytes_read(task: kit.Task) -> int:
-    lines = pathlib.Path(f"/proc/{task.process.pid}/io").read_text().splitlines()
+def _bytes_read(task: Program) -> int:
+    lines = pathlib.Path(f"/proc/{task.pid}/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(not pathlib.Path("/proc/self/io").exists(), reason="needs Linux's counts of bytes read")
 def test_each_ps_reads_only_what_it_needs(tmp_path: pathlib.Path) -> None:
     rows = 24 << 10
@@ -190,7 +165,6 @@ def test_each_ps_reads_only_what_it_needs(tmp_path: pathlib.Path) -> None:
                     assert size <= count < 1.5 * size + (8 << 20), (read, size)  # tensorstore's files are 8 MiB
 
 
-@pytest.mark.timeout(240)
 def test_training_goes_on_over_another_number_of_ps_with_its_slots(tmp_path: pathlib.Path) -> None:
     """1 -> 2 -> 3 -> 1 ps, a table in as many parts, Adam: every step is what it is without any move."""
     initial = np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, 4)

@@ -12,7 +12,10 @@ import pytest
 
 import harness
 import runtime as rt
+from tests.examples import costly
 from tests.harness import checkpoint_kit as ckit
+
+pytestmark = pytest.mark.disk
 
 DTYPES = ["float32", "float64", "int64", "int8", "bool", "bfloat16"]
 
@@ -48,7 +51,7 @@ def server() -> Iterator[Any]:
         yield server
 
 
-@hypothesis.settings(deadline=None, max_examples=8)
+@costly(10)
 @hypothesis.given(drawn=st.lists(_arrays(), min_size=1, max_size=3))
 def test_any_slices_restore_from_any_other(
     server: Any, tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[np.ndarray, list[int], list[int]]]

@@ -17,6 +17,8 @@ from harness.training import readiness
 from runtime import zarr
 from tests.harness import checkpoint_kit as ckit
 
+pytestmark = pytest.mark.disk
+
 ODD = [
     "layers=[100,50]",
     "a*b?c",

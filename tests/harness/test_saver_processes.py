@@ -15,7 +15,10 @@ import harness
 import runtime as rt
 from runtime.checkpoint import coordinator as shards_module
 from tests.harness import checkpoint_kit as ckit
+from tests.kit.processes import Program
 from tests.runtime import kit
+
+pytestmark = pytest.mark.cluster
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -214,12 +217,12 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: pathlib.Path) -> Non
         saver = harness.Saver()
         good = saver.save(sess, tmp_path / "m", 1)
         # Files of this ps may not grow any more: what the kernel says is what a full disk says.
-        resource.prlimit(tasks[0].process.pid, resource.RLIMIT_FSIZE, (4 << 20, resource.RLIM_INFINITY))
+        resource.prlimit(tasks[0].pid, resource.RLIMIT_FSIZE, (4 << 20, resource.RLIM_INFINITY))
         with pytest.raises(rt.ResourceExhaustedError, match="is full"):
             saver.save(sess, tmp_path / "m", 2)
         assert saver.last_checkpoints == [good] and os.listdir(tmp_path / "m") == ["1"]
         sess.run(v["a"].assign(2 * np.ones(8 << 20, np.uint8)).op)
-        resource.prlimit(tasks[0].process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.prlimit(tasks[0].pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         assert harness.load_variable(saver.save(sess, tmp_path / "m", 2), "a")[0] == 2
 
 
@@ -249,9 +252,14 @@ def test_states_of_other_workers_ride_along(tmp_path: pathlib.Path) -> None:
     import json
 
     addresses = kit.addresses(ps=1, worker=3)  # worker 2 never comes
-    other = kit.run_python(code, json.dumps(addresses), "worker", "1")
     try:
-        with kit.processes(addresses, ("ps", 0)), rt.Server(addresses, "worker", 0) as server, graph.as_default():
+        other = Program("python", "-c", code, json.dumps(addresses))
+        with (
+            other,
+            kit.processes(addresses, ("ps", 0)),
+            rt.Server(addresses, "worker", 0) as server,
+            graph.as_default(),
+        ):
             config = rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=60)
             with rt.Session(server.target, graph, config) as sess:
                 ckit.initialize(sess, list(v.values()))
@@ -265,11 +273,9 @@ def test_states_of_other_workers_ride_along(tmp_path: pathlib.Path) -> None:
         assert taken == [{"position": 17}]
     finally:
         harness.forget_checkpointable("data")
-        other.kill()
-        other.wait()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.chaos
 def test_random_kills_of_chief_and_ps() -> None:
     seed = int.from_bytes(os.urandom(4), "big")
     command = [sys.executable, "-m", "benchmarks.checkpoint_kills", "--kills=20", f"--seed={seed}"]

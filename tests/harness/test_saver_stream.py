@@ -5,8 +5,6 @@ import json
 import os
 import pathlib
 import resource
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +25,10 @@ from runtime.proto import services_pb2_grpc
 from runtime.transport import rpc
 from tests.harness import checkpoint_kit as ckit
 from tests.harness import stream_chief
+from tests.kit.processes import Program
 from tests.runtime import kit
+
+pytestmark = pytest.mark.cluster
 
 MIB = 1 << 20
 
@@ -130,20 +131,14 @@ def test_every_kind_of_variable_crosses_the_tensor_channel_and_nothing_of_it_grp
 @contextlib.contextmanager
 def _processes(cluster: dict[str, list[str]], wheres: list[pathlib.Path]) -> Iterator[None]:
     """The ps as processes, each in a directory of its own."""
-    started = []
-    try:
+    with contextlib.ExitStack() as stack:
         for i, where in enumerate(wheres):
             where.mkdir()
-            command = [sys.executable, "-c", kit.SERVE, json.dumps(cluster), "ps", str(i)]
-            environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(kit.ROOT)}
-            started.append(subprocess.Popen(command, cwd=where, env=environment))
+            stack.enter_context(kit.serve(cluster, "ps", i, cwd=where))
         yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
 
 
+@pytest.mark.chaos
 def test_a_few_blocks_are_in_memory_whatever_the_size_of_the_model(tmp_path: pathlib.Path) -> None:
     graph = rt.Graph()
     with graph.as_default(), rt.device("/job:ps/task:0"):
@@ -156,7 +151,7 @@ def test_a_few_blocks_are_in_memory_whatever_the_size_of_the_model(tmp_path: pat
         ckit.initialize(sess, [small])
         harness.Saver([small], transfer="stream").save(sess, tmp_path / "warm", 1)  # imports what a save needs
         saver = harness.Saver([wide, rows], transfer="stream")
-        pids = (os.getpid(), ps[0].process.pid)
+        pids = (os.getpid(), ps[0].pid)
         base = [_reset_peak(pid) for pid in pids]
         path = saver.save(sess, tmp_path / "m", 1)
         chief, task = (_peak(pid) - b for pid, b in zip(pids, base, strict=True))
@@ -204,6 +199,7 @@ def test_cut_connections_lose_and_double_nothing(
         assert np.array_equal(harness.load_variable(path, name), expected)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("what", ["save", "restore"])
 def test_a_ps_that_dies_in_the_middle(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None, what: str
@@ -227,22 +223,18 @@ def test_a_ps_that_dies_in_the_middle(
             assert saver.save(sess, tmp_path / "m", 2) == f"{tmp_path}/m/2"
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("what", ["save", "restore"])
 def test_a_chief_that_dies_in_the_middle_leaves_nothing_held(
     tmp_path: pathlib.Path, small_blocks: None, what: str
 ) -> None:
     cluster = kit.addresses(ps=1, worker=1)
     with rt.Server(cluster, "ps", 0) as ps:
-        command = [sys.executable, "-m", "tests.harness.stream_chief", json.dumps(cluster), f"{tmp_path}/m", what]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(kit.ROOT)}
-        chief = subprocess.Popen(command, cwd=kit.ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-        try:
-            assert chief.stdout is not None and chief.stdout.readline() == "in the middle\n"
+        command = ["python", "-m", "tests.harness.stream_chief", json.dumps(cluster), f"{tmp_path}/m", what]
+        with Program(*command) as chief:
+            chief.expect("^in the middle$")
             (job,) = ps.worker.shards._jobs.values()
             assert any(isinstance(a, np.ndarray) for a in job.arrays) or job.incoming
-        finally:
-            chief.kill()
-            chief.communicate()
         assert job.cancelled.wait(60)  # ten seconds after its connections broke
         assert not job.arrays and not job.incoming and "gone for too long" in job.given_up
         # The next chief finds one whole checkpoint, and what the dead one had begun is in nobody's way.

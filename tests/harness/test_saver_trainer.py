@@ -4,8 +4,6 @@ import contextlib
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -15,7 +13,10 @@ import pytest
 
 import harness
 from harness.checkpoints.manifest import read_manifest
+from tests.kit.processes import Program
 from tests.runtime import kit
+
+pytestmark = pytest.mark.chaos
 
 T = TypeVar("T")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -30,42 +31,29 @@ def mnist() -> str:
 
 
 class _Trainers:
-    """Trainer processes, each with a working directory and a log of its own."""
+    """Trainers, each a program with a working directory of its own."""
 
-    def __init__(self, directory: pathlib.Path, mnist: str, ps: int, workers: int, *flags: str) -> None:
-        addresses = kit.addresses(ps=ps, worker=workers)
-        self._flags = [f"--{job}_hosts={','.join(hosts)}" for job, hosts in addresses.items()]
-        self._flags += [f"--data_dir={mnist}", "--start_timeout_secs=100", *flags]
+    def __init__(self, stack: contextlib.ExitStack, directory: pathlib.Path, flags: list[str]) -> None:
+        self._stack = stack
         self._directory = directory
-        self.running: list[subprocess.Popen[bytes]] = []
+        self._flags = flags
 
     def where(self, job: str, index: int) -> pathlib.Path:
         return self._directory / f"{job}{index}"
 
-    def start(self, job: str, index: int) -> subprocess.Popen[bytes]:
+    def start(self, job: str, index: int) -> Program:
         where = self.where(job, index)
         where.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "models.mnist.trainer", *self._flags]
-        command += [f"--job_name={job}", f"--task_index={index}"]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-        with open(where / "log", "wb") as log:
-            process = subprocess.Popen(command, cwd=where, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        self.running.append(process)
-        return process
-
-    def log(self, job: str, index: int) -> str:
-        return (self.where(job, index) / "log").read_text()
+        command = ["python", "-m", "models.mnist.trainer", *self._flags, f"--job_name={job}", f"--task_index={index}"]
+        return self._stack.enter_context(Program(*command, cwd=where))
 
 
 @contextlib.contextmanager
-def _trainers(*arguments: object) -> Iterator[_Trainers]:
-    made = _Trainers(*arguments)  # type: ignore[arg-type]
-    try:
-        yield made
-    finally:
-        for process in made.running:
-            process.kill()
-            process.wait()
+def _trainers(directory: pathlib.Path, mnist: str, ps: int, workers: int, *flags: str) -> Iterator[_Trainers]:
+    addresses = kit.addresses(ps=ps, worker=workers)
+    hosts = [f"--{job}_hosts={','.join(at)}" for job, at in addresses.items()]
+    with contextlib.ExitStack() as stack:
+        yield _Trainers(stack, directory, [*hosts, f"--data_dir={mnist}", "--start_timeout_secs=100", *flags])
 
 
 @pytest.mark.timeout(200)
@@ -74,7 +62,7 @@ def test_two_ps_with_directories_of_their_own(tmp_path: pathlib.Path, mnist: str
     with _trainers(tmp_path, mnist, 2, 1, *flags) as trainers:
         for index in (0, 1):
             trainers.start("ps", index)
-        assert trainers.start("worker", 0).wait(150) == 0, trainers.log("worker", 0)
+        trainers.start("worker", 0).result(150)
     path = harness.latest_checkpoint(str(trainers.where("worker", 0) / "run"))
     assert path is not None and int(harness.load_variable(path, "global_step")) >= 40
     assert np.abs(harness.load_variable(path, "mlp/w1")).max() > 0
@@ -92,11 +80,7 @@ def test_a_restarted_worker_goes_on_with_its_own_data(tmp_path: pathlib.Path, mn
         second = trainers.start("worker", 1)
         seen = _until(lambda: _epoch_of(logdir, 1))
         second.kill()
-        second.wait()
-        trainers.start("worker", 1)
-        found = _until(
-            lambda: re.search(r"going on with the data at epoch ([\d.]+)", trainers.log("worker", 1)),
-        )
+        found = trainers.start("worker", 1).expect(r"going on with the data at epoch ([\d.]+)")
     assert float(found[1]) >= seen - 1e-3  # never back to the beginning
 
 
@@ -105,12 +89,11 @@ def test_without_a_logdir_it_trains_and_writes_nothing(tmp_path: pathlib.Path, m
     # Summaries are on, as they are by default, and a test is due in the middle of the run.
     with _trainers(tmp_path, mnist, 1, 1, "--logdir=", "--train_steps=40", "--test_epochs=0.03") as trainers:
         trainers.start("ps", 0)
-        assert trainers.start("worker", 0).wait(150) == 0, trainers.log("worker", 0)
-    log = trainers.log("worker", 0)
+        log = trainers.start("worker", 0).result(150)
     assert log.count("--logdir is empty: no summaries and no checkpoints are written") == 1
     assert re.search(r"^Test-Accuracy: 0\.\d+$", log, re.M) and "Traceback" not in log
     for job in ("ps", "worker"):
-        assert [path.name for path in trainers.where(job, 0).iterdir()] == ["log"]
+        assert not list(trainers.where(job, 0).iterdir())
 
 
 def _epoch_of(logdir: pathlib.Path, worker: int) -> float | None:

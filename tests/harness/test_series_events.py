@@ -2,7 +2,7 @@
 
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,13 +13,9 @@ from harness.tensorboard.writer import read_events
 from tests.harness import cluster_kit
 from tests.runtime.kit import TARGET, servers
 
+pytestmark = pytest.mark.cluster
+
 Series = dict[str, list[float]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm() -> Iterator[None]:
-    cluster_kit.warm_up()
-    yield
 
 
 def series_in(logdir: pathlib.Path) -> Series:
@@ -55,18 +51,18 @@ def test_a_killed_ps_and_the_checkpoints_are_seen(tmp_path: pathlib.Path) -> Non
         assert "recoveries/worker_0" not in before and "steps_lost/worker_0" not in before
         second.kill()
         chief.tell("train")
-        chief.expect("LOG", "recovering")
+        chief.hear("LOG", "recovering")
         c.ps(1)
-        chief.expect("LOG", "recovered within")
+        chief.hear("LOG", "recovered within")
         chief.tell("pause")
-        chief.expect("TRAINED")
+        chief.hear("TRAINED")
         found = wait_for(tmp_path, lambda found: "steps_lost/worker_0" in found)
         chief.tell("end")
-        assert chief.exit_code() == 0
+        assert chief.wait() == 0
     assert found["recoveries/worker_0"][-1] == 1
     assert found["recovery_seconds/worker_0"][0] > 0
     assert found["steps_lost/worker_0"][-1] in (7, 8)  # the step that was cut off may have counted on the ps left
-    assert 0 < found["checkpoint_seconds/worker_0"][0] < 30
+    assert found["checkpoint_seconds/worker_0"][0] > 0
     assert found["checkpoint_bytes/worker_0"][0] > 2 * 4 * 4  # two vectors of four floats, and their description
 
 

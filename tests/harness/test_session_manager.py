@@ -175,7 +175,7 @@ def test_waiting_for_a_load_is_told_of_its_end(target: str) -> None:
     thread = threading.Thread(target=lambda: done.append(other.wait_loaded(30)))
     thread.start()
     chief.open()
-    thread.join(10)
+    thread.join(60)
     assert done == [True]
 
 
@@ -209,7 +209,7 @@ def test_a_ps_leaves_when_every_worker_is_done() -> None:
     joined.join(0.1)
     assert joined.is_alive()
     RunRecords(workers[1].target).done(leave=True)
-    joined.join(10)
+    joined.join(60)
     assert not joined.is_alive()
     for worker in workers:
         worker.stop()
@@ -225,7 +225,7 @@ def test_wait_until_initialized(target: str) -> None:
         thread = threading.Thread(target=lambda: found.append(session.run(patient).tolist()))
         thread.start()
         other.run([v.initializer, w.initializer])
-        thread.join(10)
+        thread.join(60)
         assert found == [[]]
 
 

@@ -24,7 +24,8 @@ from harness.monitoring.prometheus import _HELP, Endpoint
 from harness.monitoring.rates import figures, sizes, table
 from harness.tensorboard.plugin_messages import custom_scalars_summary
 from harness.tensorboard.writer import read_events
-from tests.runtime.kit import ROOT, TARGET, addresses, servers
+from tests.kit.processes import ROOT
+from tests.runtime.kit import TARGET, addresses, servers
 
 
 def train(server: rt.Server, steps: int) -> None:
@@ -209,6 +210,7 @@ def test_mistakes_are_one_line(run_status: Callable[..., Ran], flags: tuple[str,
     assert said in found.stderr
 
 
+@pytest.mark.cluster
 def test_watch_goes_on_until_it_is_stopped() -> None:
     with servers(worker=1) as made:
         command = [

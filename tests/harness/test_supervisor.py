@@ -294,7 +294,7 @@ def test_others_wait_until_the_chief_is_through(target: str) -> None:
     def other() -> None:
         with other_graph.as_default():
             counting()
-            sv = harness.Supervisor(is_chief=False)
+            sv = harness.Supervisor(is_chief=False, recovery_wait_secs=7200)  # told, not polled
             with sv.managed_session(target):
                 joined.set()
 
@@ -303,34 +303,32 @@ def test_others_wait_until_the_chief_is_through(target: str) -> None:
 
     def init_fn(sess: rt.Session) -> None:
         in_init_fn.set()
-        assert go.wait(10)
+        assert go.wait(60)
 
     waiting = threading.Thread(target=other)
     waiting.start()
     sv = harness.Supervisor(init_fn=init_fn, saver=None)
 
     def release() -> None:
-        assert in_init_fn.wait(10)
+        assert in_init_fn.wait(60)
         assert not joined.is_set()  # the variables have values, the chief is not through
         go.set()
 
     releasing = threading.Thread(target=release)
     releasing.start()
     with sv.managed_session(target):
-        began = time.monotonic()
-        assert joined.wait(20)
-        assert time.monotonic() - began < 9  # told, not polled, which it would be after 10 s
+        assert joined.wait(60)
     waiting.join()
     releasing.join()
 
 
 def test_waiting_for_the_chief_ends(target: str) -> None:
     counting()
-    sv = harness.Supervisor(is_chief=False)
+    sv = harness.Supervisor(is_chief=False, recovery_wait_secs=7200)
     began = time.monotonic()
     with pytest.raises(rt.DeadlineExceededError, match="not ready after waiting .* not yet initialised global_step"):
         sv.prepare_or_wait_for_session(target, max_wait_secs=0.3)
-    assert 0.3 <= time.monotonic() - began < 2
+    assert time.monotonic() - began >= 0.3
 
 
 def test_a_second_session_of_one_supervisor_waits_too(target: str) -> None:
@@ -509,9 +507,9 @@ def test_loop_runs_until_the_stop() -> None:
     with sv.managed_session():
         thread = sv.loop(0.001, runs.release)
         for _ in range(3):
-            assert runs.acquire(timeout=10)
+            assert runs.acquire(timeout=60)
         sv.request_stop()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

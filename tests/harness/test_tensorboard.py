@@ -26,6 +26,8 @@ from harness.monitoring.cluster_scalars import LAYOUT
 from tests.browser import Browser, why_no_browser
 from tests.runtime.kit import TARGET, servers
 
+pytestmark = pytest.mark.browser
+
 pytest.importorskip("tensorboard")
 START_SECS = 60.0
 Get = Callable[..., Any]

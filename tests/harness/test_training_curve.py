@@ -14,6 +14,8 @@ import harness
 import runtime as rt
 from tests.runtime.kit import TARGET, addresses, processes, servers
 
+pytestmark = pytest.mark.cluster
+
 STEPS = 30
 BATCH = 32
 

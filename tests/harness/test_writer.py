@@ -102,6 +102,7 @@ def test_closed_writer_drops_and_warns_once(tmp_path: pathlib.Path, caplog: pyte
     assert len(events(tmp_path)) == 1
 
 
+@pytest.mark.cluster
 def test_a_program_that_forgets_to_close_loses_nothing(tmp_path: pathlib.Path) -> None:
     code = "import sys, harness; harness.FileWriter(sys.argv[1], flush_secs=1000).add_scalars({'a': 1.0}, 7)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, timeout=60)

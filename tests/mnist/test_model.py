@@ -123,6 +123,7 @@ learning = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.chaos
 @learning
 @pytest.mark.skipif(not REAL_MNIST.is_dir(), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there")
 def test_learns_mnist(name: str, rate: float, steps: int, expected: float) -> None:
@@ -131,6 +132,7 @@ def test_learns_mnist(name: str, rate: float, steps: int, expected: float) -> No
     assert train(MODELS[name], mnist, optax.adam(rate), steps) > expected
 
 
+@pytest.mark.chaos
 @learning
 def test_learns_digits(
     name: str, rate: float, steps: int, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,27 +2,28 @@
 
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import optax
 import pytest
 from absl import flags
+from absl.testing import flagsaver
 
 import harness
 from models.mnist import modes
+from models.mnist.config import Config
+
+pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture
-def parsed() -> Any:
-    saved = flags.FLAGS.flag_values_dict()
-
-    def parse(*arguments: str) -> None:
+def parsed() -> Iterator[Callable[..., Config]]:
+    def parse(*arguments: str) -> Config:
         flags.FLAGS(["trainer", *arguments])
+        return Config.from_flags()
 
-    yield parse
-    for name in ("sync", "replicas_to_aggregate", "sync_timeout_secs", "max_staleness"):
-        if name in saved:
-            flags.FLAGS[name].value = saved[name]
+    with flagsaver.flagsaver():
+        yield parse
 
 
 @pytest.mark.parametrize(
@@ -35,27 +36,29 @@ def parsed() -> Any:
         ("--sync=collective", "collective"),
     ],
 )
-def test_sync_with_and_without_a_value(parsed: Any, argument: str, mode: str) -> None:
-    parsed(argument)
-    assert flags.FLAGS.sync == mode
+def test_sync_with_and_without_a_value(parsed: Callable[..., Config], argument: str, mode: str) -> None:
+    assert parsed(argument).sync == mode
 
 
-def test_an_unknown_mode_is_refused(parsed: Any) -> None:
+def test_an_unknown_mode_is_refused(parsed: Callable[..., Config]) -> None:
     with pytest.raises(flags.IllegalFlagValueError, match="sync"):
         parsed("--sync=never")
 
 
-def test_each_mode_has_its_optimizer(parsed: Any) -> None:
+def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
     optimizer = harness.Optimizer(optax.sgd(0.1))
-    parsed("--sync", "--replicas_to_aggregate=2")
-    assert isinstance(modes.together(optimizer, 3), harness.SyncReplicas)
-    assert modes.batches_per_step(3) == 2
-    parsed("--sync=collective")
-    assert isinstance(modes.together(optimizer, 3), harness.CollectiveReplicas)
-    assert modes.batches_per_step(3) == 3
-    parsed("--sync=async", "--max_staleness=2")
-    assert isinstance(modes.together(optimizer, 3), harness.StaleSynchronous)
-    assert modes.batches_per_step(3) == 1
+    three = "--worker_hosts=a:1,b:1,c:1"
+    for arguments, kind, batches in [
+        (["--sync", "--replicas_to_aggregate=2"], harness.SyncReplicas, 2),
+        (["--sync"], harness.SyncReplicas, 3),
+        (["--sync=collective"], harness.CollectiveReplicas, 3),
+        (["--max_staleness=2"], harness.StaleSynchronous, 1),
+        ([], harness.Optimizer, 1),
+    ]:
+        with flagsaver.flagsaver():
+            config = parsed(three, *arguments)
+        assert type(modes.together(optimizer, config)) is kind
+        assert config.batches_per_step == batches
 
 
 @pytest.mark.parametrize(
@@ -64,6 +67,10 @@ def test_each_mode_has_its_optimizer(parsed: Any) -> None:
         (["--sync=collective", "--ps_hosts=a:1", "--worker_hosts=b:1"], "--ps_hosts"),
         (["--sync", "--max_staleness=1"], "--max_staleness"),
         (["--sync_timeout_secs=1"], "--sync_timeout_secs"),
+        (["--ps_backups=1", "--ps_hosts=a:1", "--worker_hosts=b:1"], "there are 1"),
+        (["--worker_hosts=b:1"], "--ps_hosts is empty"),
+        (["--ps_hosts=b:1"], "--worker_hosts is empty"),
+        (["--task_index=1"], "--task_index=1: --worker_hosts names 1 tasks"),
         (["--profile_steps=5:7", "--logdir="], "--profile_steps needs a --logdir"),
         (["--profile_steps=7"], "--profile_steps=7: give the first step and the end, as in 100:105"),
     ],

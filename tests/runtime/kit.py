@@ -1,11 +1,7 @@
 """Parts that the tests of the runtime share: clusters in this process and clusters of processes."""
 
 import contextlib
-import os
-import pathlib
-import signal
-import subprocess
-import sys
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +10,8 @@ import numpy as np
 import runtime as rt
 from harness.launch.ports import free_ports
 from runtime.master import tasks
+from tests.kit.processes import Program
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = "/job:worker/task:0"
 SERVE = (
     "import json, sys, runtime as rt; c = json.loads(sys.argv[1]); rt.Server(c, sys.argv[2], int(sys.argv[3])).join()"
@@ -50,59 +46,21 @@ def servers(*, sockets: bool = False, **jobs: int) -> Iterator[dict[str, rt.Serv
         yield made
 
 
-class Task:
-    """One server process of a cluster."""
-
-    def __init__(self, cluster: Mapping[str, Sequence[str]], job: str, index: int) -> None:
-        self.cluster, self.job, self.index = cluster, job, index
-        self.process = self._start()
-
-    def _start(self) -> "subprocess.Popen[str]":
-        import json
-
-        return run_python(SERVE, json.dumps(self.cluster), self.job, str(self.index))
-
-    def kill(self) -> None:
-        """SIGKILL, and waits until it is gone."""
-        self.process.kill()
-        self.process.wait(10)
-
-    def restart(self) -> None:
-        """A new process in the place of one that is gone."""
-        self.process = self._start()
-
-    def stop(self) -> None:
-        """SIGTERM; SIGKILL if it does not listen."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-
-def run_python(code: str, *args: str, **env: str) -> "subprocess.Popen[str]":
-    """Starts Python with ``code`` in the checkout; its output goes to ours."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *args],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **env},
-        stdin=subprocess.PIPE if env.get("PIPED") else None,
-        stdout=subprocess.PIPE if env.get("PIPED") else None,
-        text=True,
-    )
+def serve(cluster: Mapping[str, Sequence[str]], job: str, index: int, **options: Any) -> Program:
+    """One server process of a cluster; ``options`` are those of ``Program``."""
+    return Program("python", "-c", SERVE, json.dumps(cluster), job, str(index), **options)
 
 
 @contextlib.contextmanager
-def processes(cluster: Mapping[str, Sequence[str]], *names: tuple[str, int]) -> Iterator[list[Task]]:
-    """Server processes for some tasks of a cluster; all gone at the end."""
-    made: list[Task] = []
-    try:
-        for job, index in names:
-            made.append(Task(cluster, job, index))
-        yield made
-    finally:
-        for task in made:
-            if task.process.poll() is None:
+def processes(cluster: Mapping[str, Sequence[str]], *names: tuple[str, int]) -> Iterator[list[Program]]:
+    """Server processes for some tasks of a cluster; all gone at the end, by SIGTERM."""
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(serve(cluster, job, index)) for job, index in names]
+        try:
+            yield made
+        finally:
+            for task in made:
+                task.thaw()
                 task.stop()
 
 

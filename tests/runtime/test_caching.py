@@ -12,7 +12,8 @@ import pytest
 import runtime as rt
 import runtime.session.session
 from runtime.task.compiler import Compiler
-from tests.runtime.kit import ROOT, TARGET, servers
+from tests.kit.processes import ROOT
+from tests.runtime.kit import TARGET, servers
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +91,7 @@ print([c.stage.program and c.stage.program.sha256 for c in plan.stages])
 """
 
 
+@pytest.mark.cluster
 def test_two_processes_make_the_same_programs() -> None:
     """The order of nothing depends on addresses or hashes, and where the code stands does not matter."""
     programs = [

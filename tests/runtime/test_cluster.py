@@ -125,6 +125,7 @@ def test_no_default_task_in_an_empty_cluster() -> None:
         ClusterSpec({"ps": []}).default_task()
 
 
+@pytest.mark.cluster
 def test_fingerprint_is_the_same_in_another_process() -> None:
     code = (
         "from runtime.cluster import ClusterSpec; print(ClusterSpec({'worker': ['w:1'], 'ps': ['p:1']}).fingerprint())"

@@ -10,6 +10,8 @@ import pytest
 import runtime as rt
 from tests.runtime.kit import addresses, processes
 
+pytestmark = pytest.mark.cluster
+
 WAIT = rt.SessionConfig(start_timeout_secs=60)
 WIDTH = 1 << 16
 UPDATES = 20

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.cluster.spec import ClusterSpec, TaskId
 from runtime.task import cpu_share
-from tests.runtime.kit import ROOT
+from tests.kit.processes import ROOT
 
 HERE = ["localhost:1", "127.0.0.1:2", "localhost:3", "127.0.0.2:4"]
 
@@ -84,6 +84,7 @@ def test_tasks_on_other_hosts_take_no_cores() -> None:
     assert cpu_share.share(cluster, TaskId("ps", 0), 8) == 4
 
 
+@pytest.mark.cluster
 def test_xla_with_one_thread_computes_on_the_thread_that_asks() -> None:
     """Of the processor time that stages take, most is that thread's; handed to another, next to nothing would be."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "PJRT_NPROC": "1"}

@@ -133,6 +133,7 @@ def test_process_metrics_are_reported() -> None:
     assert (values["tests_total"], values["tests_gauge"]) == (3, 5)
 
 
+@pytest.mark.cluster
 def test_a_ps_process_counts_over_the_wire() -> None:
     cluster = addresses(ps=1, worker=1)
     with processes(cluster, ("ps", 0)), rt.Server(cluster, "worker", 0) as server:

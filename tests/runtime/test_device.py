@@ -163,7 +163,7 @@ def test_scopes_are_per_thread() -> None:
     with rd.device("/job:ps"):
         thread = threading.Thread(target=lambda: seen.append(placed()))
         thread.start()
-        thread.join(10)
+        thread.join(60)
     assert seen == [""]
 
 

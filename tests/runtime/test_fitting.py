@@ -115,8 +115,3 @@ def test_what_does_not_fit(worker: Worker, wrong: Any, what: str) -> None:
     with pytest.raises(rt.InvalidArgumentError, match=what):
         worker.register(wrong())
     assert worker.store.variables() == []
-
-
-def test_only_a_read_can_be_skipped(worker: Worker) -> None:
-    with pytest.raises(rt.InvalidArgumentError, match="only a read"):
-        worker.register(call(), versioned=True)

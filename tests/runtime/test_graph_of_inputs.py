@@ -10,6 +10,8 @@ import pytest
 import harness.tf1 as tf
 import runtime as rt
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(autouse=True)
 def default() -> Iterator[rt.Graph]:

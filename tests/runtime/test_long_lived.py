@@ -44,6 +44,7 @@ def _step(number: int) -> tuple[rt.Operation, rt.Variable]:
         return w.assign_add(np.full(3, number, np.float32)).op, w
 
 
+@pytest.mark.chaos
 def test_200_sessions_with_graphs_of_their_own_leave_a_bounded_number_of_entries() -> None:
     with _cluster() as cluster:
         for number in range(SESSIONS):
@@ -70,6 +71,7 @@ def test_200_sessions_with_graphs_of_their_own_leave_a_bounded_number_of_entries
             assert server.master._sessions == {}
 
 
+@pytest.mark.chaos
 def test_what_a_live_session_has_registered_stays_however_many_come_and_go() -> None:
     with _cluster() as cluster, rt.Graph().as_default():
         with rt.Session(cluster[TARGET].target) as old:

@@ -5,6 +5,7 @@ The memory that these programs ask for is more than any machine's address space 
 
 import concurrent.futures
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -18,11 +19,20 @@ import pytest
 
 import harness
 import runtime as rt
+from runtime.task import program_verifier
 from runtime.task.compiler import Compiler, Executable
+from tests.kit.processes import Program
 
-from .kit import KINDS, TARGET, addresses, processes, run_python, servers, target_of_kind
+from .kit import KINDS, SERVE, TARGET, addresses, servers, target_of_kind
 
 TOO_MANY = 2**43
+NO_LIMIT = "from runtime.task import program_verifier; program_verifier.VALUE_BYTES = 2**60\n"
+
+
+@pytest.fixture(autouse=True)
+def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks here take programs of any size, so that these run out of memory instead of being refused."""
+    monkeypatch.setattr(program_verifier, "VALUE_BYTES", 2**60)
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +88,7 @@ def test_out_of_memory_where_nothing_is_lost() -> None:
         assert session.run(w).tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.cluster
 def test_where_programs_run_on_the_thread_that_asks() -> None:
     code = (
         "import numpy as np, pytest, runtime as rt; from tests.runtime.test_lost_values import *\n"
@@ -92,7 +103,8 @@ def test_where_programs_run_on_the_thread_that_asks() -> None:
         "    session.run(w.initializer)\n"
         "    assert session.run(w).tolist() == [0.0, 1.0, 2.0, 3.0]\n"
     )
-    assert run_python(code, JAX_CPU_ENABLE_ASYNC_DISPATCH="false").wait(60) == 0
+    with Program("python", "-c", code, env={"JAX_CPU_ENABLE_ASYNC_DISPATCH": "false"}) as program:
+        program.result()
 
 
 def test_whoever_waits_for_the_quorum_of_a_lost_update_is_told() -> None:
@@ -192,10 +204,11 @@ def supervised(logdir: pathlib.Path) -> tuple[harness.Supervisor, rt.Operation, 
     return supervisor, train, w.value(), too_large
 
 
+@pytest.mark.cluster
 def test_a_managed_session_recovers_from_what_another_session_has_lost(tmp_path: pathlib.Path) -> None:
     cluster = addresses(ps=1, worker=2)
     with (
-        processes(cluster, ("ps", 0)),
+        Program("python", "-c", NO_LIMIT + SERVE, json.dumps(cluster), "ps", "0"),
         rt.Server(cluster, "worker", 0) as server,
         rt.Server(cluster, "worker", 1) as other,
     ):

@@ -1,12 +1,15 @@
 """A ps and a worker need no more memory after 10,000 steps than after 2,000."""
 
 import json
-import re
 
 import numpy as np
 import psutil
+import pytest
 
-from tests.runtime.kit import addresses, processes, run_python
+from tests.kit.processes import programs
+from tests.runtime.kit import SERVE, addresses
+
+pytestmark = pytest.mark.chaos
 
 WARM, STEPS = 2_000, 10_000
 LIMIT_MB = 6.0
@@ -44,24 +47,14 @@ with rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=60.0))
 def test_10000_steps_take_no_memory_with_them() -> None:
     cluster = addresses(ps=1, worker=1)
     resident: list[list[float]] = []
-    with processes(cluster, ("ps", 0)) as (ps,):
-        worker = run_python(WORKER, json.dumps(cluster), json.dumps([WARM, STEPS]), PIPED="1")
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        try:
-            for mark in (WARM, STEPS):
-                lines = iter(worker.stdout.readline, "")
-                at = next(int(found[1]) for line in lines if (found := re.match(r"AT (\d+)", line)))
-                assert at == mark
-                sizes = [psutil.Process(pid).memory_info().rss / 2**20 for pid in (ps.process.pid, worker.pid)]
-                resident.append(sizes)
-                worker.stdin.write("\n")
-                worker.stdin.flush()
-            assert worker.wait(30) == 0
-        finally:
-            worker.kill()
-            worker.wait()
-            worker.stdin.close()
-            worker.stdout.close()
+    with programs() as start:
+        # Cold: what a forked process shares with its parent hides growth.
+        ps = start("python", "-c", SERVE, json.dumps(cluster), "ps", "0", cold=True)
+        worker = start("python", "-c", WORKER, json.dumps(cluster), json.dumps([WARM, STEPS]), cold=True)
+        for mark in (WARM, STEPS):
+            assert int(worker.expect(r"AT (\d+)")[1]) == mark
+            resident.append([psutil.Process(program.pid).memory_info().rss / 2**20 for program in (ps, worker)])
+            worker.enter("")
+        assert worker.wait(30) == 0
     growth = np.subtract(resident[1], resident[0])
     assert growth.max() < LIMIT_MB, f"ps and worker grew by {growth} MiB from {resident[0]} MiB"

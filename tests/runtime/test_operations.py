@@ -12,7 +12,10 @@ import pytest
 
 import runtime as rt
 from runtime.proto import variable_pb2
-from tests.runtime.kit import KINDS, ROOT, TARGET, servers, target_of_kind
+from tests.kit.processes import ROOT
+from tests.runtime.kit import KINDS, TARGET, servers, target_of_kind
+
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(autouse=True)

@@ -76,7 +76,6 @@ def _over(plan: Plan, stuck: set[int]) -> set[int]:
     return over
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(steps(), st.randoms(use_true_random=False))
 def test_what_does_not_depend_on_a_wait_is_done_without_it(fetches: list[Any], random: Any) -> None:
     plan = make_plan(fetches, {}, DEVICES)
@@ -102,7 +101,6 @@ def test_what_does_not_depend_on_a_wait_is_done_without_it(fetches: list[Any], r
                 assert stage_of[op.name] not in over
 
 
-@hypothesis.settings(max_examples=20, deadline=None)
 @hypothesis.given(steps())
 def test_a_plan_is_the_same_after_its_way_to_another_master(fetches: list[Any]) -> None:
     plan = make_plan(fetches, {}, DEVICES)

@@ -22,6 +22,7 @@ from runtime.plan.planner import make_plan
 from runtime.plan.prune import prune, without_identities
 from runtime.task.compiler import Compiler
 from runtime.tensor_spec import TensorSpec
+from tests.examples import costly
 from tests.runtime.kit import servers
 
 WIDTH = 3
@@ -229,7 +230,6 @@ def check_order(
 SPREAD = [f"{task}/cpu:{i}" for task in TASKS for i in (0, 1)]
 
 
-@hypothesis.settings(max_examples=200)
 @hypothesis.given(programs(SPREAD), st.randoms(use_true_random=False))
 def test_the_cut_respects_every_dependency_and_changes_no_value(program: Program, random: Any) -> None:
     cuts, alias, given = cuts_of(program, DEVICES)
@@ -315,7 +315,7 @@ def specs_of(feeds: Mapping[Tensor, np.ndarray]) -> dict[Tensor, TensorSpec]:
 ONE_CPU = Devices(tuple(d for d in ALL if d.index == 0), ("worker", 0), ("ps", 0))
 
 
-@hypothesis.settings(max_examples=25)
+@costly(4)
 @hypothesis.given(programs(TASKS))
 def test_a_plan_run_by_the_letter_gives_what_one_place_gives(program: Program) -> None:
     plan = make_plan(program.fetches, specs_of(program.feeds), ONE_CPU)
@@ -329,7 +329,7 @@ def cluster(request: Any) -> Iterator[dict[str, rt.Server]]:
         yield made
 
 
-@hypothesis.settings(max_examples=20)
+@costly(4)
 @hypothesis.given(program=programs(TASKS))
 def test_servers_give_what_one_place_gives(cluster: dict[str, rt.Server], program: Program) -> None:
     with program.graph.as_default():

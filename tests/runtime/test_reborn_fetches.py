@@ -2,13 +2,16 @@
 
 import contextlib
 import json
-import subprocess
 import time
 
 import numpy as np
+import pytest
 
 import runtime as rt
-from tests.runtime.kit import TARGET, addresses, run_python
+from tests.kit.processes import programs
+from tests.runtime.kit import TARGET, addresses
+
+pytestmark = pytest.mark.chaos
 
 SERVE = """
 import json, sys, runtime as rt
@@ -24,12 +27,9 @@ def test_every_step_after_a_rebirth_adds_what_it_is_given() -> None:
     """The second life and the third make their connections in one order, so that the lanes have the same numbers."""
     cluster = addresses(ps=2, worker=2)
 
-    def start(job: str, index: int) -> "subprocess.Popen[str]":
-        return run_python(SERVE, json.dumps(cluster), job, str(index))
-
-    others = [start("ps", 1), start("worker", 1)]
-    ps = start("ps", 0)
-    try:
+    with programs() as start:
+        tasks = (("ps", "0"), ("ps", "1"), ("worker", "1"))
+        ps, *_ = [start("python", "-c", SERVE, json.dumps(cluster), *task) for task in tasks]
         with rt.Graph().as_default(), rt.Server(cluster, "worker", 0) as server:
             with rt.device("/job:ps/task:0"):
                 v = rt.Variable(np.float32(0), name="v")
@@ -46,18 +46,13 @@ def test_every_step_after_a_rebirth_adds_what_it_is_given() -> None:
                 for life in range(DEATHS + 1):
                     if life:
                         ps.kill()
-                        ps.wait(10)
-                        ps = start("ps", 0)
+                        ps.restart()
                         _until_it_answers(session, v)
                     assert session.run(v) == given  # nothing is lost
                     for step in range(1, STEPS + 1):
                         number = 1000.0 * life + step
                         given += 2.0 * number
                         assert session.run(update, {"x:0": number}) == given
-    finally:
-        for process in (ps, *others):
-            process.kill()
-            process.wait(10)
 
 
 def _until_it_answers(session: rt.Session, v: rt.Variable) -> None:

@@ -17,9 +17,12 @@ import runtime as rt
 import runtime.session.session
 from runtime import timeouts
 from runtime.server import remote_sessions, threads
-from tests.runtime.kit import TARGET, addresses, processes, run_python, servers
+from tests.kit.processes import Program, programs
+from tests.runtime.kit import TARGET, addresses, processes, servers
 
-SOON_SECS = 20.0
+pytestmark = pytest.mark.cluster
+
+SOON_SECS = 60.0
 """Within this time what must not hang has ended, on a machine that is busy with other things."""
 WAIT = rt.SessionConfig(start_timeout_secs=60)
 
@@ -132,19 +135,13 @@ def remote_calls(address: str) -> int:
 def test_a_server_ends_at_sigterm_though_a_session_waits_for_a_task() -> None:
     cluster = addresses(ps=1, worker=1)  # no ps will ever come
     (address,) = cluster["worker"]
-    with processes(cluster, ("worker", 0)) as (worker,):
-        clients = [run_python(JOIN, f"grpc://{address}") for _ in range(2)]
-        try:
-            wait_until(lambda: remote_calls(address) == 2)
-            clients[0].kill()
-            clients[0].wait(10)
-            wait_until(lambda: remote_calls(address) == 1)  # the wait goes with who waited
-            worker.process.send_signal(signal.SIGTERM)
-            assert worker.process.wait(SOON_SECS) == 0
-        finally:
-            for client in clients:
-                client.kill()
-                client.wait(10)
+    with processes(cluster, ("worker", 0)) as (worker,), programs() as start:
+        clients = [start("python", "-c", JOIN, f"grpc://{address}") for _ in range(2)]
+        wait_until(lambda: remote_calls(address) == 2)
+        clients[0].kill()
+        wait_until(lambda: remote_calls(address) == 1)  # the wait goes with who waited
+        worker.signal(signal.SIGTERM)
+        assert worker.wait(SOON_SECS) == 0
 
 
 def test_a_stopped_server_ends_the_sessions_that_this_process_opens_on_it() -> None:
@@ -191,20 +188,13 @@ with rt.Session(sys.argv[1], config=rt.SessionConfig(start_timeout_secs=60)) as 
 def test_a_script_ends_without_stop_though_a_client_waits_in_a_step() -> None:
     cluster = addresses(worker=1)
     (address,) = cluster["worker"]
-    server = run_python(NO_STOP, json.dumps(cluster), PIPED="1")
-    client = None
-    try:
-        assert server.stdout is not None and server.stdin is not None
-        assert server.stdout.readline() == "serving\n"
-        client = run_python(TAKE, f"grpc://{address}", TARGET)
+    with programs() as start:
+        server = start("python", "-c", NO_STOP, json.dumps(cluster))
+        server.expect("^serving$")
+        start("python", "-c", TAKE, f"grpc://{address}", TARGET)
         wait_until(lambda: rt.probe(address).values["calls_total"] >= 0 and remote_calls(address) == 1)
-        print("go", file=server.stdin, flush=True)
+        server.enter("go")
         assert server.wait(SOON_SECS) == 0
-    finally:
-        for process in (server, client):
-            if process is not None:
-                process.kill()
-                process.communicate()
 
 
 # -- whose session, and for how long ---------------------------------------------------------------------------------
@@ -244,21 +234,16 @@ def test_a_step_that_nobody_waits_for_ends_at_once_on_every_task(
     server, ps = remote
     q = queue()
     put, take = q.enqueue(7), q.dequeue()
-    client = run_python(TAKE, server.target, "/job:ps/task:0")
-    try:
+    with Program("python", "-c", TAKE, server.target, "/job:ps/task:0") as client:
         wait_until(lambda: waiting(ps) == 1)
         with rt.Session(server.target, config=WAIT) as session:
             thread, results = in_thread(lambda: session.run(take))
             wait_until(lambda: waiting(ps) == 2)
             client.kill()
-            client.wait(10)
             wait_until(lambda: waiting(ps) == 1)
             session.run(put)
             thread.join(SOON_SECS)
             assert results == [7]
-    finally:
-        client.kill()
-        client.wait(10)
 
 
 IDLE = """
@@ -280,16 +265,10 @@ def test_the_session_of_a_client_that_died_between_steps_ends_and_an_idle_one_st
     size = queue().size()
     with rt.Session(server.target, config=WAIT) as session:
         assert session.run(size) == 0
-        dead = [run_python(IDLE, server.target, PIPED="1") for _ in range(2)]
-        try:
-            for client in dead:
-                assert client.stdout is not None
-                assert client.stdout.readline() == "ready\n"
+        with programs() as start:
+            for client in [start("python", "-c", IDLE, server.target) for _ in range(2)]:
+                client.expect("^ready$")
             assert len(server.remote_sessions) == len(server.master._sessions) == ps.worker.registry.sessions == 3
-        finally:
-            for client in dead:
-                client.kill()
-                client.communicate()
         monkeypatch.setattr(timeouts, "LEASE_SECS", 3.0)
         with server.remote_sessions._changed:
             server.remote_sessions._changed.notify()  # it looks at the new limit now

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import os
+import pathlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,11 +132,15 @@ class Pods:
         self.namespace: str | None = None
 
     def list_pod_for_all_namespaces(self, *, label_selector: str) -> Any:
+        self.namespace = "all of them"
+        return self._found(label_selector)
+
+    def _found(self, label_selector: str) -> Any:
         return SimpleNamespace(items=self.selectors.get(label_selector, []))
 
     def list_namespaced_pod(self, namespace: str, *, label_selector: str) -> Any:
         self.namespace = namespace
-        return self.list_pod_for_all_namespaces(label_selector=label_selector)
+        return self._found(label_selector)
 
 
 def pod(name: str, ip: str, phase: str = "Running") -> SimpleNamespace:
@@ -156,6 +162,51 @@ def test_kubernetes() -> None:
     other = KubernetesClusterResolver({"ps": ["w"]}, 99, override_client=pods, namespace="train", use_host_ip=True)
     assert other.cluster_spec().task_address("ps", 0) == "host-of-10.0.0.1:99"
     assert pods.namespace == "train"
+
+
+@pytest.mark.parametrize("written, wanted", [("train\n", "train"), ("", "default"), (None, "default")])
+def test_kubernetes_looks_in_the_namespace_of_its_own_pod(
+    written: str | None, wanted: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if written is not None:
+        (tmp_path / "namespace").write_text(written)
+    monkeypatch.setattr("runtime.cluster.kubernetes.SERVICE_ACCOUNT_NAMESPACE", str(tmp_path / "namespace"))
+    pods = Pods(w=[pod("w-0", "10.0.0.1")])
+    for asked, looked_in in ((None, wanted), ("other", "other"), ("*", "all of them")):
+        KubernetesClusterResolver({"worker": ["w"]}, override_client=pods, namespace=asked).cluster_spec()
+        assert pods.namespace == looked_in
+
+
+KUBERNETES = """
+from types import SimpleNamespace
+class _Config:
+    class ConfigException(Exception): pass
+    def load_incluster_config(self): raise self.ConfigException("not in a pod")
+    def load_kube_config(self): pass
+    def list_kube_config_contexts(self): return ([], CONTEXT)
+config = _Config()
+class _Api:
+    def list_namespaced_pod(self, namespace, *, label_selector):
+        status = SimpleNamespace(phase="Running", pod_ip="10.0.0.1", host_ip="")
+        pod = SimpleNamespace(metadata=SimpleNamespace(name="w"), status=status)
+        return SimpleNamespace(items=[pod] if namespace == "mine" else [])
+client = SimpleNamespace(CoreV1Api=_Api)
+"""
+
+
+@pytest.mark.parametrize("context, found", [({"context": {"namespace": "mine"}}, 1), ({"context": {}}, 0), (None, 0)])
+def test_kubernetes_looks_in_the_namespace_of_the_kubeconfig_outside_a_pod(
+    context: object, found: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kubernetes.py").write_text(KUBERNETES.replace("CONTEXT", repr(context)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "kubernetes", raising=False)
+    monkeypatch.setattr("runtime.cluster.kubernetes.SERVICE_ACCOUNT_NAMESPACE", str(tmp_path / "none"))
+    try:
+        spec = KubernetesClusterResolver({"worker": ["w"]}).cluster_spec()
+        assert len(spec.as_dict().get("worker", [])) == found
+    finally:
+        sys.modules.pop("kubernetes", None)
 
 
 def test_kubernetes_default_label_and_pending_pods() -> None:

@@ -4,7 +4,11 @@ import os
 import subprocess
 import sys
 
-from tests.runtime.kit import ROOT
+import pytest
+
+from tests.kit.processes import ROOT
+
+pytestmark = pytest.mark.cluster
 
 TRAIN = """
 import numpy as np, jax

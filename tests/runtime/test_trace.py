@@ -100,6 +100,7 @@ def test_a_traced_step_that_fails_leaves_the_next_trace_clean() -> None:
     assert len([n for n in names if n.startswith("stage:")]) == 1
 
 
+@pytest.mark.cluster
 def test_a_ps_in_another_process_is_traced_too() -> None:
     cluster = addresses(ps=1, worker=1)
     with processes(cluster, ("ps", 0)), rt.Server(cluster, "worker", 0) as server:

@@ -12,6 +12,8 @@ import runtime as rt
 from runtime.transport.codec import aligned_buffer
 from tests.runtime.kit import KINDS, TARGET, servers, target_of_kind
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(autouse=True)
 def graph() -> Iterator[rt.Graph]:

@@ -17,7 +17,10 @@ import numpy as np
 import pytest
 
 import runtime as rt
+from tests.examples import costly
 from tests.runtime.kit import TARGET, servers
+
+pytestmark = pytest.mark.cluster
 
 TASKS = ("/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:0", "/job:worker/task:1")
 WAIT_SECS = 60.0
@@ -258,7 +261,7 @@ def check(found: Any, wanted: Any, what: Any) -> None:
     np.testing.assert_array_equal(found, wanted, err_msg=str(what))
 
 
-@hypothesis.settings(max_examples=40)
+@costly(4)
 @hypothesis.given(program=programs())
 def test_a_program_does_what_its_operations_do_one_after_the_other(
     cluster: dict[str, rt.Server], program: Program

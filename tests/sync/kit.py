@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pathlib
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,67 +15,18 @@ import optax
 import runtime as rt
 from harness.launch.ports import free_ports
 from runtime.master.master import MasterOptions
-from tests.sync.task import RULES, initial, loss_fn
+from tests.kit.processes import Task
+from tests.sync.task import RULES, initial, loss_fn, run
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+def start(job: str, index: int, options: dict[str, Any]) -> Task:
+    """One task in a process of its own."""
+    return Task(run, job, index, options)
 
 
-class Process:
-    """One task in a process of its own; its lines are collected, and those of its log."""
-
-    def __init__(self, job: str, index: int, options: dict[str, Any]) -> None:
-        self.lines: list[str] = []
-        self.log: list[str] = []
-        self._new = threading.Condition()
-        self.popen = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "sync" / "task.py"), job, str(index), json.dumps(options)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-        )
-        pairs = [(self.popen.stdout, self.lines), (self.popen.stderr, self.log)]
-        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in pairs]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self, pipe: IO[str], lines: list[str]) -> None:
-        with pipe:
-            for line in pipe:
-                with self._new:
-                    lines.append(line.strip())
-                    self._new.notify_all()
-        with self._new:
-            lines.append("")
-            self._new.notify_all()
-
-    def wait_for(self, what: Callable[[list[str]], bool], secs: float = 100.0) -> None:
-        """Waits until its lines are as wanted; fails when they never are."""
-        self._wait_for(self.lines, what, secs)
-
-    def wait_for_log(self, text: str, secs: float = 100.0) -> None:
-        """Waits until its log has a line with ``text``."""
-        self._wait_for(self.log, lambda log: any(text in line for line in log), secs)
-
-    def _wait_for(self, lines: list[str], what: Callable[[list[str]], bool], secs: float) -> None:
-        with self._new:
-            self._new.wait_for(lambda: what(lines) or lines[-1:] == [""], secs)
-            assert what(lines), (self.lines[-3:], self.log[-5:])
-
-    def steps(self) -> list[tuple[int, bool]]:
-        """(step, counted) of each line so far."""
-        return [(int(s), bool(c)) for s, c in (json.loads(line) for line in self.lines if line.startswith("["))]
-
-    def send(self, number: signal.Signals) -> None:
-        """Sends a signal."""
-        self.popen.send_signal(number)
-
-    def end(self) -> None:
-        """Kills it and reaps it."""
-        self.popen.kill()
-        self.popen.wait(30)
-        for reader in self._readers:
-            reader.join(30)
+def steps(task: Task) -> list[tuple[int, bool]]:
+    """(step, counted) of each training step of a worker so far."""
+    return task.said_so_far("STEP")
 
 
 def free_addresses(count: int) -> list[str]:
@@ -97,18 +42,18 @@ def cluster(ps: int, workers: int) -> Iterator[dict[str, list[str]]]:
 
 
 @contextmanager
-def serving(ps: int, workers: int) -> Iterator[tuple[dict[str, list[str]], list[Process]]]:
+def serving(ps: int, workers: int) -> Iterator[tuple[dict[str, list[str]], list[Task]]]:
     """The addresses of all tasks, and the ps processes that serve."""
     ports = free_addresses(ps + workers)
     spec = {"ps": ports[:ps], "worker": ports[ps:]}
-    processes = [Process("ps", i, {"cluster": spec}) for i in range(ps)]
+    processes = [start("ps", i, {"cluster": spec}) for i in range(ps)]
     try:
         for process in processes:
-            process.wait_for(lambda lines: "ready" in lines)
+            process.hear("SERVING")
         yield spec, processes
     finally:
         for process in processes:
-            process.end()
+            process.close()
 
 
 def in_threads(actions: list[Callable[[], Any]], secs: float = 100.0) -> list[Any]:

@@ -1,17 +1,13 @@
-"""One task of a small synchronous training job; run as a program by tests, told what to do in JSON."""
+"""One task of a small synchronous training job, in a process of its own; it says each step to the test."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax.numpy as jnp
 import numpy as np
@@ -169,12 +165,12 @@ class Replica(Model):
         self.session.close()
 
 
-def main(job: str, index: int, options: dict[str, Any]) -> None:
-    """Serves, or trains until told otherwise; prints one line of JSON for each step."""
+def run(job: str, index: int, options: dict[str, Any], pipe: Any) -> None:
+    """Serves, or trains until told otherwise; says STEP with (step, counted) for each, and END with the values."""
     logging.set_verbosity(logging.INFO)
     server = rt.Server(options["cluster"], job, index)
     if job == "ps":
-        print("ready", flush=True)
+        pipe.send(("SERVING",))
         server.join()
         return
     workers = options["total"]
@@ -190,21 +186,20 @@ def main(job: str, index: int, options: dict[str, Any]) -> None:
             step = int(session.run(model.step))
             while step < options["steps"]:
                 _, counted, after = session.run(model.fetches(), {model.x: x, model.y: y})
-                print(json.dumps([int(after), bool(counted)]), flush=True)
+                pipe.send(("STEP", (int(after), bool(counted))))
                 # Looked up anew at the end: a ps that died just now may have taken everybody back.
                 values = session.run([model.step, *model.variables]) if after >= options["steps"] else [after]
                 step = int(values[0])
-            print(json.dumps({"step": step, "values": [v.tolist() for v in values[1:]]}), flush=True)
+            pipe.send(("END", {"step": step, "values": values[1:]}))
         return
     dies = options.get("dies")
     replica = Replica(server, options.get("rule", "sgd"), wrap, index == 0, True, tuple(dies) if dies else None)
     step = int(replica.session.run(replica.step))
     while step < options["steps"]:
         step, counted = replica.run(x, y)
-        print(json.dumps([step, counted]), flush=True)
+        pipe.send(("STEP", (step, counted)))
     dropped = int(replica.session.run(replica.optimizer.dropped_gradients))
-    values = [v.tolist() for v in replica.session.run(replica.variables)]
-    print(json.dumps({"step": step, "dropped": dropped, "values": values}), flush=True)
+    pipe.send(("END", {"step": step, "dropped": dropped, "values": replica.session.run(replica.variables)}))
     replica.close()
 
 
@@ -239,7 +234,3 @@ def monitored(model: Model, index: int, options: dict[str, Any]) -> Iterator[har
         ) as session,
     ):
         yield session
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
@@ -78,7 +78,6 @@ def test_any_sequence_is_what_the_model_says(actions: list[tuple[Any, ...]], red
         assert (counts.accepted, counts.stale, counts.repeated) == (model.accepted, model.stale, model.repeated)
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     st.lists(st.lists(st.tuples(st.integers(-8, 8), st.integers(0, 4)), max_size=12), min_size=2, max_size=5),
     st.integers(1, 3),
@@ -163,7 +162,6 @@ def _explained(model: Model, left: tuple[Done, ...]) -> bool:
     return False
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.lists(st.one_of(APPLY, APPLY, TAKE, SET), min_size=1, max_size=4), min_size=2, max_size=4),
     st.sampled_from(["mean", "sum"]),

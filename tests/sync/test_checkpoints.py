@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import optax
+import pytest
 
 import harness
 import runtime as rt
 from tests.sync.kit import cluster, in_threads
+
+pytestmark = pytest.mark.cluster
 
 WORKERS = 3
 STEPS = 400

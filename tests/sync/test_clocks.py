@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import harness
@@ -39,7 +39,6 @@ def test_any_order_of_ticks_keeps_the_bound(bound: int, order: list[int]) -> Non
             break  # in life it would wait now
 
 
-@settings(deadline=None, max_examples=15)
 @given(st.integers(0, 3), st.integers(2, 4), st.integers(1, 20))
 def test_threads_stay_within_the_bound(bound: int, workers: int, rounds: int) -> None:
     clocks, steps, worst = Clocks("c", bound), [0] * workers, [0]
@@ -97,6 +96,7 @@ def test_waits_end() -> None:
         assert isinstance(done[0], int if end == "finish" else CancelledError)
 
 
+@pytest.mark.cluster
 def test_a_fast_worker_is_held_at_the_bound() -> None:
     with cluster(1, 2) as spec:
         servers = [rt.Server(spec, "worker", i) for i in range(2)]

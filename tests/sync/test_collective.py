@@ -12,11 +12,14 @@ import pytest
 import harness
 import runtime as rt
 from harness.optimizers.collective import EXIT_GROUP_LOST
-from tests.sync.kit import ROOT, alone, free_addresses, in_threads
+from tests.kit.processes import ROOT, Program, programs
+from tests.sync.kit import alone, free_addresses, in_threads
 from tests.sync.task import batches
 
+pytestmark = pytest.mark.chaos
+
 GOAL = 1500
-TASK = str(ROOT / "tests" / "sync" / "collective_task.py")
+TASK = ["python", "-m", "tests.sync.collective_task"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 
 
@@ -28,18 +31,9 @@ def _messages(text: str) -> list[dict]:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_model_is_that_of_one_process_on_all_batches(size: int) -> None:
     hosts, rules = ",".join(free_addresses(size)), ["sgd", "adam"]
-    command = [sys.executable, TASK, f"--worker_hosts={hosts}", f"--rules={','.join(rules)}"]
-    processes = [
-        subprocess.Popen([*command, f"--task_index={i}"], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        for i in range(size)
-    ]
-    try:
-        outputs = [p.communicate(timeout=100)[0] for p in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [p.returncode for p in processes] == [0] * size
+    command = [*TASK, f"--worker_hosts={hosts}", f"--rules={','.join(rules)}"]
+    with programs() as start:
+        outputs = [task.result() for task in [start(*command, f"--task_index={i}") for i in range(size)]]
     for output in outputs:
         ends = [m for m in _messages(output) if "end" in m]
         for end, rule in zip(ends, rules, strict=True):
@@ -48,8 +42,8 @@ def test_the_model_is_that_of_one_process_on_all_batches(size: int) -> None:
 
 
 def test_a_lost_group_starts_again_from_the_newest_checkpoint(tmp_path: pathlib.Path) -> None:
-    command = [sys.executable, TASK, f"--logdir={tmp_path}", f"--steps={GOAL}", "--save_secs=0.2", "--die_at=200"]
-    done = subprocess.run(
+    command = [*TASK, f"--logdir={tmp_path}", f"--steps={GOAL}", "--save_secs=0.2", "--die_at=200"]
+    done = subprocess.run(  # as anybody starts it: the launcher starts its tasks cold
         [sys.executable, "-m", "harness.launch", "--ps=0", "--workers=2", "--", *command],
         capture_output=True,
         text=True,
@@ -72,19 +66,17 @@ def test_a_lost_group_starts_again_from_the_newest_checkpoint(tmp_path: pathlib.
 def test_a_cluster_manager_may_start_each_process_again_by_itself(tmp_path: pathlib.Path, dies: int) -> None:
     """As Kubernetes or systemd do: at once, each on its own, knowing nothing of the group; the hosts stay the same."""
     hosts = ",".join(free_addresses(2))
-    command = [sys.executable, TASK, f"--worker_hosts={hosts}", f"--logdir={tmp_path}", f"--steps={GOAL}"]
+    command = [*TASK, f"--worker_hosts={hosts}", f"--logdir={tmp_path}", f"--steps={GOAL}"]
     command += ["--save_secs=0.2", "--die_at=200", f"--dies={dies}"]
     codes: list[list[int]] = [[], []]
 
     def manage(index: int) -> list[dict]:
         said: list[dict] = []
         while not codes[index] or codes[index][-1] != 0 and len(codes[index]) < 20:
-            environment = {**ENVIRONMENT, "BELLWETHER_ATTEMPT": str(len(codes[index]))}
-            done = subprocess.run(
-                [*command, f"--task_index={index}"], stdout=subprocess.PIPE, text=True, timeout=110, env=environment
-            )
-            codes[index].append(done.returncode)
-            said += _messages(done.stdout)
+            attempt = {"BELLWETHER_ATTEMPT": str(len(codes[index]))}
+            with Program(*command, f"--task_index={index}", env=attempt) as task:
+                codes[index].append(task.wait())
+                said += _messages(task.output())
         return said
 
     said = in_threads([lambda: manage(0), lambda: manage(1)], 200)

@@ -11,6 +11,8 @@ import runtime as rt
 from tests.runtime.kit import TARGET, servers, target_of_kind
 from tests.sync.kit import wait_until
 
+pytestmark = pytest.mark.cluster
+
 LIMIT = 60.0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import (
@@ -265,7 +265,6 @@ def test_it_says_on_whom_it_waits() -> None:
     assert "missing: [0, 2]" in quorum.status()
 
 
-@settings(deadline=None, max_examples=20)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.randoms(use_true_random=False))
 def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, rounds: int, chance: Any) -> None:
     """Workers push as fast as they can, each from the step that it last saw, until the goal is reached."""

@@ -1,19 +1,16 @@
 """Synchronous training under a Supervisor or a monitored session: a lost ps costs time, not exactness."""
 
-import json
 import pathlib
 
 import numpy as np
 import pytest
 
-from tests.sync.kit import Process, alone, free_addresses
+from tests.sync.kit import alone, free_addresses, start
 from tests.sync.task import STEPS, batches
 
+pytestmark = pytest.mark.chaos
+
 GOAL = 300
-
-
-def _finished(lines: list[str]) -> bool:
-    return any(line.startswith("{") for line in lines)
 
 
 @pytest.mark.parametrize(("lost", "monitored"), [(0, False), (1, False), (0, True), (1, True)])
@@ -25,20 +22,18 @@ def test_a_ps_that_is_lost_comes_back_and_the_model_is_exact(
     cluster = {"ps": ports[:2], "worker": ports[2:]}
     options = {"cluster": cluster, "needed": 2, "total": 2, "steps": GOAL, "rule": "slow"}
     options |= {"logdir": str(tmp_path), "save_secs": 0.3, "monitored": monitored}
-    processes = [Process("ps", 0, options), Process("ps", 1, options)]
-    workers = [Process("worker", i, options) for i in range(2)]
+    processes = [start("ps", 0, options), start("ps", 1, options)]
+    workers = [start("worker", i, options) for i in range(2)]
     try:
         for worker in workers:
-            worker.wait_for(lambda lines: len(lines) > 30)
-        processes[lost].end()
-        processes.append(Process("ps", lost, options))
-        for worker in workers:
-            worker.wait_for(_finished)
-        last = json.loads(next(line for line in workers[0].lines if line.startswith("{")))
+            worker.wait_for(lambda said: len(said) > 30)
+        processes[lost].kill()
+        processes.append(start("ps", lost, options))
+        last, _ = [worker.hear("END")[1] for worker in workers]
         x, y = batches(2)
         order = [k % STEPS for k in range(GOAL)]
         for mine, wanted in zip(last["values"], alone("slow", x[order], y[order]), strict=True):
-            np.testing.assert_allclose(np.array(mine), wanted, rtol=2e-5, atol=2e-6)
+            np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
     finally:
         for process in [*workers, *processes]:
-            process.end()
+            process.close()

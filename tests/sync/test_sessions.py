@@ -1,6 +1,5 @@
 """Synchronous training under the sessions that people use, over two ps, with what they see of it in TensorBoard."""
 
-import json
 import pathlib
 from typing import Any
 
@@ -9,31 +8,28 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
 
-from tests.sync.kit import Process, alone, serving, wait_until
+from tests.sync.kit import alone, serving, start, steps, wait_until
 from tests.sync.task import STEPS, batches
 
+pytestmark = pytest.mark.cluster
+
 TAG = "sync_replicas/dropped_gradients"
-
-
-def _finished(lines: list[str]) -> bool:
-    return any(line.startswith("{") for line in lines)
 
 
 @pytest.mark.parametrize("monitored", [False, True], ids=["Supervisor", "MonitoredTrainingSession"])
 def test_the_model_is_that_of_one_process(tmp_path: pathlib.Path, monitored: bool) -> None:
     with serving(2, 2) as (spec, _):
         options = {"cluster": spec, "needed": 2, "total": 2, "steps": STEPS, "logdir": str(tmp_path), "save_secs": 60}
-        workers = [Process("worker", i, {**options, "monitored": monitored}) for i in range(2)]
+        workers = [start("worker", i, {**options, "monitored": monitored}) for i in range(2)]
         try:
+            last, _ = [worker.hear("END")[1] for worker in workers]
             for worker in workers:
-                worker.wait_for(_finished)
-                assert worker.steps() == [(k + 1, True) for k in range(STEPS)]
-            last = json.loads(next(line for line in workers[0].lines if line.startswith("{")))
+                assert steps(worker) == [(k + 1, True) for k in range(STEPS)]
             for mine, wanted in zip(last["values"], alone("sgd", *batches(2)), strict=True):
-                np.testing.assert_allclose(np.array(mine), wanted, rtol=2e-5, atol=2e-6)
+                np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
         finally:
             for worker in workers:
-                worker.end()
+                worker.close()
 
 
 @pytest.mark.parametrize("monitored", [False, True], ids=["Supervisor", "MonitoredTrainingSession"])
@@ -42,15 +38,15 @@ def test_stale_gradients_are_seen_in_tensorboard(tmp_path: pathlib.Path, monitor
     with serving(2, 2) as (spec, _):
         options = {"cluster": spec, "needed": 1, "total": 2, "steps": 10**9, "logdir": str(tmp_path), "save_secs": 60}
         options |= {"monitored": monitored, "summary_secs": 0.3}
-        workers = [Process("worker", i, options) for i in range(2)]
+        workers = [start("worker", i, options) for i in range(2)]
         try:
             wait_until(lambda: any(value > 0 for value in _curve(tmp_path)))
             values = _curve(tmp_path)
             assert values == sorted(values)  # it counts
-            wait_until(lambda: any(not counted for worker in workers for _, counted in worker.steps()))
+            wait_until(lambda: any(not counted for worker in workers for _, counted in steps(worker)))
         finally:
             for worker in workers:
-                worker.end()
+                worker.close()
 
 
 def _curve(logdir: pathlib.Path) -> list[float]:

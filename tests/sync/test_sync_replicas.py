@@ -12,6 +12,8 @@ import runtime as rt
 from tests.sync.kit import alone, cluster, in_threads, reset
 from tests.sync.task import STEPS, Replica, batches
 
+pytestmark = pytest.mark.cluster
+
 WORKERS = 4
 Spec = dict[str, list[str]]
 

@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from harness.checkpoints.saver import latest_checkpoint
-from tests.sync.kit import ROOT
+from tests.kit.processes import ROOT
+
+pytestmark = pytest.mark.chaos
 
 REAL_MNIST = pathlib.Path(os.environ.get("MNIST_DIR") or ROOT.parent / "shared" / "mnist")
 GOAL = 60

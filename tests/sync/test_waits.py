@@ -1,8 +1,6 @@
 """Operations that wait on a ps: who ends them, and what a dead or cut-off caller leaves behind."""
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +9,10 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from tests.sync.kit import ROOT, cluster, free_addresses, reset, wait_until
+from tests.kit.processes import Program
+from tests.sync.kit import cluster, free_addresses, reset, wait_until
+
+pytestmark = pytest.mark.cluster
 
 Spec = dict[str, list[str]]
 CAPACITY = 10
@@ -145,11 +146,10 @@ def test_a_client_that_was_killed_takes_and_adds_nothing(remote_master: bool, pu
         for value in range(CAPACITY if puts else 0):
             client.put(value)
         arguments = json.dumps([cluster, ps.target if remote_master else "", puts])
-        process = subprocess.Popen([sys.executable, "-c", DEAD_CLIENT, arguments], cwd=ROOT)
+        process = Program("python", "-c", DEAD_CLIENT, arguments)
         try:
             wait_until(lambda: bool(ps.worker._waits))
             process.kill()
-            process.wait(10)
             wait_until(lambda: not ps.worker._waits)
             if puts:
                 assert [client.take(timeout_secs=20) for _ in range(CAPACITY)] == list(range(CAPACITY))
@@ -157,8 +157,7 @@ def test_a_client_that_was_killed_takes_and_adds_nothing(remote_master: bool, pu
             client.put(1)
             assert client.take(timeout_secs=20) == 1
         finally:
-            process.kill()
-            process.wait(10)
+            process.close()
             client.session.close()
 
 

@@ -1,22 +1,16 @@
-"""What the tests of harness.tf1 share: tensors evaluated in a session of their own, and programs run as processes."""
+"""What the tests of harness.tf1 share: tensors evaluated in a session of their own, and programs started by name."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import pathlib
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 import harness.tf1 as tf
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.kit import processes
+from tests.kit.processes import Program
 
 
 def evaluate(make: Callable[[], Any], feeds: dict[str, Any] | None = None, init: bool = False) -> Any:
@@ -43,57 +37,8 @@ def check_all(cases: dict[str, tuple[Any, Any]], results: dict[str, Any], rtol: 
     assert not wrong, "\n".join(wrong)
 
 
-class Program:
-    """One process that runs a program of ``tests/tf1/programs``; what it says is kept."""
-
-    def __init__(self, name: str, *flags: str, **environment: str) -> None:
-        path = ROOT / "tests" / "tf1" / "programs" / f"{name}.py"
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment}
-        self.what = " ".join([name, *flags])
-        self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by stop()
-        self.process = subprocess.Popen(
-            [sys.executable, str(path), *flags],
-            cwd=ROOT,
-            env=env,
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def said(self) -> str:
-        """All it has said so far."""
-        self.output.seek(0)
-        return self.output.read()
-
-    def result(self, secs: float = 60) -> str:
-        """Waits for its end and gives what it said; another end than 0 fails the test."""
-        try:
-            code = self.process.wait(secs)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.what} did not end in {secs} s: {self.said()}") from None
-        assert code == 0, f"{self.what} ended with {code}: {self.said()}"
-        return self.said()
-
-    def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that is not heard."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait(10)
-        self.output.close()
-
-
 @contextlib.contextmanager
 def programs() -> Iterator[Callable[..., Program]]:
-    """Starts programs; all are gone at the end."""
-    with contextlib.ExitStack() as stack:
-
-        def start(name: str, *flags: str, **environment: str) -> Program:
-            program = Program(name, *flags, **environment)
-            stack.callback(program.stop)
-            return program
-
-        yield start
+    """Starts programs of ``tests/tf1/programs`` by name, flags and variables; all are gone at the end."""
+    with processes.programs() as start:
+        yield lambda name, *flags, **env: start("python", "-m", f"tests.tf1.programs.{name}", *flags, env=env)

@@ -171,6 +171,7 @@ def test_placeholder_with_default_is_fed_or_not() -> None:
             assert sess.run(doubled, {x: [5.0, 6.0]}).tolist() == [10, 12]
 
 
+@pytest.mark.cluster
 def test_random_tensors_are_new_in_every_step_and_the_same_in_every_run_with_a_seed() -> None:
     def make() -> list:
         tf.set_random_seed(7)

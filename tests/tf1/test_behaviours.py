@@ -13,6 +13,8 @@ import pytest
 import harness.tf1 as tf
 from tests.tf1 import behaviours
 
+pytestmark = pytest.mark.cluster
+
 RECORD = json.loads((pathlib.Path(__file__).parent / "tensorflow_2_21.json").read_text())["cases"]
 
 NAN, LEAST = float("nan"), -(2**31)

@@ -4,9 +4,13 @@ import os
 import re
 from typing import Any
 
+import pytest
+
 import harness.tf1 as tf
 from tests.runtime.kit import addresses
 from tests.tf1.kit import programs
+
+pytestmark = pytest.mark.chaos
 
 
 def _run(name: str, *flags: str) -> tuple[str, list[str]]:

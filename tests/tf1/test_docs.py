@@ -53,6 +53,7 @@ def test_the_names_in_the_text_are_there() -> None:
             value = getattr(value, part)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     if "mnist" in path.stem and not os.path.isdir(REAL_MNIST):
@@ -79,6 +80,7 @@ def test_a_notebook_is_kept_without_outputs(path: pathlib.Path) -> None:
         )
 
 
+@pytest.mark.cluster
 def test_a_failing_cell_fails(tmp_path: pathlib.Path) -> None:
     cells = [{"cell_type": "code", "source": [line]} for line in ("x = 6 * 7", "x", "x / 0")]
     path = tmp_path / "broken.ipynb"

@@ -4,7 +4,11 @@ import subprocess
 import sys
 import textwrap
 
-from tests.tf1.kit import ROOT
+import pytest
+
+from tests.kit.processes import ROOT
+
+pytestmark = pytest.mark.cluster
 
 
 def _run(program: str, *argv: str) -> subprocess.CompletedProcess[str]:

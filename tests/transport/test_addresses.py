@@ -7,7 +7,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -77,12 +76,11 @@ def test_an_address_that_swallows_packets_does_not_hide_the_next(tls: bool, monk
         authority.issue_cert(NAME).configure_cert(theirs)
         authority.configure_trust(ours)
     server, _ = make_server(ssl_context=theirs)
+    monkeypatch.setattr(timeouts, "ATTEMPT_SECS", 7200.0)
     with black_hole() as first:
         resolved_to(monkeypatch, first, ("127.0.0.1", server.port))
         peer = make_peer(lambda timeout: endpoint(server), options=TCP, ssl_context=ours)
-        began = time.monotonic()
-        lane = peer.acquire()
-        assert time.monotonic() - began < timeouts.ATTEMPT_SECS  # the first attempt got through
+        lane = peer.acquire()  # by the first attempt: a second one would come hours later
         assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
         peer.release(lane)
         peer.close()
@@ -138,9 +136,9 @@ def test_closing_ends_a_connect_to_several_silent_addresses(monkeypatch: pytest.
         peer = make_peer(lambda timeout: (began.set(), there)[1], options=ChannelOptions(reconnect_secs=60))
         errors: list[BaseException] = []
         thread = _acquired(peer, errors)
-        assert began.wait(10)
+        assert began.wait(60)
         peer.close()
-        thread.join(10)
+        thread.join(60)
         assert [type(error) for error in errors] == [CancelledError]
 
 
@@ -200,6 +198,7 @@ def _possible() -> bool:
         return False
 
 
+@pytest.mark.cluster
 @pytest.mark.skipif(not _possible(), reason="needs unshare and ip, and the right to make namespaces with IPv6 in them")
 def test_a_session_reaches_a_host_whose_ipv6_address_swallows_packets(tmp_path: Any) -> None:
     """Its name has an IPv6 address, which comes first, and no answer there; and an IPv4 address."""

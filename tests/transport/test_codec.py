@@ -82,7 +82,6 @@ def test_dynamic_round_trip(values):
             assert not got.size or (got.ctypes.data % 64 == 0 and np.shares_memory(got, buffer))
 
 
-@hypothesis.settings(max_examples=500)
 @hypothesis.given(arrays, st.data())
 def test_damaged_dynamic_payloads_give_clean_errors(values, data):
     payload = bytearray(join(encode_dynamic(values)))

@@ -46,7 +46,7 @@ def test_goodbye_is_told_at_once() -> None:
     while peer.silent_since is not None or not peer._heart._connected:
         threading.Event().wait(0.01)
     peer.close()
-    assert desk.told.wait(10)
+    assert desk.told.wait(60)
     assert desk.left == [(CLIENT, True)]
     server.stop()
 
@@ -59,7 +59,7 @@ def test_goodbye_is_told_also_while_a_heartbeat_is_under_way() -> None:
         _use(peer)
         peer.close()
         while (client, True) not in desk.left:
-            assert desk.told.wait(10), f"client {client} closed unnoticed"
+            assert desk.told.wait(60), f"client {client} closed unnoticed"
             desk.told.clear()
     server.stop()
 
@@ -93,9 +93,9 @@ def test_silence_is_told_once_and_a_connection_in_between_counts() -> None:
     peer._heart._connected = False
     lane.close()
     peer._heart.wake()
-    assert desk.told.wait(10)
+    assert desk.told.wait(60)
     assert desk.left == [(CLIENT, False)]
-    peer._heart_thread.join(10)
+    peer._heart_thread.join(60)
     server.stop()
 
 

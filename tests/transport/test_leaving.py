@@ -55,7 +55,7 @@ def test_several_calls_later_too(prefer_unix: bool) -> None:
         peer.release(lane)
     assert kit.eventually(lambda: peer._heart._connected)
     server.stop(1.0, leaving=True)
-    peer._heart_thread.join(10)  # the heartbeat has found out, and ends
+    peer._heart_thread.join(60)  # the heartbeat has found out, and ends
     assert not peer._heart_thread.is_alive()
     for _ in range(3):
         with pytest.raises(TaskLeftError):  # the third has no connection left

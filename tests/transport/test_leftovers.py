@@ -11,6 +11,8 @@ import pytest
 
 from runtime.transport import socket_dirs
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture
 def dead_pid() -> int:

@@ -13,6 +13,8 @@ from runtime.errors import UnavailableError
 from runtime.transport import ChannelOptions, Endpoint
 from tests.transport import kit
 
+pytestmark = pytest.mark.cluster
+
 PATIENT = ChannelOptions(prefer_unix=False, reconnect_secs=20.0)
 HASTY = ChannelOptions(prefer_unix=False, reconnect_secs=1.0)
 NOBODY = 65534

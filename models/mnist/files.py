@@ -1,0 +1,149 @@
+"""The four files of MNIST: downloaded once into a cache, checked, and read."""
+
+import contextlib
+import hashlib
+import io
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import filelock
+import numpy as np
+import pooch
+from absl import logging
+from numpy.typing import NDArray
+
+SHA256: Mapping[str, str] = {  # after decompression: mirrors compress differently
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+MIRRORS = (  # the files lie below as <name>.gz
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://raw.githubusercontent.com/fgnt/mnist/master",
+)
+_ANSWER_SECS, _READ_SECS, _FILE_SECS = 8.0, 20.0, 600.0  # for all mirrors to answer; for one read; for one file
+_SAY_SECS, _LOCK_SECS = 10.0, 2460.0  # between lines about the wait for a lock; who downloads needs less than this
+_MAX_BYTES = 64 << 20  # what is larger, compressed or not, is stopped here and not when memory is full
+
+
+class DataError(ValueError):
+    """The data cannot be used as it is; the message names the file and says what to do."""
+
+
+def fetch(cache: Path, mirrors: Sequence[str], checksums: Mapping[str, str]) -> dict[str, NDArray[np.uint8]]:
+    """Reads the files of `checksums` (name -> SHA-256) in `cache`, after a download of what is not there or not whole.
+
+    One process downloads, others wait; a file is verified before it gets its name. ConnectionError: no mirror answers.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError, DataError):
+            return {name: read(cache / name, sha256) for name, sha256 in checksums.items()}
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(cache / "lock"):
+            for leftover in cache.glob("tmp*"):  # of a process that was killed: the lock says that nobody writes now
+                leftover.unlink()
+            return {name: _read_or_download(cache / name, sha256, mirrors) for name, sha256 in checksums.items()}
+    except ConnectionError:
+        raise
+    except OSError as error:
+        advice = "set XDG_CACHE_HOME to a directory that can be written, or --data_dir to one that has the MNIST files"
+        raise DataError(f"cannot use the data cache {cache}: {error}; {advice}") from error
+
+
+def read(path: Path, sha256: str) -> NDArray[np.uint8]:
+    """Returns the values of a file, plain or `.gz`: what follows its header of 4 bytes, and 4 for each dimension."""
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        content = _Unzipped(str(path), content).getvalue()
+    if (found := hashlib.sha256(content).hexdigest()) != sha256:
+        raise DataError(f"{path} is not the original file or truncated: its SHA-256 is {found}, it must be {sha256}")
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
+
+
+class _Unzipped(io.BytesIO):
+    """What the gzip data that is written to it holds, within limits; errors name `origin`."""
+
+    def __init__(self, origin: str, data: bytes = b"") -> None:
+        super().__init__()
+        self._origin, self._received, self._deadline = origin, 0, time.monotonic() + _FILE_SECS
+        self._gzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # 16: gzip framing, whose CRC is checked too
+        self.write(data)
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # of all buffers only bytes
+        self._received += len(data)
+        try:
+            plain = self._gzip.decompress(data, _MAX_BYTES + 1)
+        except zlib.error as error:
+            raise DataError(f"{self._origin} is damaged: {error}") from error
+        if max(self._received, self.tell() + len(plain)) > _MAX_BYTES:
+            raise DataError(f"{self._origin} is no MNIST file: it holds more than {_MAX_BYTES >> 20} MiB")
+        if time.monotonic() > self._deadline:
+            raise TimeoutError(f"{self._origin} is not complete after {_FILE_SECS:g} s")
+        return super().write(plain)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    for _ in range(round(_LOCK_SECS / _SAY_SECS)):
+        with contextlib.suppress(filelock.Timeout), filelock.FileLock(path, timeout=_SAY_SECS):
+            return (yield)
+        logging.info("waiting for another process to download MNIST (it holds %s)", path)
+    raise DataError(f"{path} has been held for {_LOCK_SECS:g} s; stop the process that does, or set --data_dir")
+
+
+def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArray[np.uint8]:
+    if path.exists():
+        try:
+            return read(path, sha256)
+        except DataError as error:
+            logging.warning("%s; it was downloaded, so it is deleted now and downloaded again", error)
+            path.unlink()
+    failures: list[Exception] = []
+    for mirror in _answering(mirrors, f"{path.name}.gz", failures):
+        try:
+            logging.info("downloading %s", url := f"{mirror}/{path.name}.gz")
+            pooch.retrieve(url, sha256, path.name, path.parent, downloader=_get)
+            return read(path, sha256)
+        except (ConnectionError, ValueError) as error:  # pooch's ValueError: the SHA-256 is another
+            logging.warning("mirror %s failed: %s", mirror, error)
+            failures.append(type(error)(f"{url}: {error}"))
+    if wrong := [failure for failure in failures if isinstance(failure, ValueError)]:
+        raise DataError(f"{wrong[0]}; try again later, or set --data_dir to your own copy") from wrong[0]
+    reasons = "; ".join(dict.fromkeys(map(str, failures))) or f"none answered in {_ANSWER_SECS:g} s"
+    raise ConnectionError(f"no MNIST mirror could be reached ({reasons})")
+
+
+def _get(url: str, file: str, _: object) -> None:
+    unzipped = _Unzipped("the download")
+    try:
+        pooch.HTTPDownloader(sys.stderr.isatty(), 1 << 16, timeout=_READ_SECS)(url, unzipped, None)
+    except OSError as error:
+        raise ConnectionError(str(error)) from error
+    Path(file).write_bytes(unzipped.getvalue())
+
+
+def _answering(mirrors: Sequence[str], file: str, failures: list[Exception]) -> list[str]:
+    found: list[str] = []
+
+    def ask(mirror: str) -> None:
+        try:
+            if not pooch.HTTPDownloader(timeout=_ANSWER_SECS)(f"{mirror}/{file}", "", None, check_only=True):
+                raise FileNotFoundError(f"{mirror} has no {file}")
+            found.append(mirror)
+        except OSError as error:
+            failures.append(error)
+
+    # Daemons: looking up a name can hang for a minute, and nobody should wait for that, not even at exit.
+    threads = [threading.Thread(target=ask, args=(mirror,), daemon=True) for mirror in mirrors]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _ANSWER_SECS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return found[:]

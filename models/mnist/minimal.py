@@ -1,0 +1,79 @@
+"""MNIST on parameter servers, in one page: every process of the cluster runs this program.
+
+python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.minimal
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+
+import harness
+import runtime as rt
+from models.mnist import data
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("ps_hosts", None, "host:port of each parameter server.", required=True)
+flags.DEFINE_list("worker_hosts", None, "host:port of each worker.", required=True)
+flags.DEFINE_enum("job_name", None, ["ps", "worker"], "What this process is.", required=True)
+flags.DEFINE_integer("task_index", 0, "Which one of its job; worker 0 is the chief.")
+flags.DEFINE_string("logdir", None, "Directory of checkpoints and TensorBoard events.")
+flags.DEFINE_integer("train_steps", 2000, "Steps of all workers together.")
+
+
+def init_params() -> dict[str, np.ndarray]:
+    """784 pixels -> 100 sigmoid units -> 10 digits."""
+    rng = np.random.default_rng(1)
+    w1, w2 = rng.normal(0, 784**-0.5, (784, 100)), rng.normal(0, 0.1, (100, 10))
+    params = {"w1": w1, "b1": np.zeros(100), "w2": w2, "b2": np.zeros(10)}
+    return {name: value.astype(np.float32) for name, value in params.items()}
+
+
+def logits(params: dict[str, jax.Array], images: jax.Array) -> jax.Array:
+    """What the model thinks of each image, float32 [N, 10]."""
+    return jax.nn.sigmoid(images @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
+
+
+def loss_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean cross-entropy of a batch."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits(params, images), labels).mean()
+
+
+def accuracy_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> jax.Array:
+    """The share of images whose digit is found."""
+    return (logits(params, images).argmax(-1) == labels).mean()
+
+
+def main(_: list[str]) -> None:
+    """Serves variables as a ps; trains on its share of the images as a worker."""
+    cluster = rt.ClusterSpec({"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts})
+    server = rt.Server(cluster, FLAGS.job_name, FLAGS.task_index)
+    if FLAGS.job_name == "ps":
+        server.join()
+        return
+
+    mnist = data.load()
+    batches = data.Batches(mnist.train, 100, seed=1, shard_index=FLAGS.task_index, num_shards=len(FLAGS.worker_hosts))
+    with rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{FLAGS.task_index}")):
+        global_step = harness.get_or_create_global_step()
+        params = rt.variables(init_params(), name="mlp")  # a pytree of variables, spread over the ps
+        images = rt.placeholder(jnp.float32, [None, 784], name="images")
+        labels = rt.placeholder(jnp.int32, [None], name="labels")
+        loss = rt.call(loss_fn, params, images, labels)  # any JAX function of pytrees
+        accuracy = rt.call(accuracy_fn, params, images, labels)
+        train_op = harness.Optimizer(optax.adam(0.002)).minimize(loss, global_step=global_step)
+
+    supervisor = harness.Supervisor(is_chief=FLAGS.task_index == 0, logdir=FLAGS.logdir, global_step=global_step)
+    with supervisor.managed_session(server.target) as session:
+        step = 0
+        while not supervisor.should_stop() and step < FLAGS.train_steps:
+            x, y = batches.next()
+            _, step = session.run([train_op, global_step], {images: x, labels: y})
+        if FLAGS.task_index == 0:
+            right = session.run(accuracy, {images: mnist.test.images, labels: mnist.test.labels})
+            print(f"Test-Accuracy: {right:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

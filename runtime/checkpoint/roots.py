@@ -1,0 +1,152 @@
+"""Where a task may be told to write and read checkpoints: below its roots, and only what are files.
+
+Orders about checkpoints come from whoever can connect. The root is what its owner has given the task for them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from runtime.checkpoint.durability import is_inside
+from runtime.errors import DataLossError, InvalidArgumentError, PermissionDeniedError
+
+ROOT_VARIABLE = "BELLWETHER_CHECKPOINT_ROOT"
+"""Environment variable: the roots of servers that are given none, with commas between them."""
+SCHEMES = ("gs", "s3")
+"""Object stores that hold checkpoints. Tensorstore knows others, and would fetch what any http address gives."""
+_PROCESS_ID = re.compile("[A-Za-z0-9]{1,128}")
+_NOT_IN_URLS = re.compile(r"[|?#%\\]")
+"""What tensorstore takes for more than a name: another driver, a query, a character in disguise."""
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The directories below which orders about checkpoints must stay.
+
+    Attributes:
+        paths: absolute directories, and URLs of object stores; None when any directory will do.
+    """
+
+    paths: tuple[str, ...] | None = None
+
+    def check(self, path: str) -> None:
+        """Sees that a directory that an order names may be used; links are followed.
+
+        Raises:
+            InvalidArgumentError: it is no directory's path: it goes up by ``..``, or is an address of another kind.
+            PermissionDeniedError: it is not below a root.
+        """
+        if not path or "\0" in path or ".." in path.split("/"):
+            raise InvalidArgumentError(f"{path!r} is no path of a checkpoint: it is empty, or goes up by '..'")
+        scheme, colon, _ = path.partition("://")
+        if colon and (scheme not in SCHEMES or _NOT_IN_URLS.search(path)):
+            kinds = " or ".join(f"{name}://bucket/path" for name in SCHEMES)
+            raise InvalidArgumentError(f"{path!r} is no place for checkpoints: that is a directory, or {kinds}")
+        self.check_inside(path)
+
+    def check_inside(self, path: str) -> None:
+        """Raises PermissionDeniedError unless a path, or what it is a link to, lies below a root."""
+        if self.paths is None or any(_is_below(path, root) for root in self.paths):
+            return
+        where = f"below {' or '.join(self.paths)}" if self.paths else "nowhere"
+        raise PermissionDeniedError(
+            f"{path} may not be used: this task keeps checkpoints {where}; give its Server the checkpoint_root (or the "
+            f"{ROOT_VARIABLE}, or the --logdir) of the chief, as an absolute path where tasks start in different "
+            "directories"
+        )
+
+    def check_tree(self, directory: str) -> None:
+        """Sees that all that lies in a local directory are files and directories, wherever its links lead.
+
+        What cannot be looked at is passed over: whoever reads it tells.
+
+        Raises:
+            DataLossError: something is a device, a pipe or a socket; names it.
+            PermissionDeniedError: a link leads out of the roots; names it.
+        """
+        seen = {os.path.realpath(directory)}
+        self.check_inside(directory)
+        left = [directory]
+        while left:
+            try:
+                entries = list(os.scandir(left.pop()))
+            except OSError:
+                continue
+            for entry in entries:
+                if entry.is_symlink():
+                    self.check_inside(entry.path)
+                try:
+                    mode = entry.stat().st_mode
+                except OSError:
+                    continue
+                if stat.S_ISDIR(mode):
+                    real = os.path.realpath(entry.path)
+                    if real not in seen:
+                        seen.add(real)
+                        left.append(entry.path)
+                elif not stat.S_ISREG(mode):
+                    raise DataLossError(f"{entry.path} is not a regular file")
+
+
+def roots_of(
+    given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None, environ: Mapping[str, str]
+) -> Roots:
+    """The roots that a server was given; by default those of the environment, if there are any.
+
+    Args:
+        given: a directory or a URL, or several; none at all allows nothing.
+        environ: has ``BELLWETHER_CHECKPOINT_ROOT`` or not.
+
+    Raises:
+        InvalidArgumentError: a root is no directory's path, nor a URL of an object store.
+    """
+    if given is None:
+        said = environ.get(ROOT_VARIABLE)
+        if not said:
+            return Roots()
+        given = said.split(",")
+    elif isinstance(given, str | os.PathLike):
+        given = [given]
+    anywhere = Roots()
+    paths = []
+    for each in given:
+        root = os.fspath(each)
+        path = root if "://" in root or not root else os.path.abspath(root)
+        try:
+            anywhere.check(path)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"checkpoint_root: {error.message}") from None
+        paths.append(path)
+    return Roots(tuple(paths))
+
+
+def check_process_id(process_id: str) -> None:
+    """Raises InvalidArgumentError unless it may be part of a directory's name."""
+    if not _PROCESS_ID.fullmatch(process_id):
+        raise InvalidArgumentError(f"process_id {process_id[:130]!r}: it is 1 to 128 letters and digits")
+
+
+def file_below(directory: str, name: str) -> str:
+    """The path of a file of a checkpoint.
+
+    Args:
+        directory: of the checkpoint.
+        name: its path in there.
+
+    Raises:
+        InvalidArgumentError: the name leads somewhere else; names it.
+    """
+    if not is_inside(name):
+        raise InvalidArgumentError(f"{name!r} is no file of the checkpoint {directory}: it does not lie in there")
+    return os.path.join(directory, name)
+
+
+def _is_below(path: str, root: str) -> bool:
+    if "://" not in path and "://" not in root:
+        path, root = os.path.realpath(path), os.path.realpath(root)
+    root = root.rstrip("/")
+    return path.rstrip("/") == root or path.startswith(f"{root}/")

@@ -1,0 +1,119 @@
+"""Figures for Prometheus: who reaches them is said by --metrics_host, and nobody holds a thread for long."""
+
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+import runtime as rt
+from harness import monitoring
+from harness.monitoring import prometheus
+from harness.monitoring.prometheus import REQUEST_SECS, REQUESTS, Endpoint
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[rt.Server]:
+    with rt.Server({"worker": ["localhost:0"]}, "worker", 0) as made:
+        yield made
+
+
+def listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=30):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+def scrape(endpoint: Endpoint, host: str = "127.0.0.1") -> str:
+    with urllib.request.urlopen(f"http://{host}:{endpoint.port}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def test_figures_are_for_this_machine_unless_somebody_says_else(server: rt.Server) -> None:
+    outer = [
+        a.address
+        for found in psutil.net_if_addrs().values()
+        for a in found
+        if a.family == socket.AF_INET and not a.address.startswith("127.")
+    ]
+    with Endpoint(server, 0) as endpoint:
+        assert [host for host in ("127.0.0.3", *outer) if listens(host, endpoint.port)] == []
+        assert "bellwether_started_unix_secs" in scrape(endpoint)
+    with Endpoint(server, 0, "0.0.0.0") as endpoint:
+        assert [host for host in ("127.0.0.3", *outer) if not listens(host, endpoint.port)] == []
+
+
+def test_the_flag_says_where(server: rt.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags.FLAGS.mark_as_parsed()
+    made = []
+
+    def note(*arguments: object) -> Endpoint:
+        made.append(Endpoint(*arguments))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(prometheus, "Endpoint", note)
+    with flagsaver.flagsaver(metrics_port=0), monitoring.watched(server):
+        assert listens("127.0.0.1", made[0].port) and not listens("127.0.0.3", made[0].port)
+    with flagsaver.flagsaver(metrics_port=0, metrics_host="127.0.0.3"), monitoring.watched(server):
+        assert listens("127.0.0.3", made[1].port) and not listens("127.0.0.1", made[1].port)
+        assert "bellwether_started_unix_secs" in scrape(made[1], "127.0.0.3")
+
+
+def test_half_requests_hold_few_threads_and_not_for_long(server: rt.Server) -> None:
+    before = threading.active_count()
+    with Endpoint(server, 0) as endpoint:
+        half = []
+        for _ in range(10 * REQUESTS):
+            half.append(socket.create_connection(("127.0.0.1", endpoint.port), timeout=60))
+            try:
+                half[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost:")
+            except OSError:
+                pass  # turned away already
+        began = time.monotonic()
+        assert threading.active_count() <= before + 1 + REQUESTS
+        for sock in half:  # all are hung up on, whether they say more or not
+            try:
+                assert sock.recv(1000) == b""
+            except ConnectionResetError:
+                pass
+        assert time.monotonic() - began < REQUEST_SECS + 50
+        assert "bellwether_started_unix_secs" in scrape_soon(endpoint)
+        for sock in half:
+            sock.close()
+
+
+def scrape_soon(endpoint: Endpoint) -> str:
+    """As Prometheus: it comes again where it was turned away."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            return scrape(endpoint)
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            threading.Event().wait(0.1)
+
+
+def test_a_client_that_dribbles_is_hung_up_on_all_the_same(server: rt.Server) -> None:
+    with Endpoint(server, 0) as endpoint, socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) as sock:
+        sock.settimeout(0.5)
+        until = time.monotonic() + REQUEST_SECS + 60
+        sock.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        while time.monotonic() < until:
+            try:
+                sock.sendall(b"x")  # always something within any time limit of one read
+                if sock.recv(10) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        else:
+            raise AssertionError("it is served for ever")

@@ -1,0 +1,153 @@
+"""The processes of ``harness.testing``, and the tests' own kit on top of them: programs forked from one process."""
+
+import os
+import pathlib
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.testing import PRELOAD, LocalCluster, no_leaks
+from harness.testing.processes import Processes, Zygote
+from tests.kit.processes import Program, Task, programs
+
+pytestmark = pytest.mark.cluster
+
+IMPORTED = "'jax' in sys.modules"
+
+
+def test_python_programs_are_forked_from_a_process_that_has_imported_jax(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, sys; print(__name__, {IMPORTED}, sys.argv[1:], sys.path[0], os.getcwd())")
+    code = f"import os, sys; print(__name__, {IMPORTED}, sys.argv, repr(sys.path[0]))"
+    with no_leaks(), programs() as start:
+        of_a_file = start("python", str(script), "a", cwd=tmp_path)
+        of_code = start("python", "-c", code, "b")
+        of_a_module = start("python", "-m", "timeit", "-n1", "-r1", f"import sys; print({IMPORTED})")
+        assert of_a_file.result() == f"__main__ True ['a'] {tmp_path} {tmp_path}"
+        assert of_code.result() == "__main__ True ['-c', 'b'] ''"
+        assert of_a_module.result().startswith("True\n1 loop")
+
+
+@pytest.mark.parametrize("value", ["1", "0"])
+def test_a_variable_that_jax_reads_when_it_is_imported_is_obeyed(value: str) -> None:
+    code = "import jax; print(jax.config.jax_enable_x64)"
+    with Program("python", "-c", code, env={"JAX_ENABLE_X64": value}) as program:
+        assert program.result() == str(value == "1")
+
+
+def test_a_cold_program_has_imported_nothing() -> None:
+    with Program("python", "-c", f"import sys; print({IMPORTED})", cold=True) as program:
+        assert program.result() == "False"
+
+
+def test_forked_programs_draw_numbers_of_their_own() -> None:
+    code = "import random, numpy; print(random.random(), numpy.random.rand())"
+    with programs() as start:
+        drawn = [start("python", "-c", code).result().split() for _ in range(3)]
+    assert len({number for numbers in drawn for number in numbers}) == 6
+
+
+def test_a_program_ends_as_it_would_have_ended_by_itself() -> None:
+    with programs() as start:
+        assert start("python", "-c", "import sys; sys.exit(3)").wait() == 3
+        raised = start("python", "-c", "import atexit; atexit.register(print, 'at exit'); raise ValueError('so')")
+        assert raised.wait() == 1
+        assert raised.lines()[-1] == "at exit" and "ValueError: so" in raised.lines()
+        assert start("no-such-program").wait() == 127
+        assert start("sh", "-c", "kill -TERM $$").wait() == -signal.SIGTERM
+
+
+def test_what_a_program_leaves_behind_in_its_group_ends_with_it() -> None:
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
+    with Program("python", "-c", code) as program:
+        left = psutil.Process(int(program.expect(r"(\d+)")[1]))
+        assert program.wait() == 0
+        psutil.wait_procs([left], 20)
+        assert not left.is_running()
+
+
+def test_clusters_of_one_process_share_what_their_tasks_are_forked_from(tmp_path: pathlib.Path) -> None:
+    """And the end of one is not that of the other's tasks."""
+    command = [
+        "python",
+        "-c",
+        f"import os, sys; print('PARENT', os.getppid(), {IMPORTED}, flush=True); input_ = sys.stdin",
+    ]
+    command[-1] += "\nimport signal; signal.pause()"
+    with no_leaks(), LocalCluster(command, preload=PRELOAD) as one:
+        with LocalCluster(command, preload=PRELOAD) as other:
+            parents = {c.expect("worker:0", r"PARENT (\d+ True)")[1] for c in (one, other)}
+            assert len(parents) == 1
+        assert other.lives("worker:0")[0].code == -signal.SIGKILL
+        assert one.running("worker:0") and one.running("ps:0")
+
+
+def test_the_process_that_lasts_is_replaced_when_it_has_been_killed() -> None:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "7"}  # one that no other test uses
+    first = Zygote.lasting((), env)
+    processes = Processes(first)
+    life = processes.start("sleeper", ["sleep", "600"], env)
+    assert first is Zygote.lasting((), env)
+    parent = psutil.Process(life.pid).parent()
+    assert parent is not None
+    parent.kill()
+    assert processes.wait(life, 20) == -signal.SIGKILL
+    processes.close()
+    with pytest.raises(RuntimeError, match="cluster is closed"):
+        processes.start("another", ["true"], env)
+    first._thread.join(20)
+    second = Zygote.lasting((), env)
+    assert second is not first
+    again = Processes(second)
+    assert again.wait(again.start("task", ["true"], env), 20) == 0
+    again.close()
+
+
+def answer(greeting: str, pipe: Connection) -> None:
+    """What the test below runs."""
+    pipe.send(("READY", os.getpid()))
+    while (order := pipe.recv()) != ("end",):
+        pipe.send((order[0].upper(), f"{greeting} {order[1]}"))
+    print("the end")
+    sys.exit(4)
+
+
+def test_a_task_hears_and_says() -> None:
+    with no_leaks(), Task(answer, "hello") as task:
+        ready: Any = task.hear("READY")
+        assert ready == ("READY", task.pid)
+        assert task.ask("name", "world") == "hello world"
+        task.freeze()
+        task.tell("name", "again")
+        assert psutil.Process(task.pid).status() == psutil.STATUS_STOPPED
+        task.thaw()
+        assert task.hear("NAME", "again$")[1] == "hello again"
+        task.tell("end")
+        assert task.wait() == 4
+        with pytest.raises(AssertionError, match=r"ended without NAME[\s\S]*has written:\nthe end"):
+            task.hear("NAME")
+
+
+def test_a_program_reads_what_is_entered_and_can_be_started_again() -> None:
+    with no_leaks(), Program("python", "-c", "print('read', input(), flush=True); input()") as program:
+        program.enter("this")
+        program.expect("read this")
+        first = program.pid
+        program.kill()
+        assert program.code == -signal.SIGKILL
+        program.restart()
+        assert program.pid != first and program.wait() == 1  # nobody enters anything for the second
+        program.expect("EOFError")
+
+
+def test_a_program_that_does_not_end_is_said_to() -> None:
+    with Program("python", "-c", "import signal; print('here', flush=True); signal.pause()") as program:
+        program.expect("here")
+        with pytest.raises(TimeoutError, match=r"did not end within 0.1 s; its last lines:\nhere"):
+            program.wait(0.1)
+        program.stop()
+        assert program.code == -signal.SIGTERM

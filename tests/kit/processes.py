@@ -1,0 +1,280 @@
+"""Programs in processes of their own: forked from the process that ``harness.testing`` keeps, read, told, and ended.
+
+A ``Program`` is a command with its output; a ``Task`` is a function of a test module that talks with the test through a
+pipe. Both start in a tenth of a second, because JAX and the rest are imported once for the whole test run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import multiprocessing
+import os
+import pathlib
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from harness.testing import PRELOAD
+from harness.testing.processes import Processes, Zygote
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PATIENCE_SECS = 100.0
+"""How long waits last by default: many times what the slowest of them needs on a machine that has other work too."""
+_SHOWN = 25
+_ONLY = "the program"
+
+
+class Program:
+    """A process that runs a command; its output, standard and error, is read and kept.
+
+    Args:
+        *command: program and arguments; ``python`` is this interpreter, and then the first form is forked:
+            ``"python", "-m", module``, ``"python", "-c", code`` or ``"python", file``.
+        cwd: working directory.
+        cold: start a new interpreter, for what is promised of a start or needs variables that imports read.
+        stdin: a descriptor that becomes its standard input; by default it is one that ``enter`` writes to.
+        env: environment variables beside those of the test run; None takes one away.
+    """
+
+    def __init__(
+        self,
+        *command: str,
+        cwd: str | os.PathLike[str] = ROOT,
+        cold: bool = False,
+        stdin: int | None = None,
+        env: Mapping[str, str | None] | None = None,
+    ) -> None:
+        argv = [sys.executable if command[0] == "python" else command[0], *command[1:]]
+        base = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        if pathlib.Path(cwd) != ROOT or command[0] != "python" or command[1] not in ("-m", "-c"):
+            base["PYTHONPATH"] = str(ROOT)  # else the modules of the checkout are found in the working directory
+        given = {**base, **(env or {})}
+        self.name = " ".join(command)[:80]
+        present = {name: value for name, value in given.items() if value is not None}
+        reader, self._input = os.pipe()
+        self._processes = Processes(Zygote.lasting(() if cold else PRELOAD, base))
+        self._start = functools.partial(self._processes.start, _ONLY, argv, present, cwd=cwd)
+        try:
+            self._life = self._start(stdin=reader if stdin is None else stdin)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(reader)
+
+    def __enter__(self) -> Self:
+        """Gives the program itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends it; shows the end of its output when the test fails."""
+        if error is not None:
+            print(self.story())
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._life.pid
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._life.code
+
+    def lines(self, pattern: str = "") -> list[str]:
+        """The lines that it has written so far, or those that match."""
+        return [line.text for line in self._processes.lines(_ONLY) if re.search(pattern, line.text)]
+
+    def output(self) -> str:
+        """All that it has written so far."""
+        return "\n".join(self.lines())
+
+    def expect(self, pattern: str, secs: float = PATIENCE_SECS) -> re.Match[str]:
+        """Waits for a line that matches, after the one that was found last; see ``LocalCluster.expect``."""
+        return self._processes.expect(_ONLY, pattern, secs)
+
+    def story(self) -> str:
+        """The last that it has written, for failures."""
+        return "\n".join([f"{self.name} has written:", *self.lines()[-_SHOWN:]])
+
+    def enter(self, line: str) -> None:
+        """Writes a line to its standard input."""
+        os.write(self._input, f"{line}\n".encode())
+
+    def wait(self, secs: float = PATIENCE_SECS) -> int:
+        """Waits for its end; gives its exit code, negative for a signal. Raises TimeoutError."""
+        return self._processes.wait(self._life, secs)
+
+    def result(self, secs: float = PATIENCE_SECS) -> str:
+        """Waits for its end and gives what it has written; another exit code than 0 fails the test."""
+        code = self.wait(secs)
+        assert code == 0, f"{self.name} ended with {code}: {self.output()}"
+        return self.output()
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal to its process group; nothing when it has ended."""
+        self._processes.signal(self._life, signum)
+
+    def freeze(self) -> None:
+        """Stops it without closing anything; returns when every thread of it has stopped."""
+        assert self.code is None, f"{self.name} has ended: {self.story()}"
+        self.signal(signal.SIGSTOP)
+        deadline = time.monotonic() + PATIENCE_SECS
+        while not _stopped(self.pid):  # only its parent is told, and that is the zygote
+            assert time.monotonic() < deadline, f"{self.name} did not stop"
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        """Lets it go on."""
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends it as a power cut would, and waits until it is gone."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def stop(self, secs: float = 10.0) -> None:
+        """SIGTERM, and SIGKILL if that is not heard."""
+        self.signal(signal.SIGTERM)
+        try:
+            self.wait(secs)
+        except TimeoutError:
+            self.kill()
+
+    def restart(self) -> None:
+        """Starts the command again, in the place of a process that has ended."""
+        with open(os.devnull, "rb") as nothing:
+            self._life = self._start(stdin=nothing.fileno())
+
+    def close(self) -> None:
+        """Leaves nothing behind. Does nothing the second time."""
+        self._processes.close()
+        if self._input >= 0:
+            os.close(self._input)
+            self._input = -1
+
+
+class Task(Program):
+    """A process that runs ``function(*arguments, pipe)``, and says to the test, by ``pipe.send``, tuples.
+
+    The first element of such a tuple says of what kind it is. What the test tells it, it gets by ``pipe.recv``.
+
+    Args:
+        function: of a module that can be imported.
+        *arguments: for the function; pickled.
+        cold: see ``Program``.
+        env: see ``Program``.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *arguments: Any,
+        cold: bool = False,
+        env: Mapping[str, str | None] | None = None,
+    ) -> None:
+        module = inspect.getmodule(function)
+        assert module is not None
+        self.said: list[tuple[Any, ...]] = []
+        """What it has said so far; ("GONE",) at the end."""
+        self._heard = 0
+        self._new = threading.Condition()
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._pipe.send((module.__name__, function.__name__, arguments))
+        try:
+            super().__init__("python", "-m", "tests.kit.task", cold=cold, stdin=theirs.fileno(), env=env)
+        except BaseException:
+            self._pipe.close()
+            raise
+        finally:
+            theirs.close()
+        self.name = f"{function.__name__}{arguments[:2]}"
+        self._reader = threading.Thread(target=self._read, name=f"reader of {self.name}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                what = self._pipe.recv()
+                with self._new:
+                    self.said.append(what)
+                    self._new.notify_all()
+        with self._new:
+            self.said.append(("GONE",))
+            self._new.notify_all()
+
+    def tell(self, *order: Any) -> None:
+        """Gives the task an order."""
+        self._pipe.send(order)
+
+    def hear(self, kind: str, pattern: str = "", secs: float = PATIENCE_SECS) -> tuple[Any, ...]:
+        """Waits for the next that it says of a kind (and of a matching text); the end of the process is a failure."""
+        with self._new:
+            deadline = time.monotonic() + secs
+            while True:
+                while self._heard < len(self.said):
+                    what = self.said[self._heard]
+                    self._heard += 1
+                    if what[0] == kind and (not pattern or re.search(pattern, str(what[1]))):
+                        return what
+                    assert what != ("GONE",), f"{self.name} ended without {kind} {pattern}: {self.story()}"
+                left = deadline - time.monotonic()
+                assert left > 0, f"{self.name} did not say {kind} {pattern} in {secs} s: {self.story()}"
+                self._new.wait(left)
+
+    def ask(self, order: str, *arguments: Any, answer: str = "") -> Any:
+        """Gives an order and returns what its answer, of the same kind in capitals by default, carries."""
+        self.tell(order, *arguments)
+        return self.hear(answer or order.upper())[1]
+
+    def wait_for(self, holds: Callable[[list[tuple[Any, ...]]], bool], secs: float = PATIENCE_SECS) -> None:
+        """Waits until what it has said is as wanted; fails when it never is."""
+        with self._new:
+            self._new.wait_for(lambda: holds(self.said) or self.said[-1:] == [("GONE",)], secs)
+            assert holds(self.said), f"{self.name}: {self.story()}"
+
+    def said_so_far(self, kind: str, pattern: str = "") -> list[Any]:
+        """What all that it has said of a kind (and of a matching text) carries."""
+        with self._new:
+            return [what[1] for what in self.said if what[0] == kind and re.search(pattern, str(what[1]))]
+
+    def story(self) -> str:
+        """The last that it has said and written, for failures."""
+        shown = [str(what) for what in self.said if what[0] != "STEP"]
+        return "\n".join([f"{self.name} has said:", *shown[-_SHOWN:], super().story()])
+
+    def close(self) -> None:
+        """Leaves nothing behind."""
+        super().close()
+        self._reader.join()
+        self._pipe.close()
+
+
+def _stopped(pid: int) -> bool:
+    """Whether every thread of a process has stopped."""
+    states = set()
+    for thread in psutil.Process(pid).threads():
+        with contextlib.suppress(FileNotFoundError):  # it ends just now
+            stat = pathlib.Path(f"/proc/{pid}/task/{thread.id}/stat").read_text()
+            # The name, in brackets, may hold anything; after its closing bracket comes the state.
+            states.add(stat.rpartition(")")[2].split()[0])
+    return states == {"T"}
+
+
+@contextlib.contextmanager
+def programs() -> Iterator[Callable[..., Program]]:
+    """Starts programs with the arguments of ``Program``; all are gone at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *command, **options: stack.enter_context(Program(*command, **options))

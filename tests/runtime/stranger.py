@@ -1,0 +1,81 @@
+"""Somebody who has nothing but a server's address and the published messages, and what becomes of their requests."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+
+import runtime as rt
+from runtime.proto import services_pb2 as pb
+from runtime.proto import services_pb2_grpc, stage_pb2
+
+OWNER = 4711
+
+
+class Stranger:
+    """A connection to a task's gRPC port, and the lead over its checkpoints."""
+
+    def __init__(self, server: rt.Server) -> None:
+        self.channel = grpc.insecure_channel(server.address)
+        self.worker = services_pb2_grpc.WorkerServiceStub(self.channel)
+        self.master = services_pb2_grpc.MasterServiceStub(self.channel)
+        self.epoch = self.jobs = 0
+
+    def claim(self) -> None:
+        """Leads from now on, as any chief does."""
+        told = self.worker.Shard(pb.ShardOrder(kind=pb.ShardOrder.TELL), timeout=30)
+        self.epoch = told.epoch + 1
+        self.worker.Shard(pb.ShardOrder(kind=pb.ShardOrder.CLAIM, epoch=self.epoch, owner=OWNER), timeout=30)
+
+    def order(self, kind: pb.ShardOrder.Kind.ValueType, **fields: Any) -> pb.ShardReply:
+        """What the task answers to an order."""
+        order = pb.ShardOrder(kind=kind, owner=OWNER, **{"epoch": self.epoch, **fields})
+        reply: pb.ShardReply = self.worker.Shard(order, timeout=60)
+        return reply
+
+    def take(self, slices: Sequence[pb.SliceDef]) -> int:
+        """Has the task take references, to be written; gives the job."""
+        self.jobs += 1
+        self.order(pb.ShardOrder.PAUSE, job=self.jobs, seconds=5.0)
+        self.order(pb.ShardOrder.TAKE, job=self.jobs, slices=slices)
+        return self.jobs
+
+    def verify(self, directory: Any, path: str, content: bytes) -> list[str]:
+        """What the task says of a file that should have this content."""
+        import zlib
+
+        file = pb.FileDef(path=path, size=len(content), crc32=zlib.crc32(content))
+        return list(self.order(pb.ShardOrder.VERIFY, directory=str(directory), files=[file]).problems)
+
+
+@contextlib.contextmanager
+def stranger(server: rt.Server) -> Iterator[Stranger]:
+    """A stranger who leads."""
+    made = Stranger(server)
+    with made.channel:
+        made.claim()
+        yield made
+
+
+def slice_of(name: str, value: Any, **fields: Any) -> pb.SliceDef:
+    """A whole variable as a slice."""
+    array = np.asarray(value)
+    dtype = "string" if array.dtype == object else array.dtype.name
+    of_array = {"full_shape": array.shape, "offset": [0] * array.ndim, "chunk": array.shape}
+    spec = stage_pb2.TensorSpecDef(shape=array.shape, dtype=dtype)
+    return pb.SliceDef(key=name, name=name, spec=spec, device_type="CPU", **{**of_array, **fields})
+
+
+@contextlib.contextmanager
+def refused(code: grpc.StatusCode, *words: str) -> Iterator[None]:
+    """The call in the block is refused with this code, in a line that has these words."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        assert error.code() is code, (error.code(), error.details())
+        assert all(word in (error.details() or "") for word in words), error.details()
+        assert "\n" not in (error.details() or "")
+    else:
+        raise AssertionError("it was not refused")

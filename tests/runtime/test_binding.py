@@ -1,0 +1,199 @@
+"""A server listens where the cluster says it is, at both of its ports, and nowhere else."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import runtime as rt
+from runtime.cluster.spec import ClusterSpec, TaskId, split_address
+from runtime.master import tasks
+from runtime.server.binding import BIND_VARIABLE, listen_on
+from runtime.transport.listener import TensorServer
+from tests.kit.processes import ROOT
+from tests.runtime import kit
+
+NOBODY = "192.0.2.77"
+"""An address for documentation (RFC 5737)."""
+
+
+def _outer() -> Iterator[str]:
+    """Addresses of this machine that others may reach."""
+    for found in psutil.net_if_addrs().values():
+        for address in found:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                yield address.address
+
+
+OUTER = list(_outer())[:1]
+
+
+def listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=30):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+def check(server: rt.Server, at: Sequence[str], not_at: Sequence[str]) -> None:
+    for port in (split_address(server.address)[1], server.data_port):
+        assert [host for host in at if not listens(host, port)] == []
+        assert [host for host in not_at if listens(host, port)] == []
+
+
+def name(monkeypatch: pytest.MonkeyPatch, **names: Sequence[str]) -> None:
+    """Gives addresses to names on this machine, as its file of names does."""
+    ask = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, port: Any, *arguments: Any, **options: Any) -> Any:
+        if host in names and not _numeric(arguments, options):
+            return [entry for a in names[host] for entry in ask(a, port, *arguments, **options)]
+        return ask(host, port, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+def _numeric(arguments: Sequence[Any], options: dict[str, Any]) -> bool:
+    return bool(options.get("flags", arguments[3] if len(arguments) > 3 else 0) & socket.AI_NUMERICHOST)
+
+
+@pytest.mark.parametrize("host", [*OUTER, "127.0.0.3"])
+def test_a_server_listens_at_its_own_address_only(host: str) -> None:
+    with rt.Server({"local": [f"{host}:0"]}, "local", 0) as server:
+        check(server, [host], ["127.0.0.1", "127.0.0.4", *(a for a in OUTER if a != host)])
+        with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
+            assert sess.run(rt.constant(5)) == 5
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_a_server_on_localhost_is_reached_from_this_machine_only(host: str) -> None:
+    with rt.Server({"local": [f"{host}:0"]}, "local", 0) as server:
+        check(server, ["127.0.0.1", "localhost"], ["127.0.0.3", *OUTER])
+
+
+def test_names_of_the_loopback_are_no_names_of_all_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    name(monkeypatch, **{"ip6-localhost": ["::1"], "a.localhost": ["127.0.0.1", "::1"], "me": ["127.0.1.1"]})
+    others = {"worker": ["elsewhere:1"]}
+    for host, wanted in (("ip6-localhost", ("::1",)), ("a.localhost", ("127.0.0.1", "::1"))):
+        spec = ClusterSpec({"ps": [f"{host}:5"], **others})
+        try:
+            assert listen_on(spec, TaskId("ps", 0), None, {}) == wanted
+        except rt.InvalidArgumentError:
+            pytest.skip("this machine has no IPv6")
+    one_host = ClusterSpec({"ps": ["me:5"], "worker": ["me:6"]})
+    assert listen_on(one_host, TaskId("ps", 0), None, {}) == ("127.0.1.1",)
+
+
+def test_a_host_that_calls_itself_by_a_loopback_address_is_reached_by_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name(monkeypatch, me=["127.0.1.1"])
+    caplog.set_level(logging.WARNING)
+    with rt.Server({"ps": ["me:0"], "worker": ["elsewhere:1"]}, "ps", 0) as server:
+        check(server, ["127.0.0.1", "127.0.1.1", *OUTER], [])
+    (line,) = [r.getMessage() for r in caplog.records if "all interfaces" in r.getMessage()]
+    assert "me is 127.0.1.1" in line and "bind" in line and BIND_VARIABLE in line
+
+
+def test_a_name_with_several_addresses_listens_at_those_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    name(monkeypatch, me=["127.0.0.5", NOBODY, "127.0.0.6"])
+    (port,) = {split_address(a)[1] for a in kit.addresses(ps=1)["ps"]}
+    with rt.Server({"ps": [f"me:{port}"]}, "ps", 0) as server:
+        check(server, ["127.0.0.5", "127.0.0.6"], ["127.0.0.1", "127.0.0.7", *OUTER])
+
+
+def test_an_address_of_another_machine_is_an_error_that_names_the_way_out() -> None:
+    cluster = {"ps": [f"{NOBODY}:2222"]}
+    with pytest.raises(
+        rt.InvalidArgumentError, match=rf"{NOBODY} is no address of this machine.*bind=.*{BIND_VARIABLE}"
+    ):
+        rt.Server(cluster, "ps", 0)
+    with pytest.raises(rt.InvalidArgumentError, match=r"no\.such\.host\.invalid cannot be listened on.*bind="):
+        rt.Server({"ps": ["no.such.host.invalid:2222"]}, "ps", 0)
+
+
+def test_a_name_of_another_machine_is_an_error_that_tells_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    name(monkeypatch, them=[NOBODY])
+    with pytest.raises(rt.InvalidArgumentError, match=f"them is {NOBODY}, which is not this machine"):
+        rt.Server({"ps": ["them:2222"]}, "ps", 0)
+
+
+@pytest.mark.parametrize("said", ["argument", "environment"])
+def test_a_server_behind_another_address_listens_where_it_is_told(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = {split_address(a)[1] for a in kit.addresses(ps=1)["ps"]}
+    if said == "environment":
+        monkeypatch.setenv(BIND_VARIABLE, "127.0.0.3")
+    with rt.Server({"ps": [f"{NOBODY}:{port}"]}, "ps", 0, bind="127.0.0.3" if said == "argument" else None) as server:
+        assert server.address == f"{NOBODY}:{port}"
+        check(server, ["127.0.0.3"], ["127.0.0.1", *OUTER])
+    with pytest.raises(rt.InvalidArgumentError, match=NOBODY):
+        rt.Server(kit.addresses(ps=1), "ps", 0, bind=NOBODY)
+
+
+def test_all_interfaces_are_had_by_asking_for_them() -> None:
+    with rt.Server({"local": ["127.0.0.1:0"]}, "local", 0, bind="0.0.0.0") as server:
+        check(server, ["127.0.0.1", "127.0.0.9", *OUTER], [])
+
+
+@pytest.mark.skipif(not OUTER, reason="this machine has the loopback only")
+def test_tasks_at_the_addresses_of_two_interfaces_train_together() -> None:
+    ports = [split_address(a)[1] for a in kit.addresses(any=2)["any"]]
+    cluster = {"ps": [f"{OUTER[0]}:{ports[0]}"], "worker": [f"127.0.0.3:{ports[1]}"]}
+    with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as worker:
+        tasks.withdraw(ps.address, ps)
+        with rt.Graph().as_default() as graph, rt.Session(worker.target, graph) as sess:
+            with rt.device("/job:ps/task:0"):
+                w = rt.Variable(np.zeros(3, np.float32), name="w")
+            sess.run(rt.global_variables_initializer())
+            assert sess.run(w.assign_add(np.ones(3, np.float32))).tolist() == [1.0] * 3
+
+
+class _Echo:
+    def input_layout(self, handle: int) -> None:
+        return None
+
+    def call(self, handle: int, client: int, step: int, inputs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_several_addresses_share_one_free_port() -> None:
+    hosts = ["127.0.0.5", "127.0.0.6", "127.0.0.7"]
+    server = TensorServer(_Echo(), host=hosts, credential=b"", incarnation=1, unix=False)
+    server.start()
+    try:
+        assert all(listens(host, server.port) for host in hosts) and not listens("127.0.0.8", server.port)
+    finally:
+        server.stop()
+
+
+def test_a_port_that_is_taken_at_one_of_the_addresses_leaves_none_open() -> None:
+    with socket.create_server(("127.0.0.6", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = TensorServer(_Echo(), host=["127.0.0.5", "127.0.0.6"], port=port, credential=b"", incarnation=1)
+        with pytest.raises(OSError, match="in use"):
+            server.start()
+        assert not listens("127.0.0.5", port)
+
+
+@pytest.mark.cluster
+def test_a_program_that_knows_nothing_of_it_binds_by_the_environment() -> None:
+    program = (
+        f"import runtime as rt\nwith rt.Server({{'local': ['{NOBODY}:0']}}, 'local', 0) as s: print(s.listens_on)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, BIND_VARIABLE: "127.0.0.1"},
+    )
+    assert done.stdout.strip() == "('127.0.0.1',)"

@@ -1,0 +1,303 @@
+"""Orders about checkpoints from somebody who can connect: they stay below the root, and mean files of checkpoints."""
+
+import logging
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+import harness
+import runtime as rt
+from runtime.checkpoint.roots import ROOT_VARIABLE, Roots, roots_of
+from runtime.proto import services_pb2 as pb
+from tests.kit.processes import ROOT
+from tests.runtime import kit
+from tests.runtime.stranger import Stranger, refused, slice_of, stranger
+
+ORDER = pb.ShardOrder
+DENIED, INVALID = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT
+EXISTS, LOST = grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.DATA_LOSS
+VALUE = np.arange(6, dtype=np.float32)
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def elsewhere(root: pathlib.Path) -> pathlib.Path:
+    return root.parent / "elsewhere"
+
+
+@pytest.fixture
+def server(root: pathlib.Path) -> Iterator[rt.Server]:
+    """One task with the variable ``w``."""
+    cluster = kit.addresses(local=1)
+    with rt.Server(cluster, "local", 0, checkpoint_root=root) as made:
+        with rt.Graph().as_default() as graph, rt.Session(made.target, graph) as sess:
+            variable = rt.Variable(VALUE, name="w")
+            sess.run(rt.global_variables_initializer())
+            assert sess.run(variable).tolist() == VALUE.tolist()
+            yield made
+
+
+@pytest.fixture
+def they(server: rt.Server) -> Iterator[Stranger]:
+    with stranger(server) as made:
+        yield made
+
+
+def write(they: Stranger, directory: object, process_id: str = "1ps0") -> None:
+    job = they.take([slice_of("w", VALUE)])
+    they.order(ORDER.WRITE, job=job, directory=str(directory), process_id=process_id)
+
+
+def read(they: Stranger, directory: object, **fields: object) -> None:
+    they.order(ORDER.READ, job=99, directory=str(directory), slices=[slice_of("w", VALUE)], **{"ocdbt": True, **fields})
+
+
+def files_below(directory: pathlib.Path) -> list[str]:
+    return sorted(str(p.relative_to(directory)) for p in directory.rglob("*"))
+
+
+def test_writes_reads_and_comparisons_stay_below_the_root(
+    they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path
+) -> None:
+    write(they, root)
+    read(they, root / "ocdbt.process_1ps0")
+    (elsewhere / "secret").write_bytes(b"1234")
+    with refused(DENIED, str(elsewhere), str(root), "checkpoint_root"):
+        write(they, elsewhere)
+    with refused(DENIED, str(elsewhere)):
+        read(they, elsewhere)
+    with refused(DENIED, str(elsewhere)):
+        they.verify(elsewhere, "secret", b"1234")
+    assert files_below(elsewhere) == ["secret"]
+
+
+@pytest.mark.parametrize("way", ["{root}/../elsewhere", "{root}/down/../../elsewhere", ".."])
+def test_no_directory_goes_up(they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path, way: str) -> None:
+    (root / "down").mkdir()
+    for act in (write, read):
+        with refused(INVALID, ".."):
+            act(they, way.format(root=root))
+    with refused(INVALID, ".."):
+        they.verify(way.format(root=root), "secret", b"1234")
+    assert not files_below(elsewhere)
+
+
+def test_links_that_lead_out_are_not_followed(they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path) -> None:
+    write(they, root)
+    (elsewhere / "secret").write_bytes(b"1234")
+    (root / "out").symlink_to(elsewhere)
+    (root / "secret").symlink_to(elsewhere / "secret")
+    (root / "within").symlink_to(root / "ocdbt.process_1ps0")
+    with refused(DENIED, "out"):
+        write(they, root / "out")
+    with refused(DENIED, "out"):
+        read(they, root / "out")
+    for name in ("secret", "out/secret"):
+        with refused(DENIED, "secret"):
+            they.verify(root, name, b"1234")
+    assert files_below(elsewhere) == ["secret"]
+    read(they, root / "within")  # one that stays below the root is as good as what it leads to
+    data = next(p for p in (root / "ocdbt.process_1ps0").rglob("*") if p.is_file())
+    data.rename(elsewhere / "data")
+    data.symlink_to(elsewhere / "data")
+    with refused(DENIED, data.name):
+        read(they, root / "ocdbt.process_1ps0")
+
+
+@pytest.mark.parametrize("name", ["../elsewhere/secret", "/etc/passwd", "a/../../elsewhere/secret", ""])
+def test_a_comparison_is_of_files_of_the_step_that_is_named(
+    they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path, name: str
+) -> None:
+    (elsewhere / "secret").write_bytes(b"1234")
+    (root / "a").mkdir()
+    with refused(INVALID, repr(name)):
+        they.verify(root, name, b"1234")
+
+
+def test_a_comparison_tells_whether_and_nothing_else(they: Stranger, root: pathlib.Path) -> None:
+    (root / "file").write_bytes(b"x" * 123457)
+    assert they.verify(root, "file", b"x" * 123457) == []
+    answers = [they.verify(root, "file", guess) for guess in (b"", b"x" * 5, b"x" * 123458, b"y" * 123457)]
+    assert answers == [["file: it does not match its checksum"]] * 4
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "directory"])
+def test_only_regular_files_are_compared_and_read(they: Stranger, root: pathlib.Path, kind: str) -> None:
+    write(they, root)
+    path = root / "ocdbt.process_1ps0" / "thing"
+    with socket.socket(socket.AF_UNIX) as sock:
+        {
+            "pipe": lambda: os.mkfifo(path),
+            "device": lambda: path.symlink_to("/dev/zero"),
+            "socket": lambda: bind_below(sock, path),
+            "directory": path.mkdir,
+        }[kind]()
+        if kind == "device":
+            with refused(DENIED, "thing"):  # it is not below the root
+                they.verify(path.parent, "thing", b"")
+            with refused(DENIED, "thing"):
+                read(they, path.parent)
+            return
+        (problem,) = they.verify(path.parent, "thing", b"")
+        assert problem.startswith("thing: ")
+        if kind != "directory":
+            with refused(LOST, "thing", "not a regular file"):
+                read(they, path.parent)
+
+
+def bind_below(sock: socket.socket, path: pathlib.Path) -> None:
+    before = os.getcwd()
+    os.chdir(path.parent)  # the whole path may be too long for a socket's address
+    try:
+        sock.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("process_id", ["", "../../elsewhere", "a/b", "a.b", "a-b", "é", "x" * 129])
+def test_what_a_store_is_called_is_letters_and_digits(
+    they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path, process_id: str
+) -> None:
+    with refused(INVALID, "process_id"):
+        write(they, root, process_id)
+    assert not files_below(root) and not files_below(elsewhere)
+
+
+def test_a_checkpoint_that_is_finished_is_never_written_again(server: rt.Server, root: pathlib.Path) -> None:
+    with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
+        w = rt.Variable(np.zeros(6, np.float32), name="w")
+        saver = harness.Saver()
+        path = pathlib.Path(saver.save(sess, root / "model.ckpt", 5))
+        (store,) = (path / "default").glob("ocdbt.process_*")
+        before = {name: (path / name).read_bytes() for name in files_below(path) if (path / name).is_file()}
+        with stranger(server) as they:
+            for process_id in (store.name.removeprefix("ocdbt.process_"), "another"):
+                with refused(EXISTS, str(path)):
+                    write(they, path / "default", process_id)
+        assert {name: (path / name).read_bytes() for name in files_below(path) if (path / name).is_file()} == before
+    with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
+        w = rt.Variable(np.zeros(6, np.float32), name="w")
+        assert harness.Saver().restore_latest(sess, str(root)) == str(path)
+        assert sess.run(w).tolist() == VALUE.tolist()
+
+
+def test_a_store_that_was_begun_is_not_written_by_another_job(they: Stranger, root: pathlib.Path) -> None:
+    (root / "ocdbt.process_1ps0").mkdir()
+    with refused(EXISTS, "ocdbt.process_1ps0"):
+        write(they, root)
+    assert files_below(root) == ["ocdbt.process_1ps0"]
+
+
+@pytest.mark.parametrize("rooted", [True, False])
+def test_no_order_has_a_task_ask_other_servers(root: pathlib.Path, rooted: bool) -> None:
+    cluster = kit.addresses(local=1)
+    with rt.Server(cluster, "local", 0, checkpoint_root=root if rooted else None) as server, stranger(server) as they:
+        with socket.create_server(("127.0.0.1", 0)) as asked:
+            asked.setblocking(False)
+            host = f"127.0.0.1:{asked.getsockname()[1]}"
+            for url in (f"http://{host}/a/", f"https://{host}/a/", "memory://a/", f"file://{root}/", "gs://b/x|http:"):
+                with refused(INVALID, url):
+                    read(they, url, ocdbt=False)
+                with refused(INVALID, url):
+                    they.verify(url, "a", b"")
+            with pytest.raises(BlockingIOError):
+                asked.accept()
+    assert not files_below(root)
+
+
+def test_urls_are_below_a_root_that_is_one() -> None:
+    roots = Roots(("gs://bucket/run", "/data/run"))
+    roots.check("gs://bucket/run")
+    roots.check("gs://bucket/run/model.ckpt/12/default")
+    for path in ("gs://bucket/runs", "gs://bucket", "s3://bucket/run", "gs://bucket/run2/x", "/data/runs"):
+        with pytest.raises(rt.PermissionDeniedError):
+            roots.check(path)
+    for path in ("gs://bucket/run/../x", "gs://bucket/run/%2e%2e/x", "gs://bucket/run?x", "", "/data/run/\0"):
+        with pytest.raises(rt.InvalidArgumentError):
+            roots.check(path)
+
+
+def test_roots_come_from_the_server_or_else_from_the_environment(root: pathlib.Path) -> None:
+    told = {ROOT_VARIABLE: f"{root},gs://bucket/run"}
+    assert roots_of(None, {}) == Roots(None)
+    assert roots_of(None, told) == Roots((str(root), "gs://bucket/run"))
+    assert roots_of("runs", told) == Roots((os.path.abspath("runs"),))
+    assert roots_of([], told) == Roots(())
+    for wrong in ("http://host/x", "", "gs://bucket/../b"):
+        with pytest.raises(rt.InvalidArgumentError, match="checkpoint_root"):
+            rt.Server(kit.addresses(local=1), "local", 0, checkpoint_root=[wrong], start=False)
+
+
+def test_a_root_may_be_a_link(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for root in ("real", "link"):
+        for path in ("real/a/b", "link/a/b", "real"):
+            Roots((str(tmp_path / root),)).check(str(tmp_path / path))
+
+
+def test_a_server_with_an_empty_root_keeps_no_checkpoints(root: pathlib.Path) -> None:
+    with rt.Server(kit.addresses(local=1), "local", 0, checkpoint_root=[]) as server, stranger(server) as they:
+        with refused(DENIED, "nowhere"):
+            they.verify(root, "a", b"")
+
+
+def test_without_a_root_directories_do_and_devices_do_not(root: pathlib.Path) -> None:
+    with rt.Server(kit.addresses(local=1), "local", 0) as server, stranger(server) as they:
+        (root / "file").write_bytes(b"1")
+        assert they.verify(root, "file", b"1") == []
+        assert they.verify("/dev", "zero", b"") == ["zero: is not a regular file"]
+        (root / "w").mkdir()
+        (root / "w" / ".zarray").symlink_to("/dev/zero")
+        with refused(LOST, "w/.zarray is not a regular file"):
+            read(they, root, ocdbt=False)
+
+
+SERVE = """
+import sys
+import runtime as rt
+for _ in range(2):
+    with rt.Server({"local": [sys.argv[1]]}, "local", 0, checkpoint_root=sys.argv[2:] or None):
+        pass
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("host, root, warnings", [("localhost", [], 0), ("0.0.0.0", [], 1), ("0.0.0.0", ["/data"], 0)])
+def test_a_server_that_others_reach_says_once_that_it_has_no_root(host: str, root: list[str], warnings: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, f"{host}:0", *root], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stderr.count("has no checkpoint root") == warnings, done.stderr
+
+
+def test_two_tasks_with_a_root_save_and_restore(root: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = kit.addresses(ps=2, worker=1)
+    caplog.set_level(logging.ERROR)
+    with rt.Server(cluster, "ps", 0, checkpoint_root=root), rt.Server(cluster, "ps", 1, checkpoint_root=[root.parent]):
+        with rt.Server(cluster, "worker", 0, checkpoint_root=root) as worker:
+            with rt.Graph().as_default() as graph, rt.Session(worker.target, graph) as sess:
+                with rt.device("/job:ps/task:0"):
+                    a = rt.Variable(VALUE, name="a")
+                with rt.device("/job:ps/task:1"):
+                    b = rt.Variable(VALUE + 1, name="b")
+                sess.run(rt.global_variables_initializer())
+                path = harness.Saver().save(sess, root / "model.ckpt", 7)
+                sess.run([a.assign(VALUE * 0).op, b.assign(VALUE * 0).op])
+                harness.Saver().restore(sess, path)
+                assert sess.run(a).tolist() == VALUE.tolist() and sess.run(b).tolist() == (VALUE + 1).tolist()
+                with pytest.raises(rt.PermissionDeniedError, match=r"/job:ps/task:0.*checkpoint_root|checkpoint_root"):
+                    harness.Saver().save(sess, root.parent / "elsewhere" / "model.ckpt", 7)
