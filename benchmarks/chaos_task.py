@@ -26,10 +26,10 @@ flags.DEFINE_enum("job_name", "worker", ["ps", "worker"], "What this process is.
 flags.DEFINE_integer("task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.")
 flags.DEFINE_string("chaos_dir", None, "Directory of the ledgers, checkpoints and of the file end_step.", required=True)
 flags.DEFINE_float("save_secs", 5.0, "Seconds between checkpoints, and between summaries.")
-flags.DEFINE_integer("ps_backups_lag", -1, "Mirrors each ps on the next one, so many steps behind at most; -1: none.")
+flags.DEFINE_integer("ps_backups_lag", -1, "Backs each ps up on the next one, so many steps behind at most; -1: none.")
 BATCH_SIZE = 100
 LEARNING_RATE = 0.001
-_LOOK_SECS = 0.2
+_POLL_SECS = 0.2
 
 
 def main(argv: list[str]) -> None:
@@ -37,9 +37,9 @@ def main(argv: list[str]) -> None:
     del argv
     cluster = {"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts}
     mnist = None if FLAGS.job_name == "ps" else data.load(None)  # first: "listening" then means ready to train
-    mirrored = FLAGS.job_name == "ps" and FLAGS.ps_backups_lag >= 0
-    mirrors = {"ps_backups": 1, "ps_backups_lag": FLAGS.ps_backups_lag} if mirrored else {}
-    with rt.Server(cluster, FLAGS.job_name, FLAGS.task_index, **mirrors) as server:
+    backed_up = FLAGS.job_name == "ps" and FLAGS.ps_backups_lag >= 0
+    backups = {"ps_backups": 1, "ps_backups_lag": FLAGS.ps_backups_lag} if backed_up else {}
+    with rt.Server(cluster, FLAGS.job_name, FLAGS.task_index, **backups) as server:
         if mnist is None:
             server.join()
         else:
@@ -81,7 +81,7 @@ def work(server: rt.Server, mnist: data.Mnist) -> None:
         end, look_at = None, 0.0
         while not supervisor.should_stop():
             if (now := time.monotonic()) >= look_at:
-                end, look_at = end_step(), now + _LOOK_SECS
+                end, look_at = end_step(), now + _POLL_SECS
                 if end is not None and int(session.run(global_step)) >= end:
                     break
             batch = batches.next()

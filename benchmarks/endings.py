@@ -42,7 +42,7 @@ AGAIN_SECS = 0.3
 """After so long a task that was killed, or has failed, is started again."""
 LIMIT_SECS = 90.0
 """Within so long after its last event a run has ended."""
-_LOOK_SECS = 0.02
+_POLL_SECS = 0.02
 TOLD = re.compile(
     r"steps \d+ to \d+ are (?:lost|not saved)|steps are lost|STEPS SO FAR ARE LOST|since the (?:last|newest) checkpoint"
     r"|the newest checkpoint lacks is lost|what was not saved is lost"
@@ -239,7 +239,7 @@ class Run:
                 break
             if now >= deadline:
                 return [f"{task} hangs: {self._tail(task)}" for task in workers if self._cluster.running(task)]
-            time.sleep(_LOOK_SECS)
+            time.sleep(_POLL_SECS)
         for _, what, task in due:
             if what == "thaw":
                 self._do(what, task)

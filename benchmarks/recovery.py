@@ -82,7 +82,7 @@ MIRRORED, MIRRORED_SYNC = (
         f"bellwether, {name}",
         lambda directory, lag=lag: [*OURS.command(directory), f"--ps_backups_lag={lag}"],  # type: ignore[misc]
         PRELOAD,
-        r"recovering:|No answer from|goes on from its mirror",
+        r"recovering:|No answer from|goes on from its backup",
         True,
         "global step",
     )

@@ -44,8 +44,8 @@ def _systems() -> dict[str, System]:
     return {
         "ours": System(ours),
         "tcp": System(ours, environment=(("BELLWETHER_FAST_PATH", "0"),)),
-        "mirrored": System(ours, environment=(("BENCH_MIRRORS", '{"ps_backups": 1}'),)),
-        "mirrored-sync": System(ours, environment=(("BENCH_MIRRORS", '{"ps_backups": 1, "ps_backups_lag": 0}'),)),
+        "backup": System(ours, environment=(("BENCH_BACKUPS", '{"ps_backups": 1}'),)),
+        "backup-sync": System(ours, environment=(("BENCH_BACKUPS", '{"ps_backups": 1, "ps_backups_lag": 0}'),)),
         "pipelined": System(ours, options='{"prefetch": 1}'),
         "plain": System((sys.executable, "-m", "benchmarks.systems.plain"), distributed=False),
         "tf": System((peers, str(ROOT / "benchmarks/systems/tensorflow1.py"))),
@@ -181,7 +181,7 @@ def define_flags() -> None:
     flags.DEFINE_list(
         "systems",
         ["ours", "plain"],
-        "Of: ours, tcp (ours without the Unix socket), mirrored and mirrored-sync (ours with --ps_backups), pipelined, "
+        "Of: ours, tcp (ours without the Unix socket), backup and backup-sync (ours with --ps_backups), pipelined, "
         "plain, tf, torch.",
     )
     flags.DEFINE_integer("rounds", 3, "Turns that each system takes.", lower_bound=1)

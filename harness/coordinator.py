@@ -14,7 +14,7 @@ from runtime import CancelledError, OutOfRangeError
 
 _log = logging.getLogger(__name__)
 
-_TELL_EVERY_SECS = 10.0
+_LOG_EVERY_SECS = 10.0
 """How often a wait says for whom."""
 
 LONGEST_SECS = 1e9
@@ -155,7 +155,7 @@ class Coordinator:
         watcher = self._wait_for_end_or_stop(waited)
         deadline = time.monotonic() + stop_grace_period_secs
         while (alive := _alive(waited)) and (left := deadline - time.monotonic()) > 0:
-            _join_all(alive, min(left, _TELL_EVERY_SECS))
+            _join_all(alive, min(left, _LOG_EVERY_SECS))
             if still := _alive(waited):
                 _log.info("stopping: %.0f s left for threads %s", max(0.0, deadline - time.monotonic()), _names(still))
         if watcher is not None and not alive:
@@ -190,14 +190,14 @@ class Coordinator:
         if self.should_stop() or not _alive(threads):
             return None
         # Nobody tells when a thread ends: somebody has to sit and wait for it.
-        watcher = threading.Thread(target=self._tell_when_ended, args=(threads,), name="coordinator-join", daemon=True)
+        watcher = threading.Thread(target=self._log_when_ended, args=(threads,), name="coordinator-join", daemon=True)
         watcher.start()
         with self._changed:
-            while not self._changed.wait_for(lambda: self._stopping or not _alive(threads), _TELL_EVERY_SECS):
+            while not self._changed.wait_for(lambda: self._stopping or not _alive(threads), _LOG_EVERY_SECS):
                 _log.info("waiting for a stop, or for the end of threads %s", _names(_alive(threads)))
         return watcher
 
-    def _tell_when_ended(self, threads: set[threading.Thread]) -> None:
+    def _log_when_ended(self, threads: set[threading.Thread]) -> None:
         for thread in _alive(threads):
             thread.join()
         with self._changed:

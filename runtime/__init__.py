@@ -1,8 +1,8 @@
 """The distributed runtime: graphs, variables, servers and sessions. ``import runtime as rt``."""
 
 from runtime.checkpoint import storage as zarr
-from runtime.checkpoint.coordinator import Shards
-from runtime.checkpoint.snapshot import Cut, ShardFile, VariableSlice
+from runtime.checkpoint.coordinator import CheckpointCoordinator
+from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
 from runtime.cluster.kubernetes import KubernetesClusterResolver
 from runtime.cluster.resolvers import (
@@ -88,7 +88,7 @@ __all__ = [
     "ClusterResolver",
     "ClusterSpec",
     "ConditionalAccumulator",
-    "Cut",
+    "Snapshot",
     "DataLossError",
     "DeadlineExceededError",
     "DeviceSpec",
@@ -117,8 +117,8 @@ __all__ = [
     "Server",
     "Session",
     "SessionConfig",
-    "ShardFile",
-    "Shards",
+    "CheckpointFile",
+    "CheckpointCoordinator",
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",

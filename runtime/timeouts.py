@@ -30,5 +30,5 @@ LAST_BACKOFF_SECS = 0.5
 """Pauses between two attempts of a tensor connection: from, doubling, to."""
 LAST_WORD_SECS = 0.5
 """How long a wait that has reached its time limit listens for the answer that may be on its way."""
-SAY_EVERY_SECS = 10.0
+LOG_EVERY_SECS = 10.0
 """How often a wait says on whom it waits."""

@@ -28,7 +28,7 @@ pytest_plugins = ("tests.tiers",)
 # A shell's background job ignores Ctrl-C, and so would every program that a test starts from it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LEAK_PATIENCE_SECS = 30.0
+LEAK_TIMEOUT_SECS = 30.0
 """How long threads and processes that a test has told to stop may take to be gone."""
 
 
@@ -41,7 +41,7 @@ def no_leaks() -> Iterator[None]:
     threads_before = set(threading.enumerate())
     processes_before = {process.pid for process in _children()}
     yield
-    deadline = time.monotonic() + LEAK_PATIENCE_SECS
+    deadline = time.monotonic() + LEAK_TIMEOUT_SECS
     for thread in _new_threads(threads_before):
         thread.join(max(0.0, deadline - time.monotonic()))
     leaked_processes = [process for process in _children() if process.pid not in processes_before]
@@ -50,7 +50,7 @@ def no_leaks() -> Iterator[None]:
     for process in alive:
         leaks.append(f"process {process.pid}: {_describe(process)}")
         process.kill()
-    psutil.wait_procs(alive, timeout=LEAK_PATIENCE_SECS)
+    psutil.wait_procs(alive, timeout=LEAK_TIMEOUT_SECS)
     if leaks:
         pytest.fail(f"the test left behind: {'; '.join(leaks)}", pytrace=False)
 

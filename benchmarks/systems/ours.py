@@ -47,8 +47,8 @@ def main(job: str, index: int, cluster_json: str, hidden: int, options_json: str
     options = json.loads(options_json)
     if job == "ps":
         jax.config.update("jax_platforms", "cpu")  # it adds; the accelerators are for the workers
-    mirrors = json.loads(os.environ.get("BENCH_MIRRORS", "{}")) if job == "ps" else {}
-    server = rt.Server(cluster, job, index, **mirrors)
+    backups = json.loads(os.environ.get("BENCH_BACKUPS", "{}")) if job == "ps" else {}
+    server = rt.Server(cluster, job, index, **backups)
     if job == "ps":
         server.join()
         return

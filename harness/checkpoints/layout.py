@@ -28,9 +28,9 @@ STORE_OF_TASK = "ocdbt.process_"
 """How the stores begin, one for each task that wrote, of which the store of a checkpoint is made."""
 REPLACED = "replaced"
 """Sub-directory of a series in which a step waits while the same step is saved again."""
-LOOK_SECS = 1.0
+POLL_SECS = 1.0
 """How often a directory is looked at for a new checkpoint."""
-SAY_EVERY_SECS = 10.0
+LOG_EVERY_SECS = 10.0
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ def checkpoints_iterator(
 
 def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> str | None:
     started = time.monotonic()
-    said = started
+    logged_at = started
     while True:
         reason = ""
         try:
@@ -294,10 +294,10 @@ def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> 
         now = time.monotonic()
         if timeout is not None and now - started >= timeout:
             return None
-        if now - said >= SAY_EVERY_SECS:
-            said = now
+        if now - logged_at >= LOG_EVERY_SECS:
+            logged_at = now
             logging.info("still waiting for a new checkpoint in %s%s", directory, reason)
-        threading.Event().wait(LOOK_SECS if timeout is None else min(LOOK_SECS, timeout))
+        threading.Event().wait(POLL_SECS if timeout is None else min(POLL_SECS, timeout))
 
 
 def find_checkpoint(path: str) -> str | None:

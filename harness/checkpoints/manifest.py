@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from runtime import DataLossError, ShardFile, zarr
+from runtime import CheckpointFile, DataLossError, zarr
 
 FILE_NAME = "bellwether.json"
 """Name of the manifest in a step's directory; plain Orbax passes it by."""
@@ -50,7 +50,7 @@ class Manifest:
         variables: by name.
         files: every file of the arrays with size and checksum, relative to the step's directory.
         states: by task, the named states of the trainer (``harness.checkpointable``).
-        cut: random number under which the tasks know what they gave; 0 in those of earlier versions.
+        snapshot: random number under which the tasks know what they gave; 0 in those of earlier versions.
     """
 
     step: int
@@ -58,9 +58,9 @@ class Manifest:
     epoch: int
     saved_at: float
     variables: Mapping[str, SavedVariable]
-    files: Sequence[ShardFile] = ()
+    files: Sequence[CheckpointFile] = ()
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    cut: int = 0
+    snapshot: int = 0
 
     def to_json(self) -> str:
         """The manifest as text, with a checksum of its own."""
@@ -81,7 +81,7 @@ class Manifest:
             },
             "files": [[f.path, f.size, f.crc32] for f in self.files],
             "states": {task: dict(states) for task, states in self.states.items()},
-            "cut": self.cut,
+            "cut": self.snapshot,
         }
         text = json.dumps(body, sort_keys=True)
         return json.dumps({"crc32": zlib.crc32(text.encode()), "manifest": body}, sort_keys=True, indent=1) + "\n"
@@ -101,7 +101,7 @@ class Manifest:
                 raise DataLossError(f"{where} is damaged: its manifest has a wrong checksum")
             if body["format"] > FORMAT:
                 raise DataLossError(f"{where} has format {body['format']}; this version reads up to {FORMAT}")
-            files = [ShardFile(*f) for f in body["files"]]
+            files = [CheckpointFile(*f) for f in body["files"]]
             for file in files:
                 if not zarr.is_inside(file.path):
                     raise DataLossError(
@@ -123,7 +123,7 @@ class Manifest:
                 },
                 files=files,
                 states=body["states"],
-                cut=body.get("cut", 0),
+                snapshot=body.get("cut", 0),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, DataLossError):

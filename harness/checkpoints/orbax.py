@@ -25,7 +25,7 @@ from etils import epath
 from harness.checkpoints import layout
 from harness.checkpoints.layout import REPLACED
 from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
-from runtime import AbortedError, DataLossError, InternalError, OpError, ResourceExhaustedError, ShardFile, zarr
+from runtime import AbortedError, CheckpointFile, DataLossError, InternalError, OpError, ResourceExhaustedError, zarr
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
@@ -59,11 +59,11 @@ class Save:
     manifest: Manifest
     leaves: Mapping[str, RemoteArray]
     process_ids: Sequence[str]
-    write: Callable[[str], Sequence[ShardFile]]
+    write: Callable[[str], Sequence[CheckpointFile]]
     confirm: Callable[[], object]
     metrics: Mapping[str, float] | None = None
     item: str = ""
-    files: list[ShardFile] = field(default_factory=list)
+    files: list[CheckpointFile] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,7 @@ class Directory:
             for path in zarr.files_below(temporary):
                 if path not in known and path not in UNCHECKED:
                     size, crc = zarr.checksum(os.path.join(temporary, path))
-                    rest.append(ShardFile(path, size, crc))
+                    rest.append(CheckpointFile(path, size, crc))
         manifest = replace(save.manifest, files=[*save.files, *rest])
         (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
 

@@ -30,14 +30,14 @@ from harness.checkpoints.reader import (
 )
 from harness.checkpoints.states import restore_states
 from runtime import (
-    Cut,
+    CheckpointFile,
     DataLossError,
     GraphKeys,
     InvalidArgumentError,
     NotFoundError,
     OpError,
     Session,
-    ShardFile,
+    Snapshot,
     Tensor,
     Variable,
     VariableSlice,
@@ -226,15 +226,15 @@ class Saver:
     ) -> SaveHandle:
         slices = names.slices_of(sess, saved, stream=self._stream)
         step, key = step_of(sess, saved, global_step)
-        states = AskedStates(sess)
-        cut = sess.shards.cut(slices, key)
+        states = RequestedStates(sess)
+        snapshot = sess.checkpoint_coordinator.snapshot(slices, key)
         if step is None:
-            step = next_step(series) if cut.number is None else cut.number
-        handle = SaveHandle(step, cut.paused_secs)
+            step = next_step(series) if snapshot.number is None else snapshot.number
+        handle = SaveHandle(step, snapshot.paused_secs)
         with self._lock:
             self._running = handle
             self._series = series
-        arguments = (handle, sess, series, saved, slices, cut, metrics, states)
+        arguments = (handle, sess, series, saved, slices, snapshot, metrics, states)
         threading.Thread(target=self._run, args=arguments, name="checkpoint-save").start()
         return handle
 
@@ -245,19 +245,19 @@ class Saver:
         series: str,
         saved: Sequence[names.Saved],
         slices: Sequence[VariableSlice],
-        cut: Cut,
+        snapshot: Snapshot,
         metrics: Mapping[str, float] | None,
-        states: AskedStates,
+        states: RequestedStates,
     ) -> None:
         started = time.monotonic()
-        progress = threading.Thread(target=tell_progress, args=(handle, sess, cut), name="checkpoint-progress")
+        progress = threading.Thread(target=log_progress, args=(handle, sess, snapshot), name="checkpoint-progress")
         progress.start()
         path, error = "", None
         try:
-            path = self._write(handle.step, sess, series, saved, slices, cut, metrics, states)
+            path = self._write(handle.step, sess, series, saved, slices, snapshot, metrics, states)
             process_metrics.add("checkpoints_total")
             process_metrics.add("checkpoint_seconds_total", time.monotonic() - started)
-            process_metrics.add("checkpoint_bytes_total", cut.nbytes)
+            process_metrics.add("checkpoint_bytes_total", snapshot.nbytes)
         except BaseException as reason:
             error = reason
             self.failed += 1
@@ -265,7 +265,7 @@ class Saver:
             logging.error("saving step %d to %s failed: %s", handle.step, series, reason)
         finally:
             try:
-                sess.shards.release(cut)
+                sess.checkpoint_coordinator.release(snapshot)
             except OpError as reason:
                 logging.info("releasing what was saved: %s", reason)
             handle.end(path, error)
@@ -278,22 +278,22 @@ class Saver:
         series: str,
         saved: Sequence[names.Saved],
         slices: Sequence[VariableSlice],
-        cut: Cut,
+        snapshot: Snapshot,
         metrics: Mapping[str, float] | None,
-        states: AskedStates,
+        states: RequestedStates,
     ) -> str:
         from harness.checkpoints import orbax  # takes a second to import: only who saves pays for it
 
         encoded = {
             s.key: size
-            for t in cut.slices
-            for s, size in zip(cut.slices[t], cut.sizes[t], strict=True)
+            for t in snapshot.slices
+            for s, size in zip(snapshot.slices[t], snapshot.sizes[t], strict=True)
             if s.variable.dtype == object
         }
         variables = names.described(saved, slices, encoded)
 
-        def write(directory: str) -> list[ShardFile]:
-            return sess.shards.write(cut, directory, stream=self._stream)
+        def write(directory: str) -> list[CheckpointFile]:
+            return sess.checkpoint_coordinator.write(snapshot, directory, stream=self._stream)
 
         directory = orbax.open_directory(series)
         with directory.opened(orbax.Retention(**self._retention_options)):
@@ -301,16 +301,18 @@ class Saver:
             manifest = Manifest(
                 step,
                 directory.next_sequence(),
-                sess.shards.epoch,
+                sess.checkpoint_coordinator.epoch,
                 time.time(),
                 variables,
                 states=self._states,
-                cut=cut.job,
+                snapshot=snapshot.job,
             )
             leaves = {n: orbax.RemoteArray(v.shape, v.dtype) for n, v in variables.items()}
-            ids = list(sess.shards.process_ids(cut, stream=self._stream).values())
+            ids = list(sess.checkpoint_coordinator.process_ids(snapshot, stream=self._stream).values())
             numbers = None if metrics is None else {name: float(value) for name, value in metrics.items()}
-            confirm = functools.partial(sess.shards.progress, cut)  # a task that obeys another chief refuses
+            confirm = functools.partial(
+                sess.checkpoint_coordinator.progress, snapshot
+            )  # a task that obeys another chief refuses
             directory.save(orbax.Save(step, manifest, leaves, ids, write, confirm, numbers))
         return self._path(series, step)
 
@@ -379,17 +381,17 @@ class Saver:
             if self._stream:
                 check = functools.partial(_local_problems, path, manifest.files)
             else:
-                check = functools.partial(sess.shards.verify, tasks, path, manifest.files)
+                check = functools.partial(sess.checkpoint_coordinator.verify, tasks, path, manifest.files)
         if slices:
             try:
-                sess.shards.restore(
+                sess.checkpoint_coordinator.restore(
                     slices,
                     reader.item,
                     ocdbt=reader.ocdbt,
                     zarr3=reader.zarr3,
                     stream=self._stream,
                     check=check,
-                    origin=manifest.cut if manifest is not None else 0,
+                    origin=manifest.snapshot if manifest is not None else 0,
                 )
             except (DataLossError, NotFoundError) as error:  # its own list of names says that all are there
                 raise DataLossError(f"checkpoint {path} is damaged: {error.message}", task=error.task) from None
@@ -443,9 +445,11 @@ class Saver:
         if path is None:
             raise ValueError(f"The passed save_path is not a valid checkpoint: {save_path}")
         manifest = read_manifest(path)
-        if manifest is None or not manifest.cut:
+        if manifest is None or not manifest.snapshot:
             return None
-        return sess.shards.changed(names.slices_of(sess, names.written(self._variables())), manifest.cut)
+        return sess.checkpoint_coordinator.changed(
+            names.slices_of(sess, names.written(self._variables())), manifest.snapshot
+        )
 
     # -- what there is -----------------------------------------------------------------------------------------
 
@@ -464,7 +468,7 @@ class Saver:
             self._series = layout.series_of(found) if found else None
 
 
-def _local_problems(path: str, files: Sequence[ShardFile]) -> list[str]:
+def _local_problems(path: str, files: Sequence[CheckpointFile]) -> list[str]:
     return [
         f"{f.path}: its checksum is wrong" for f in files if zarr.checksum(os.path.join(path, f.path))[1] != f.crc32
     ]
@@ -518,34 +522,34 @@ class SaveHandle:
         self._done.set()
 
 
-def tell_progress(handle: SaveHandle, sess: Session, cut: Cut) -> None:
+def log_progress(handle: SaveHandle, sess: Session, snapshot: Snapshot) -> None:
     """Says every so many seconds how far a save is, until it has ended."""
     started = time.monotonic()
     while not handle.wait(PROGRESS_SECS):
         try:
-            done = sess.shards.progress(cut)
+            done = sess.checkpoint_coordinator.progress(snapshot)
         except OpError:
             continue  # the save itself will say what is wrong
         logging.info(
             "saving step %d: %.0f%% of %.1f MB after %.0f s",
             handle.step,
-            100 * done / max(cut.nbytes, 1),
-            cut.nbytes / 1e6,
+            100 * done / max(snapshot.nbytes, 1),
+            snapshot.nbytes / 1e6,
             time.monotonic() - started,
         )
 
 
-class AskedStates:
+class RequestedStates:
     """The states of all tasks, asked for at once and awaited later: a task that does not answer holds nobody up."""
 
     def __init__(self, sess: Session) -> None:
         self._states: dict[str, dict[str, Any]] = {}
-        self._thread = threading.Thread(target=self._ask, args=(sess,), name="checkpoint-states")
+        self._thread = threading.Thread(target=self._request, args=(sess,), name="checkpoint-states")
         self._thread.start()
 
-    def _ask(self, sess: Session) -> None:
+    def _request(self, sess: Session) -> None:
         try:
-            for task, states in sess.shards.states().items():
+            for task, states in sess.checkpoint_coordinator.states().items():
                 self._states[task] = {name: json.loads(value) for name, value in states.items()}
         except OpError as error:
             logging.warning("the trainer's states are not in this checkpoint: %s", error)

@@ -26,14 +26,14 @@ _PS = flags.DEFINE_integer("ps", 1, "Number of ps tasks, which hold the variable
 _WORKERS = flags.DEFINE_integer("workers", 1, "Number of worker tasks; worker 0 is the chief.", lower_bound=1)
 _MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts",
-    policy.Options.max_restarts,
+    policy.LaunchOptions.max_restarts,
     "How often one task is started again after it died, before it counts as failed for good. A task that ran for "
-    f"{policy.Options.forgive_secs:g} seconds has its count forgiven. 0: never.",
+    f"{policy.LaunchOptions.forgive_secs:g} seconds has its count forgiven. 0: never.",
     lower_bound=0,
 )
 _GRACE_SECS = flags.DEFINE_float(
     "grace_secs",
-    policy.Options.grace_secs,
+    policy.LaunchOptions.grace_secs,
     "Seconds that tasks asked to stop have before they are killed: the workers first, then as long for the ps tasks. "
     "Give the chief time for its last checkpoint: more than the trainer's --preempt_grace_secs. A second signal kills.",
     lower_bound=0.0,
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
         return Runner(
             command,
             topology,
-            policy.Options(max_restarts=_MAX_RESTARTS.value, grace_secs=_GRACE_SECS.value),
+            policy.LaunchOptions(max_restarts=_MAX_RESTARTS.value, grace_secs=_GRACE_SECS.value),
             dict(zip(tasks, held, strict=True)),
             tasks_out=Printer(sys.stdout.buffer, names, wants_colour(_COLOR.value, sys.stdout)),
             messages=Printer(sys.stderr.buffer, [*names, LAUNCHER_NAME], wants_colour(_COLOR.value, sys.stderr)),

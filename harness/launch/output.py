@@ -36,8 +36,8 @@ class LineBuffer:
         """Adds `data`; returns the lines that are complete now, without their ends."""
         self._pending += data
         *whole, rest = self._pending.split(b"\n")
-        lines = [piece for line in whole for piece in _pieces(line)]
-        *early, last = _pieces(rest) if len(rest) > MAX_LINE_BYTES else [rest]
+        lines = [piece for line in whole for piece in _wrapped(line)]
+        *early, last = _wrapped(rest) if len(rest) > MAX_LINE_BYTES else [rest]
         self._pending = bytearray(last)
         return self._remember([_clean(line) for line in lines + early])
 
@@ -51,7 +51,7 @@ class LineBuffer:
         return lines
 
 
-def _pieces(line: bytearray) -> list[bytearray]:
+def _wrapped(line: bytearray) -> list[bytearray]:
     return [line[at : at + MAX_LINE_BYTES] for at in range(0, max(len(line), 1), MAX_LINE_BYTES)]
 
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 
 PS = "ps"
 WORKER = "worker"
-KILL_PATIENCE_SECS = 5.0
+KILL_GRACE_SECS = 5.0
 """How long a task may take to vanish after SIGKILL before the launcher leaves without it."""
 
 
 @dataclass(frozen=True, order=True)
-class TaskId:
+class LaunchTask:
     """One task of the cluster, written `worker/1`."""
 
     job: str
@@ -35,11 +35,11 @@ class TaskId:
         return f"{self.job}/{self.index}"
 
 
-CHIEF = TaskId(WORKER, 0)
+CHIEF = LaunchTask(WORKER, 0)
 
 
 @dataclass(frozen=True)
-class Options:
+class LaunchOptions:
     """What the user may choose; all times in seconds."""
 
     max_restarts: int = 3
@@ -50,7 +50,7 @@ class Options:
     forgive_secs: float = 60.0
 
 
-class Phase(enum.Enum):
+class TaskPhase(enum.Enum):
     """Where one task is in its life."""
 
     WAITING = "waiting to be started again"
@@ -59,7 +59,7 @@ class Phase(enum.Enum):
     FAILED = "failed for good"
 
 
-class Stage(enum.Enum):
+class RunStage(enum.Enum):
     """Where the whole cluster is in its life; only ever moves down this list."""
 
     RUNNING = 0
@@ -69,10 +69,10 @@ class Stage(enum.Enum):
 
 
 @dataclass(frozen=True)
-class TaskState:
+class LaunchedTask:
     """One task: `attempt` counts all its starts from 0, `restarts` those that still count against the limit."""
 
-    phase: Phase
+    phase: TaskPhase
     attempt: int = 0
     restarts: int = 0
     since: float = 0.0
@@ -80,16 +80,16 @@ class TaskState:
 
 
 @dataclass(frozen=True)
-class State:
+class LaunchState:
     """The whole cluster as the launcher sees it."""
 
-    tasks: Mapping[TaskId, TaskState]
-    stage: Stage = Stage.RUNNING
+    tasks: Mapping[LaunchTask, LaunchedTask]
+    stage: RunStage = RunStage.RUNNING
     failure_code: int | None = None
     signal_code: int | None = None
     deadline: float | None = None
-    """When patience with the tasks being stopped ends."""
-    killed: frozenset[TaskId] = frozenset()
+    """When the grace period of the tasks being stopped ends."""
+    killed: frozenset[LaunchTask] = frozenset()
     """The tasks that have been sent SIGKILL."""
 
     @property
@@ -102,7 +102,7 @@ class State:
 class Exited:
     """A task's process ended; `returncode` as in subprocess: negative for a signal."""
 
-    task: TaskId
+    task: LaunchTask
     returncode: int
 
 
@@ -122,7 +122,7 @@ class Tick:
 class Start:
     """Start this task."""
 
-    task: TaskId
+    task: LaunchTask
     attempt: int
 
 
@@ -130,12 +130,12 @@ class Start:
 class Send:
     """Send this signal to this running task; SIGKILL means its whole process tree."""
 
-    task: TaskId
+    task: LaunchTask
     signum: int
 
 
 @dataclass(frozen=True)
-class Say:
+class LogLine:
     """Tell the user."""
 
     text: str
@@ -145,28 +145,30 @@ class Say:
 class ShowTail:
     """Show the user the last lines of this task."""
 
-    task: TaskId
+    task: LaunchTask
 
 
 Event = Exited | Interrupted | Tick
-Instruction = Start | Send | Say | ShowTail
+Instruction = Start | Send | LogLine | ShowTail
 
 
-def begin(tasks: Iterable[TaskId], now: float) -> tuple[State, tuple[Instruction, ...]]:
+def begin(tasks: Iterable[LaunchTask], now: float) -> tuple[LaunchState, tuple[Instruction, ...]]:
     """The first state, and the instructions that start every task in the given order."""
-    states = {task: TaskState(Phase.RUNNING, since=now) for task in tasks}
-    return State(states), tuple(Start(task, 0) for task in states)
+    states = {task: LaunchedTask(TaskPhase.RUNNING, since=now) for task in tasks}
+    return LaunchState(states), tuple(Start(task, 0) for task in states)
 
 
-def next_due(state: State) -> float | None:
+def next_due(state: LaunchState) -> float | None:
     """When the next `Tick` is due, on the clock that `react` is given; None when only an event can change anything."""
-    due = [task.since for task in state.tasks.values() if task.phase is Phase.WAITING]
+    due = [task.since for task in state.tasks.values() if task.phase is TaskPhase.WAITING]
     if state.deadline is not None:
         due.append(state.deadline)
     return min(due, default=None)
 
 
-def react(state: State, event: Event, now: float, options: Options) -> tuple[State, tuple[Instruction, ...]]:
+def react(
+    state: LaunchState, event: Event, now: float, options: LaunchOptions
+) -> tuple[LaunchState, tuple[Instruction, ...]]:
     """The next state and what to do, after `event` at time `now` (seconds on any clock that only goes forward)."""
     out: list[Instruction] = []
     match event:
@@ -180,104 +182,108 @@ def react(state: State, event: Event, now: float, options: Options) -> tuple[Sta
 
 
 def _on_exit(
-    state: State, task: TaskId, returncode: int, now: float, options: Options, out: list[Instruction]
-) -> State:
+    state: LaunchState, task: LaunchTask, returncode: int, now: float, options: LaunchOptions, out: list[Instruction]
+) -> LaunchState:
     was = state.tasks[task]
-    if was.phase is not Phase.RUNNING:
+    if was.phase is not TaskPhase.RUNNING:
         return state
-    if (task.job == WORKER and returncode == 0) or state.stage is not Stage.RUNNING:
-        return _with(state, task, replace(was, phase=Phase.DONE))
+    if (task.job == WORKER and returncode == 0) or state.stage is not RunStage.RUNNING:
+        return _with(state, task, replace(was, phase=TaskPhase.DONE))
     restarts = 0 if now - was.since >= options.forgive_secs else was.restarts
     what = f"{task} {describe(returncode)}"
     if restarts < options.max_restarts:
         pause = min(options.backoff_secs * 2**restarts, options.max_backoff_secs)
-        out.append(Say(f"{what}; restart {restarts + 1} of {options.max_restarts} in {pause:g} s"))
-        waiting = TaskState(Phase.WAITING, attempt=was.attempt + 1, restarts=restarts + 1, since=now + pause)
+        out.append(LogLine(f"{what}; restart {restarts + 1} of {options.max_restarts} in {pause:g} s"))
+        waiting = LaunchedTask(TaskPhase.WAITING, attempt=was.attempt + 1, restarts=restarts + 1, since=now + pause)
         return _with(state, task, waiting)
     after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
     fatal = task == CHIEF or task.job == PS
     outcome = "stopping everything" if fatal else "going on without it"
-    out += [ShowTail(task), Say(f"{what} and failed for good{after}; {outcome}")]
-    state = _with(state, task, replace(was, phase=Phase.FAILED))
+    out += [ShowTail(task), LogLine(f"{what} and failed for good{after}; {outcome}")]
+    state = _with(state, task, replace(was, phase=TaskPhase.FAILED))
     if state.failure_code is None:
         state = replace(state, failure_code=exit_code_of(returncode) or 1)
     return _stop_workers(state, signal.SIGTERM, now, options, out) if fatal else state
 
 
-def _on_signal(state: State, signum: int, now: float, options: Options, out: list[Instruction]) -> State:
+def _on_signal(
+    state: LaunchState, signum: int, now: float, options: LaunchOptions, out: list[Instruction]
+) -> LaunchState:
     name = signal.Signals(signum).name
     if state.signal_code is not None:
-        out.append(Say(f"{name} again: killing every task"))
+        out.append(LogLine(f"{name} again: killing every task"))
         return _kill(state, _running(state), now, out)
     state = replace(state, signal_code=128 + signum)
-    out.append(Say(f"{name}: stopping the workers, then the ps tasks, within {options.grace_secs:g} s each"))
+    out.append(LogLine(f"{name}: stopping the workers, then the ps tasks, within {options.grace_secs:g} s each"))
     passed_on = signum if signum in (signal.SIGINT, signal.SIGTERM) else signal.SIGTERM
-    if state.stage is Stage.RUNNING:
+    if state.stage is RunStage.RUNNING:
         return _stop_workers(state, passed_on, now, options, out)
-    if state.stage is Stage.STOPPING_WORKERS:
+    if state.stage is RunStage.STOPPING_WORKERS:
         out += [Send(task, passed_on) for task in _running(state, WORKER)]
     return state
 
 
-def _on_tick(state: State, now: float, out: list[Instruction]) -> State:
+def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchState:
     for task, was in state.tasks.items():
-        if was.phase is Phase.WAITING and was.since <= now:
-            state = _with(state, task, replace(was, phase=Phase.RUNNING, since=now))
+        if was.phase is TaskPhase.WAITING and was.since <= now:
+            state = _with(state, task, replace(was, phase=TaskPhase.RUNNING, since=now))
             out.append(Start(task, was.attempt))
     if state.deadline is None or now < state.deadline:
         return state
-    late = _running(state, WORKER if state.stage is Stage.STOPPING_WORKERS else None)
+    late = _running(state, WORKER if state.stage is RunStage.STOPPING_WORKERS else None)
     stubborn = [task for task in late if task not in state.killed]
     if stubborn:
-        out.append(Say(f"{', '.join(map(str, stubborn))} did not stop in time: killed"))
+        out.append(LogLine(f"{', '.join(map(str, stubborn))} did not stop in time: killed"))
         return _kill(state, stubborn, now, out)
-    out.append(Say(f"{', '.join(map(str, late))} could not be killed: left to the system"))
+    out.append(LogLine(f"{', '.join(map(str, late))} could not be killed: left to the system"))
     for task in late:
-        state = _with(state, task, replace(state.tasks[task], phase=Phase.FAILED))
+        state = _with(state, task, replace(state.tasks[task], phase=TaskPhase.FAILED))
     return state
 
 
-def _advance(state: State, now: float, options: Options, out: list[Instruction]) -> State:
+def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[Instruction]) -> LaunchState:
     """Moves on to the next stage when nothing keeps the cluster in this one."""
-    if state.stage in (Stage.RUNNING, Stage.STOPPING_WORKERS) and not _alive(state, WORKER):
-        state = replace(_drop_waiting(state), stage=Stage.STOPPING_PS)
+    if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _alive(state, WORKER):
+        state = replace(_drop_waiting(state), stage=RunStage.STOPPING_PS)
         # SIGTERM whatever signal the launcher got: a ps is told to leave, it has no work that could be interrupted.
-        asked = [task for task in _running(state, PS) if task not in state.killed]
-        out += [Send(task, signal.SIGTERM) for task in asked]
-        state = replace(state, deadline=now + (options.grace_secs if asked else KILL_PATIENCE_SECS))
-    if state.stage is Stage.STOPPING_PS and not _running(state):
-        state = replace(state, stage=Stage.FINISHED, deadline=None)
+        terminated = [task for task in _running(state, PS) if task not in state.killed]
+        out += [Send(task, signal.SIGTERM) for task in terminated]
+        state = replace(state, deadline=now + (options.grace_secs if terminated else KILL_GRACE_SECS))
+    if state.stage is RunStage.STOPPING_PS and not _running(state):
+        state = replace(state, stage=RunStage.FINISHED, deadline=None)
     return state
 
 
-def _stop_workers(state: State, signum: int, now: float, options: Options, out: list[Instruction]) -> State:
+def _stop_workers(
+    state: LaunchState, signum: int, now: float, options: LaunchOptions, out: list[Instruction]
+) -> LaunchState:
     out += [Send(task, signum) for task in _running(state, WORKER)]
-    return replace(_drop_waiting(state), stage=Stage.STOPPING_WORKERS, deadline=now + options.grace_secs)
+    return replace(_drop_waiting(state), stage=RunStage.STOPPING_WORKERS, deadline=now + options.grace_secs)
 
 
-def _kill(state: State, tasks: list[TaskId], now: float, out: list[Instruction]) -> State:
+def _kill(state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Instruction]) -> LaunchState:
     out += [Send(task, signal.SIGKILL) for task in tasks]
-    return replace(state, deadline=now + KILL_PATIENCE_SECS, killed=state.killed | set(tasks))
+    return replace(state, deadline=now + KILL_GRACE_SECS, killed=state.killed | set(tasks))
 
 
-def _alive(state: State, job: str) -> bool:
-    return any(t.job == job and was.phase in (Phase.RUNNING, Phase.WAITING) for t, was in state.tasks.items())
+def _alive(state: LaunchState, job: str) -> bool:
+    return any(t.job == job and was.phase in (TaskPhase.RUNNING, TaskPhase.WAITING) for t, was in state.tasks.items())
 
 
-def _drop_waiting(state: State) -> State:
+def _drop_waiting(state: LaunchState) -> LaunchState:
     for task, was in state.tasks.items():
-        if was.phase is Phase.WAITING:
-            state = _with(state, task, replace(was, phase=Phase.DONE))
+        if was.phase is TaskPhase.WAITING:
+            state = _with(state, task, replace(was, phase=TaskPhase.DONE))
     return state
 
 
-def _running(state: State, job: str | None = None) -> list[TaskId]:
+def _running(state: LaunchState, job: str | None = None) -> list[LaunchTask]:
     return [
-        task for task, was in state.tasks.items() if was.phase is Phase.RUNNING and (job is None or task.job == job)
+        task for task, was in state.tasks.items() if was.phase is TaskPhase.RUNNING and (job is None or task.job == job)
     ]
 
 
-def _with(state: State, task: TaskId, new: TaskState) -> State:
+def _with(state: LaunchState, task: LaunchTask, new: LaunchedTask) -> LaunchState:
     return replace(state, tasks={**state.tasks, task: new})
 
 

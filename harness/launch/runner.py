@@ -17,11 +17,11 @@ from types import FrameType
 
 from harness.launch import guard, policy
 from harness.launch.output import LineBuffer, Printer
-from harness.launch.policy import Event, Instruction, TaskId
+from harness.launch.policy import Event, Instruction, LaunchTask
 from harness.launch.tasks import Topology, arguments, environment
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PATIENCE_WITH_USER = 3
+MAX_INTERRUPTS = 3
 """At this many stop signals the launcher leaves on the spot, even if its own output is stuck; the guards clean up."""
 PARTIAL_LINE_SECS = 2.0
 """A line without an end is shown after this long, so that a prompt or a progress bar does not stay invisible."""
@@ -75,8 +75,8 @@ class Runner:
         self,
         command: Sequence[str],
         topology: Topology,
-        options: policy.Options,
-        held: Mapping[TaskId, socket.socket],
+        options: policy.LaunchOptions,
+        held: Mapping[LaunchTask, socket.socket],
         *,
         tasks_out: Printer,
         messages: Printer,
@@ -86,7 +86,7 @@ class Runner:
         Args:
             command: the program and its arguments, the same for every task.
             topology: where the tasks will listen.
-            options: restarts and patience.
+            options: restarts and grace periods.
             held: the sockets that keep the tasks' ports free until their first start.
             tasks_out: where the tasks' lines go.
             messages: where the launcher's own lines go, under the name LAUNCHER_NAME, and the last lines of a task
@@ -99,8 +99,8 @@ class Runner:
         self._tasks_out = tasks_out
         self._messages = messages
         self._reader_left = False
-        self._processes: dict[TaskId, _Process] = {}
-        self._lines: dict[TaskId, LineBuffer] = {}
+        self._processes: dict[LaunchTask, _Process] = {}
+        self._lines: dict[LaunchTask, LineBuffer] = {}
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> int:
@@ -114,7 +114,7 @@ class Runner:
             self._selector.register(wake, selectors.EVENT_READ)
             state, instructions = policy.begin(self._topology.tasks(), time.monotonic())
             self._follow(instructions)
-            while state.stage is not policy.Stage.FINISHED:
+            while state.stage is not policy.RunStage.FINISHED:
                 self._selector_wait(policy.next_due(state))
                 for event in (*self._received(wake), *self._ended(), policy.Tick()):
                     state, instructions = policy.react(state, event, time.monotonic(), self._options)
@@ -128,7 +128,7 @@ class Runner:
         timeout = None if earliest is None else max(0.0, earliest - time.monotonic())
         for key, _ in self._selector.select(timeout):
             if key.data is not None:
-                task: TaskId = key.data
+                task: LaunchTask = key.data
                 lines, more = self._processes[task].read()
                 self._show(task, lines)
                 if not more:
@@ -152,7 +152,7 @@ class Runner:
                 self._forget(task)
                 yield policy.Exited(task, returncode)
 
-    def _show(self, task: TaskId, lines: Sequence[str]) -> None:
+    def _show(self, task: LaunchTask, lines: Sequence[str]) -> None:
         if self._reader_left:
             return
         before = self._tasks_out.failure
@@ -161,15 +161,15 @@ class Runner:
         except BrokenPipeError:
             # SIGPIPE would end any other program here; this one ends in order, by the way that a signal takes.
             self._reader_left = True
-            self._say("nobody reads the output any more")
+            self._log("nobody reads the output any more")
             signal.raise_signal(signal.SIGTERM)
         if self._tasks_out.failure and not before:
-            self._say(
+            self._log(
                 f"the tasks' output cannot be written: {self._tasks_out.failure}; the tasks go on, their lines are lost"
                 " until there is room"
             )
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._messages.write(LAUNCHER_NAME, [text])
 
@@ -183,15 +183,15 @@ class Runner:
                     if task in self._processes:
                         kind = guard.KILL_SIGNAL if signum == signal.SIGKILL else signum
                         self._processes[task].popen.send_signal(kind)
-                case policy.Say(text):
-                    self._say(text)
+                case policy.LogLine(text):
+                    self._log(text)
                 case policy.ShowTail(task):
                     tail = self._lines[task].tail
-                    self._say(f"the last lines of {task}:" if tail else f"{task} wrote nothing")
+                    self._log(f"the last lines of {task}:" if tail else f"{task} wrote nothing")
                     with contextlib.suppress(BrokenPipeError):
                         self._messages.write(str(task), list(tail))
 
-    def _start(self, task: TaskId, attempt: int) -> None:
+    def _start(self, task: LaunchTask, attempt: int) -> None:
         if task in self._held:
             self._held.pop(task).close()
         script = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
@@ -213,7 +213,7 @@ class Runner:
         process = self._processes[task] = _Process(popen, self._lines[task])
         self._selector.register(process.output, selectors.EVENT_READ, task)
 
-    def _forget(self, task: TaskId) -> None:
+    def _forget(self, task: LaunchTask) -> None:
         process = self._processes.pop(task)
         with contextlib.suppress(KeyError):  # Its output may have ended before it did.
             self._selector.unregister(process.output)
@@ -227,7 +227,7 @@ class Runner:
             process.popen.send_signal(guard.KILL_SIGNAL)
         for task, process in list(self._processes.items()):
             try:
-                process.popen.wait(policy.KILL_PATIENCE_SECS)
+                process.popen.wait(policy.KILL_GRACE_SECS)
             except subprocess.TimeoutExpired:
                 process.popen.kill()
             self._forget(task)
@@ -241,7 +241,7 @@ def _wakeup_socket() -> Iterator[socket.socket]:
     def count_stops(signum: int, frame: FrameType | None) -> None:
         nonlocal count
         count += signum in STOP_SIGNALS
-        if count >= PATIENCE_WITH_USER:
+        if count >= MAX_INTERRUPTS:
             os._exit(128 + signum)
 
     # Whoever started us with SIGHUP ignored (nohup) wants it ignored.

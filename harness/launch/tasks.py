@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.launch.policy import PS, WORKER, TaskId
+from harness.launch.policy import PS, WORKER, LaunchTask
 
 ATTEMPT_VARIABLE = "BELLWETHER_ATTEMPT"
 NUMBER_VARIABLE = "BELLWETHER_TASK_NUMBER"
@@ -27,13 +27,13 @@ class Topology:
     ps_hosts: tuple[str, ...]
     worker_hosts: tuple[str, ...]
 
-    def tasks(self) -> list[TaskId]:
+    def tasks(self) -> list[LaunchTask]:
         """Every task, the ps tasks first, as the workers need them."""
         sizes = ((PS, len(self.ps_hosts)), (WORKER, len(self.worker_hosts)))
-        return [TaskId(job, index) for job, size in sizes for index in range(size)]
+        return [LaunchTask(job, index) for job, size in sizes for index in range(size)]
 
 
-def arguments(command: Sequence[str], topology: Topology, task: TaskId) -> list[str]:
+def arguments(command: Sequence[str], topology: Topology, task: LaunchTask) -> list[str]:
     """The command line of one task; a bare `python` is the interpreter that runs the launcher."""
     program = sys.executable if command[0] in ("python", "python3") else command[0]
     return [
@@ -46,7 +46,7 @@ def arguments(command: Sequence[str], topology: Topology, task: TaskId) -> list[
     ]
 
 
-def environment(base: Mapping[str, str], topology: Topology, task: TaskId, attempt: int) -> dict[str, str]:
+def environment(base: Mapping[str, str], topology: Topology, task: LaunchTask, attempt: int) -> dict[str, str]:
     """The environment of one task: `base`, its number, the attempt (0 for the first start), and what a ps needs."""
     number = topology.tasks().index(task)
     own = {"PYTHONUNBUFFERED": "1", NUMBER_VARIABLE: str(number), ATTEMPT_VARIABLE: str(attempt)}

@@ -18,7 +18,7 @@ from harness.coordinator import Coordinator, LooperThread, while_open
 from harness.monitoring.rates import figures
 from harness.tensorboard.plugin_messages import Layout
 
-ASK_SECS = 2.0
+REQUEST_SECS = 2.0
 """How long a task has to answer before it is left out of one sample."""
 _AT_ONCE = 32
 
@@ -49,9 +49,9 @@ LAYOUT: Layout = {
         "checkpoint, bytes": ["checkpoint_bytes/.*"],
         "recovery, seconds": ["recovery_seconds/.*"],
         "steps lost": ["steps_lost/.*"],
-        "recoveries": ["recoveries/.*", "mirror_recoveries/.*"],
-        "updates not in the mirror, by ps": ["mirror_lag_steps_max/.*"],
-        "1 while a ps could go on from its mirror": ["mirror_usable/.*"],
+        "recoveries": ["recoveries/.*", "backup_recoveries/.*"],
+        "updates not in the backup, by ps": ["backup_lag_steps_max/.*"],
+        "1 while a ps could go on from its backup": ["backup_usable/.*"],
     },
     "Hosts": {
         "CPU, percent of one core": ["cpu_percent/.*"],
@@ -77,13 +77,13 @@ _SPANS = (
 )
 _SERVING = ("queue_depth", "received_per_sec", "sent_per_sec")
 """Only of tasks that others call."""
-_GAUGES = ("memory_bytes", "host_memory_used_bytes", "host_load", "variable_bytes", "mirror_lag_steps_max")
-_SWITCHES = ("mirror_usable",)
+_GAUGES = ("memory_bytes", "host_memory_used_bytes", "host_load", "variable_bytes", "backup_lag_steps_max")
+_SWITCHES = ("backup_usable",)
 """Gauges whose 0 is what one wants to see."""
 _SUMS = {
     "updates_dropped_total": "updates_dropped",
     "recoveries_total": "recoveries",
-    "mirror_recoveries_total": "mirror_recoveries",
+    "backup_recoveries_total": "backup_recoveries",
     "steps_lost_total": "steps_lost",
     "errors_total": "errors",
 }
@@ -130,9 +130,9 @@ def _means(label: str, before: rt.TaskReport | None, now: rt.TaskReport) -> dict
     return found
 
 
-def _ask(item: tuple[str, str]) -> rt.TaskReport | None:
+def _request(item: tuple[str, str]) -> rt.TaskReport | None:
     try:
-        return rt.probe(item[1], ASK_SECS)
+        return rt.probe(item[1], REQUEST_SECS)
     except rt.OpError:
         return None
 
@@ -155,12 +155,12 @@ class StandardSeries:
         self._before: dict[str, tuple[rt.TaskReport, float]] = {}
         self._silent: set[str] = set()
         writer.add_layout(LAYOUT)
-        self._look()
+        self._probe()
 
     def write(self, step: int) -> dict[str, float]:
         """Asks every task, writes one point of each series at ``step``, and gives them: tag -> value."""
         before = dict(self._before)
-        self._look()
+        self._probe()
         found: dict[str, float] = {}
         for task, (report, at) in self._before.items():
             earlier = before.get(task)
@@ -172,10 +172,10 @@ class StandardSeries:
             self._writer.add_scalars(found, step)
         return found
 
-    def _look(self) -> None:
+    def _probe(self) -> None:
         silent: set[str] = set()
         with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(self._tasks)))) as pool:
-            for (task, _), report in zip(self._tasks, pool.map(_ask, self._tasks), strict=True):
+            for (task, _), report in zip(self._tasks, pool.map(_request, self._tasks), strict=True):
                 if report is None:
                     silent.add(task)
                 elif report.task == task:
@@ -208,7 +208,7 @@ class SeriesThread(LooperThread):
         """Writes one point of each series; a cluster that does not answer costs this point, not the training."""
         try:
             if self._series is None:
-                self._series = StandardSeries(rt.probe(self._session.target, ASK_SECS).cluster, self._writer)
+                self._series = StandardSeries(rt.probe(self._session.target, REQUEST_SECS).cluster, self._writer)
                 return  # rates need two looks
             with while_open(self._session):
                 self._series.write(int(self._session.run(self._global_step)))

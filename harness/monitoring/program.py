@@ -141,10 +141,10 @@ def metrics_port(first: int, environ: Mapping[str, str]) -> int:
 
 
 def _endpoint(server: rt.Server, port: int, host: str) -> contextlib.AbstractContextManager[object]:
-    from harness.monitoring.prometheus import Endpoint
+    from harness.monitoring.prometheus import MetricsServer
 
     try:
-        return Endpoint(server, port, host)
+        return MetricsServer(server, port, host)
     except (OSError, OverflowError) as error:
         logging.error(
             "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 for any free one, or "

@@ -49,14 +49,14 @@ _HELP = {
     "host_memory_bytes": "memory of the host",
     "host_memory_used_bytes": "memory in use on the host",
     "memory_bytes": "resident memory of the process",
-    "mirror_bytes_total": "bytes sent to this task's mirror",
-    "mirror_images_total": "times this task's mirror was brought up to date",
-    "mirror_lag_steps": "updates of this task that are not in its mirror",
-    "mirror_lag_steps_max": "the most updates that were not in the mirror since somebody last asked",
-    "mirror_recoveries_total": "times this task went on from its mirror",
-    "mirror_seconds_total": "time for sending to the mirror",
-    "mirror_usable": "1 while this task could go on from its mirror",
-    "mirror_wait_seconds_total": "time that updates waited for the mirror",
+    "backup_bytes_total": "bytes sent to this task's backup",
+    "backup_sendings_total": "times this task's backup was brought up to date",
+    "backup_lag_steps": "updates of this task that are not in its backup",
+    "backup_lag_steps_max": "the most updates that were not in the backup since somebody last asked",
+    "backup_recoveries_total": "times this task went on from its backup",
+    "backup_seconds_total": "time for sending to the backup",
+    "backup_usable": "1 while this task could go on from its backup",
+    "backup_wait_seconds_total": "time that updates waited for the backup",
     "other_step_seconds_total": "time for the steps that do not train",
     "other_steps_total": "steps that do not train: reading values, summaries",
     "pull_seconds_total": "of the time for training steps, reading the variables",
@@ -177,7 +177,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         logging.debug("a request for figures from %s failed", client_address, exc_info=True)
 
 
-class Endpoint:
+class MetricsServer:
     """An HTTP endpoint that Prometheus can scrape, on a thread of its own.
 
     Args:
@@ -205,7 +205,7 @@ class Endpoint:
         self._http.server_close()
         self._thread.join()
 
-    def __enter__(self) -> Endpoint:
+    def __enter__(self) -> MetricsServer:
         """Gives the endpoint itself."""
         return self
 

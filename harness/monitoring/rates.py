@@ -59,7 +59,7 @@ def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) ->
     """What a task did between two reports.
 
     Args:
-        before: the earlier report; None, or one of an earlier life of the task, counts from its start.
+        before: the earlier report; None, or one of an earlier process of the task, counts from its start.
         now: the later one.
         seconds: between them; since its start when there is no earlier one.
     """

@@ -26,7 +26,7 @@ _AT_ONCE = 32
 
 
 @dataclass(frozen=True)
-class TaskState:
+class TaskStatus:
     """One task of the cluster as it was found.
 
     Attributes:
@@ -70,27 +70,27 @@ def parse_cluster(text: str) -> rt.ClusterSpec:
     return rt.ClusterSpec(parsed)
 
 
-def look(cluster: rt.ClusterSpec, timeout_secs: float, variables: bool = False) -> list[TaskState]:
+def probe_tasks(cluster: rt.ClusterSpec, timeout_secs: float, variables: bool = False) -> list[TaskStatus]:
     """Asks every task of a cluster at once; in the order of the cluster."""
     tasks = [(str(task), address) for task, address in cluster.tasks().items()]
     with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(tasks)))) as pool:
-        return list(pool.map(lambda item: _look_at(item[0], item[1], cluster, timeout_secs, variables), tasks))
+        return list(pool.map(lambda item: _probe_one(item[0], item[1], cluster, timeout_secs, variables), tasks))
 
 
-def _look_at(task: str, address: str, cluster: rt.ClusterSpec, timeout_secs: float, variables: bool) -> TaskState:
+def _probe_one(task: str, address: str, cluster: rt.ClusterSpec, timeout_secs: float, variables: bool) -> TaskStatus:
     try:
         report = rt.probe(address, timeout_secs, variables=variables)
     except rt.DeadlineExceededError:
-        return TaskState(task, address, None, f"silent for {timeout_secs:g} s")
+        return TaskStatus(task, address, None, f"silent for {timeout_secs:g} s")
     except rt.UnavailableError:
-        return TaskState(task, address, None, "down: nobody listens")
+        return TaskStatus(task, address, None, "down: nobody listens")
     except rt.OpError as error:
-        return TaskState(task, address, None, error.message)
+        return TaskStatus(task, address, None, error.message)
     if report.task != task:
-        return TaskState(task, address, report, f"another task answers: {report.task}")
+        return TaskStatus(task, address, report, f"another task answers: {report.task}")
     if report.cluster != cluster:
-        return TaskState(task, address, report, "knows another cluster")
-    return TaskState(task, address, report)
+        return TaskStatus(task, address, report, "knows another cluster")
+    return TaskStatus(task, address, report)
 
 
 def role(task: str) -> str:
@@ -100,7 +100,7 @@ def role(task: str) -> str:
     return "chief" if chief else job
 
 
-def as_rows(states: list[TaskState], spans: Mapping[str, Figures], now: float) -> list[list[str]]:
+def as_rows(states: list[TaskStatus], spans: Mapping[str, Figures], now: float) -> list[list[str]]:
     """The table of tasks, with its heading."""
     rows = [
         ["TASK", "ROLE", "STATE", "INCARNATION", "STEP", "STEPS/S", "STEP MS", "PULL/COMP/PUSH", "STALE", "APPLY MS"]
@@ -113,8 +113,8 @@ def as_rows(states: list[TaskState], spans: Mapping[str, Figures], now: float) -
             continue
         span, value = spans[state.task], report.values
         up = f"up {_duration(now - report.started_unix_secs)}"
-        if value.get("mirror_usable") == 0:
-            up += ", not mirrored"  # a ps that has lost its mirror trains on; absent where none is wanted
+        if value.get("backup_usable") == 0:
+            up += ", no backup"  # a ps that has lost its backup trains on; absent where none is wanted
         split = [span.pull_ms, span.compute_ms, span.push_ms]
         error = report.last_error and f"{_duration(now - report.last_error_unix_secs)} ago: {report.last_error}"
         rows.append(
@@ -152,7 +152,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"
 
 
-def variable_rows(states: list[TaskState]) -> list[list[str]]:
+def variable_rows(states: list[TaskStatus]) -> list[list[str]]:
     """The table of variables, with its heading."""
     rows = [["VARIABLE", "TASK", "DTYPE", "SHAPE", "BYTES"]]
     for state in states:
@@ -170,7 +170,7 @@ def _bytes(v: Any) -> int | None:
     return None if v.dtype.hasobject else v.dtype.itemsize * math.prod(v.shape)
 
 
-def as_json(states: list[TaskState], spans: Mapping[str, Figures]) -> dict[str, Any]:
+def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str, Any]:
     """The same as a JSON object."""
     tasks = []
     for state in states:
@@ -202,12 +202,12 @@ def as_json(states: list[TaskState], spans: Mapping[str, Figures]) -> dict[str, 
     return {"whole": is_whole(states), "tasks": tasks}
 
 
-def is_whole(states: list[TaskState]) -> bool:
+def is_whole(states: list[TaskStatus]) -> bool:
     """Whether every task answered, as itself, and knows the same cluster."""
     return all(not state.problem for state in states)
 
 
-def _show(states: list[TaskState], spans: Mapping[str, Figures], options: argparse.Namespace) -> None:
+def _show(states: list[TaskStatus], spans: Mapping[str, Figures], options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(as_json(states, spans)), flush=True)
         return
@@ -268,13 +268,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (rt.OpError, OSError, ValueError, TypeError) as error:
         print(f"harness.status: {error}", file=sys.stderr)
         return USAGE_ERROR
-    before = {s.task: s for s in look(cluster, options.timeout_secs)}
+    before = {s.task: s for s in probe_tasks(cluster, options.timeout_secs)}
     at = time.monotonic()
     never = threading.Event()
     try:
         while True:
             never.wait(options.interval)
-            states = look(cluster, options.timeout_secs, options.variables)
+            states = probe_tasks(cluster, options.timeout_secs, options.variables)
             now = time.monotonic()
             spans = {s.task: figures(before[s.task].report, s.report, now - at) for s in states if s.report is not None}
             _show(states, spans, options)

@@ -155,6 +155,6 @@ class CollectiveReplicas(WrappedOptimizer):
     def _agree(self) -> rt.Operation:
         """Initialises the local variables, and takes over all global ones from process 0."""
         variables = rt.global_variables()
-        told = rt.group_broadcast([v.read_value() for v in variables], name=f"{self.name}/broadcast")
-        assigned = [v.assign(value).op for v, value in zip(variables, told, strict=True)]
+        broadcast = rt.group_broadcast([v.read_value() for v in variables], name=f"{self.name}/broadcast")
+        assigned = [v.assign(value).op for v, value in zip(variables, broadcast, strict=True)]
         return rt.group(*assigned, rt.local_variables_initializer(), name=f"{self.name}/agree")

@@ -12,13 +12,13 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.optimizers.sync_policy import Claimed, Report, choose, rejoined, settle
+from harness.optimizers.sync_policy import ClaimReply, TaskProgress, choose, rejoined, settle
 from harness.training.managed_session import underlying
 
 _RETRY_SECS = 0.5
 _RELEASE_SECS = 2.0
 _LISTEN_MILLIS = 10_000
-_NOTHING = Report(-2)
+_NOTHING = TaskProgress(-2)
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,10 @@ class SyncRunner:
             self._claim_count += 1
             self._changed.notify_all()
 
-    def _claims(self, sess: rt.Session, forget: Sequence[int]) -> list[Claimed]:
+    def _claims(self, sess: rt.Session, forget: Sequence[int]) -> list[ClaimReply]:
         answers = sess.run([task.claim for task in self._tasks], self._takeover(forget))
         self._epochs = [int(numbers[0]) for numbers, _ in answers]
-        return [Claimed(int(n[1]), int(n[2]), tuple(int(w) for w in workers)) for n, workers in answers]
+        return [ClaimReply(int(n[1]), int(n[2]), tuple(int(w) for w in workers)) for n, workers in answers]
 
     def _takeover(self, forget: Sequence[int]) -> dict[rt.Tensor, np.ndarray]:
         wanted = self._wanted()
@@ -189,10 +189,10 @@ class SyncRunner:
             if self._timeout_secs is None or coord.should_stop():
                 continue
             # As long as a step waits before it is looked at again; the ps knows since when its first gradient is there.
-            waited = 0.0 if moved else self._look(sess, claim)
+            waited = 0.0 if moved else self._choose(sess, claim)
             wait = max(0.05, self._timeout_secs - waited)
 
-    def _look(self, sess: rt.Session, claim: int) -> float:
+    def _choose(self, sess: rt.Session, claim: int) -> float:
         """Asks all ps what they have now; goes on with it when time is up. Gives for how long the step has waited."""
         waited = [self._gather(i, sess, claim, _NOTHING.step, 0, 0) for i in range(len(self._tasks))][0]
         if self._timeout_secs is not None and waited >= self._timeout_secs:
@@ -239,7 +239,7 @@ class SyncRunner:
             if self._claim_count == claim:
                 # Lower than what was asked for: initialised anew; than what is known by now: overtaken by a commit.
                 if int(found) < step or int(found) >= self._reports[index].step:
-                    self._reports[index] = Report(int(found), tuple(int(w) for w in workers))
+                    self._reports[index] = TaskProgress(int(found), tuple(int(w) for w in workers))
                 self._members = rejoined(self._members, [int(w) for w in seen], self._total)
         return float(millis) / 1000
 
@@ -264,7 +264,7 @@ class SyncRunner:
             sess.run([task.commit for task in self._tasks], feeds)
             with self._changed:
                 if self._claim_count == claim:
-                    after = Report(leader.step + 1)  # some may have told of the next step already
+                    after = TaskProgress(leader.step + 1)  # some may have told of the next step already
                     self._reports = [r if r.step > leader.step else after for r in self._reports]
 
     def _order(self, index: int, step: int, workers: Sequence[int]) -> np.ndarray:

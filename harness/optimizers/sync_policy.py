@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Report:
+class TaskProgress:
     """What one task has of the present step.
 
     Attributes:
@@ -21,7 +21,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Claimed:
+class ClaimReply:
     """What a task told a new chief.
 
     Attributes:
@@ -49,7 +49,12 @@ class Choice:
 
 
 def choose(
-    leader: Report, others: Sequence[Report], needed: int, members: frozenset[int] | None, each: int, time_is_up: bool
+    leader: TaskProgress,
+    others: Sequence[TaskProgress],
+    needed: int,
+    members: frozenset[int] | None,
+    each: int,
+    time_is_up: bool,
 ) -> Choice:
     """Chooses whose gradients are applied at the leader's step: only such as all tasks have.
 
@@ -95,7 +100,7 @@ class Settlement:
     forget: tuple[int, ...] = ()
 
 
-def settle(claims: Sequence[Claimed]) -> Settlement:
+def settle(claims: Sequence[ClaimReply]) -> Settlement:
     """What is to be done after an earlier chief may have died at any point.
 
     Args:

@@ -27,7 +27,7 @@ KEEP_BYTES = 16 << 20
 """How many bytes of events wait in memory for a disk that takes none; what comes then is lost."""
 _FLUSH_BYTES = 1 << 20
 _RETRY_SECS = 2.0
-_LOOK_SECS = 0.5
+_POLL_SECS = 0.5
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -103,7 +103,7 @@ class EventFile:
         self._records = RecordFile(self.path) if self._local else RecordWriter(self.path)
         self._waiting = 0  # events that were not flushed yet, and
         self._waiting_bytes = 0  # their size
-        self._told_lost = 0
+        self._logged_lost = 0
         self._failure = ""
         self._queue: queue.Queue[Any] = queue.Queue(max(1, max_queue))
         self._thread = threading.Thread(target=self._run, name=f"events {os.path.basename(self.path)}", daemon=True)
@@ -114,7 +114,7 @@ class EventFile:
         """Queues an event; blocks while the queue is full."""
         while True:
             try:
-                self._queue.put(event, timeout=_LOOK_SECS)
+                self._queue.put(event, timeout=_POLL_SECS)
                 return
             except queue.Full:
                 if not self._thread.is_alive():  # closed by another thread at this moment
@@ -124,7 +124,7 @@ class EventFile:
         """Tries to write everything; returns whether every event that was put until now is on disk, or lost."""
         done = threading.Event()
         self.put(done)
-        while not done.wait(_LOOK_SECS):
+        while not done.wait(_POLL_SECS):
             if not self._thread.is_alive():
                 break
         return not self._failure
@@ -135,7 +135,7 @@ class EventFile:
         self._thread.join()
         if self._failure:
             self._lose(self._waiting)
-            self._told_lost = self.lost
+            self._logged_lost = self.lost
             logging.error("%s lost: %s cannot be written: %s", _events(self.lost), self.path, self._failure)
             if not self._local:
                 return  # its close() would try to write everything once more
@@ -169,7 +169,7 @@ class EventFile:
         self._waiting = self._waiting_bytes = 0
         if self._failure:
             self._failure = ""
-            missing, self._told_lost = self.lost - self._told_lost, self.lost
+            missing, self._logged_lost = self.lost - self._logged_lost, self.lost
             logging.warning("events are written again to %s; %s lost", self.path, _events(missing))
 
     def _run(self) -> None:
@@ -182,9 +182,9 @@ class EventFile:
                 item = _NOTHING
             if isinstance(item, event_pb2.Event):
                 self._write(item)
-            asked = item is None or isinstance(item, threading.Event)
+            requested = item is None or isinstance(item, threading.Event)
             much = self._local and not self._failure and self._waiting_bytes >= _FLUSH_BYTES
-            if self._waiting and (asked or much or time.monotonic() >= due):
+            if self._waiting and (requested or much or time.monotonic() >= due):
                 self._flush()
                 due = time.monotonic() + (self._flush_secs if not self._failure else _RETRY_SECS)
             if item is None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import runtime as rt
-from harness.launch.policy import PS, WORKER, TaskId
+from harness.launch.policy import PS, WORKER, LaunchTask
 from harness.launch.ports import hold_ports
 from harness.launch.tasks import Topology, arguments, environment
 from harness.testing.links import How, Links
 from harness.testing.plan import Fault, FaultPlan, Kind
 from harness.testing.processes import Life, Line, Processes, Zygote
 
-PATIENCE_SECS = 60.0
+TIMEOUT_SECS = 60.0
 """How long waits for lines, steps and ends last by default."""
 PRELOAD = (
     *(
@@ -34,7 +34,7 @@ PRELOAD = (
     "scipy.linalg",
 )
 """What training programs import; a task that is forked from a process that has it starts in a tenth of the time."""
-_LOOK_SECS = 0.02
+_POLL_SECS = 0.02
 _PROBE_SECS = 1.0
 _NEED_A_PROCESS = (Kind.KILL, Kind.STOP, Kind.FREEZE)
 """Faults that wait for a task that is about to be started again."""
@@ -169,7 +169,7 @@ class LocalCluster:
     def kill(self, task: str) -> None:
         """SIGKILL, and waits until it has ended."""
         self._processes.signal(life := self._alive(task), signal.SIGKILL)
-        self._processes.wait(life, PATIENCE_SECS)
+        self._processes.wait(life, TIMEOUT_SECS)
 
     def stop(self, task: str) -> None:
         """SIGTERM; does not wait."""
@@ -206,7 +206,7 @@ class LocalCluster:
         """The lines that a task has written in all its lives, or those that match."""
         return [line for line in self._processes.lines(self._name(task)) if re.search(pattern, line.text)]
 
-    def expect(self, task: str, pattern: str, secs: float = PATIENCE_SECS) -> re.Match[str]:
+    def expect(self, task: str, pattern: str, secs: float = TIMEOUT_SECS) -> re.Match[str]:
         """Waits for a line that matches, after the one that was found last.
 
         Raises:
@@ -215,7 +215,7 @@ class LocalCluster:
         """
         return self._processes.expect(self._name(task), pattern, secs)
 
-    def wait(self, task: str, secs: float = PATIENCE_SECS) -> int:
+    def wait(self, task: str, secs: float = TIMEOUT_SECS) -> int:
         """Waits for the end of the last process of a task; gives its exit code, negative for a signal.
 
         Raises:
@@ -241,7 +241,7 @@ class LocalCluster:
                 return int(found)
         return None
 
-    def wait_step(self, step: int, secs: float = PATIENCE_SECS) -> int:
+    def wait_step(self, step: int, secs: float = TIMEOUT_SECS) -> int:
         """Waits until the global step has reached a number; gives it.
 
         Raises:
@@ -257,7 +257,7 @@ class LocalCluster:
                 raise RuntimeError(f"no worker runs any more, and the global step has not reached {step}")
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"the global step has not reached {step} within {secs:g} s: it is {now}")
-            self._pause(_LOOK_SECS)
+            self._pause(_POLL_SECS)
 
     # -- faults ------------------------------------------------------------------------------------------------
 
@@ -301,12 +301,12 @@ class LocalCluster:
                     break
                 if now >= give_up + max(0.0, due - now):
                     raise TimeoutError(f"{fault}: not reached within {secs:g} s")
-                next_due = min([due if fault.at_step is None else now + _LOOK_SECS, *(at for at, _ in undo)])
+                next_due = min([due if fault.at_step is None else now + _POLL_SECS, *(at for at, _ in undo)])
                 self._pause(max(0.0, min(next_due - now, 0.2)))
             else:
                 break
             while fault.kind in _NEED_A_PROCESS and not self.running(fault.task) and _comes_back(fault.task, undo):
-                self._pause(_LOOK_SECS)
+                self._pause(_POLL_SECS)
                 self._undo(undo, time.monotonic())
             last = time.monotonic()
             skipped = self._inject(fault)
@@ -366,7 +366,7 @@ class LocalCluster:
         self._task(task)
         return task
 
-    def _task(self, task: str) -> TaskId:
+    def _task(self, task: str) -> LaunchTask:
         if task not in self._ids:
             raise ValueError(f"no task {task!r} in this cluster: {', '.join(self._ids)}")
         return self._ids[task]

@@ -14,9 +14,9 @@ import psutil
 
 from harness.testing.processes import Zygote
 
-PATIENCE_SECS = 5.0
+TIMEOUT_SECS = 5.0
 """How long what was told to end may take."""
-_LOOK_SECS = 0.02
+_POLL_SECS = 0.02
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Holdings:
 
 @contextlib.contextmanager
 def no_leaks(
-    *, secs: float = PATIENCE_SECS, daemons: bool = False, ignore: Callable[[str], bool] = lambda what: False
+    *, secs: float = TIMEOUT_SECS, daemons: bool = False, ignore: Callable[[str], bool] = lambda what: False
 ) -> Iterator[None]:
     """Checks that a block leaves no thread, process, socket or file behind.
 
@@ -80,7 +80,7 @@ def no_leaks(
             return
         if time.monotonic() >= deadline:
             raise AssertionError(f"left behind: {'; '.join(left)}")
-        threading.Event().wait(_LOOK_SECS)  # nobody tells when a descriptor is closed
+        threading.Event().wait(_POLL_SECS)  # nobody tells when a descriptor is closed
 
 
 def _children() -> Iterator[str]:

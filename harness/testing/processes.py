@@ -232,13 +232,13 @@ class Processes:
     def _turn(self) -> bool:
         for key, _ in self._selector.select():
             if key.fileobj is self._channel:
-                if not self._hear():
+                if not self._receive():
                     return False
             else:
                 self._read(key.fd)
         return True
 
-    def _hear(self) -> bool:
+    def _receive(self) -> bool:
         with contextlib.suppress(ConnectionError):
             data = self._channel.recv(zygote.MESSAGE_BYTES)
             if not data:

@@ -68,7 +68,7 @@ class _Server:
             if self._control in ready and not self._accept():
                 break
             for client in [client for client in self._clients if client in ready]:
-                message = self._hear(client)
+                message = self._receive(client)
                 if message is not None:
                     return message
         signal.set_wakeup_fd(-1)
@@ -87,7 +87,7 @@ class _Server:
         self._selector.register(client, selectors.EVENT_READ)
         return True
 
-    def _hear(self, client: socket.socket) -> dict[str, Any] | None:
+    def _receive(self, client: socket.socket) -> dict[str, Any] | None:
         """Does what a client says; gives the message in a forked task that is to run a Python program."""
         tasks = self._clients[client]
         try:
@@ -116,7 +116,7 @@ class _Server:
         for descriptor in descriptors:
             os.close(descriptor)
         tasks[task] = message["start"]
-        _tell(client, {"started": message["start"], "pid": task})
+        _send(client, {"started": message["start"], "pid": task})
         return None
 
     def _reap(self) -> None:
@@ -128,7 +128,7 @@ class _Server:
                 _kill_group(pid, signal.SIGKILL)  # not reaped yet, so the group cannot be another's
                 _, status = os.waitpid(pid, 0)
                 del tasks[pid]
-                _tell(client, {"ended": number, "code": os.waitstatus_to_exitcode(status)})
+                _send(client, {"ended": number, "code": os.waitstatus_to_exitcode(status)})
             self._close_when_done(client)
 
     def _close_when_done(self, client: socket.socket) -> None:
@@ -138,7 +138,7 @@ class _Server:
             client.close()
 
 
-def _tell(client: socket.socket, message: dict[str, Any]) -> None:
+def _send(client: socket.socket, message: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # the other end is gone: that is heard on the same socket
         client.send(json.dumps(message).encode())
 

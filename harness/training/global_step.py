@@ -14,7 +14,7 @@ import runtime as rt
 
 NAME = "global_step"
 
-_told: weakref.WeakSet[rt.Operation] = weakref.WeakSet()
+_warned: weakref.WeakSet[rt.Operation] = weakref.WeakSet()
 """Global steps of which a warning has told that they cannot count for ever."""
 
 
@@ -60,8 +60,8 @@ def can_count(step: Any) -> bool:
         return True
     if not jnp.issubdtype(step.dtype, np.floating):
         return False
-    if step.op not in _told:
-        _told.add(step.op)
+    if step.op not in _warned:
+        _warned.add(step.op)
         last = 2 ** (jnp.finfo(step.dtype).nmant + 1)  # type: ignore[no-untyped-call]
         logging.warning(
             "the global step %r is %s, which stands still at %d: give it dtype int64", step.name, step.dtype.name, last

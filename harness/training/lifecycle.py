@@ -27,7 +27,7 @@ from harness.coordinator import Coordinator, Patience, failed
 from harness.launch.tasks import ATTEMPT_VARIABLE
 from harness.training.managed_session import ManagedSession
 from harness.training.preemption import shielded
-from harness.training.run_records import Record, RunRecords
+from harness.training.run_records import RunRecords, RunRecordView
 from harness.training.session_manager import LOST_CONTACT, TrainingOver
 
 _WAIT_SECS = 10.0
@@ -35,7 +35,7 @@ PROBE_SECS = 1.0
 """How often the chief looks whether a task is lost that its own steps do not need just now."""
 FAILURE_GRACE_SECS = 10.0
 """How long a step may go on after a service has failed: what it waits for may never come then."""
-_LOOK_SECS = 1.0
+_POLL_SECS = 1.0
 LEAST_SILENCE_SECS = 4.0
 """A task that has been silent for less is not given up, however short the grace period: signs of life may be late."""
 _ADVICE = "start this task again to train them"
@@ -55,7 +55,7 @@ class Lifecycle:
         self.is_chief = is_chief
         self.grace_secs = stop_grace_secs
         self._answer_secs = min(_WAIT_SECS, max(2.0, stop_grace_secs))
-        self.patience = Patience(coord, stop_grace_secs)
+        self.grace_period = Patience(coord, stop_grace_secs)
         self.session: ManagedSession | None = None
         self.silence_secs = max(stop_grace_secs, LEAST_SILENCE_SECS)
         """A task without a sign of life for so long is not waited for at the end."""
@@ -71,7 +71,7 @@ class Lifecycle:
         self._finishing = self._waiting = False
         self._silenced = ""
         self._closed = threading.Event()
-        atexit.register(_tell_at_exit, weakref.ref(self))
+        atexit.register(_report_at_exit, weakref.ref(self))
 
     def open(
         self,
@@ -103,7 +103,7 @@ class Lifecycle:
                 who is lost while it does something else.
             give_up_secs: how long ``ready`` waits at most, for the log.
         """
-        self.patience.renew()
+        self.grace_period.renew()
         self._records, self._global_step, self.late = records, global_step, False
         self._reached = None
         self.ended = self._finishing = False
@@ -135,7 +135,7 @@ class Lifecycle:
                     return session
                 except LOST_CONTACT as error:  # a task was lost just after it was ready
                     session.close()
-                    if self.patience.exhausted():
+                    if self.grace_period.exhausted():
                         raise
                     logging.info("lost contact again: %s", error)
                 except BaseException:  # nobody gets this session, so nobody will close it
@@ -145,7 +145,7 @@ class Lifecycle:
         self.session = ManagedSession(
             opener,
             graph,
-            self.patience,
+            self.grace_period,
             recover=recover,
             global_step=global_step,
             on_recovery=on_recovery,
@@ -166,7 +166,7 @@ class Lifecycle:
         stopped_at = time.monotonic()
         limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
         silence = Silence(session, self._records)
-        while not closed.wait(max(0.05, min(_LOOK_SECS, limit / 4))):
+        while not closed.wait(max(0.05, min(_POLL_SECS, limit / 4))):
             if self.ended or not self.coord.should_stop():  # or a session was opened anew, which has a watch of its own
                 return
             took = min(session.step_secs(), time.monotonic() - stopped_at)
@@ -224,12 +224,12 @@ class Lifecycle:
             return
         records.answer_secs = self._answer_secs  # from here on a dead task is not waited for any longer
         began = answered_at = time.monotonic()
-        wait, said_at, rested = 0.0, -math.inf, -1
-        told_gone: set[str] = set()
+        wait, logged_at, rested = 0.0, -math.inf, -1
+        logged_gone: set[str] = set()
         self._waiting = True
         try:
             while not failed(self.coord):
-                self.patience.deadline = answered_at + self.silence_secs
+                self.grace_period.deadline = answered_at + self.silence_secs
                 try:
                     if wait and rested != session.recoveries:  # nobody need keep step with a chief that only waits
                         records.rest(session.id)
@@ -242,27 +242,27 @@ class Lifecycle:
                     if now - answered_at >= self.silence_secs:
                         logging.warning("not waiting any longer for the others: the tasks cannot be asked for them")
                         return
-                    self.patience.wait(0.2)
+                    self.grace_period.wait(0.2)
                     self._step(session)  # recovers what is lost on the way: the others need it too
                     continue
                 # One that never came to any of the tasks has the time of a silent one, from now on.
                 quiet = {who: min(secs, now - began) if secs == math.inf else secs for who, secs in silences.items()}
                 left = [who for who, secs in quiet.items() if secs < self.silence_secs]
                 gone = quiet.keys() - set(left)
-                for who in sorted(gone - told_gone):
+                for who in sorted(gone - logged_gone):
                     logging.warning("not waiting any longer for %s: no sign of life for %.0f s", who, quiet[who])
-                told_gone = gone
+                logged_gone = gone
                 if not left:
                     return
                 step = self._step(session)
-                if now - said_at >= _WAIT_SECS:
-                    said_at = now
-                    told = [f"{who} (silent for {quiet[who]:.0f} s)" if quiet[who] >= 3 else who for who in left]
-                    logging.info("waiting for %s to finish training (step %s)", ", ".join(told), step)
+                if now - logged_at >= _WAIT_SECS:
+                    logged_at = now
+                    silent_ones = [f"{who} (silent for {quiet[who]:.0f} s)" if quiet[who] >= 3 else who for who in left]
+                    logging.info("waiting for %s to finish training (step %s)", ", ".join(silent_ones), step)
                 soonest = min(self.silence_secs - quiet[who] for who in left)
                 wait = min(_WAIT_SECS, max(0.1, soonest))
         finally:
-            self.patience.deadline, self._waiting = None, False
+            self.grace_period.deadline, self._waiting = None, False
 
     def _step(self, session: ManagedSession) -> int | None:
         """The global step now; a lost ps, whichever it is, is recovered on the way, as the others need it too."""
@@ -340,7 +340,7 @@ class Lifecycle:
     ) -> None:
         saves = self.is_chief and checkpoint_dir is not None and self._global_step is not None
         if session.left is not None or session.raw.left_tasks:
-            self._tell_left(session)
+            self._log_left(session)
             return
         if self._silenced and saves:
             raise rt.UnavailableError(f"{self._silenced}; {not_saved(self._reached, str(checkpoint_dir))}")
@@ -360,9 +360,9 @@ class Lifecycle:
             else:
                 final(session)
         if self._records is not None and over and not signals:  # one that is interrupted is started again
-            self._tell_done(self._records, session, str(checkpoint_dir) if saves else None)
+            self._report_done(self._records, session, str(checkpoint_dir) if saves else None)
 
-    def _tell_done(self, records: RunRecords, session: ManagedSession, checkpoint_dir: str | None) -> None:
+    def _report_done(self, records: RunRecords, session: ManagedSession, checkpoint_dir: str | None) -> None:
         try:
             if self.is_chief and not self.late:
                 step = None if checkpoint_dir is None else saved_step(checkpoint_dir)
@@ -376,18 +376,18 @@ class Lifecycle:
                     records.finish(*end)
             answers = records.done(leave=ATTEMPT_VARIABLE not in os.environ, session=session.id)
             if not self.is_chief:
-                self._tell_too_late(answers.values(), session)
+                self._log_too_late(answers.values(), session)
         except (rt.PermissionDeniedError, rt.TaskLeftError, *LOST_CONTACT) as error:
             if session.raw.left_tasks:
-                self._tell_left(session)
+                self._log_left(session)
                 return
             logging.warning("could not tell the others that this task is done: %s", error)
 
-    def _tell_left(self, session: ManagedSession) -> None:
+    def _log_left(self, session: ManagedSession) -> None:
         why = session.left or f"{', '.join(session.raw.left_tasks)} has left: training is over"
         logging.warning("%s; what was done here since the last checkpoint is not saved", why)
 
-    def _tell_too_late(self, records: Iterable[Record], session: ManagedSession) -> None:
+    def _log_too_late(self, records: Iterable[RunRecordView], session: ManagedSession) -> None:
         """Tells what this task has trained after the chief had given it up."""
         saved = max((record.saved_step for record in records if record.saved_step is not None), default=None)
         if saved is None:
@@ -423,7 +423,7 @@ class Lifecycle:
     def close(self) -> None:
         """Closes the session; never waits for a dead task."""
         self._closed.set()
-        self.patience.end()
+        self.grace_period.end()
         if self.session is not None:
             self.session.close()
 
@@ -453,7 +453,7 @@ class Silence:
         if self._answered_at is None:
             self._answered_at = time.monotonic()
         try:
-            self._records.look()
+            self._records.inspect()
             self._answered_at = time.monotonic()
         except LOST_CONTACT as error:
             logging.info("looking whether all tasks live: %s", error)
@@ -466,7 +466,7 @@ def _key(variable: Any) -> tuple[str, str] | None:
     return (spec.container, spec.name) if isinstance(variable, rt.Variable) and spec is not None else None
 
 
-def _tell_at_exit(life: weakref.ref[Lifecycle]) -> None:
+def _report_at_exit(life: weakref.ref[Lifecycle]) -> None:
     known = life()
     if known is not None:
         known.at_exit()
@@ -488,7 +488,7 @@ def save_the_end(
     that is started again finds the restored model alive and trains what is missing.
 
     Args:
-        session: the training session; lost tasks are recovered for as long as its patience lasts.
+        session: the training session; lost tasks are recovered for as long as its grace period lasts.
         final: writes the last checkpoint and summaries; begun anew when a task is lost meanwhile.
         global_step: the global step.
         reached: how far training had come; None when nobody knows.

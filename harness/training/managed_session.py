@@ -34,7 +34,7 @@ class ManagedSession(rt.Session):
     Args:
         open_session: opens a session that is ready for training; told whether it is a recovery. It bounds its waits.
         graph: the graph that is run.
-        patience: when it is exhausted, nothing is recovered any more.
+        grace_period: when it is exhausted, nothing is recovered any more.
         recover: False lets the errors out, as the classic session does.
         global_step: for telling what was lost.
         on_recovery: called with each new session after a recovery, before any step is run in it.
@@ -45,7 +45,7 @@ class ManagedSession(rt.Session):
         self,
         open_session: Callable[[bool], rt.Session],
         graph: rt.Graph,
-        patience: Patience,
+        grace_period: Patience,
         *,
         recover: bool = True,
         global_step: Any = None,
@@ -54,8 +54,8 @@ class ManagedSession(rt.Session):
     ) -> None:
         self.graph = graph
         self._open_session = open_session
-        self._patience = patience
-        self._coord = patience.coord
+        self._grace_period = grace_period
+        self._coord = grace_period.coord
         self._recovers = recover
         self._global_step = global_step
         self._on_recovery = on_recovery
@@ -169,8 +169,8 @@ class ManagedSession(rt.Session):
             if not self._closed and (gone := broken.left_tasks):
                 self.left = rt.TaskLeftError("it has left: training is over", task=", ".join(gone))
                 raise self.left from error
-            self._patience.start_again()
-            if self._closed or self._patience.exhausted():
+            self._grace_period.start_again()
+            if self._closed or self._grace_period.exhausted():
                 raise error
             if isinstance(error, rt.OpError) and error.out_of_memory:
                 self._out_of_memory += 1
@@ -195,11 +195,11 @@ class ManagedSession(rt.Session):
                     self._on_recovery(fresh)
                 except LOST_CONTACT as again:  # the next run finds out, and recovers again
                     logging.warning("lost contact again: %s", again)
-            self._tell(broken, fresh, time.monotonic() - started)
+            self._log_recovery(broken, fresh, time.monotonic() - started)
             self.raw = fresh
             broken.close()
 
-    def _tell(self, broken: rt.Session, fresh: rt.Session, took_secs: float) -> None:
+    def _log_recovery(self, broken: rt.Session, fresh: rt.Session, took_secs: float) -> None:
         known, now = self.last_step(), None
         if self._global_step is not None:
             try:
@@ -217,7 +217,7 @@ class ManagedSession(rt.Session):
         text = f"recovered within {took_secs:.2f} s"
         if now is None:
             logging.warning("%s", text)
-        elif known is None or (known <= now and self._life(broken) == self._life(fresh)):
+        elif known is None or (known <= now and self._value_id(broken) == self._value_id(fresh)):
             logging.warning("%s at step %d: no step that this task has seen is lost", text, now)
         elif known <= now:  # gone back, and the others have trained on since
             logging.warning(
@@ -231,9 +231,9 @@ class ManagedSession(rt.Session):
                 "%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known
             )
 
-    def _life(self, session: rt.Session) -> str:
+    def _value_id(self, session: rt.Session) -> str:
         """Which life of the global step's task a session uses; replacing values replaces those of every task."""
-        return session.lives[session.placement([self._global_step])[self._global_step].task_name]
+        return session.value_ids[session.placement([self._global_step])[self._global_step].task_name]
 
     def last_step(self) -> int | None:
         """The latest global step that a run has fetched, None when none has; after a recovery the one gone back to."""
@@ -260,9 +260,9 @@ class ManagedSession(rt.Session):
     # -- what the present session answers ----------------------------------------------------------------------
 
     @property
-    def lives(self) -> dict[str, str]:
-        """As ``Session.lives``, of the present session."""
-        return self.raw.lives
+    def value_ids(self) -> dict[str, str]:
+        """As ``Session.value_ids``, of the present session."""
+        return self.raw.value_ids
 
     @property
     def task(self) -> str:
@@ -285,9 +285,9 @@ class ManagedSession(rt.Session):
         return self.raw.left_tasks
 
     @property
-    def shards(self) -> rt.Shards:
-        """As ``Session.shards``, of the present session."""
-        return self.raw.shards
+    def shards(self) -> rt.CheckpointCoordinator:
+        """As ``Session.checkpoint_coordinator``, of the present session."""
+        return self.raw.checkpoint_coordinator
 
     def list_devices(self) -> list[Any]:
         """As ``Session.list_devices``, of the present session."""

@@ -104,7 +104,7 @@ class MonitoredSession:
             hook.begin()
         own = creator if isinstance(creator, TrainingSessionCreator) else None
         if own is not None:
-            own.patience = self._life.patience
+            own.grace_period = self._life.grace_period
             own.recovers = self._recovers
             probe = own.manager().probe
         records = own.records() if own is not None else None
@@ -122,7 +122,7 @@ class MonitoredSession:
             records=records,
             recover=self._recovers,
             global_step=get_global_step(self._graph),
-            on_recovery=self._greet,
+            on_recovery=self._run_after_create,
             probe=probe if own is not None else None,
             give_up_secs=own.give_up_secs if own is not None else math.inf,
         )
@@ -133,7 +133,7 @@ class MonitoredSession:
             try:
                 for runner in self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS):
                     runner.create_threads(self._session, coord=self._coord, daemon=True, start=True)
-                self._greet_first(self._session)
+                self._run_after_first_create(self._session)
             except BaseException:  # nobody gets this session, so nobody will close it
                 self._abandon()
                 raise
@@ -146,15 +146,15 @@ class MonitoredSession:
         if not self._graph_was_final:
             self._graph.unsafe_unfinalize()
 
-    def _greet(self, session: rt.Session) -> None:
+    def _run_after_create(self, session: rt.Session) -> None:
         for hook in self._hooks:
             hook.after_create_session(session, self._coord)
 
-    def _greet_first(self, session: ManagedSession) -> None:
+    def _run_after_first_create(self, session: ManagedSession) -> None:
         while True:
             raw = session.raw
             try:
-                return self._greet(raw)
+                return self._run_after_create(raw)
             except LOST_CONTACT as error:
                 session.recover(raw, error)  # which greets
                 return None
@@ -253,14 +253,14 @@ class MonitoredSession:
         run_metadata: Any = None,
     ) -> Any:
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict, options), raw)
-        asked: dict[int, Any] = {}
+        requested: dict[int, Any] = {}
         feeds = dict(feed_dict or {})
         for number, hook in enumerate(self._hooks):
             args = hook.before_run(context)
             if args is None:
                 continue
             if args.fetches is not None:
-                asked[number] = args.fetches
+                requested[number] = args.fetches
             for key, value in (args.feed_dict or {}).items():
                 if key in feeds:
                     raise RuntimeError(f"Same tensor is fed by two hooks, or by a hook and the caller: {key!r}")
@@ -268,7 +268,7 @@ class MonitoredSession:
             options = merged_options(options, args.options)
         if options is not None and options.trace_level and run_metadata is None:
             run_metadata = rt.RunMetadata()
-        merged = {"caller": fetches, "hooks": asked} if asked else {"caller": fetches}
+        merged = {"caller": fetches, "hooks": requested} if requested else {"caller": fetches}
         results = raw.run(merged, feeds or None, options, run_metadata)
         given = results.get("hooks", {})
         for number, hook in enumerate(self._hooks):

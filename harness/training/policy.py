@@ -34,7 +34,7 @@ class Action(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Report:
+class ClusterReport:
     """What the cluster reports.
 
     Attributes:
@@ -44,7 +44,7 @@ class Report:
         phases: phase of the run record ("new", "loading", "ready", "finished") by task; empty without a cluster.
         addresses: of these tasks, as far as they are known.
         chief: the task that leads, with its address; empty when none does, or it is not known.
-        origins: why tasks that should go on from a mirror started without values.
+        origins: why tasks that should go on from a backup started without values.
         not_ready: what a ready operation of the user's own still misses; empty when nothing.
         checkpoint: path of the newest whole checkpoint, None when there is none.
         logdirs: log directories of the runs that the tasks' values belong to, as far as they were told.
@@ -63,7 +63,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Options:
+class StartOptions:
     """What the user asked for; times on the clock that gives ``now``.
 
     Attributes:
@@ -87,7 +87,7 @@ class Decision:
     reason: str
 
 
-def decide(now: float, role: Role, report: Report, options: Options) -> Decision:
+def decide(now: float, role: Role, report: ClusterReport, options: StartOptions) -> Decision:
     """Decides for one task.
 
     Args:
@@ -101,7 +101,7 @@ def decide(now: float, role: Role, report: Report, options: Options) -> Decision
     return _for_chief(now, report, options) if role is Role.CHIEF else _for_other(now, report, options)
 
 
-def other_run(report: Report, logdir: str, step: int | None) -> str:
+def other_run(report: ClusterReport, logdir: str, step: int | None) -> str:
     """What a chief that keeps a live model must say aloud: that it is another run's. Empty when nothing tells so.
 
     Args:
@@ -123,7 +123,7 @@ def other_run(report: Report, logdir: str, step: int | None) -> str:
     )
 
 
-def _for_chief(now: float, report: Report, options: Options) -> Decision:
+def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> Decision:
     loading = _tasks_in(report, "loading")
     settled = report.variables > 0 or bool(_tasks_in(report, "ready", "finished"))
     if not report.missing and not loading and settled:
@@ -147,32 +147,32 @@ def _for_chief(now: float, report: Report, options: Options) -> Decision:
     )
 
 
-def _for_other(now: float, report: Report, options: Options) -> Decision:
+def _for_other(now: float, report: ClusterReport, options: StartOptions) -> Decision:
     if _tasks_in(report, "finished"):
         return Decision(Action.END, "the chief has finished training")
     loading = _tasks_in(report, "loading")
     if report.missing:
-        return _wait(now, options, f"the chief has not yet initialised {_some(report.missing)}{_whom(report)}")
+        return _wait(now, options, f"the chief has not yet initialised {_some(report.missing)}{_waited_for(report)}")
     if loading:
-        return _wait(now, options, f"the chief is still giving {', '.join(loading)} values{_whom(report)}")
+        return _wait(now, options, f"the chief is still giving {', '.join(loading)} values{_waited_for(report)}")
     if report.not_ready:
         return _wait(now, options, f"not ready: {report.not_ready}")
     return Decision(Action.JOIN, "the model is ready")
 
 
-def _wait(now: float, options: Options, reason: str) -> Decision:
+def _wait(now: float, options: StartOptions, reason: str) -> Decision:
     return Decision(Action.WAIT if now < options.give_up_at else Action.GIVE_UP, reason)
 
 
-def _whom(report: Report) -> str:
+def _waited_for(report: ClusterReport) -> str:
     """On whom a task waits that waits for the chief: the chief, or those whom the first chief to come will tell."""
     if report.chief:
         return f"; waiting for {report.chief}"
-    asked = [f"{task} at {report.addresses[task]}" if task in report.addresses else task for task in report.phases]
-    return f"; no chief has come to {', '.join(asked)} yet" if asked else ""
+    reached = [f"{task} at {report.addresses[task]}" if task in report.addresses else task for task in report.phases]
+    return f"; no chief has come to {', '.join(reached)} yet" if reached else ""
 
 
-def _tasks_in(report: Report, *phases: str) -> list[str]:
+def _tasks_in(report: ClusterReport, *phases: str) -> list[str]:
     return [task for task, phase in report.phases.items() if phase in phases]
 
 

@@ -17,7 +17,7 @@ from absl import logging
 EXIT_CODE = 128 + signal.SIGTERM
 _AGAIN_SECS = 0.01
 
-_Told = float | signal.Signals | None
+_Event = float | signal.Signals | None
 """When the grace period ends, a signal to send again, or that the block has ended."""
 
 
@@ -62,7 +62,7 @@ class _Leave:
         self._raised = False
         self._noticed = False
         self._ignored = sys.unraisablehook
-        self._told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._attend, name="preemption", daemon=True)
         self._thread.start()
 
@@ -70,14 +70,14 @@ class _Leave:
         """The signal has come: the grace period begins."""
         if not self._noticed:
             self._noticed = True
-            self._told.put(time.monotonic() + self._grace_secs)
+            self._events.put(time.monotonic() + self._grace_secs)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.notice()
         if self._raised:  # with a second signal the way out is being taken
             return
         if _within(_Leave.discarded.__code__, frame):
-            self._told.put(signal.SIGTERM)
+            self._events.put(signal.SIGTERM)
             return
         self._raised = True
         raise self._exit
@@ -86,15 +86,15 @@ class _Leave:
         """Python tells of an exception that nobody can catch: one that a signal has raised must come out elsewhere."""
         if what.exc_value is self._exit:
             self._raised = False
-            self._told.put(signal.SIGTERM)
+            self._events.put(signal.SIGTERM)
         elif isinstance(what.exc_value, KeyboardInterrupt):
-            self._told.put(signal.SIGINT)
+            self._events.put(signal.SIGINT)
         else:
             self._ignored(what)
 
     def end(self) -> None:
         """The block has ended in time."""
-        self._told.put(None)
+        self._events.put(None)
         self._thread.join()
 
     def _attend(self) -> None:
@@ -103,17 +103,17 @@ class _Leave:
         until: float | None = None
         while True:
             try:
-                told = self._told.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                event = self._events.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
             except queue.Empty:
                 _cut_off(self._grace_secs)
             else:
-                if told is None:
+                if event is None:
                     return
-                if isinstance(told, signal.Signals):
+                if isinstance(event, signal.Signals):
                     time.sleep(_AGAIN_SECS)  # the callback that it came into may go on for a moment
-                    signal.pthread_kill(main, told)
+                    signal.pthread_kill(main, event)
                 else:
-                    until = told
+                    until = event
                     logging.warning("SIGTERM: ending within %g s", self._grace_secs)
 
 

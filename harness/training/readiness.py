@@ -110,7 +110,7 @@ def filtered(config: rt.SessionConfig | None, graph: rt.Graph, start_secs: float
     return replace(config, device_filters=filters, start_timeout_secs=start_secs)
 
 
-def patient(config: rt.SessionConfig | None, secs: float) -> rt.SessionConfig:
+def with_start_timeout(config: rt.SessionConfig | None, secs: float) -> rt.SessionConfig:
     """Session options under which a step waits ``secs`` seconds at least for a task that is silent but not gone.
 
     A new session could not know whether the silent task has done what it was asked for; the old one will.

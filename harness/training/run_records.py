@@ -21,7 +21,7 @@ ANSWER_SECS = 10.0
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecordView:
     """The record of one task.
 
     Attributes:
@@ -35,7 +35,7 @@ class Record:
         done: tasks that need this one no more.
         silent: by task that has joined and is not done, for how long it has given no sign of life there, seconds.
         saved_step: of the last checkpoint of a run that has finished; None when nobody has told.
-        origin: why the task started without the values that it should have had a mirror of.
+        origin: why the task started without the values that it should have had a backup of.
         logdir: log directory of the run that the task's values belong to; empty when nobody has told.
     """
 
@@ -71,17 +71,17 @@ class RunRecords:
         self._took_part: frozenset[str] = frozenset()
         """All of whom any record has told: one that is started again has forgotten who was there before."""
 
-    def look(self) -> dict[str, Record]:
+    def inspect(self) -> dict[str, RunRecordView]:
         """The records as they are, by task name.
 
         Raises:
             UnavailableError, AbortedError: a task is not there, or has restarted just now.
         """
-        return self._ask("look")
+        return self._request("inspect")
 
-    def claim(self) -> dict[str, Record]:
+    def claim(self) -> dict[str, RunRecordView]:
         """Takes the lead: from now on the orders of any other chief are refused."""
-        return self._ask("claim")
+        return self._request("claim")
 
     def load(self) -> bool:
         """Orders the tasks to let nobody train while this chief replaces values.
@@ -92,8 +92,10 @@ class RunRecords:
         Raises:
             PermissionDeniedError: another chief has taken the lead; names it.
         """
-        before = self.look()
-        return any(r.generation != before[task].generation for task, r in self._ask("load").items() if task in before)
+        before = self.inspect()
+        return any(
+            r.generation != before[task].generation for task, r in self._request("load").items() if task in before
+        )
 
     def open(self, logdir: str = "") -> None:
         """Orders the tasks to let everybody train.
@@ -104,7 +106,7 @@ class RunRecords:
         Raises:
             PermissionDeniedError: another chief leads.
         """
-        self._ask("open", logdir=logdir)
+        self._request("open", logdir=logdir)
 
     def finish(
         self, silence_secs: float, counter: tuple[str, str] | None = None, saved_step: int | None = None
@@ -117,11 +119,11 @@ class RunRecords:
             saved_step: its value in the last checkpoint; None when there is none.
         """
         known = sorted(self._took_part)
-        self._ask("finish", silence_secs=silence_secs, counter=counter, saved_step=saved_step, took_part=known)
+        self._request("finish", silence_secs=silence_secs, counter=counter, saved_step=saved_step, took_part=known)
 
     def leads(self) -> bool:
         """Whether no other chief has taken the lead; a task that has just restarted knows of none."""
-        return all(record.leader in (0, self._number) for record in self.look().values())
+        return all(record.leader in (0, self._number) for record in self.inspect().values())
 
     def join(self, session: int = 0) -> None:
         """Tells the tasks that this one takes part.
@@ -129,24 +131,24 @@ class RunRecords:
         Args:
             session: the session that it trains in: as long as that gives signs of life, the task lives.
         """
-        self._ask("join", session=session)
+        self._request("join", session=session)
 
     def rest(self, session: int) -> None:
         """Tells the tasks that this one trains no more in a session, though it still needs them."""
-        self._ask("rest", session=session)
+        self._request("rest", session=session)
 
-    def done(self, leave: bool, session: int = 0) -> dict[str, Record]:
+    def done(self, leave: bool, session: int = 0) -> dict[str, RunRecordView]:
         """Tells the tasks that this one needs them no more.
 
         Args:
             leave: they may go when nobody needs them; False when somebody else (a launcher) ends them.
             session: that it has trained in.
         """
-        return self._ask("done", leave=leave, session=session)
+        return self._request("done", leave=leave, session=session)
 
     def wait_loaded(self, timeout_secs: float) -> bool:
         """Waits until no chief is loading; returns whether that is so now."""
-        answer = self._ask("wait_loaded", wait=timeout_secs)
+        answer = self._request("wait_loaded", wait=timeout_secs)
         return all(record.phase != "loading" for record in answer.values())
 
     def wait_done(self, timeout_secs: float) -> dict[str, float]:
@@ -156,7 +158,7 @@ class RunRecords:
             Those that are not, with their addresses, and for how long they have given no sign of life to any of the
             tasks, seconds; infinite when they never gave one.
         """
-        records = self._ask("wait_done", wait=timeout_secs)
+        records = self._request("wait_done", wait=timeout_secs)
         addresses = {name: address for record in records.values() for name, address in record.addresses.items()}
         silences = [record.silent for record in records.values()]
         return {
@@ -171,13 +173,13 @@ class RunRecords:
 
     _task = ""
 
-    def _ask(self, action: str, *, wait: float = 0.0, **arguments: Any) -> dict[str, Record]:
+    def _request(self, action: str, *, wait: float = 0.0, **arguments: Any) -> dict[str, RunRecordView]:
         try:
             return self._exchange(action, wait, arguments)
         except rt.DeadlineExceededError as error:
             raise rt.UnavailableError(error.message, task=error.task) from None
 
-    def _exchange(self, action: str, wait: float, arguments: Mapping[str, Any]) -> dict[str, Record]:
+    def _exchange(self, action: str, wait: float, arguments: Mapping[str, Any]) -> dict[str, RunRecordView]:
         config = replace(self._config, start_timeout_secs=self.answer_secs, reconnect_secs=self.answer_secs)
         with rt.Graph().as_default(), rt.Session(self._target, config=config) as session:
             self._task = session.task
@@ -208,7 +210,7 @@ def at(task: str, address: str) -> str:
     return f"{task} at {address}" if address else task
 
 
-def others(records: Mapping[str, Record], own: str) -> list[str]:
+def others(records: Mapping[str, RunRecordView], own: str) -> list[str]:
     """The tasks, but ``own``, that take part by any of ``records`` and are not done."""
     joined = dict.fromkeys(task for record in records.values() for task in record.joined)
     done = {task for record in records.values() for task in record.done}
@@ -222,8 +224,8 @@ def _holders(session: rt.Session) -> list[str]:
     return ps or sorted(names)[:1]
 
 
-def _record(answer: Mapping[str, Any]) -> Record:
-    return Record(
+def _record(answer: Mapping[str, Any]) -> RunRecordView:
+    return RunRecordView(
         answer["phase"],
         answer["leader"],
         at(answer["leader_name"], answer["leader_address"]),

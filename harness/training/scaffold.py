@@ -131,7 +131,7 @@ class TrainingSessionCreator(SessionCreator):
         self._config = config
         self._max_wait_secs = max_wait_secs
         self._manager: SessionManager | None = None
-        self.patience: Patience | None = None
+        self.grace_period: Patience | None = None
         """Ends waits when training is to stop; the monitored session sets it."""
         self.recovers = True
         """Whether a silent task is waited for, so that no step is lost or doubled; the monitored session sets it."""
@@ -155,7 +155,7 @@ class TrainingSessionCreator(SessionCreator):
                 ready_op=self._scaffold.ready_op,
                 ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
                 graph=graph,
-                patience=self.patience,
+                grace_period=self.grace_period,
             )
         return self._manager
 
@@ -175,7 +175,7 @@ class TrainingSessionCreator(SessionCreator):
 
     def _options(self) -> rt.SessionConfig | None:
         config = readiness.for_recovery(self._config) if self.recovering else self._config
-        return readiness.patient(config, self._max_wait_secs) if self.recovers else config
+        return readiness.with_start_timeout(config, self._max_wait_secs) if self.recovers else config
 
 
 class ChiefSessionCreator(TrainingSessionCreator):

@@ -64,11 +64,11 @@ class Checkpoints:
         self._writer = writer
         self._leads = leads
         self._lock = threading.Lock()
-        self._asked: int | None = None
+        self._step: int | None = None
         self._saved_step: int | None = None
         self._saved_path: str | None = None
         self._stands = False  # variables are known to have changed under the step that was saved last
-        self._told_standing = False
+        self._logged_standing = False
         self._running: SaveHandle | None = None
         self._within: rt.Session | None = None  # the session of what is running
 
@@ -80,7 +80,7 @@ class Checkpoints:
             ResourceExhaustedError: the disk is full.
         """
         with self._lock:
-            self._look(session, wait=True)
+            self._inspect(session, wait=True)
             if not self._is_due(session):
                 return None
             path = str(self._saved(session, wait=True))
@@ -94,7 +94,7 @@ class Checkpoints:
             PermissionDeniedError: another chief has taken the lead.
         """
         with self._lock:
-            self._look(session)
+            self._inspect(session)
             if not self._is_due(session):
                 return
             if isinstance(self._saver, BackgroundSaver):
@@ -112,7 +112,7 @@ class Checkpoints:
             last = self._saved_path or self._on_disk()
             return last is None or self._changed(session, last)
 
-    def look(self, session: rt.Session) -> None:
+    def inspect(self, session: rt.Session) -> None:
         """Looks whether what was begun has ended.
 
         A full disk or a lost task cost this checkpoint, not the training: the one that is told of and counted, the
@@ -123,7 +123,7 @@ class Checkpoints:
         """
         if self._running is not None:
             with self._lock:
-                self._look(session)
+                self._inspect(session)
 
     def settle(self, secs: float) -> None:
         """Waits for the end of what was begun, well or not, at most so many seconds: training ends with an error."""
@@ -137,7 +137,7 @@ class Checkpoints:
             self._saver.skipped += count
         rt.metrics.add("checkpoints_skipped_total", count)
 
-    def _look(self, session: rt.Session, *, wait: bool = False) -> None:
+    def _inspect(self, session: rt.Session, *, wait: bool = False) -> None:
         handle = self._running
         if handle is None or not (wait or handle.done()):
             return
@@ -145,14 +145,14 @@ class Checkpoints:
         try:
             path = handle.result()
         except rt.ResourceExhaustedError as error:
-            tell_full(error)
+            log_full(error)
         except LOST_CONTACT as error:
             logging.warning("this checkpoint was not saved: %s", error)
         except (rt.CancelledError, RuntimeError) as error:
-            if _mirrored(error):
+            if _is_takeover(error):
                 logging.info("begins this checkpoint again: %s", error)
                 self._start(session)
-                self._look(session, wait=wait)
+                self._inspect(session, wait=wait)
             elif self._within is not underlying(session):
                 logging.warning("this checkpoint was not saved: its session was replaced meanwhile: %s", error)
             else:
@@ -162,9 +162,9 @@ class Checkpoints:
 
     def _is_due(self, session: rt.Session) -> bool:
         if self._global_step is not None:
-            self._asked = int(session.run(self._global_step))
+            self._step = int(session.run(self._global_step))
             last = self._saved_path or self._on_disk()
-            if last is not None and self._asked == step_in(last) and not self._changed(session, last):
+            if last is not None and self._step == step_in(last) and not self._changed(session, last):
                 return False
         if not self._leads():
             raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
@@ -193,14 +193,14 @@ class Checkpoints:
             self._running, self._within = handle, raw
 
     def _saved(self, session: rt.Session, *, wait: bool) -> Any:
-        """Saves; again when a ps died meanwhile that goes on from its mirror: the session does not notice."""
+        """Saves; again when a ps died meanwhile that goes on from its backup: the session does not notice."""
         raw = underlying(session)
         options = {} if wait else {"wait": False}
         while True:
             try:
                 return self._saver.save(raw, self._path, global_step=self._global_step, **options)
             except (rt.CancelledError, RuntimeError) as error:
-                if _mirrored(error):
+                if _is_takeover(error):
                     logging.info("begins this checkpoint again: %s", error)
                 elif raw is not underlying(session):
                     raise rt.AbortedError(f"its session was replaced meanwhile: {error}") from error
@@ -211,9 +211,9 @@ class Checkpoints:
         # The step in the name is the one in the checkpoint: others go on training while this one asks.
         before, self._saved_path = self._saved_step, path
         found = step_in(path)
-        self._saved_step = found if self._asked is not None and found is not None else self._asked
-        if self._stands and before is not None and before == self._saved_step and not self._told_standing:
-            self._told_standing = True
+        self._saved_step = found if self._step is not None and found is not None else self._step
+        if self._stands and before is not None and before == self._saved_step and not self._logged_standing:
+            self._logged_standing = True
             logging.warning(
                 "variables change but the global step stays at %d: each checkpoint replaces the one before; pass "
                 "global_step to minimize() or apply_gradients(), or count it in a step of your own",
@@ -248,7 +248,7 @@ def step_in(path: str) -> int | None:
     return int(name) if name.isdigit() else None
 
 
-def tell_full(error: rt.ResourceExhaustedError) -> None:
+def log_full(error: rt.ResourceExhaustedError) -> None:
     """Tells that a checkpoint is missing because the disk is full."""
     logging.error("%s; training goes on, without this checkpoint: make room", error)
 
@@ -259,14 +259,14 @@ def costs_this_one(error: rt.OpError) -> bool:
     The disk was away, or the tasks could not be held still together for long enough.
     """
     disk = isinstance(error, rt.UnavailableError) and not error.task
-    torn = isinstance(error, rt.DeadlineExceededError) and "no consistent cut" in error.message
+    torn = isinstance(error, rt.DeadlineExceededError) and "no consistent snapshot" in error.message
     if disk or torn:
         logging.warning("this checkpoint was not saved: %s", error)
     return disk or torn
 
 
-def _mirrored(error: Exception) -> bool:
-    return "goes on from its mirror" in str(error)
+def _is_takeover(error: Exception) -> bool:
+    return "goes on from its backup" in str(error)
 
 
 class CheckpointThread(LooperThread):
@@ -291,7 +291,7 @@ class CheckpointThread(LooperThread):
             with while_open(self._session):
                 self._checkpoints.save(self._session)
         except rt.ResourceExhaustedError as error:
-            tell_full(error)
+            log_full(error)
         except LOST_CONTACT as error:
             if not costs_this_one(error):
                 logging.warning("this checkpoint was not saved: %s", error)

@@ -71,7 +71,7 @@ class _Request:
     role: Role
     master: str
     config: rt.SessionConfig | None
-    options: policy.Options
+    options: policy.StartOptions
     records: RunRecords | None
     init_op: Any = None
     init_feed_dict: Mapping[Any, Any] | None = None
@@ -99,7 +99,7 @@ class SessionManager:
         recovery_wait_secs: how often a ready operation of the user's own is looked at. Variables need no looking at:
             their tasks tell the moment they are ready.
         local_init_feed_dict: feeds of ``local_init_op``.
-        patience: ends waits when training is to stop.
+        grace_period: ends waits when training is to stop.
 
     Raises:
         ValueError: ``ready_for_local_init_op`` without ``local_init_op``.
@@ -114,7 +114,7 @@ class SessionManager:
         recovery_wait_secs: float = 30,
         local_init_feed_dict: Mapping[Any, Any] | None = None,
         *,
-        patience: Patience | None = None,
+        grace_period: Patience | None = None,
     ) -> None:
         if ready_for_local_init_op is not None and local_init_op is None:
             raise ValueError(
@@ -126,10 +126,10 @@ class SessionManager:
         self._ready_for_local_init_op = ready_for_local_init_op
         self._recovery_wait_secs = recovery_wait_secs
         self._local_init_feed_dict = local_init_feed_dict
-        self._patience = patience or Patience(Coordinator())
-        self._patient_by_itself = patience is None
+        self._grace_period = grace_period or Patience(Coordinator())
+        self._has_own_grace_period = grace_period is None
         self._records: dict[tuple[str, bool], RunRecords] = {}
-        self._told = ""
+        self._logged = ""
         self._missing, self._awaited, self._await_secs = readiness.operations(self._graph)
         self._variables = len(self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
 
@@ -138,14 +138,14 @@ class SessionManager:
         """A tensor that touches every task that holds variables: fetching it finds out who is lost."""
         return self._missing
 
-    def stop_with(self, patience: Patience) -> None:
-        """Lets a Supervisor's patience end waits, unless one was given to the constructor.
+    def stop_with(self, grace_period: Patience) -> None:
+        """Lets a Supervisor's grace period end waits, unless one was given to the constructor.
 
         Args:
-            patience: ends waits when training is to stop.
+            grace_period: ends waits when training is to stop.
         """
-        if self._patient_by_itself:
-            self._patience = patience
+        if self._has_own_grace_period:
+            self._grace_period = grace_period
 
     # -- the three ways ----------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class SessionManager:
         """
         if checkpoint_dir and checkpoint_filename_with_path:
             raise ValueError("Can not provide both checkpoint_dir and checkpoint_filename_with_path.")
-        options = policy.Options(
+        options = policy.StartOptions(
             time.monotonic() + readiness.limit_secs(config, max_wait_secs),
             init_op is not None or init_fn is not None or self._local_init_op is not None,
             wait_for_checkpoint,
@@ -262,7 +262,7 @@ class SessionManager:
             TrainingOver: the chief has finished training.
             DeadlineExceededError: the model was not ready in time; says what was missing.
         """
-        options = policy.Options(time.monotonic() + readiness.limit_secs(config, max_wait_secs))
+        options = policy.StartOptions(time.monotonic() + readiness.limit_secs(config, max_wait_secs))
         records = self.records(master, config, Role.OTHER)
         return self._until_ready(_Request(Role.OTHER, master, config, options, records))
 
@@ -284,7 +284,7 @@ class SessionManager:
         started = time.monotonic()
         backoff = FIRST_BACKOFF_SECS
         session: rt.Session | None = None
-        report: policy.Report | None = None
+        report: policy.ClusterReport | None = None
         try:
             while True:
                 try:
@@ -312,7 +312,7 @@ class SessionManager:
                         session.close()
                         session = None
                     self._note_loss(request, error, started)
-                    self._patience.wait(backoff)
+                    self._grace_period.wait(backoff)
                     backoff = min(2 * backoff, LAST_BACKOFF_SECS)
         except BaseException:  # nobody gets this session, so nobody will close it
             if session is not None:
@@ -321,7 +321,7 @@ class SessionManager:
 
     def _open(self, request: _Request) -> rt.Session:
         left = max(0.1, request.options.give_up_at - time.monotonic())
-        secs = self._patience.at_most(min(left, ATTEMPT_SECS))
+        secs = self._grace_period.at_most(min(left, ATTEMPT_SECS))
         with _silence_is_loss():
             return rt.Session(request.master, self._graph, readiness.filtered(request.config, self._graph, secs))
 
@@ -331,11 +331,11 @@ class SessionManager:
         if now >= request.options.give_up_at:
             text = f"Session was not ready after waiting {now - started:.0f} secs: {error}"
             raise rt.DeadlineExceededError(text) from error
-        if self._patience.exhausted():
+        if self._grace_period.exhausted():
             raise error
-        self._tell(f"{request.role.value}: waiting: {error}")
+        self._log(f"{request.role.value}: waiting: {error}")
 
-    def _ask(self, request: _Request, session: rt.Session, last: policy.Report | None) -> policy.Report:
+    def _ask(self, request: _Request, session: rt.Session, last: policy.ClusterReport | None) -> policy.ClusterReport:
         """What the cluster reports; one that is not the chief first waits for what the last report lacked."""
         if request.role is Role.CHIEF:
             checkpoint = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
@@ -347,7 +347,7 @@ class SessionManager:
             report = replace(report, not_ready=self._local_init(session))
         return report
 
-    def _await(self, request: _Request, session: rt.Session, last: policy.Report) -> None:
+    def _await(self, request: _Request, session: rt.Session, last: policy.ClusterReport) -> None:
         """Waits a while for what was missing when the cluster reported last."""
         wait_secs = max(0.0, min(request.options.give_up_at - time.monotonic(), ATTEMPT_SECS))
         if last.missing:
@@ -357,24 +357,24 @@ class SessionManager:
         elif "loading" in last.phases.values() and request.records is not None:
             request.records.wait_loaded(wait_secs)
 
-    def _report(self, session: rt.Session, records: RunRecords | None, checkpoint: str | None) -> policy.Report:
+    def _report(self, session: rt.Session, records: RunRecords | None, checkpoint: str | None) -> policy.ClusterReport:
         with _silence_is_loss():
             names = session.run(self._missing, timeout_secs=ATTEMPT_SECS)
-        looked = {} if records is None else records.look()
-        return policy.Report(
+        found = {} if records is None else records.inspect()
+        return policy.ClusterReport(
             variables=self._variables,
             missing=_names(names),
-            phases={task: record.phase for task, record in looked.items()},
-            addresses={task: record.address for task, record in looked.items() if record.address},
-            chief=next((record.chief for record in looked.values() if record.chief), ""),
-            origins=[record.origin for record in looked.values() if record.origin],
+            phases={task: record.phase for task, record in found.items()},
+            addresses={task: record.address for task, record in found.items() if record.address},
+            chief=next((record.chief for record in found.values() if record.chief), ""),
+            origins=[record.origin for record in found.values() if record.origin],
             checkpoint=checkpoint,
-            logdirs=[record.logdir for record in looked.values() if record.logdir],
+            logdirs=[record.logdir for record in found.values() if record.logdir],
         )
 
-    def _decide(self, role: Role, report: policy.Report, options: policy.Options) -> policy.Decision:
+    def _decide(self, role: Role, report: policy.ClusterReport, options: policy.StartOptions) -> policy.Decision:
         decision = policy.decide(time.monotonic(), role, report, options)
-        self._tell(f"{role.value}: {decision.action.value}: {decision.reason}", again=decision.action is Action.WAIT)
+        self._log(f"{role.value}: {decision.action.value}: {decision.reason}", again=decision.action is Action.WAIT)
         return decision
 
     def _raise_if_hopeless(self, request: _Request, decision: policy.Decision, started: float) -> None:
@@ -386,18 +386,18 @@ class SessionManager:
                 raise RuntimeError(
                     "Model is not initialized and no init_op or init_fn or local_init_op was given: " + decision.reason
                 )
-        elif gives_up or self._patience.exhausted():
+        elif gives_up or self._grace_period.exhausted():
             limit = request.options.give_up_at - started
             raise rt.DeadlineExceededError(f"Session was not ready after waiting {limit:.0f} secs: {decision.reason}")
 
-    def _wait(self, request: _Request, report: policy.Report) -> None:
+    def _wait(self, request: _Request, report: policy.ClusterReport) -> None:
         """Waits before the cluster is asked again, where asking does not wait by itself."""
         if request.role is Role.CHIEF or report.not_ready:
             left = max(0.0, request.options.give_up_at - time.monotonic())
-            self._patience.wait(min(self._recovery_wait_secs, left))
+            self._grace_period.wait(min(self._recovery_wait_secs, left))
 
     def _act(
-        self, request: _Request, session: rt.Session, report: policy.Report, action: Action, live: int | None
+        self, request: _Request, session: rt.Session, report: policy.ClusterReport, action: Action, live: int | None
     ) -> None:
         """Carries out what the chief is to do, and lets everybody train."""
         if action is Action.KEEP:
@@ -405,17 +405,17 @@ class SessionManager:
                 logging.warning("%s", warning)
         elif action is Action.RESTORE:
             path = _restore(request.saver, session, request.checkpoint_dir, str(report.checkpoint))
-            self._tell_lost(session, live, path)
+            self._log_lost(session, live, path)
         else:
             _initialize(session, request.init_op, request.init_feed_dict, request.init_fn)
         self._make_ready(session, request.init_op, request.init_fn)
         if request.records is not None:
             request.records.open(request.logdir)
 
-    def _tell(self, text: str, again: bool = False) -> None:
-        if text != self._told or again:
+    def _log(self, text: str, again: bool = False) -> None:
+        if text != self._logged or again:
             logging.info("%s", text)
-            self._told = text
+            self._logged = text
 
     def _make_ready(self, session: rt.Session, init_op: Any, init_fn: Any) -> None:
         missing = self._try_local_init(session)
@@ -440,7 +440,7 @@ class SessionManager:
     def _local_init(self, session: rt.Session) -> str:
         return self._try_local_init(session) or readiness.reason(session, self._ready_op)
 
-    def _live_step(self, session: rt.Session, report: policy.Report) -> int | None:
+    def _live_step(self, session: rt.Session, report: policy.ClusterReport) -> int | None:
         """The global step as it stands on its task, None when it is lost or there is none."""
         step = get_global_step(self._graph)
         if "loading" in report.phases.values():  # a chief has died on its way: it may be the restored one already
@@ -452,7 +452,7 @@ class SessionManager:
         except rt.FailedPreconditionError:
             return None
 
-    def _tell_lost(self, session: rt.Session, live: int | None, path: str) -> None:
+    def _log_lost(self, session: rt.Session, live: int | None, path: str) -> None:
         step = get_global_step(self._graph)
         if step is None:
             return

@@ -24,7 +24,7 @@ from harness.training.managed_session import ManagedSession
 from harness.training.policy import Role
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
 
-_SAY_SECS = 10.0
+_LOG_SECS = 10.0
 _OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
 """What a stop, or the end of the input, leads to in steps that are under way: no errors of the program's own."""
 
@@ -163,10 +163,10 @@ class Supervisor:
                 ready_for_local_init_op=self._ready_for_local_init_op if local else None,
                 graph=self._graph,
                 recovery_wait_secs=recovery_wait_secs,
-                patience=self._life.patience,
+                grace_period=self._life.grace_period,
             )
             if isinstance(session_manager, SessionManager):
-                session_manager.stop_with(self._life.patience)
+                session_manager.stop_with(self._life.grace_period)
         self._init_feed_dict = init_feed_dict
         self._init_fn = init_fn
         self._save_model_secs = save_model_secs if is_chief else None
@@ -351,7 +351,7 @@ class Supervisor:
         manager = self._session_manager
         role = Role.CHIEF if self._is_chief else Role.OTHER
         if recover:  # a silent task is waited for: its step is neither lost nor doubled when it answers again
-            config = readiness.patient(config, max_wait_secs)
+            config = readiness.with_start_timeout(config, max_wait_secs)
         own = isinstance(manager, SessionManager)
 
         recovering_config = readiness.for_recovery(config)
@@ -569,7 +569,7 @@ class Supervisor:
         for thread in self._services:
             while thread.is_alive() and thread is not threading.current_thread() and not failed(self._coord):
                 saves = isinstance(thread, services.CheckpointThread)
-                thread.join(_SAY_SECS)
+                thread.join(_LOG_SECS)
                 if thread.is_alive():
                     logging.info("stopping: waiting for thread %s", thread.name)
                 if not saves:

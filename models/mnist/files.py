@@ -28,7 +28,7 @@ MIRRORS = (  # the files lie below as <name>.gz
     "https://raw.githubusercontent.com/fgnt/mnist/master",
 )
 _ANSWER_SECS, _READ_SECS, _FILE_SECS = 8.0, 20.0, 600.0  # for all mirrors to answer; for one read; for one file
-_SAY_SECS, _LOCK_SECS = 10.0, 2460.0  # between lines about the wait for a lock; who downloads needs less than this
+_LOG_SECS, _LOCK_SECS = 10.0, 2460.0  # between lines about the wait for a lock; who downloads needs less than this
 _MAX_BYTES = 64 << 20  # what is larger, compressed or not, is stopped here and not when memory is full
 
 
@@ -90,8 +90,8 @@ class _Unzipped(io.BytesIO):
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    for _ in range(round(_LOCK_SECS / _SAY_SECS)):
-        with contextlib.suppress(filelock.Timeout), filelock.FileLock(path, timeout=_SAY_SECS):
+    for _ in range(round(_LOCK_SECS / _LOG_SECS)):
+        with contextlib.suppress(filelock.Timeout), filelock.FileLock(path, timeout=_LOG_SECS):
             return (yield)
         logging.info("waiting for another process to download MNIST (it holds %s)", path)
     raise DataError(f"{path} has been held for {_LOCK_SECS:g} s; stop the process that does, or set --data_dir")

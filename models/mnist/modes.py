@@ -10,7 +10,7 @@ Together = harness.Optimizer | harness.SyncReplicas | harness.CollectiveReplicas
 
 
 def server(config: Config) -> rt.Server:
-    """The server of a task, mirrored if it is a ps and that is wanted."""
+    """The server of a task, with a backup if it is a ps and that is wanted."""
     hosts = {"ps": config.ps_hosts, "worker": config.worker_hosts or ["localhost:0"]}
     cluster = rt.ClusterSpec({job: list(tasks) for job, tasks in hosts.items() if tasks})
     if config.job_name != "ps":

@@ -1,4 +1,4 @@
-"""Mirrors: what a task keeps of its neighbour, so that the neighbour can go on as itself after it died.
+"""Backups: what a task keeps of its neighbour, so that the neighbour can go on as itself after it died.
 
 A task is described by entries: names, each with a few words (JSON) and some arrays. Its *image* is all of them as of
 one instant. The task sends what has changed since the last image; the keeper completes a new image from that, or keeps
@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-PIECE_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20
 """Bytes of arrays after which a message ends and the next one begins."""
 
 Array = np.ndarray[Any, Any]
 Header = dict[str, Any]
-REFUSED_BASE, REFUSED_LIFE = "base", "life"
+REFUSED_BASE, REFUSED_PROCESS = "base", "process_id"
 
 
 @dataclass(frozen=True)
@@ -46,33 +46,33 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Image:
+class BackupImage:
     """A task as of one instant.
 
     Attributes:
         version: counts the task's updates.
         about: what the keeper is to tell who asks for it.
-        void: why the task cannot go on from it; empty when it can.
+        unusable_because: why the task cannot go on from it; empty when it can.
         entries: by name.
     """
 
     version: int
     about: Mapping[str, Any]
-    void: str
+    unusable_because: str
     entries: Mapping[str, Entry]
 
 
-def pieces(entries: Mapping[str, Entry], limit: int = PIECE_BYTES) -> list[dict[str, Entry]]:
+def chunks(entries: Mapping[str, Entry], limit: int = CHUNK_BYTES) -> list[dict[str, Entry]]:
     """Cuts entries into messages, at least one, each of ``limit`` bytes at most unless one entry alone has more."""
-    cut: list[dict[str, Entry]] = [{}]
+    messages: list[dict[str, Entry]] = [{}]
     size = 0
     for name, entry in entries.items():
-        if cut[-1] and size + entry.nbytes > limit:
-            cut.append({})
+        if messages[-1] and size + entry.nbytes > limit:
+            messages.append({})
             size = 0
-        cut[-1][name] = entry
+        messages[-1][name] = entry
         size += entry.nbytes
-    return cut
+    return messages
 
 
 def packed(entries: Mapping[str, Entry]) -> tuple[list[Any], list[Array]]:
@@ -92,12 +92,12 @@ def unpacked(table: Sequence[Any], arrays: Sequence[Array], *, copy: bool = True
     rest = iter(arrays)
     found = {}
     for name, meta, count in table:
-        mine = itertools.islice(rest, count)
-        found[name] = Entry(meta, tuple(np.array(a) if copy else a for a in mine))
+        taken = itertools.islice(rest, count)
+        found[name] = Entry(meta, tuple(np.array(a) if copy else a for a in taken))
     return found
 
 
-class Mirrors:
+class BackupHolder:
     """The images that a task keeps of others, by their names. Thread safe.
 
     Memory: one image of each, and while a new one comes in what has changed in it.
@@ -105,21 +105,21 @@ class Mirrors:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._images: dict[str, Image] = {}
+        self._images: dict[str, BackupImage] = {}
         self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}  # life, version, entries so far
-        self._lives: dict[str, int] = {}
+        self._process_ids: dict[str, int] = {}
 
     def answer_message(self, message: Sequence[Array]) -> list[Array]:
         """Answers a message as it travels: see ``packed_message``."""
         return packed_message(*self.answer(*read_message(message)))
 
     def answer(self, header: Header, arrays: Sequence[Array]) -> tuple[Header, list[Array]]:
-        """Answers one message: ``push`` (see ``Mirror``) or ``take``."""
+        """Answers one message: ``push`` (see ``Primary``) or ``take``."""
         if header["kind"] == "take":
             return self._take(header)
         return self._push(header, arrays), []
 
-    def image(self, task: str) -> Image | None:
+    def image(self, task: str) -> BackupImage | None:
         """What is kept of a task."""
         with self._lock:
             return self._images.get(task)
@@ -131,21 +131,23 @@ class Mirrors:
             self._coming.clear()
 
     def _push(self, header: Header, arrays: Sequence[Array]) -> Header:
-        task, life, version, base = header["of"], header["life"], header["version"], header["base"]
+        task, process_id, version, base = header["of"], header["process_id"], header["version"], header["base"]
         came = unpacked(header["put"], arrays)
         with self._lock:
             if header["hello"]:
-                self._lives[task] = life
-            elif self._lives.setdefault(task, life) != life:
-                return {"refused": REFUSED_LIFE}
+                self._process_ids[task] = process_id
+            elif self._process_ids.setdefault(task, process_id) != process_id:
+                return {"refused": REFUSED_PROCESS}
             kept = self._images.get(task)
-            if base is not None and (kept is None or kept.version != base or kept.about.get("life") != life):
+            if base is not None and (
+                kept is None or kept.version != base or kept.about.get("process_id") != process_id
+            ):
                 return {"refused": REFUSED_BASE}
             if header["index"] == 0:
-                self._coming[task] = (life, version, came)
+                self._coming[task] = (process_id, version, came)
             else:
                 coming = self._coming.get(task)
-                if coming is None or coming[:2] != (life, version):
+                if coming is None or coming[:2] != (process_id, version):
                     return {"refused": REFUSED_BASE}
                 coming[2].update(came)
             if "keep" not in header:
@@ -153,23 +155,29 @@ class Mirrors:
             entries = self._coming.pop(task)[2]
             before = {} if base is None or kept is None else kept.entries
             whole = {name: entries[name] if name in entries else before[name] for name in header["keep"]}
-            self._images[task] = Image(version, {**header["about"], "life": life}, header["void"], whole)
+            self._images[task] = BackupImage(
+                version, {**header["about"], "process_id": process_id}, header["unusable_because"], whole
+            )
             return {}
 
     def _take(self, header: Header) -> tuple[Header, list[Array]]:
         task, index = header["of"], header["index"]
         with self._lock:
             if index == 0:
-                self._lives[task] = header["life"]  # who had this name before has lost it
+                self._process_ids[task] = header["process_id"]  # who had this name before has lost it
             image = self._images.get(task)
-        if image is None or image.void:
-            return {"found": False, "why": image.void if image is not None else "it has none"}, []
-        cut = pieces(image.entries)
-        table, arrays = packed(cut[index])
+        if image is None or image.unusable_because:
+            return {"found": False, "why": image.unusable_because if image is not None else "it has none"}, []
+        messages = chunks(image.entries)
+        table, arrays = packed(messages[index])
         about = dict(image.about)
-        return {"found": True, "about": about, "put": table, "version": image.version, "left": len(cut) - index - 1}, [
-            *arrays
-        ]
+        return {
+            "found": True,
+            "about": about,
+            "put": table,
+            "version": image.version,
+            "left": len(messages) - index - 1,
+        }, [*arrays]
 
 
 def packed_message(header: Header, arrays: Sequence[Array]) -> list[Array]:

@@ -1,8 +1,8 @@
-"""What there is of a task for its mirror, and how another process becomes that task.
+"""What there is of a task for its backup, and how another process becomes that task.
 
 In an image are the variables, the run record, the stages that sessions have registered, the last answer of each lane,
 who coordinates checkpoints, and which steps may be half done (the gate's memory). Not in it are what waits for somebody
-(queues, accumulators, quorums: with those a task is not mirrored), tensors that are held for other tasks, and orders of
+(queues, accumulators, quorums: with those a task has no backup), tensors that are held for other tasks, and orders of
 a checkpoint that is under way: those steps and orders fail with AbortedError, which a session that recovers makes good.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.backup.holder import Array, Entry, Header, Image, unpacked
-from runtime.backup.primary import Answered, Capture, LaneKey, Part
+from runtime.backup.holder import Array, BackupImage, Entry, Header, unpacked
+from runtime.backup.primary import Answered, Capture, CapturedEntry, LaneKey
 from runtime.proto import stage_pb2
 from runtime.state.run_record import FINISHED, LOADING
 from runtime.state.store import Slot
@@ -34,36 +34,36 @@ _SESSIONS, _RUN, _COORDINATOR, _STEPS = "sessions", "run", "coordinator", "steps
 
 
 def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
-    """References to all that the mirror of a task needs; no update may be under way."""
+    """References to all that the backup of a task needs; no update may be under way."""
     held, run, resources = worker.store.hold()
     slots = [slot for slot, _ in held]
 
     def release() -> None:
         worker.store.release(slots)
 
-    void = _void(run, [name for _, name in resources])
-    if void:
-        return Capture(void, {}, release)
+    unusable_because = _unusable_because(run, [name for _, name in resources])
+    if unusable_because:
+        return Capture(unusable_because, {}, release)
     kinds = {device: [d.type, d.index] for d, device in worker.devices.items()}
     parts = {
-        _name(_VARIABLE, *slot.key): Part(weakref.ref(value), functools.partial(_variable, slot, value, kinds))
+        _name(_VARIABLE, *slot.key): CapturedEntry(weakref.ref(value), functools.partial(_variable, slot, value, kinds))
         for slot, value in held
     }
     calls, unused, sessions = worker.registry.kept()
-    parts |= {_name(_STAGE, h): Part(h, functools.partial(_stage, call)) for h, call in calls.items()}
-    parts |= {_name(_STAGE, h): Part(h, functools.partial(_as_it_is, entry)) for h, entry in unused.items()}
-    parts |= {_name(_ANSWER, *key): Part(a.seq, functools.partial(_answer, a)) for key, a in answered.items()}
-    parts[_name(_RUN)] = Part(json.dumps(run), functools.partial(Entry, run))
-    epoch, owner = worker.shards.state()
-    parts[_name(_COORDINATOR)] = Part((epoch, owner), functools.partial(Entry, [epoch, owner]))
-    parts[_name(_STEPS)] = Part(object(), functools.partial(Entry, worker.gate.state()))
+    parts |= {_name(_STAGE, h): CapturedEntry(h, functools.partial(_stage, call)) for h, call in calls.items()}
+    parts |= {_name(_STAGE, h): CapturedEntry(h, functools.partial(_as_it_is, entry)) for h, entry in unused.items()}
+    parts |= {_name(_ANSWER, *key): CapturedEntry(a.seq, functools.partial(_answer, a)) for key, a in answered.items()}
+    parts[_name(_RUN)] = CapturedEntry(json.dumps(run), functools.partial(Entry, run))
+    epoch, owner = worker.checkpoint_participant.state()
+    parts[_name(_COORDINATOR)] = CapturedEntry((epoch, owner), functools.partial(Entry, [epoch, owner]))
+    parts[_name(_STEPS)] = CapturedEntry(object(), functools.partial(Entry, worker.gate.state()))
     listed = [[session, handles] for session, handles in sessions.items()]
-    parts[_name(_SESSIONS)] = Part(worker.registry.changes, functools.partial(Entry, listed))
+    parts[_name(_SESSIONS)] = CapturedEntry(worker.registry.changes, functools.partial(Entry, listed))
     return Capture("", parts, release)
 
 
-def _void(run: Mapping[str, Any], resources: Sequence[str]) -> str:
-    """Why a task cannot be mirrored now; ``resources``: their keys, see ``runtime.kernels.resources.named``."""
+def _unusable_because(run: Mapping[str, Any], resources: Sequence[str]) -> str:
+    """Why a task cannot have a backup now; ``resources``: their keys, see ``runtime.kernels.resources.named``."""
     if run["phase"] == LOADING:
         return "its variables are being given values"
     if run["phase"] == FINISHED:
@@ -74,13 +74,13 @@ def _void(run: Mapping[str, Any], resources: Sequence[str]) -> str:
     return ""
 
 
-def take_up(worker: Worker, image: Image, lives: int) -> dict[LaneKey, Answered]:
+def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey, Answered]:
     """Makes an empty worker what an image shows.
 
     Args:
         worker: of this process.
-        image: of an earlier life of the same task.
-        lives: how many lives the task had before this one.
+        image: of an earlier process of the same task.
+        takeovers: how many lives the task had before this one.
 
     Returns:
         By lane, what it was answered last.
@@ -104,36 +104,36 @@ def take_up(worker: Worker, image: Image, lives: int) -> dict[LaneKey, Answered]
         elif kind == _SESSIONS:
             sessions = entry.meta
         elif kind == _COORDINATOR:
-            worker.shards.take_up(*entry.meta)
+            worker.checkpoint_participant.take_up(*entry.meta)
         elif kind == _STEPS:
             worker.gate.take_up(entry.meta)
         else:
             run = entry.meta
     worker.registry.inherit(stages, {s: handles for s, handles in sessions}, _reviver(worker))
     worker.store.replace(values)
-    worker.held.reborn = True
+    worker.rendezvous.resumed = True
     if run is not None:
         worker.store.run.take_up(run)
     return answered
 
 
-def read(take: Callable[[Header], tuple[Header, Sequence[Array]]], task: str, life: int) -> Image | str:
-    """Asks the keeper of a mirror for it, piece by piece; says why when there is none to be had.
+def read(take: Callable[[Header], tuple[Header, Sequence[Array]]], task: str, process_id: int) -> BackupImage | str:
+    """Asks the keeper of a backup for it, piece by piece; says why when there is none to be had.
 
     Args:
         take: sends a message and gives its answer.
-        task: whose mirror.
-        life: of this process.
+        task: whose backup.
+        process_id: of this process.
     """
     entries: dict[str, Entry] = {}
     index = 0
     while True:
-        header, arrays = take({"kind": "take", "of": task, "life": life, "index": index})
+        header, arrays = take({"kind": "take", "of": task, "process_id": process_id, "index": index})
         if not header["found"]:
             return str(header["why"])
         entries |= unpacked(header["put"], arrays, copy=False)
         if not header["left"]:
-            return Image(header["version"], header["about"], "", entries)
+            return BackupImage(header["version"], header["about"], "", entries)
         index += 1
 
 
@@ -155,12 +155,12 @@ def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> Any:
 
 
 def _stage(call: RegisteredCall) -> Entry:
-    sha256, generation, traced, in_turn = call.origin
+    sha256, generation, traced, needs_admission = call.origin
     meta = {
         "sha256": sha256.hex(),
         "generation": generation,
         "traced": traced,
-        "in_turn": in_turn,
+        "needs_admission": needs_admission,
         "writes": call.writes,
     }
     return Entry(meta, (np.frombuffer(call_to_proto(call.call).SerializeToString(), np.uint8),))
@@ -186,7 +186,7 @@ def _reviver(worker: Worker) -> Callable[[int, Entry], RegisteredCall]:
             meta["generation"],
             meta["traced"],
             meta["writes"],
-            in_turn=meta["in_turn"],
+            needs_admission=meta["needs_admission"],
             handle=handle,
             foreign=True,
         )

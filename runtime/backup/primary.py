@@ -1,9 +1,9 @@
-"""A task's own side of its mirror: counts its updates, sends what they changed, and lets nobody run too far ahead.
+"""A task's own side of its backup: counts its updates, sends what they changed, and lets nobody run too far ahead.
 
-    update --> counted --> reply, unless more than ``lag`` updates would not be in the mirror then
+    update --> counted --> reply, unless more than ``lag`` updates would not be in the backup then
                   |--> a thread takes an image (references, microseconds), sends what changed, notes what has arrived
 
-With ``lag=0`` the reply to an update waits until the mirror has it. An image is taken between updates, never in the
+With ``lag=0`` the reply to an update waits until the backup has it. An image is taken between updates, never in the
 middle of one, and holds with the variables also what was answered on each lane: an update is in it together with its
 answer or not at all, so that one which is sent again after a restart is applied exactly once.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import logging
 
-from runtime.backup.holder import PIECE_BYTES, REFUSED_LIFE, Array, Entry, Header, packed, pieces
+from runtime.backup.holder import CHUNK_BYTES, REFUSED_PROCESS, Array, Entry, Header, chunks, packed
 from runtime.errors import AbortedError, OpError
 from runtime.transport.connection import current_call
 from runtime.transport.listener import Reply
@@ -26,7 +26,7 @@ from runtime.transport.listener import Reply
 DEFAULT_LAG = 100
 """How many updates may be lost by default."""
 SETTLE_SECS = 30.0
-"""How long a change that must be mirrored waits for that."""
+"""How long a change that must be in the backup waits for that."""
 LANE_MEMORY_SECS = 600.0
 """How long the last answer of a lane that is not used is kept."""
 _TRIES = 3
@@ -38,7 +38,7 @@ _LEAST_SECS, _MOST_SECS = 0.01, 1.0
 _FIRST_BACKOFF_SECS, _LAST_BACKOFF_SECS = 0.05, 0.5
 _WAIT_SECS = 1.0
 _CHECK_SECS = 1.0
-"""How often the holder is asked whether it still has the mirror when there is nothing to send."""
+"""How often the holder is asked whether it still has the backup when there is nothing to send."""
 
 Send = Callable[[Header, Sequence[Array]], tuple[Header, Sequence[Array]]]
 """``(header, arrays) -> header, arrays``: sends a message and gives its answer."""
@@ -47,7 +47,7 @@ LaneKey = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Part:
+class CapturedEntry:
     """One entry of a task as of an instant, not yet in words.
 
     Attributes:
@@ -64,13 +64,13 @@ class Capture:
     """A task as of one instant, by reference.
 
     Attributes:
-        void: why it cannot be mirrored now; empty when it can.
+        unusable_because: why it cannot have a backup now; empty when it can.
         parts: by name.
         release: gives the references back.
     """
 
-    void: str
-    parts: Mapping[str, Part]
+    unusable_because: str
+    parts: Mapping[str, CapturedEntry]
     release: Callable[[], None]
 
 
@@ -89,19 +89,19 @@ class Answered:
     at: float
 
 
-class Mirror:
-    """Keeps the mirror of one task up to date. ``start`` starts its thread.
+class Primary:
+    """Keeps the backup of one task up to date. ``start`` starts its thread.
 
     Args:
         task: the task.
-        holder: name of the task that holds the mirror.
-        lag: how many updates may have been answered that are not in the mirror.
-        life: number of this life of the task.
-        about: what a later life of the task needs to know before it can use the mirror.
+        holder: name of the task that holds the backup.
+        lag: how many updates may have been answered that are not in the backup.
+        process_id: number of this process of the task.
+        about: what a later process of the task needs to know before it can use the backup.
         capture: takes references to all of the task; called when no update is under way.
         send: sends a message to the holder and gives its answer.
         fenced: called when another process has taken the task's place.
-        piece_bytes: bytes of arrays in one message.
+        chunk_bytes: bytes of arrays in one message.
     """
 
     def __init__(
@@ -109,22 +109,22 @@ class Mirror:
         task: str,
         holder: str,
         lag: int,
-        life: int,
+        process_id: int,
         about: Mapping[str, Any],
         capture: Callable[[Mapping[LaneKey, Answered]], Capture],
         send: Send,
         fenced: Callable[[], None],
-        piece_bytes: int = PIECE_BYTES,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self.task = task
         self.holder = holder
         self.lag = lag
-        self._life = life
+        self._process_id = process_id
         self._about = about
         self._capture = capture
         self._send = send
         self._fenced = fenced
-        self._piece_bytes = piece_bytes
+        self._chunk_bytes = chunk_bytes
         self._lock = threading.Lock()
         self._resumed = threading.Condition(self._lock)
         self._drained = threading.Condition(self._lock)
@@ -134,10 +134,10 @@ class Mirror:
         self._running = 0
         self._version = 0
         self._taken = -1
-        self._mirrored = -1
-        self._urgent = 0  # how many wait for everything to be mirrored
+        self._replicated = -1
+        self._urgent = 0  # how many wait for everything to be in the backup
         self._lost = ""
-        self._void = ""
+        self._unusable_because = ""
         self._closed = False
         self._replaced = False
         self._answered: dict[LaneKey, Answered] = {}
@@ -148,14 +148,14 @@ class Mirror:
         self._most_lag = 0
         self._waited_secs = 0.0
         self._sent = [0, 0, 0.0]  # images, bytes, seconds
-        self._thread = threading.Thread(target=self._run, name=f"mirror {task}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"backup of {task}", daemon=True)
 
     def start(self) -> None:
         """Starts sending."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; what is not mirrored yet is sent if that takes no time. Does nothing the second time."""
+        """Ends it; what is not in the backup yet is sent if that takes no time. Does nothing the second time."""
         if self._thread.is_alive():
             self.settle(_WAIT_SECS)
         with self._lock:
@@ -174,7 +174,7 @@ class Mirror:
             run: runs it; counts by ``count`` if it is an update.
             client: who calls.
             gated: an update of variables that does not wait for anybody. What is not is no update but an order: its
-                reply waits until the mirror has all of it, whatever the lag.
+                reply waits until the backup has all of it, whatever the lag.
         """
         if not gated:
             reply = run()
@@ -201,11 +201,11 @@ class Mirror:
         return reply
 
     def _wait_in_bounds(self) -> None:
-        mine = self._version
-        if self._mirrored >= mine - self.lag:
+        version = self._version
+        if self._replicated >= version - self.lag:
             return
         began = time.monotonic()
-        while self._mirrored < mine - self.lag and not self._lost and not self._closed:
+        while self._replicated < version - self.lag and not self._lost and not self._closed:
             self._arrived.wait(_WAIT_SECS)
         self._waited_secs += time.monotonic() - began
         if self._replaced:
@@ -216,7 +216,7 @@ class Mirror:
         with self._lock:
             self._version += 1
             pending = self._version - self._taken
-            self._most_lag = max(self._most_lag, self._version - self._mirrored)
+            self._most_lag = max(self._most_lag, self._version - self._replicated)
             if pending == 1 or pending == self._soon():
                 self._work.notify()
 
@@ -225,16 +225,16 @@ class Mirror:
         return max(1, self.lag // 2)
 
     def settle(self, timeout: float = SETTLE_SECS) -> None:
-        """Waits until the mirror has everything so far, unless its holder is lost, or time is up."""
+        """Waits until the backup has everything so far, unless its holder is lost, or time is up."""
         deadline = time.monotonic() + timeout
         with self._lock:
             wanted = self._version
             self._urgent += 1
             self._work.notify()
-            while self._mirrored < wanted and not self._lost and not self._closed:
+            while self._replicated < wanted and not self._lost and not self._closed:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    logging.warning("%s: its mirror at %s is not up to date yet", self.task, self.holder)
+                    logging.warning("%s: its backup at %s is not up to date yet", self.task, self.holder)
                     break
                 self._arrived.wait(min(left, _WAIT_SECS))
             self._urgent -= 1
@@ -246,31 +246,31 @@ class Mirror:
                 del self._answered[key]
 
     def inherit(self, answered: Mapping[LaneKey, Answered]) -> None:
-        """Takes over what an earlier life of the task has answered."""
+        """Takes over what an earlier process of the task has answered."""
         with self._lock:
             self._answered.update(answered)
 
     @property
     def problem(self) -> str:
-        """Why the task could not go on from its mirror now; empty when it could."""
+        """Why the task could not go on from its backup now; empty when it could."""
         with self._lock:
             if self._lost:
-                return f"no mirror at {self.holder}: {self._lost}"
-            return self._void
+                return f"no backup at {self.holder}: {self._lost}"
+            return self._unusable_because
 
     def values(self) -> dict[str, float]:
-        """The figures of the mirror; the greatest lag is that since the last call. Steps, bytes and seconds."""
+        """The figures of the backup; the greatest lag is that since the last call. Steps, bytes and seconds."""
         with self._lock:
-            lag = self._version - max(self._mirrored, 0)
+            lag = self._version - max(self._replicated, 0)
             most, self._most_lag = max(self._most_lag, lag), lag
             return {
-                "mirror_lag_steps": lag,
-                "mirror_lag_steps_max": most,
-                "mirror_usable": float(not self._lost and not self._void and self._mirrored >= 0),
-                "mirror_images_total": self._sent[0],
-                "mirror_bytes_total": self._sent[1],
-                "mirror_seconds_total": self._sent[2],
-                "mirror_wait_seconds_total": self._waited_secs,
+                "backup_lag_steps": lag,
+                "backup_lag_steps_max": most,
+                "backup_usable": float(not self._lost and not self._unusable_because and self._replicated >= 0),
+                "backup_sendings_total": self._sent[0],
+                "backup_bytes_total": self._sent[1],
+                "backup_seconds_total": self._sent[2],
+                "backup_wait_seconds_total": self._waited_secs,
             }
 
     # -- the thread that sends ---------------------------------------------------------------------------------
@@ -279,13 +279,13 @@ class Mirror:
         backoff = _FIRST_BACKOFF_SECS
         while self._wait_for_work():
             try:
-                self._mirror()
+                self._replicate()
                 backoff = _FIRST_BACKOFF_SECS
                 continue
             except OpError as error:
                 self._note_lost(str(error))
             except Exception as error:  # a computation that failed, say: its own caller is told
-                logging.exception("%s: its mirror could not be brought up to date", self.task)
+                logging.exception("%s: its backup could not be brought up to date", self.task)
                 self._note_lost(str(error))
             self._tokens = None
             with self._lock:
@@ -296,7 +296,7 @@ class Mirror:
     def _wait_for_work(self) -> bool:
         with self._lock:
             while not self._closed:
-                pending = self._version - self._mirrored
+                pending = self._version - self._replicated
                 if pending and (self._urgent or pending >= self._soon() or self._lost):
                     return True
                 left = self._next_at - time.monotonic()
@@ -309,8 +309,8 @@ class Mirror:
                 self._work.wait(left)
             return False
 
-    def _mirror(self) -> None:
-        """Brings the mirror up to date; when the holder has lost the last image, with a whole new one."""
+    def _replicate(self) -> None:
+        """Brings the backup up to date; when the holder has lost the last image, with a whole new one."""
         for _ in range(_TRIES):
             taken = self._take()
             if taken is None or self._sent_image(*taken) or self._closed:
@@ -329,11 +329,11 @@ class Mirror:
             }
         finally:
             capture.release()
-        if known is not None and capture.void and capture.void == self._void:
-            self._note_arrived(version, capture.void)
+        if known is not None and capture.unusable_because and capture.unusable_because == self._unusable_because:
+            self._note_arrived(version, capture.unusable_because)
             return True
         began = time.monotonic()
-        if not self._push(version, capture, changed, None if known is None else self._mirrored):
+        if not self._push(version, capture, changed, None if known is None else self._replicated):
             return False
         self._tokens = tokens
         took = time.monotonic() - began
@@ -341,7 +341,7 @@ class Mirror:
         self._sent[0] += 1
         self._sent[1] += sum(entry.nbytes for entry in changed.values())
         self._sent[2] += took
-        self._note_arrived(version, capture.void)
+        self._note_arrived(version, capture.unusable_because)
         return True
 
     def _take(self) -> tuple[int, Capture] | None:
@@ -364,24 +364,28 @@ class Mirror:
             return None
 
     def _push(self, version: int, capture: Capture, changed: Mapping[str, Entry], base: int | None) -> bool:
-        cut = pieces(changed, self._piece_bytes)
-        for index, piece in enumerate(cut):
-            table, arrays = packed(piece)
+        messages = chunks(changed, self._chunk_bytes)
+        for index, chunk in enumerate(messages):
+            table, arrays = packed(chunk)
             header: Header = {
                 "kind": "push",
                 "of": self.task,
-                "life": self._life,
+                "process_id": self._process_id,
                 "hello": not self._introduced,
                 "version": version,
                 "base": base,
                 "index": index,
                 "put": table,
             }
-            if index == len(cut) - 1:
-                header |= {"keep": list(capture.parts), "about": dict(self._about), "void": capture.void}
+            if index == len(messages) - 1:
+                header |= {
+                    "keep": list(capture.parts),
+                    "about": dict(self._about),
+                    "unusable_because": capture.unusable_because,
+                }
             answer, _ = self._send(header, arrays)
             refused = answer.get("refused", "")
-            if refused == REFUSED_LIFE:
+            if refused == REFUSED_PROCESS:
                 logging.error("%s: another process has taken its place: this one leaves", self.task)
                 self._fenced()
                 with self._lock:
@@ -393,26 +397,26 @@ class Mirror:
         self._introduced = True
         return True
 
-    def _note_arrived(self, version: int, void: str) -> None:
+    def _note_arrived(self, version: int, unusable_because: str) -> None:
         with self._lock:
             again, self._lost = self._lost, ""
-            told, self._void = self._void, void
-            self._mirrored = version
+            before, self._unusable_because = self._unusable_because, unusable_because
+            self._replicated = version
             self._checked_at = time.monotonic()
             self._arrived.notify_all()
         if again:
-            logging.info("%s is mirrored at %s again", self.task, self.holder)
-        if void and void != told:
-            logging.info("%s is not mirrored now: %s", self.task, void)
+            logging.info("%s has a backup at %s again", self.task, self.holder)
+        if unusable_because and unusable_because != before:
+            logging.info("%s has no backup now: %s", self.task, unusable_because)
 
     def _note_lost(self, reason: str) -> None:
         with self._lock:
-            fresh = not self._lost and self._mirrored >= 0 and not self._closed
+            fresh = not self._lost and self._replicated >= 0 and not self._closed
             self._lost = reason or "no contact"
             self._arrived.notify_all()
         if fresh:
             logging.warning(
-                "%s is not mirrored until %s is back: what dies now as well comes back from the checkpoint (%s)",
+                "%s has no backup until %s is back: what dies now as well comes back from the checkpoint (%s)",
                 self.task,
                 self.holder,
                 reason,

@@ -1,4 +1,4 @@
-"""Who mirrors whom, and what a task that starts does about its mirror."""
+"""Who holds whose backup, and what a task that starts does about its backup."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from runtime.task.worker import Worker
 
 
 @dataclass(frozen=True)
-class Reborn:
+class Resumed:
     """What a task takes over from its life before, beside what lies in its worker.
 
     Attributes:
         incarnation: what its peers know it by.
-        lives: how often it has gone on from its mirror, this time included.
+        takeovers: how often it has gone on from its backup, this time included.
         answered: by lane, the last answer.
     """
 
     incarnation: int
-    lives: int
+    takeovers: int
     answered: Mapping[LaneKey, Answered]
 
 
 def holder(spec: ClusterSpec, task: TaskId, backups: int, lag: int) -> str:
-    """Name of the task that holds the mirror of ``task``: the next one of its job; empty without mirrors.
+    """Name of the task that holds the backup of ``task``: the next one of its job; empty without backups.
 
     Raises:
         InvalidArgumentError: there is no next task, or a number is out of range.
     """
     if backups not in (0, 1):
-        raise InvalidArgumentError(f"ps_backups={backups}: a task has one mirror (1) or none (0)", task=str(task))
+        raise InvalidArgumentError(f"ps_backups={backups}: a task has one backup (1) or none (0)", task=str(task))
     if lag < 0:
         raise InvalidArgumentError(f"ps_backups_lag={lag}: it is a number of steps, 0 or more", task=str(task))
     if not backups:
@@ -46,38 +46,38 @@ def holder(spec: ClusterSpec, task: TaskId, backups: int, lag: int) -> str:
     indices = sorted(spec.task_indices(task.job))
     if len(indices) < 2:
         raise InvalidArgumentError(
-            f"ps_backups=1 needs two tasks of job {task.job!r} at least: there is nobody to mirror this one",
+            f"ps_backups=1 needs two tasks of job {task.job!r} at least: there is nobody to hold this one's backup",
             task=str(task),
         )
     return str(TaskId(task.job, indices[(indices.index(task.index) + 1) % len(indices)]))
 
 
-def take_up(worker: Worker, holder: str, life: int, send: Send) -> Reborn | None:
-    """Goes on from the mirror that the holder has of this task, if it has one; says what it does.
+def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed | None:
+    """Goes on from the backup that the holder has of this task, if it has one; says what it does.
 
     Args:
         worker: empty still.
-        holder: name of the task that holds the mirror.
-        life: number of this process.
+        holder: name of the task that holds the backup.
+        process_id: number of this process.
         send: sends a message to the holder.
     """
     began = time.monotonic()
     try:
-        found = image.read(lambda header: send(header, ()), worker.task, life)
+        found = image.read(lambda header: send(header, ()), worker.task, process_id)
     except OpError as error:
         found = str(error)
     if isinstance(found, str):
-        logging.info("%s starts empty, it has no mirror: %s: %s", worker.task, holder, found)
-        worker.store.run.origin = f"{worker.task} has no mirror ({holder}: {found})"
+        logging.info("%s starts empty, it has no backup: %s: %s", worker.task, holder, found)
+        worker.store.run.origin = f"{worker.task} has no backup ({holder}: {found})"
         return None
-    lives = int(found.about["lives"]) + 1
-    answered = image.take_up(worker, found, lives)
+    takeovers = int(found.about["takeovers"]) + 1
+    answered = image.take_up(worker, found, takeovers)
     took = time.monotonic() - began
     lag = int(found.about["lag"])
     lost = f"at most {lag} updates after that are lost" if lag else "no update that was answered is lost"
     logging.warning(
-        "%s goes on from its mirror at %s: %d variables after %d updates, read in %.2f s; %s",
+        "%s goes on from its backup at %s: %d variables after %d updates, read in %.2f s; %s",
         *(worker.task, holder, len(worker.store.variables()), found.version, took, lost),
     )
-    metrics.add("mirror_recoveries_total")
-    return Reborn(int(found.about["incarnation"]), lives, answered)
+    metrics.add("backup_recoveries_total")
+    return Resumed(int(found.about["incarnation"]), takeovers, answered)

@@ -1,7 +1,7 @@
-"""Variables in pieces: how a checkpoint crosses the tensor channel where the tasks share no directory.
+"""Byte ranges of variables: how a checkpoint crosses the tensor channel where the tasks share no directory.
 
-The coordinator asks for pieces of what a job has taken, and gives pieces of what it shall restore. A piece says where
-it belongs, so that one that is sent twice (after a cut connection) is neither lost nor doubled.
+The coordinator asks for byte ranges of what a job has taken, and gives byte ranges of what it shall restore. A byte
+range says where it belongs, so that one that is sent twice (after a broken connection) is neither lost nor doubled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime.tensor_spec import TensorSpec
 Array = np.ndarray[Any, Any]
 
 
-class Piece(NamedTuple):
+class ByteRange(NamedTuple):
     """Some bytes of one slice of a job.
 
     Attributes:
@@ -39,39 +39,39 @@ class Piece(NamedTuple):
     size: int = 0
 
     @classmethod
-    def from_array(cls, array: Array) -> Piece:
+    def from_array(cls, array: Array) -> ByteRange:
         """Reads what ``to_array`` made.
 
         Raises:
             InvalidArgumentError: it is something else.
         """
         if array.dtype != np.uint64 or array.shape != (len(cls._fields),):
-            raise InvalidArgumentError(f"a piece of a checkpoint is asked for by {array.dtype}{list(array.shape)}")
+            raise InvalidArgumentError(f"a byte range of a checkpoint is asked for by {array.dtype}{list(array.shape)}")
         return cls(*array.tolist())
 
     def to_array(self) -> Array:
-        """The piece as uint64[6], as it is asked for over the tensor channel."""
+        """The byte range as uint64[6], as it is asked for over the tensor channel."""
         return np.array(self, np.uint64)
 
 
-PIECE_SPEC = TensorSpec((len(Piece._fields),), np.dtype(np.uint64))
+BYTE_RANGE_SPEC = TensorSpec((len(ByteRange._fields),), np.dtype(np.uint64))
 COUNT_SPEC = TensorSpec((1,), np.dtype(np.uint64))
 
 
-def part_of(array: Array, piece: Piece) -> Array:
-    """The bytes of a piece, uint8 [size]: a view where the array is contiguous.
+def bytes_of(array: Array, byte_range: ByteRange) -> Array:
+    """The bytes of a byte range, uint8 [size]: a view where the array is contiguous.
 
     Raises:
         InvalidArgumentError: the array has fewer bytes.
     """
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if piece.offset + piece.size > raw.size:
-        raise InvalidArgumentError(f"{piece.size} bytes at {piece.offset} of an array of {raw.size} bytes")
-    return raw[piece.offset : piece.offset + piece.size]
+    if byte_range.offset + byte_range.size > raw.size:
+        raise InvalidArgumentError(f"{byte_range.size} bytes at {byte_range.offset} of an array of {raw.size} bytes")
+    return raw[byte_range.offset : byte_range.offset + byte_range.size]
 
 
 class Incoming:
-    """An array that comes in pieces, from its first byte to its last.
+    """An array that comes in byte ranges, from its first byte to its last.
 
     Args:
         size: in bytes.
@@ -83,7 +83,7 @@ class Incoming:
         self._data: Array | None = None
 
     def put(self, offset: int, data: Array) -> Array | None:
-        """Takes a piece; one that was here before changes nothing.
+        """Takes a byte range; one that was here before changes nothing.
 
         Args:
             offset: of its first byte.

@@ -20,10 +20,10 @@ from typing import Protocol, TypeVar
 from absl import logging
 
 from runtime.checkpoint import streaming
-from runtime.checkpoint.byte_ranges import Piece
+from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.participant import EPOCHS_AT_ONCE
-from runtime.checkpoint.snapshot import Cut, ShardFile, VariableSlice, half_done_steps
+from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice, half_done_steps
 from runtime.checkpoint.storage import write_store
 from runtime.errors import (
     AbortedError,
@@ -34,41 +34,41 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.proto import services_pb2 as pb
-from runtime.state.write_gate import NO_CUT, PAUSE_SECS
+from runtime.state.write_gate import NO_SNAPSHOT, PAUSE_SECS
 
 ORDER_SECS = 120.0
 """Time limit of an order that should take milliseconds, but for a claim that waits for an old chief's writes."""
 STATES_SECS = 2.0
 CLAIM_TRIES = 10
-CUT_TRIES = 3
-"""How often a cut is begun that turns out not to be of one instant."""
+SNAPSHOT_TRIES = 3
+"""How often a snapshot is begun that turns out not to be of one instant."""
 
 _owner = secrets.randbits(63) | 1
 """This process among the coordinators."""
-_cutting = threading.Lock()
-"""Held during a cut: a task is paused for one at a time, and two of this process would end each other's pauses."""
+_snapshotting = threading.Lock()
+"""Held during a snapshot: a task is paused for one at a time, and two of this process would end each other's pauses."""
 _T = TypeVar("_T")
 
 
 class Carrier(Protocol):
     """What reaches the tasks: an open session."""
 
-    def shard(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+    def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
         """Has a task carry out an order; ``timeout`` is in seconds."""
 
     def stream(self, task: str) -> streaming.Stream:
-        """Opens a way for pieces of variables."""
+        """Opens a way for byte ranges of variables."""
 
 
-class Shards:
+class CheckpointCoordinator:
     """Saves and restores variables where they live. Get it from ``Session.shards``.
 
     Args:
-        carrier: takes orders and pieces to the tasks.
+        carrier: takes orders and byte ranges to the tasks.
     """
 
     def __init__(self, carrier: Carrier) -> None:
-        self._send = carrier.shard
+        self._send = carrier.send_order
         self._stream = carrier.stream
         self._lock = threading.Lock()
         self._epoch = 0
@@ -94,21 +94,21 @@ class Shards:
         with self._lock:
             if self._claimed.issuperset(tasks):
                 return self._epoch
-            asked = sorted(self._claimed.union(tasks))
-            tell = pb.ShardOrder(kind=pb.ShardOrder.TELL)
-            told = [(r.epoch, r.owner) for r in self._each(asked, lambda t: self._ask(t, tell, ORDER_SECS))]
-            if len(set(told)) == 1 and told[0][0] and told[0][1] == _owner:
-                self._epoch = told[0][0]
-                self._claimed.update(asked)
+            wanted = sorted(self._claimed.union(tasks))
+            send = pb.CheckpointOrder(kind=pb.CheckpointOrder.QUERY)
+            replies = [(r.epoch, r.owner) for r in self._each(wanted, lambda t: self._request(t, send, ORDER_SECS))]
+            if len(set(replies)) == 1 and replies[0][0] and replies[0][1] == _owner:
+                self._epoch = replies[0][0]
+                self._claimed.update(wanted)
                 return self._epoch
             wait = threading.Event()  # never set: two chiefs that start together step aside for random times
             for attempt in range(CLAIM_TRIES):
-                epoch = max(e for e, _ in told) + 1
-                before = {t: e for t, (e, _) in zip(asked, told, strict=True)}
-                told = self._each(asked, functools.partial(self._raise_epoch, before, epoch))
-                if all(t == (epoch, _owner) for t in told):
+                epoch = max(e for e, _ in replies) + 1
+                before = {t: e for t, (e, _) in zip(wanted, replies, strict=True)}
+                replies = self._each(wanted, functools.partial(self._raise_epoch, before, epoch))
+                if all(t == (epoch, _owner) for t in replies):
                     self._epoch = epoch
-                    self._claimed.update(asked)
+                    self._claimed.update(wanted)
                     logging.info("this task leads the saving of checkpoints now, as chief number %d of the run", epoch)
                     return epoch
                 wait.wait(random.uniform(0.0, 0.05 * 2**attempt))
@@ -119,10 +119,12 @@ class Shards:
         now = before[task]
         while now < epoch:
             now = min(epoch, now + EPOCHS_AT_ONCE - 1)
-            reply = self._ask(task, pb.ShardOrder(kind=pb.ShardOrder.CLAIM, epoch=now, owner=_owner), ORDER_SECS)
+            reply = self._request(
+                task, pb.CheckpointOrder(kind=pb.CheckpointOrder.CLAIM, epoch=now, owner=_owner), ORDER_SECS
+            )
         return reply.epoch, reply.owner
 
-    def cut(self, slices: Sequence[VariableSlice], number_of: str = "") -> Cut:
+    def snapshot(self, slices: Sequence[VariableSlice], number_of: str = "") -> Snapshot:
         """Takes references to variables of all tasks as of one instant, at which no step has half its writes done.
 
         Args:
@@ -138,25 +140,25 @@ class Shards:
         for s in slices:
             by_task.setdefault(s.task, []).append(s)
         self.claim(list(by_task))
-        for left in reversed(range(CUT_TRIES)):
+        for left in reversed(range(SNAPSHOT_TRIES)):
             try:
-                with _cutting:
-                    return self._cut(by_task, number_of)
+                with _snapshotting:
+                    return self._snapshot(by_task, number_of)
             except DeadlineExceededError as error:
-                if not left or NO_CUT not in error.message:
+                if not left or NO_SNAPSHOT not in error.message:
                     raise
                 logging.info("begins the checkpoint again: %s", error)
-        raise AssertionError("the last try gives a cut or raises")
+        raise AssertionError("the last try gives a snapshot or raises")
 
-    def _cut(self, by_task: dict[str, list[VariableSlice]], number_of: str) -> Cut:
+    def _snapshot(self, by_task: dict[str, list[VariableSlice]], number_of: str) -> Snapshot:
         job = secrets.randbits(63) | 1
         tasks = list(by_task)
         started = time.monotonic()
         try:
             self._pause(job, tasks)
-            order = self._order(pb.ShardOrder.TAKE, job, report=number_of)
+            order = self._order(pb.CheckpointOrder.TAKE, job, report=number_of)
             replies = self._each(
-                tasks, lambda t: self._ask(t, _with_slices(order, [s.to_proto() for s in by_task[t]]), ORDER_SECS)
+                tasks, lambda t: self._request(t, _with_slices(order, [s.to_proto() for s in by_task[t]]), ORDER_SECS)
             )
         except BaseException:
             self.drop(job, tasks)
@@ -166,7 +168,7 @@ class Shards:
         for task, reply in zip(tasks, replies, strict=True):
             if any(s.key == number_of for s in by_task[task]):
                 number = reply.number
-        return Cut(
+        return Snapshot(
             job,
             {t: tuple(s) for t, s in by_task.items()},
             {t: tuple(r.sizes) for t, r in zip(tasks, replies, strict=True)},
@@ -176,13 +178,14 @@ class Shards:
         )
 
     def _pause(self, job: int, tasks: Sequence[str]) -> None:
-        order = self._order(pb.ShardOrder.PAUSE, job, seconds=PAUSE_SECS)
-        replies = self._each(tasks, lambda t: self._ask(t, order, ORDER_SECS))
+        order = self._order(pb.CheckpointOrder.PAUSE, job, seconds=PAUSE_SECS)
+        replies = self._each(tasks, lambda t: self._request(t, order, ORDER_SECS))
         waiting = half_done_steps({t: list(r.steps) for t, r in zip(tasks, replies, strict=True)})
         if not waiting:
             return
         finished = self._each(
-            list(waiting), lambda t: self._ask(t, self._order(pb.ShardOrder.PAUSE, job, steps=waiting[t]), ORDER_SECS)
+            list(waiting),
+            lambda t: self._request(t, self._order(pb.CheckpointOrder.PAUSE, job, steps=waiting[t]), ORDER_SECS),
         )
         lost = {(s.session, s.step) for reply in finished for s in reply.steps}
         if lost:
@@ -195,7 +198,7 @@ class Shards:
 
         Args:
             slices: the variables.
-            job: ``Cut.job`` of the save.
+            job: ``Snapshot.job`` of the save.
 
         Returns:
             None where a task does not know: it has restarted since, or there were many saves.
@@ -203,20 +206,20 @@ class Shards:
         by_task: dict[str, list[pb.SliceDef]] = {}
         for s in slices:
             by_task.setdefault(s.task, []).append(s.to_proto())
-        order = self._order(pb.ShardOrder.CHANGED, job)
+        order = self._order(pb.CheckpointOrder.CHANGED, job)
         try:
-            replies = self._each(list(by_task), lambda t: self._ask(t, _with_slices(order, by_task[t]), ORDER_SECS))
+            replies = self._each(list(by_task), lambda t: self._request(t, _with_slices(order, by_task[t]), ORDER_SECS))
         except NotFoundError:
             return None
         return any(reply.number for reply in replies)
 
-    def write(self, cut: Cut, directory: str, *, stream: bool = False) -> list[ShardFile]:
-        """Has every task write what it holds of a cut into a directory that all share.
+    def write(self, snapshot: Snapshot, directory: str, *, stream: bool = False) -> list[CheckpointFile]:
+        """Has every task write what it holds of a snapshot into a directory that all share.
 
         Each writes a store of its own, ``ocdbt.process_<id>``; see ``process_ids``.
 
         Args:
-            cut: what to write.
+            snapshot: what to write.
             directory: where.
             stream: the tasks do not share the directory: they send what this process writes into it, a few blocks at
                 a time over the tensor channel.
@@ -230,44 +233,46 @@ class Shards:
             UnavailableError: a task died.
             AbortedError: another coordinator has taken over.
         """
-        tasks = list(cut.slices)
-        ids = self.process_ids(cut, stream=stream)
+        tasks = list(snapshot.slices)
+        ids = self.process_ids(snapshot, stream=stream)
         if stream:
-            return self._write_stream(cut, f"{directory}/ocdbt.process_{ids['']}")
+            return self._write_stream(snapshot, f"{directory}/ocdbt.process_{ids['']}")
         replies = self._each(
             tasks,
-            lambda t: self._ask(
-                t, self._order(pb.ShardOrder.WRITE, cut.job, directory=directory, process_id=ids[t]), None
+            lambda t: self._request(
+                t, self._order(pb.CheckpointOrder.WRITE, snapshot.job, directory=directory, process_id=ids[t]), None
             ),
         )
-        return [ShardFile(f.path, f.size, f.crc32) for r in replies for f in r.files]
+        return [CheckpointFile(f.path, f.size, f.crc32) for r in replies for f in r.files]
 
-    def _write_stream(self, cut: Cut, directory: str) -> list[ShardFile]:
+    def _write_stream(self, snapshot: Snapshot, directory: str) -> list[CheckpointFile]:
         def write() -> list[tuple[str, int, int]]:
             with streaming.Streams(self._stream) as streams:
                 # The tasks send when they are asked: when this process rests, so do they.
-                cores = min(cut.cores, os.cpu_count() or 1)
+                cores = min(snapshot.cores, os.cpu_count() or 1)
                 pace = Pace(lambda: streams.updates, threading.Event().wait, cores)
-                blocks = streaming.blocks(cut, streams, self._piece(cut.job))
+                blocks = streaming.blocks(snapshot, streams, self._byte_range(snapshot.job))
                 return write_store(directory, blocks, group_bytes=streaming.BLOCK_BYTES, in_flight=1, pace=pace)
 
-        return [ShardFile(*file) for file in in_background(write, "checkpoint-writer")]
+        return [CheckpointFile(*file) for file in in_background(write, "checkpoint-writer")]
 
-    def _piece(self, job: int) -> Piece:
-        return Piece(self._epoch, _owner, job)
+    def _byte_range(self, job: int) -> ByteRange:
+        return ByteRange(self._epoch, _owner, job)
 
-    def process_ids(self, cut: Cut, *, stream: bool = False) -> dict[str, str]:
+    def process_ids(self, snapshot: Snapshot, *, stream: bool = False) -> dict[str, str]:
         """By task, the id of the store it writes: tells the epochs apart, so that a late writer is recognised."""
         if stream:
             return {"": f"{self._epoch}stream"}
-        return {t: f"{self._epoch}{''.join(c for c in t if c.isalnum())}" for t in cut.slices}
+        return {t: f"{self._epoch}{''.join(c for c in t if c.isalnum())}" for t in snapshot.slices}
 
-    def progress(self, cut: Cut) -> int:
-        """Bytes of a cut that are written so far."""
-        order = self._order(pb.ShardOrder.PROGRESS, cut.job)
-        return sum(r.done_bytes for r in self._each(list(cut.slices), lambda t: self._ask(t, order, ORDER_SECS)))
+    def progress(self, snapshot: Snapshot) -> int:
+        """Bytes of a snapshot that are written so far."""
+        order = self._order(pb.CheckpointOrder.PROGRESS, snapshot.job)
+        return sum(
+            r.done_bytes for r in self._each(list(snapshot.slices), lambda t: self._request(t, order, ORDER_SECS))
+        )
 
-    def verify(self, tasks: Sequence[str], directory: str, files: Sequence[ShardFile]) -> list[str]:
+    def verify(self, tasks: Sequence[str], directory: str, files: Sequence[CheckpointFile]) -> list[str]:
         """Has tasks compare files with their checksums, each a share of them.
 
         Args:
@@ -279,7 +284,7 @@ class Shards:
             What is wrong, one line for each file; empty when all is well.
         """
         self.claim(tasks)
-        shares: dict[str, list[ShardFile]] = {t: [] for t in tasks}
+        shares: dict[str, list[CheckpointFile]] = {t: [] for t in tasks}
         load = dict.fromkeys(tasks, 0)
         for file in sorted(files, key=lambda f: -f.size):
             task = min(load, key=lambda t: load[t])
@@ -287,11 +292,11 @@ class Shards:
             load[task] += file.size + 1
         busy = [t for t in tasks if shares[t]]
 
-        def ask(task: str) -> pb.ShardReply:
+        def request(task: str) -> pb.CheckpointReply:
             files = [pb.FileDef(path=f.path, size=f.size, crc32=f.crc32) for f in shares[task]]
-            return self._ask(task, self._order(pb.ShardOrder.VERIFY, directory=directory, files=files), None)
+            return self._request(task, self._order(pb.CheckpointOrder.VERIFY, directory=directory, files=files), None)
 
-        return [p for reply in self._each(busy, ask) for p in reply.problems]
+        return [p for reply in self._each(busy, request) for p in reply.problems]
 
     def restore(
         self,
@@ -313,7 +318,7 @@ class Shards:
             zarr3: whether they are of zarr's third version.
             stream: the tasks do not share the directory: this process reads it and sends them what they need.
             check: called first, reads the files as a whole; when it gives problems, no variable changes.
-            origin: ``Cut.job`` of the save; 0 when it is not known. See ``changed``.
+            origin: ``Snapshot.job`` of the save; 0 when it is not known. See ``changed``.
 
         Returns:
             Bytes read.
@@ -329,25 +334,27 @@ class Shards:
         job = secrets.randbits(63) | 1
         tasks = list(by_task)
         order = self._order(
-            pb.ShardOrder.READ, job, directory=directory, ocdbt=ocdbt, zarr3=zarr3, mapped=check is not None
+            pb.CheckpointOrder.READ, job, directory=directory, ocdbt=ocdbt, zarr3=zarr3, mapped=check is not None
         )
 
         served = threading.Semaphore(streaming.TASKS_AT_ONCE)
 
         def read(task: str) -> int:
             if not stream:
-                return self._ask(task, _with_slices(order, by_task[task]), None).total_bytes
-            mine = [s for s in slices if s.task == task]
+                return self._request(task, _with_slices(order, by_task[task]), None).total_bytes
+            of_task = [s for s in slices if s.task == task]
             with served, contextlib.closing(self._stream(task)) as way:
-                self._ask(task, _with_slices(self._order(pb.ShardOrder.RECEIVE, job), by_task[task]), ORDER_SECS)
+                self._request(
+                    task, _with_slices(self._order(pb.CheckpointOrder.RECEIVE, job), by_task[task]), ORDER_SECS
+                )
                 return streaming.send(
-                    mine,
+                    of_task,
                     directory,
                     ocdbt=ocdbt,
                     zarr3=zarr3,
                     mapped=check is not None,
                     stream=way,
-                    common=self._piece(job),
+                    common=self._byte_range(job),
                 )
 
         try:
@@ -355,8 +362,8 @@ class Shards:
             if problems:
                 raise DataLossError("; ".join(problems))
             sizes = self._each(tasks, read)
-            commit = self._order(pb.ShardOrder.COMMIT, job, origin=origin)
-            self._each(tasks, lambda t: self._ask(t, commit, ORDER_SECS))
+            commit = self._order(pb.CheckpointOrder.COMMIT, job, origin=origin)
+            self._each(tasks, lambda t: self._request(t, commit, ORDER_SECS))
         except BaseException:
             self.drop(job, tasks)
             raise
@@ -364,23 +371,23 @@ class Shards:
 
     def drop(self, job: int, tasks: Sequence[str]) -> None:
         """Forgets a job on its tasks; one that does not answer has forgotten it, or will."""
-        order = self._order(pb.ShardOrder.DROP, job)
+        order = self._order(pb.CheckpointOrder.DROP, job)
 
-        def ask(task: str) -> None:
+        def request(task: str) -> None:
             try:
-                self._ask(task, order, 5.0)
+                self._request(task, order, 5.0)
             except OpError as error:
                 logging.info("dropping a checkpoint job: %s", error)
 
-        self._each(tasks, ask)
+        self._each(tasks, request)
 
-    def release(self, cut: Cut) -> None:
-        """Gives back the references of a cut."""
-        self.drop(cut.job, list(cut.slices))
+    def release(self, snapshot: Snapshot) -> None:
+        """Gives back the references of a snapshot."""
+        self.drop(snapshot.job, list(snapshot.slices))
 
     def states(self) -> dict[str, dict[str, bytes]]:
         """By task, the states registered there (``runtime.register_state``); tasks that do not answer have none."""
-        reply = self._send("", pb.ShardOrder(kind=pb.ShardOrder.STATES), STATES_SECS)
+        reply = self._send("", pb.CheckpointOrder(kind=pb.CheckpointOrder.STATES), STATES_SECS)
         found: dict[str, dict[str, bytes]] = {}
         for key, value in reply.states.items():
             task, _, name = key.partition(" ")
@@ -389,11 +396,11 @@ class Shards:
 
     # -- sending -----------------------------------------------------------------------------------------------
 
-    def _order(self, kind: pb.ShardOrder.Kind.ValueType, job: int = 0, **fields: object) -> pb.ShardOrder:
-        return pb.ShardOrder(kind=kind, epoch=self._epoch, owner=_owner, job=job, **fields)  # type: ignore[arg-type]
+    def _order(self, kind: pb.CheckpointOrder.Kind.ValueType, job: int = 0, **fields: object) -> pb.CheckpointOrder:
+        return pb.CheckpointOrder(kind=kind, epoch=self._epoch, owner=_owner, job=job, **fields)  # type: ignore[arg-type]
 
-    def _ask(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
-        copy = pb.ShardOrder()
+    def _request(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
+        copy = pb.CheckpointOrder()
         copy.CopyFrom(order)
         return self._send(task, copy, timeout)
 
@@ -401,7 +408,7 @@ class Shards:
         """Calls ``fn`` for each task at the same time and waits for all; raises the first error, if any."""
         if len(tasks) == 1:
             return [fn(tasks[0])]
-        with ThreadPoolExecutor(max(len(tasks), 1), "shards") as pool:
+        with ThreadPoolExecutor(max(len(tasks), 1), "checkpoint-orders") as pool:
             futures = [pool.submit(fn, t) for t in tasks]
         errors = [e for f in futures if (e := f.exception()) is not None]
         if errors:  # what somebody refuses says more than that somebody is gone
@@ -409,8 +416,8 @@ class Shards:
         return [f.result() for f in futures]
 
 
-def _with_slices(order: pb.ShardOrder, slices: Sequence[pb.SliceDef]) -> pb.ShardOrder:
-    copy = pb.ShardOrder()
+def _with_slices(order: pb.CheckpointOrder, slices: Sequence[pb.SliceDef]) -> pb.CheckpointOrder:
+    copy = pb.CheckpointOrder()
     copy.CopyFrom(order)
     copy.slices.extend(slices)
     return copy

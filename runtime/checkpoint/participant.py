@@ -21,7 +21,7 @@ import numpy as np
 from absl import logging
 
 from runtime.checkpoint import storage
-from runtime.checkpoint.byte_ranges import Array, Incoming, Piece, part_of
+from runtime.checkpoint.byte_ranges import Array, ByteRange, Incoming, bytes_of
 from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.roots import Roots, check_process_id, file_below
 from runtime.checkpoint.states import task_states
@@ -44,7 +44,7 @@ from runtime.tensor_spec import TensorSpec, canonical_dtype
 JOIN_SECS = 60.0
 """How long a claim waits for the jobs of earlier coordinators."""
 QUIET_SECS = 2.0
-"""How long a cut waits for stages that are under way, and for the rest of half-done steps."""
+"""How long a snapshot waits for stages that are under way, and for the rest of half-done steps."""
 UNUSED_SECS = 600.0
 """How long what was taken for a save is kept when nobody asks for it."""
 EPOCHS_AT_ONCE = 2**32
@@ -53,13 +53,13 @@ MAX_ARRAY_BYTES = 2**62
 MAX_EPOCH = 2**63
 VALUES_OF_JOBS = 8
 """Of how many saves and restores a task can tell whether its variables have changed since."""
-CUT_OFF = "the task goes on from its mirror"
-"""How errors begin of orders that were under way when a mirrored task died; begun again, they work."""
+TAKEN_OVER = "the task goes on from its backup"
+"""How errors begin of orders that were under way when a task with a backup died; begun again, they work."""
 
 _NOTHING = np.empty((0,), np.uint8)
 
-Order = pb.ShardOrder
-Reply = pb.ShardReply
+Order = pb.CheckpointOrder
+Reply = pb.CheckpointReply
 
 
 @dataclass
@@ -73,10 +73,10 @@ class Job:
         total: bytes to write.
         done: bytes written, or sent to who writes them.
         sizes: bytes of each slice.
-        incoming: for each slice, what has come of it so far, when it comes in pieces.
+        incoming: for each slice, what has come of it so far, when it comes in byte ranges.
         first: what was taken for the slices before this one is sent and forgotten ...
         before: ... and was so many bytes.
-        client: who asks for pieces over the tensor channel, or gives them; 0 when nobody does.
+        client: who asks for byte ranges over the tensor channel, or gives them; 0 when nobody does.
         used_at: when somebody asked for it last (``time.monotonic``).
         given_up: why it has ended before its time; empty while it has not.
         cancelled: set when it is over, or a newer coordinator wants it gone.
@@ -103,7 +103,7 @@ class Job:
     written: Reply | None = None
 
 
-class Shards:
+class CheckpointParticipant:
     """Carries out a coordinator's orders on one task.
 
     Args:
@@ -125,13 +125,13 @@ class Shards:
         self._committed = 0  # the last restore: its order may come again
         self._taking = threading.Lock()
         self._values: OrderedDict[int, Values] = OrderedDict()
-        self._reborn = False
+        self._resumed = False
         self.cores: int | None = None
         """Of this machine, for this task: by them its writing is paced; None asks the operating system."""
         self.roots = Roots()
         """Where orders may have it write and read."""
         self._kinds: dict[int, Callable[[Order], Reply]] = {
-            Order.TELL: self._tell,
+            Order.QUERY: self._query,
             Order.CLAIM: self._claim,
             Order.PAUSE: self._pause,
             Order.TAKE: self._take,
@@ -153,7 +153,7 @@ class Shards:
             AbortedError: another coordinator has claimed the task since.
             OpError: what went wrong, by class.
         """
-        if order.kind not in (Order.TELL, Order.CLAIM, Order.STATES, Order.CHANGED):
+        if order.kind not in (Order.QUERY, Order.CLAIM, Order.STATES, Order.CHANGED):
             self.check_epoch(order.epoch, order.owner)
         try:
             return self._kinds[order.kind](order)
@@ -169,7 +169,7 @@ class Shards:
     def take_up(self, epoch: int, owner: int) -> None:
         """Goes on, in another process, as the task that obeyed this coordinator. The jobs it had are lost."""
         with self._lock:
-            self._epoch, self._owner, self._reborn = epoch, owner, True
+            self._epoch, self._owner, self._resumed = epoch, owner, True
 
     def check_epoch(self, epoch: int, owner: int) -> None:
         """Raises AbortedError unless ``owner`` coordinates under ``epoch``."""
@@ -183,7 +183,7 @@ class Shards:
 
     # -- who coordinates ---------------------------------------------------------------------------------------
 
-    def _tell(self, order: Order) -> Reply:
+    def _query(self, order: Order) -> Reply:
         with self._lock:
             return Reply(epoch=self._epoch, owner=self._owner)
 
@@ -212,10 +212,10 @@ class Shards:
                 self._jobs.pop(number, None)
         return Reply(epoch=order.epoch, owner=order.owner)
 
-    # -- the cut -----------------------------------------------------------------------------------------------
+    # -- the snapshot ------------------------------------------------------------------------------------------
 
     def _pause(self, order: Order) -> Reply:
-        self._reborn = False
+        self._resumed = False
         if order.steps:
             wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
             lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
@@ -239,8 +239,8 @@ class Shards:
         )
 
     def _take(self, order: Order) -> Reply:
-        if self._reborn:
-            raise CancelledError(f"{CUT_OFF}: the checkpoint that was under way is none", task=self._task)
+        if self._resumed:
+            raise CancelledError(f"{TAKEN_OVER}: the checkpoint that was under way is none", task=self._task)
         with self._taking:
             with self._lock:
                 known = self._jobs.get(order.job)
@@ -306,8 +306,8 @@ class Shards:
     def _job(self, number: int) -> Job:
         with self._lock:
             job = self._jobs.get(number)
-        if job is None and self._reborn:
-            raise CancelledError(f"{CUT_OFF}: the checkpoint job that was under way is lost", task=self._task)
+        if job is None and self._resumed:
+            raise CancelledError(f"{TAKEN_OVER}: the checkpoint job that was under way is lost", task=self._task)
         if job is None:
             raise NotFoundError(f"no such checkpoint job: {number:x}", task=self._task)
         self._check_alive(job)
@@ -469,11 +469,11 @@ class Shards:
 
     # -- without a shared directory --------------------------------------------------------------------------
 
-    def pull(self, piece: Piece, client: int) -> tuple[Array, int]:
+    def pull(self, byte_range: ByteRange, client: int) -> tuple[Array, int]:
         """Gives a piece of what a job has taken; the coordinator asks for slices one after the other.
 
         Args:
-            piece: which.
+            byte_range: which.
             client: by whom it is asked for: the job ends when it is ``gone``.
 
         Returns:
@@ -483,20 +483,20 @@ class Shards:
             AbortedError: another coordinator has claimed the task since, or the job was given up.
             NotFoundError: there is no such job.
         """
-        with self._job_of(piece, client) as job:
-            raw = part_of(job.arrays[piece.part], piece)
-            for index in range(job.first, piece.part):  # they were sent: the next updates may work in place again
+        with self._job_of(byte_range, client) as job:
+            raw = bytes_of(job.arrays[byte_range.part], byte_range)
+            for index in range(job.first, byte_range.part):  # they were sent: the next updates may work in place again
                 job.arrays[index] = _NOTHING
                 job.before += job.sizes[index]
-            job.first = max(job.first, piece.part)
-            job.done = max(job.done, job.before + piece.offset + piece.size)
+            job.first = max(job.first, byte_range.part)
+            job.done = max(job.done, job.before + byte_range.offset + byte_range.size)
         return raw, self._gate.entered
 
-    def push(self, piece: Piece, data: Array, client: int) -> None:
+    def push(self, byte_range: ByteRange, data: Array, client: int) -> None:
         """Takes a piece of what a job will commit; the pieces of a slice come from its first byte to its last.
 
         Args:
-            piece: which.
+            byte_range: which.
             data: uint8 [size], copied.
             client: as in ``pull``.
 
@@ -504,10 +504,10 @@ class Shards:
             DataLossError: the piece before it did not come.
             AbortedError, NotFoundError: as ``pull``.
         """
-        with self._job_of(piece, client) as job:
-            whole = job.incoming[piece.part].put(piece.offset, data)
+        with self._job_of(byte_range, client) as job:
+            whole = job.incoming[byte_range.part].put(byte_range.offset, data)
             if whole is not None:
-                job.arrays[piece.part] = self._from_bytes(job.slices[piece.part], whole)
+                job.arrays[byte_range.part] = self._from_bytes(job.slices[byte_range.part], whole)
                 job.done += whole.size
 
     def gone(self, client: int, why: str) -> None:
@@ -525,12 +525,12 @@ class Shards:
                 job.cancelled.set()
 
     @contextmanager
-    def _job_of(self, piece: Piece, client: int) -> Iterator[Job]:
+    def _job_of(self, byte_range: ByteRange, client: int) -> Iterator[Job]:
         """The job of a piece, locked."""
-        self.check_epoch(piece.epoch, piece.owner)
-        job = self._job(piece.job)
-        if piece.part >= len(job.slices):
-            raise InvalidArgumentError(f"no slice {piece.part} in a checkpoint job of {len(job.slices)}")
+        self.check_epoch(byte_range.epoch, byte_range.owner)
+        job = self._job(byte_range.job)
+        if byte_range.part >= len(job.slices):
+            raise InvalidArgumentError(f"no slice {byte_range.part} in a checkpoint job of {len(job.slices)}")
         job.client, job.used_at = client, time.monotonic()
         with job.lock:
             self._check_alive(job)

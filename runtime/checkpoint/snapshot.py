@@ -1,4 +1,4 @@
-"""What checkpoints are made of, as their coordinator sees it: slices of variables, cuts, files."""
+"""What checkpoints are made of, as their coordinator sees it: slices of variables, snapshots, files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class VariableSlice:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Snapshot:
     """References to variables as of one instant, held by their tasks until they are written or dropped.
 
     Attributes:
@@ -80,7 +80,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class ShardFile:
+class CheckpointFile:
     """A file of a checkpoint.
 
     Attributes:
@@ -94,11 +94,11 @@ class ShardFile:
     crc32: int
 
 
-def half_done_steps(told: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str, list[pb.StepWrites]]:
+def half_done_steps(reported: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str, list[pb.StepWrites]]:
     """The steps that have written somewhere, but not everywhere.
 
     Args:
-        told: by paused task, how far the steps' writes have come there.
+        reported: by paused task, how far the steps' writes have come there.
 
     Returns:
         By task, the steps that must still write there, with how many writes they will have made then.
@@ -106,7 +106,7 @@ def half_done_steps(told: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str, li
     done: dict[tuple[int, int], dict[str, int]] = {}
     expected: dict[tuple[int, int], dict[str, int]] = {}
     recent: dict[int, set[int]] = {}
-    for task, steps in told.items():
+    for task, steps in reported.items():
         for s in steps:
             key = (s.session, s.step)
             done.setdefault(key, {})[task] = s.done
@@ -117,7 +117,7 @@ def half_done_steps(told: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str, li
     for session, numbers in recent.items():
         for step in sorted(numbers)[-STEPS_UNDER_WAY:]:
             for task, wanted in expected[session, step].items():
-                if task in told and done[session, step].get(task, 0) < wanted:
+                if task in reported and done[session, step].get(task, 0) < wanted:
                     waiting.setdefault(task, []).append(
                         pb.StepWrites(session=session, step=step, expected={task: wanted})
                     )

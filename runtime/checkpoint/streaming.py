@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from runtime.checkpoint import storage
-from runtime.checkpoint.byte_ranges import COUNT_SPEC, Array, Piece, blocks_of
-from runtime.checkpoint.participant import Shards
-from runtime.checkpoint.snapshot import Cut, VariableSlice
+from runtime.checkpoint.byte_ranges import COUNT_SPEC, Array, ByteRange, blocks_of
+from runtime.checkpoint.participant import CheckpointParticipant
+from runtime.checkpoint.snapshot import Snapshot, VariableSlice
 from runtime.tensor_spec import TensorSpec
 from runtime.transport.channel import Lane
 from runtime.transport.codec import Layout
@@ -27,7 +27,7 @@ BLOCK_BYTES = 16 << 20
 """Bytes that are asked for at once, and after which what has come is written."""
 READ_BYTES = 8 << 20
 """Bytes that are read at once in a restore; two such blocks of each task that is being served."""
-PIECE_BYTES = 4 << 20
+CHUNK_BYTES = 4 << 20
 """Bytes that are sent at once: the receiver copies them to their place, where a processor's cache still has them."""
 TASKS_AT_ONCE = 4
 """How many tasks are sent to at a time."""
@@ -35,13 +35,13 @@ _BYTE = np.dtype(np.uint8)
 
 
 class Stream(Protocol):
-    """Carries pieces of checkpoints between this process and one task; for one thread at a time."""
+    """Carries byte ranges of checkpoints between this process and one task; for one thread at a time."""
 
-    def pull(self, piece: Piece) -> tuple[Array, int]:
-        """Gives the bytes of a piece, uint8 [size], and how many updates have come to the task so far."""
+    def pull(self, byte_range: ByteRange) -> tuple[Array, int]:
+        """Gives the bytes of a byte range, uint8 [size], and how many updates have come to the task so far."""
 
-    def push(self, piece: Piece, data: Array) -> None:
-        """Sends the bytes of a piece."""
+    def push(self, byte_range: ByteRange, data: Array) -> None:
+        """Sends the bytes of a byte range."""
 
     def close(self) -> None:
         """Ends it."""
@@ -51,21 +51,21 @@ class LocalStream:
     """A stream to a task in this process.
 
     Args:
-        shards: the task's part in checkpoints.
+        participant: the task's part in checkpoints.
         client: whose checkpoint it is.
     """
 
-    def __init__(self, shards: Shards, client: int) -> None:
-        self._shards = shards
+    def __init__(self, participant: CheckpointParticipant, client: int) -> None:
+        self._participant = participant
         self._client = client
 
-    def pull(self, piece: Piece) -> tuple[Array, int]:
-        """Gives the bytes of a piece where they lie, and the number of updates."""
-        return self._shards.pull(piece, self._client)
+    def pull(self, byte_range: ByteRange) -> tuple[Array, int]:
+        """Gives the bytes of a byte range where they lie, and the number of updates."""
+        return self._participant.pull(byte_range, self._client)
 
-    def push(self, piece: Piece, data: Array) -> None:
-        """Takes the bytes of a piece."""
-        self._shards.push(piece, data, self._client)
+    def push(self, byte_range: ByteRange, data: Array) -> None:
+        """Takes the bytes of a byte range."""
+        self._participant.push(byte_range, data, self._client)
 
     def close(self) -> None:
         """Does nothing."""
@@ -74,7 +74,7 @@ class LocalStream:
 class ChannelStream:
     """A stream over a connection of the tensor channel.
 
-    After a cut a piece may be sent twice, which does no harm: it says where it belongs.
+    After a broken connection a byte range may be sent twice, which does no harm: it says where it belongs.
 
     Args:
         lane: the connection, for this stream alone: the task serves it in a thread of low priority.
@@ -85,15 +85,15 @@ class ChannelStream:
         self._lane = lane
         self._release = release
 
-    def pull(self, piece: Piece) -> tuple[Array, int]:
-        """Receives the bytes of a piece into memory of their own."""
-        layout = Layout([TensorSpec((piece.size,), _BYTE), COUNT_SPEC])
-        data, updates = self._lane.call(PULL, 0, [piece.to_array()], layout)
+    def pull(self, byte_range: ByteRange) -> tuple[Array, int]:
+        """Receives the bytes of a byte range into memory of their own."""
+        layout = Layout([TensorSpec((byte_range.size,), _BYTE), COUNT_SPEC])
+        data, updates = self._lane.call(PULL, 0, [byte_range.to_array()], layout)
         return data, int(updates[0])
 
-    def push(self, piece: Piece, data: Array) -> None:
-        """Sends the bytes of a piece from their own memory."""
-        self._lane.call(PUSH, 0, [piece.to_array(), data], Layout([]), dynamic=True)
+    def push(self, byte_range: ByteRange, data: Array) -> None:
+        """Sends the bytes of a byte range from their own memory."""
+        self._lane.call(PUSH, 0, [byte_range.to_array(), data], Layout([]), dynamic=True)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -115,12 +115,12 @@ class Streams:
         """How many updates the tasks have told of since they were asked first: while it grows, somebody trains."""
         return sum(last - first for first, last in self._updates.values())
 
-    def pull(self, task: str, piece: Piece) -> Array:
-        """Gives the bytes of a piece that a task holds."""
+    def pull(self, task: str, byte_range: ByteRange) -> Array:
+        """Gives the bytes of a byte range that a task holds."""
         stream = self._streams.get(task)
         if stream is None:
             stream = self._streams[task] = self._stack.enter_context(contextlib.closing(self._open(task)))
-        data, updates = stream.pull(piece)
+        data, updates = stream.pull(byte_range)
         self._updates[task] = (self._updates.get(task, (updates, updates))[0], updates)
         return data
 
@@ -135,24 +135,24 @@ class Streams:
         self._stack.__exit__(kind, error, trace)
 
 
-def blocks(cut: Cut, streams: Streams, common: Piece) -> Iterator[tuple[storage.Placed, Array]]:
-    """The arrays of a cut, block by block, as their tasks send them.
+def blocks(snapshot: Snapshot, streams: Streams, common: ByteRange) -> Iterator[tuple[storage.Placed, Array]]:
+    """The arrays of a snapshot, block by block, as their tasks send them.
 
     Args:
-        cut: what to write.
+        snapshot: what to write.
         streams: to its tasks.
-        common: what all pieces have in common.
+        common: what all byte ranges have in common.
     """
-    for task, held in cut.slices.items():
-        for index, (s, size) in enumerate(zip(held, cut.sizes[task], strict=True)):
+    for task, held in snapshot.slices.items():
+        for index, (s, size) in enumerate(zip(held, snapshot.sizes[task], strict=True)):
             whole, dtype, full, at, chunk = s.variable.shape, s.variable.dtype, s.full_shape, s.offset, s.chunk
             if _is_string(s):
                 whole, dtype, full, at, chunk = (size,), _BYTE, (size,), (0,), (max(size, 1),)
             sent = 0
             for first, shape in blocks_of(whole, dtype.itemsize, chunk, at, BLOCK_BYTES):
-                piece = common._replace(part=index, offset=sent, size=math.prod(shape) * dtype.itemsize)
-                raw = streams.pull(task, piece) if piece.size else np.empty((0,), _BYTE)
-                sent += piece.size
+                byte_range = common._replace(part=index, offset=sent, size=math.prod(shape) * dtype.itemsize)
+                raw = streams.pull(task, byte_range) if byte_range.size else np.empty((0,), _BYTE)
+                sent += byte_range.size
                 place = tuple(a + f for a, f in zip(at, first, strict=True))
                 yield storage.Placed(s.key, shape, dtype, full, place, chunk), raw.view(dtype).reshape(shape)
 
@@ -165,7 +165,7 @@ def send(
     zarr3: bool,
     mapped: bool,
     stream: Stream,
-    common: Piece,
+    common: ByteRange,
 ) -> int:
     """Reads what one task needs and sends it; the task turns it into values.
 
@@ -176,7 +176,7 @@ def send(
         zarr3: whether they are of zarr's third version.
         mapped: as in ``storage.read_each``.
         stream: to the task.
-        common: what all pieces have in common.
+        common: what all byte ranges have in common.
 
     Returns:
         Bytes sent.
@@ -199,8 +199,8 @@ def send(
         sent = 0
         for array in storage.read_each(directory, wanted(), ocdbt=ocdbt, zarr3=zarr3, mapped=mapped, at_once=2):
             raw = array.reshape(-1).view(np.uint8)
-            for at in range(0, raw.size, PIECE_BYTES):
-                part = raw[at : at + PIECE_BYTES]
+            for at in range(0, raw.size, CHUNK_BYTES):
+                part = raw[at : at + CHUNK_BYTES]
                 stream.push(common._replace(part=index, offset=sent, size=part.size), part)
                 sent += part.size
         total += sent

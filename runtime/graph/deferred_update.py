@@ -1,4 +1,4 @@
-"""Guarded updates of a graph: quorums of synchronous training, and the bound of semi-synchronous training."""
+"""Deferred updates of a graph: quorums of synchronous training, and the bound of semi-synchronous training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import Constant, Guarded, Host, Shape, Update, VariableSpec
+from runtime.graph.op_kinds import Constant, Deferred, Host, Shape, Update, VariableSpec
 from runtime.graph.ops import as_tensor, kind_of
 from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.graph.variable import Variable
@@ -93,8 +93,15 @@ class Quorum:
         attrs = {"resource": self._described, "worker": worker, "dtype": dtype.name}
         outputs: list[tuple[Shape, np.dtype[Any]]] = [((), dtype), ((), np.dtype(np.bool_))]
         name = f"{self.name}/push"
-        return guard(
-            self._beside, updates, "quorum/push", attrs, [as_tensor(stamp)], outputs, name=name, tells=self._leads
+        return defer(
+            self._beside,
+            updates,
+            "quorum/push",
+            attrs,
+            [as_tensor(stamp)],
+            outputs,
+            name=name,
+            returns_step=self._leads,
         )
 
     def claim(self, request: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,19 +190,19 @@ def bounded_update(
     described = {"name": name, "container": "", "bound": int(max_staleness)}
     attrs = {"resource": described, "worker": worker, "dtype": step.dtype.name}
     outputs: list[tuple[Shape, np.dtype[Any]]] = [((), step.dtype)]
-    return guard(step, updates, "quorum/tick", attrs, (), outputs, name=f"{name}/update", tells=True)
+    return defer(step, updates, "quorum/tick", attrs, (), outputs, name=f"{name}/update", returns_step=True)
 
 
-def guard(
+def defer(
     first: Variable,
     updates: Sequence[Operation],
     kernel: str,
     attrs: Mapping[str, Any],
-    own: Sequence[Tensor],
+    kernel_inputs: Sequence[Tensor],
     outputs: Sequence[tuple[Shape, np.dtype[Any]]],
     *,
     name: str,
-    tells: bool = False,
+    returns_step: bool = False,
 ) -> Operation:
     """Puts several updates of one device, as one, into the hands of a kernel; the updates themselves are not run.
 
@@ -204,10 +211,10 @@ def guard(
         updates: the operations.
         kernel: registered name.
         attrs: the kernel's attributes.
-        own: inputs of the kernel alone.
+        kernel_inputs: inputs of the kernel alone.
         outputs: (static shape, dtype) of the kernel's outputs.
         name: operation name.
-        tells: the first output is the value of ``first`` after the updates, which one of them writes.
+        returns_step: the first output is the value of ``first`` after the updates, which one of them writes.
 
     Raises:
         InvalidArgumentError: an operation is not an update of numbers on ``first``'s device, or none writes ``first``
@@ -215,19 +222,27 @@ def guard(
     """
     ordered = sorted(set(updates), key=lambda op: op.id)
     for op in ordered:
-        if not isinstance(op.body, Update) or isinstance(op.body, Guarded) or op.device != first.device:
+        if not isinstance(op.body, Update) or isinstance(op.body, Deferred) or op.device != first.device:
             raise InvalidArgumentError(
                 f"{name}: {op.name!r} at {op.device!r} is no update of variables at {first.device!r}"
             )
     specs = tuple(dict.fromkeys([first.spec, *(v for op in ordered for v in op.body.variables)]))  # type: ignore[union-attr]
-    if tells and all(first.spec not in op.body.variables for op in ordered):  # type: ignore[union-attr]
+    if returns_step and all(first.spec not in op.body.variables for op in ordered):  # type: ignore[union-attr]
         raise InvalidArgumentError(f"{name}: no update writes {first.name!r}")
     inputs = list(dict.fromkeys(t for op in ordered for t in op.inputs if not _is_literal(t)))
     before = [c for op in ordered for c in op.control_inputs if c not in ordered]
-    body = Guarded(specs, _together(ordered, specs, inputs), False, kernel, dict(attrs), len(own), tells)
+    body = Deferred(
+        specs, _together(ordered, specs, inputs), False, kernel, dict(attrs), len(kernel_inputs), returns_step
+    )
     with first.graph.control_dependencies(None):
         return first.graph.add_operation(
-            "GuardedUpdate", body, [*own, *inputs], outputs, name=name, control_inputs=before, colocate_with=first.op
+            "DeferredUpdate",
+            body,
+            [*kernel_inputs, *inputs],
+            outputs,
+            name=name,
+            control_inputs=before,
+            colocate_with=first.op,
         )
 
 

@@ -334,14 +334,18 @@ class Graph:
                 )
             full = wanted[:-1] if wanted.endswith("/") else self.unique_name(wanted)
             control = tuple(dict.fromkeys((*self._control, *control_inputs)))
-            where = colocate_with.device if colocate_with is not None else self._asked(_OpInfo(type, full, outputs))
+            where = (
+                colocate_with.device
+                if colocate_with is not None
+                else self._requested_device(_OpInfo(type, full, outputs))
+            )
             wide = wide or x64_enabled()
             op = Operation(self, len(self._operations), full, type, body, tuple(inputs), control, where, wide, outputs)
             self._operations.append(op)
             self._by_name[full] = op
             return op
 
-    def _asked(self, op: _OpInfo) -> str:
+    def _requested_device(self, op: _OpInfo) -> str:
         """The device that the scopes of this graph ask for."""
         if get_default_graph() is self:
             return current_device(op)

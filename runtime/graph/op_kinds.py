@@ -85,7 +85,7 @@ class Update:
 
 
 @dataclass(frozen=True, eq=False)
-class Guarded(Update):
+class Deferred(Update):
     """An update that one of the task's own kernels runs, when and with which inputs it sees fit.
 
     The kernel gets all inputs of the operation; the update is applied to as many as there are behind the kernel's own.
@@ -94,14 +94,14 @@ class Guarded(Update):
     Attributes:
         kernel: the registered name.
         attrs: JSON-compatible attributes.
-        own: how many of the operation's inputs, at the front, are the kernel's alone.
-        tells: the first output is the value of the first variable after the update.
+        kernel_inputs: how many of the operation's inputs, at the front, are the kernel's alone.
+        returns_step: the first output is the value of the first variable after the update.
     """
 
     kernel: str = ""
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    own: int = 0
-    tells: bool = False
+    kernel_inputs: int = 0
+    returns_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ WAITING = frozenset(
 
 def may_wait(body: Body) -> bool:
     """Whether an operation may wait for what others do: it shares its stage with nothing, and holds up nobody else."""
-    return isinstance(body, Host | Guarded) and body.kernel in WAITING
+    return isinstance(body, Host | Deferred) and body.kernel in WAITING
 
 
 def runs_on_host(body: Body) -> bool:

@@ -115,19 +115,19 @@ def current_device(op: OpInfo) -> str:
         InvalidArgumentError: a device function returned something that is not a device name.
         TypeError: a device function returned something of another type.
     """
-    asked = DeviceSpec.parse(op.device)
+    requested = DeviceSpec.parse(op.device)
     for scope in reversed(_stack.get()):
         if isinstance(scope, DeviceSpec):
-            asked = scope.merge(asked)
+            requested = scope.merge(requested)
             continue
-        answer = scope(_Placed(op, asked.to_string()))
+        answer = scope(_Placed(op, requested.to_string()))
         if isinstance(answer, str):
-            asked = DeviceSpec.parse(answer)
+            requested = DeviceSpec.parse(answer)
         elif isinstance(answer, DeviceSpec):
-            asked = answer
+            requested = answer
         elif answer is not None:
             raise TypeError(f"device function {scope!r} returned {answer!r} for {op.name!r}: not a device name or None")
-    return asked.to_string()
+    return requested.to_string()
 
 
 class _Placed:
@@ -191,14 +191,14 @@ def replica_device_setter(
     choose = ps_strategy
 
     def device_of(op: OpInfo) -> DeviceSpec:
-        asked = DeviceSpec.parse(op.device)
-        if not merge_devices and asked != ANYWHERE:
-            return asked
+        requested = DeviceSpec.parse(op.device)
+        if not merge_devices and requested != ANYWHERE:
+            return requested
         if op.type not in types or ps == ANYWHERE:
-            return worker.merge(asked)
-        if ps.job is not None and asked.job in (None, ps.job):
-            return replace(ps, task=choose(op)).merge(asked)
-        return ps.merge(asked)
+            return worker.merge(requested)
+        if ps.job is not None and requested.job in (None, ps.job):
+            return replace(ps, task=choose(op)).merge(requested)
+        return ps.merge(requested)
 
     return device_of
 

@@ -18,7 +18,7 @@ MEAN, SUM = "mean", "sum"
 
 
 @dataclass(frozen=True)
-class Counts:
+class AccumulatorCounts:
     """What has happened to the gradients that were applied.
 
     Attributes:
@@ -32,7 +32,7 @@ class Counts:
     repeated: int = 0
 
 
-class ConditionalAccumulator:
+class AccumulatorResource:
     """Collects gradients of the present step. Thread safe.
 
     A gradient is accepted when it was computed at the accumulator's step or later, and its worker has none among those
@@ -53,7 +53,7 @@ class ConditionalAccumulator:
         self._changed = threading.Condition()
         self._step = 0
         self._waiting: dict[Hashable, Array] = {}
-        self._counts = Counts()
+        self._counts = AccumulatorCounts()
         self._closed = False
 
     @property
@@ -63,7 +63,7 @@ class ConditionalAccumulator:
             return len(self._waiting)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> AccumulatorCounts:
         """What has happened so far."""
         with self._changed:
             return self._counts
@@ -93,16 +93,16 @@ class ConditionalAccumulator:
             self._check_open()
             c = self._counts
             if local_step < self._step:
-                self._counts = Counts(c.accepted, c.stale + 1, c.repeated)
+                self._counts = AccumulatorCounts(c.accepted, c.stale + 1, c.repeated)
                 return False
             if worker in self._waiting:
-                self._counts = Counts(c.accepted, c.stale, c.repeated + 1)
+                self._counts = AccumulatorCounts(c.accepted, c.stale, c.repeated + 1)
                 return False
             first = next(iter(self._waiting.values()), gradient)
             if first.shape != gradient.shape:
                 raise InvalidArgumentError(f"a gradient of shape {gradient.shape} came after one of {first.shape}")
             self._waiting[worker] = np.array(gradient)
-            self._counts = Counts(c.accepted + 1, c.stale, c.repeated)
+            self._counts = AccumulatorCounts(c.accepted + 1, c.stale, c.repeated)
             self._changed.notify_all()
             return True
 

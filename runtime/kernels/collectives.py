@@ -52,7 +52,7 @@ def _in_group(call: Callable[[], Any]) -> Any:
 def _reducer(specs: Specs) -> Callable[[Sequence[Any]], list[Any]]:
     """A function that gives the means of arrays of these shapes: one message for each dtype, not one for each array."""
     first = [next(d for d in jax.devices() if d.process_index == p) for p in range(jax.process_count())]
-    mine = first[jax.process_index()]
+    own_device = first[jax.process_index()]
     mesh = Mesh(np.array(first), ("replica",))
     split, everywhere = NamedSharding(mesh, PartitionSpec("replica")), NamedSharding(mesh, PartitionSpec())
     mean = jax.jit(lambda rows: jnp.mean(rows, axis=0), out_shardings=everywhere)
@@ -75,7 +75,7 @@ def _reducer(specs: Specs) -> Callable[[Sequence[Any]], list[Any]]:
     packed, unpacked = jax.jit(pack), jax.jit(unpack)
 
     def run(inputs: Sequence[Any]) -> list[Any]:
-        rows = [jax.device_put(row, mine) for row in packed(*inputs)]
+        rows = [jax.device_put(row, own_device) for row in packed(*inputs)]
         shape = [(len(first), row.shape[1]) for row in rows]
         whole = [jax.make_array_from_single_device_arrays(s, split, [row]) for s, row in zip(shape, rows, strict=True)]
         return list(unpacked(*(mean(w).addressable_data(0) for w in whole)))

@@ -19,7 +19,7 @@ Element = tuple[Array, ...]
 Shapes = tuple[tuple[int | None, ...] | None, ...]
 
 
-class Order(Protocol):
+class Ordering(Protocol):
     """Holds the elements of a queue and chooses which one goes next."""
 
     def __len__(self) -> int:
@@ -32,7 +32,7 @@ class Order(Protocol):
         """Removes one; there is at least one."""
 
 
-class FirstIn:
+class FifoOrdering:
     """First in, first out."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class FirstIn:
         return self._elements.popleft()
 
 
-class Shuffled:
+class ShuffledOrdering:
     """A random one goes next.
 
     Args:
@@ -75,7 +75,7 @@ class Shuffled:
         return self._elements.pop()
 
 
-class Queue:
+class QueueResource:
     """A bounded queue. Thread safe; elements are tuples of arrays, one for each component.
 
     Waiting dequeues are served in the order in which they came, so a large one is not starved by small ones.
@@ -85,7 +85,7 @@ class Queue:
         capacity: most elements it holds; an enqueue waits while it is full.
         dtypes: dtype of each component.
         shapes: shape of each component, None where it may be any.
-        order: which element goes next.
+        ordering: which element goes next.
         min_after_dequeue: elements that stay behind while the queue is open (what a shuffle draws from).
         pad: give smaller elements of one batch the size of the largest, filled with zeros, where a size is None.
     """
@@ -96,7 +96,7 @@ class Queue:
         capacity: int,
         dtypes: Sequence[np.dtype[Any]],
         shapes: Shapes,
-        order: Order,
+        ordering: Ordering,
         *,
         min_after_dequeue: int = 0,
         pad: bool = False,
@@ -111,7 +111,7 @@ class Queue:
         self._capacity = capacity
         self._dtypes = tuple(dtypes)
         self._shapes = shapes
-        self._order = order
+        self._ordering = ordering
         self._stay = min_after_dequeue
         self._pad = pad
         self._changed = threading.Condition()
@@ -124,7 +124,7 @@ class Queue:
     def size(self) -> int:
         """How many elements are in it."""
         with self._changed:
-            return len(self._order)
+            return len(self._ordering)
 
     def is_closed(self) -> bool:
         """Whether it was closed."""
@@ -157,13 +157,13 @@ class Queue:
                 for element in elements:
                     cancelled.wait_for(
                         self._changed,
-                        lambda: self._stopped() or self._givers[0] is turn and len(self._order) < self._capacity,
+                        lambda: self._stopped() or self._givers[0] is turn and len(self._ordering) < self._capacity,
                         f"adding to the full queue {self._name!r}",
                         acts=True,
                     )
                     if self._stopped():
                         raise CancelledError(f"queue {self._name!r} was closed while an element waited to be added")
-                    self._order.put(element)
+                    self._ordering.put(element)
                     added()
                     self._changed.notify_all()
             finally:
@@ -251,7 +251,7 @@ class Queue:
                             f"queue {self._name!r} is closed and has too few elements "
                             f"(requested {count}, current size {len(taken)})"
                         )
-                    taken.append(self._order.take())
+                    taken.append(self._ordering.take())
                     self._changed.notify_all()
             except BaseException:
                 self._put_back(taken)
@@ -262,19 +262,19 @@ class Queue:
         return taken
 
     def _put_back(self, taken: list[Element]) -> None:
-        if isinstance(self._order, FirstIn):
-            self._order._elements.extendleft(reversed(taken))
+        if isinstance(self._ordering, FifoOrdering):
+            self._ordering._elements.extendleft(reversed(taken))
             return
         for element in taken:
-            self._order.put(element)
+            self._ordering.put(element)
 
     def _available(self) -> int:
-        left = len(self._order)
+        left = len(self._ordering)
         return left if self._closed else max(0, left - self._stay)
 
     def _over(self) -> bool:
         """Closed, and nobody waits to add: nothing more will come."""
-        return self._closed and (self._cancel_enqueues or not self._givers) and not len(self._order)
+        return self._closed and (self._cancel_enqueues or not self._givers) and not len(self._ordering)
 
     def _check(self, element: Element) -> None:
         if len(element) != len(self._dtypes):
@@ -290,7 +290,9 @@ class Queue:
                 )
 
 
-def make_queue(kind: str, name: str, capacity: int, dtypes: Sequence[Any], shapes: Shapes, **options: Any) -> Queue:
+def make_queue(
+    kind: str, name: str, capacity: int, dtypes: Sequence[Any], shapes: Shapes, **options: Any
+) -> QueueResource:
     """A queue of one of the kinds that graphs name.
 
     Args:
@@ -304,8 +306,8 @@ def make_queue(kind: str, name: str, capacity: int, dtypes: Sequence[Any], shape
     bound = capacity if capacity > 0 else 2**62
     if kind == "shuffle":
         seed, stay = options.get("seed"), int(options.get("min_after_dequeue", 0))
-        return Queue(name, bound, dtypes, shapes, Shuffled(seed), min_after_dequeue=stay)
-    return Queue(name, bound, dtypes, shapes, FirstIn(), pad=kind == "padding")
+        return QueueResource(name, bound, dtypes, shapes, ShuffledOrdering(seed), min_after_dequeue=stay)
+    return QueueResource(name, bound, dtypes, shapes, FifoOrdering(), pad=kind == "padding")
 
 
 def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: np.dtype[Any]) -> Array:

@@ -30,13 +30,13 @@ from runtime.errors import (
     PermissionDeniedError,
 )
 from runtime.kernels.quorum_round import Round
-from runtime.kernels.quorum_values import Array, Counts, Decision, Gathered, Rules, Target
+from runtime.kernels.quorum_values import Array, Gathered, GradientCounts, Rules, Selection, Target
 from runtime.state.cancellation import Cancellation
 
-SAY_EVERY_SECS = 10.0
+LOG_EVERY_SECS = 10.0
 
 
-class Quorum:
+class QuorumResource:
     """Gradients of one step, from push to application. Thread safe.
 
     Args:
@@ -58,11 +58,11 @@ class Quorum:
         self._seen: set[int] = set()
         self._clients: dict[int, int] = {}  # by worker: the session of its last gradients
         self._retired: set[int] = set()
-        self._say_at = 0.0
+        self._log_at = 0.0
         self._ended: type[OpError] | None = None
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> GradientCounts:
         """What has happened so far."""
         return self._round.counts
 
@@ -112,24 +112,24 @@ class Quorum:
             if stamp != step:
                 gradients.counts.dropped += 1
                 return step, False
-            if not gradients.pieces:
-                self._say_at = time.monotonic() + SAY_EVERY_SECS
-            piece = gradients.add(worker, arrays)
-            if len(gradients.pieces) >= self._wanted:
+            if not gradients.contributions:
+                self._log_at = time.monotonic() + LOG_EVERY_SECS
+            contribution = gradients.add(worker, arrays)
+            if len(gradients.contributions) >= self._wanted:
                 self._gathered.notify_all()
             try:
                 if self._rules.alone and self._enough():
-                    gradients.decide(gradients.pieces[: self._needed()])
-                if piece.counted is None and gradients.workers.count(worker) < self._rules.each:
-                    piece.keep()  # its worker owes this step more, and computes on
+                    gradients.decide(gradients.contributions[: self._needed()])
+                if contribution.counted is None and gradients.workers.count(worker) < self._rules.each:
+                    contribution.keep()  # its worker owes this step more, and computes on
                     return step, True
-                self._wait(lambda: piece.counted is not None, cancelled)
+                self._wait(lambda: contribution.counted is not None, cancelled)
             except BaseException:
-                gradients.withdraw(piece)
+                gradients.withdraw(contribution)
                 raise
-            if piece.fenced:
+            if contribution.fenced:
                 raise AbortedError("its variables were restored or have lost their values since the session began")
-            return gradients.now, bool(piece.counted)
+            return gradients.now, bool(contribution.counted)
 
     def _meet(self, worker: int) -> None:
         self._seen.add(worker)
@@ -146,23 +146,23 @@ class Quorum:
             self._changed, lambda: self._ended is not None or ready() or self._too_few(), what, self._next_look()
         ):
             now = time.monotonic()
-            if now >= self._say_at:
-                self._say_at = now + SAY_EVERY_SECS
+            if now >= self._log_at:
+                self._log_at = now + LOG_EVERY_SECS
                 logging.info("%s", self._waiting_for(now))
-            if self._rules.alone and self._round.pieces and now >= self._time_up():
+            if self._rules.alone and self._round.contributions and now >= self._time_up():
                 self._go_on_without()
         if not ready():
             self._check_open()
 
     def _next_look(self) -> float:
-        return min(self._say_at, self._time_up()) if self._rules.alone else self._say_at
+        return min(self._log_at, self._time_up()) if self._rules.alone else self._log_at
 
     def _time_up(self) -> float:
         limit = self._rules.timeout_secs
         return float("inf") if limit is None else self._round.since + limit
 
     def _waiting_for(self, now: float) -> str:
-        here = sorted({p.worker for p in self._round.pieces})
+        here = sorted({p.worker for p in self._round.contributions})
         waited = f"{self._name}: step {self._round.step} waits for {now - self._round.since:.0f} s now"
         text = f"{waited}, gradients of workers {here} are in"
         missing = [w for w in range(self._rules.total) if w not in here]
@@ -171,18 +171,18 @@ class Quorum:
         return f"{text}, {self._needed()} gradients are needed; missing: {missing}"
 
     def _go_on_without(self) -> None:
-        here = {p.worker for p in self._round.pieces}
+        here = {p.worker for p in self._round.contributions}
         logging.warning(
             "%s: step %s goes on after %.0f s with %d of %d gradients, of workers %s",
             self._name,
             self._round.step,
             self._rules.timeout_secs,
-            len(self._round.pieces),
+            len(self._round.contributions),
             self._rules.needed,
             sorted(here),
         )
         self._members = here
-        self._round.decide(list(self._round.pieces))
+        self._round.decide(list(self._round.contributions))
 
     # -- the decision ------------------------------------------------------------------------------------------
 
@@ -191,13 +191,13 @@ class Quorum:
         return needed if self._members is None else min(needed, len(self._members) * self._rules.each)
 
     def _enough(self) -> bool:
-        return len(self._round.pieces) >= self._needed()
+        return len(self._round.contributions) >= self._needed()
 
     # -- the chief of several tasks ----------------------------------------------------------------------------
 
     def claim(
         self, owner: int, step_now: Callable[[], int], generation: int, wanted: int, forget: bool = False
-    ) -> tuple[int, int, Decision | None]:
+    ) -> tuple[int, int, Selection | None]:
         """Makes the caller the chief: what an earlier one orders from now on is refused.
 
         Args:
@@ -228,7 +228,7 @@ class Quorum:
         generation: int,
         known: tuple[int, int],
         cancelled: Cancellation,
-        limit_secs: float = SAY_EVERY_SECS,
+        limit_secs: float = LOG_EVERY_SECS,
     ) -> Gathered:
         """Waits until there is something to decide, tells whose gradients are here, and promises to keep these.
 
@@ -248,7 +248,7 @@ class Quorum:
         """
 
         def ready() -> bool:
-            step, count = self._round.now, len(self._round.pieces)
+            step, count = self._round.now, len(self._round.contributions)
             return (
                 self._ended is CancelledError
                 or chief != (self._owner, self._epoch)
@@ -263,13 +263,13 @@ class Quorum:
             if self._ended is CancelledError:
                 self._check_open()
             self._check_chief(chief, generation)
-            for piece in self._round.pieces:
-                piece.promised = True
+            for contribution in self._round.contributions:
+                contribution.promised = True
             seen, self._seen = tuple(sorted(self._seen)), set()
-            waited = time.monotonic() - self._round.since if self._round.pieces else 0.0
-            return Gathered(self._round.now, tuple(p.worker for p in self._round.pieces), seen, waited)
+            waited = time.monotonic() - self._round.since if self._round.contributions else 0.0
+            return Gathered(self._round.now, tuple(p.worker for p in self._round.contributions), seen, waited)
 
-    def commit(self, chief: tuple[int, int], generation: int, decision: Decision, wanted: int) -> int:
+    def commit(self, chief: tuple[int, int], generation: int, decision: Selection, wanted: int) -> int:
         """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
 
         Args:
@@ -309,7 +309,7 @@ class Quorum:
     def status(self) -> str:
         """Whom the present step waits for, in words; empty when nobody waits."""
         with self._changed:
-            return self._waiting_for(time.monotonic()) if self._round.pieces else ""
+            return self._waiting_for(time.monotonic()) if self._round.contributions else ""
 
     def clear(self) -> None:
         """Ends everything that waits: the container was cleared."""
@@ -335,7 +335,9 @@ class Quorum:
     def _too_few(self) -> bool:
         """Whether an aggregate can never come together, as too many workers are through."""
         rules = self._rules
-        given = [p.worker for p in self._round.pieces if p.worker in self._retired]  # they may have given some before
+        given = [
+            p.worker for p in self._round.contributions if p.worker in self._retired
+        ]  # they may have given some before
         most = (rules.total - len(self._retired)) * rules.each + len(given)
         return bool(self._retired) and rules.timeout_secs is None and most < rules.needed
 

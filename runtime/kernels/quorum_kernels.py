@@ -1,4 +1,4 @@
-"""Kernels of synchronous and bounded training: guarded updates, and the orders of a chief."""
+"""Kernels of synchronous and bounded training: deferred updates, and the orders of a chief."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 from absl import logging
 
 from runtime.errors import CancelledError, DeadlineExceededError, InternalError
-from runtime.kernels.quorum import Quorum
-from runtime.kernels.quorum_values import UNKNOWN, Decision, Rules
+from runtime.kernels.quorum import QuorumResource
+from runtime.kernels.quorum_values import UNKNOWN, Rules, Selection
 from runtime.kernels.resources import named
-from runtime.kernels.staleness import Clocks
-from runtime.task.host_kernels import Array, Context, Guarded, kernel
+from runtime.kernels.staleness import StalenessBound
+from runtime.task.host_kernels import Array, Context, DeferredProgram, kernel
 
 Attrs = Mapping[str, Any]
 
 
-def _quorum(context: Context, attrs: Attrs) -> Quorum:
+def _quorum(context: Context, attrs: Attrs) -> QuorumResource:
     d = attrs["resource"]
 
-    def make() -> Quorum:
+    def make() -> QuorumResource:
         rules = Rules(d["needed"], d["total"], d["alone"], d["leads"], d["timeout_secs"], tuple(d["tasks"]), d["group"])
-        return Quorum(f"{d['group']} on {context.task}", rules)
+        return QuorumResource(f"{d['group']} on {context.task}", rules)
 
-    return named(context, attrs, Quorum, make, Quorum.clear)
+    return named(context, attrs, QuorumResource, make, QuorumResource.clear)
 
 
 def _worker(context: Context, attrs: Attrs) -> int:
@@ -33,10 +33,10 @@ def _worker(context: Context, attrs: Attrs) -> int:
     return int(attrs["worker"]) if attrs["worker"] is not None else -context.client
 
 
-def _guarded(context: Context) -> Guarded:
-    if context.guarded is None:
+def _deferred(context: Context) -> DeferredProgram:
+    if context.deferred is None:
         raise InternalError(f"{context.op!r} came without its update", task=context.task)
-    return context.guarded
+    return context.deferred
 
 
 def _int64(*values: int) -> Array:
@@ -47,7 +47,7 @@ def _int64(*values: int) -> Array:
 def _push(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     stamp, *gradients = inputs
     step, counted = _quorum(context, attrs).push(
-        _worker(context, attrs), int(stamp), gradients, _guarded(context), context.cancelled, context.client
+        _worker(context, attrs), int(stamp), gradients, _deferred(context), context.cancelled, context.client
     )
     return [np.asarray(step, attrs["dtype"]), np.asarray(counted)]
 
@@ -76,7 +76,7 @@ def _gather(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence
 def _commit(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     owner, epoch, wanted, step, *workers = (int(i) for i in inputs[0])
     quorum, generation = _quorum(context, attrs), context.store.run.generation
-    return [np.asarray(quorum.commit((owner, epoch), generation, Decision(step, tuple(workers)), wanted), np.int64)]
+    return [np.asarray(quorum.commit((owner, epoch), generation, Selection(step, tuple(workers)), wanted), np.int64)]
 
 
 @kernel("quorum/counts")
@@ -93,12 +93,18 @@ def _status(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence
 @kernel("quorum/tick")
 def _tick(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     d = attrs["resource"]
-    clocks = named(context, attrs, Clocks, lambda: Clocks(f"{d['name']} on {context.task}", d["bound"]), Clocks.clear)
-    update = _guarded(context)
+    bound = named(
+        context,
+        attrs,
+        StalenessBound,
+        lambda: StalenessBound(f"{d['name']} on {context.task}", d["bound"]),
+        StalenessBound.clear,
+    )
+    update = _deferred(context)
     update.apply(inputs)
     step = update.step()
     try:
-        clocks.tick(_worker(context, attrs), context.client, context.cancelled)
+        bound.tick(_worker(context, attrs), context.client, context.cancelled)
     except (CancelledError, DeadlineExceededError) as error:
         # The update is in. An error would make a caller whose connection was cut repeat it.
         logging.info("a worker's wait for slower ones ends early: %s", error)

@@ -12,13 +12,13 @@ import numpy as np
 
 from runtime.errors import AbortedError, FailedPreconditionError, InternalError
 from runtime.kernels.accumulator import MEAN, reduce_in_order
-from runtime.kernels.quorum_values import UNKNOWN, Array, Counts, Decision, Rules, Target
+from runtime.kernels.quorum_values import UNKNOWN, Array, GradientCounts, Rules, Selection, Target
 
 _LINE = 64
 
 
 @dataclass(eq=False)
-class Piece:
+class Contribution:
     """One worker's gradients.
 
     Attributes:
@@ -54,11 +54,11 @@ class Round:
     """
 
     def __init__(self, name: str, rules: Rules, changed: Callable[[], None]) -> None:
-        self.counts = Counts()
+        self.counts = GradientCounts()
         self.step: int | None = None
-        self.pieces: list[Piece] = []
+        self.contributions: list[Contribution] = []
         self.target: Target | None = None
-        self.last: Decision | None = None
+        self.last: Selection | None = None
         self.generation = 0
         self.since = 0.0
         self._name = name
@@ -75,43 +75,43 @@ class Round:
     @property
     def workers(self) -> tuple[int, ...]:
         """Whose gradients are here, one entry for each, in the order in which they came."""
-        return tuple(p.worker for p in self.pieces)
+        return tuple(p.worker for p in self.contributions)
 
     def waited_secs(self) -> float:
         """For how long the first of the pieces has been here."""
-        return time.monotonic() - self.since if self.pieces else 0.0
+        return time.monotonic() - self.since if self.contributions else 0.0
 
     # -- coming and going --------------------------------------------------------------------------------------
 
-    def add(self, worker: int, arrays: Sequence[Array]) -> Piece:
+    def add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
         """Adds a piece. A worker that has given all it may was started again, or its connection was cut.
 
         Its new gradients take the place of the old ones, or, if a chief was promised these, the other way round.
         """
-        piece = Piece(worker, arrays)
-        mine = [p for p in self.pieces if p.worker == worker]
-        if len(mine) >= self._rules.each:
+        contribution = Contribution(worker, arrays)
+        of_worker = [p for p in self.contributions if p.worker == worker]
+        if len(of_worker) >= self._rules.each:
             self.counts.repeated += 1
-            old = next((p for p in mine if not p.promised), None)
+            old = next((p for p in of_worker if not p.promised), None)
             if old is None:
-                return mine[-1]
+                return of_worker[-1]
             old.counted = False
-            self.pieces = [piece if p is old else p for p in self.pieces]
+            self.contributions = [contribution if p is old else p for p in self.contributions]
             self._changed()
         else:
-            if not self.pieces:
+            if not self.contributions:
                 self.since = time.monotonic()
-            self.pieces.append(piece)
-        return piece
+            self.contributions.append(contribution)
+        return contribution
 
-    def withdraw(self, piece: Piece) -> None:
+    def withdraw(self, contribution: Contribution) -> None:
         """Its caller waits no more: takes it out, or keeps it where a chief was promised it."""
-        if not any(p is piece for p in self.pieces):
+        if not any(p is contribution for p in self.contributions):
             return
-        if piece.promised:
-            piece.keep()
+        if contribution.promised:
+            contribution.keep()
         else:
-            self.pieces = [p for p in self.pieces if p is not piece]
+            self.contributions = [p for p in self.contributions if p is not contribution]
 
     def renew(self, generation: int) -> None:
         """Takes note of the variables' generation; in a new one, nothing that is here has a meaning."""
@@ -134,15 +134,15 @@ class Round:
 
     def drop(self, fenced: bool = False) -> None:
         """Drops the pieces, and counts them."""
-        for piece in self.pieces:
-            piece.counted, piece.fenced = False, fenced
-        self.counts.dropped += len(self.pieces)
-        self.pieces.clear()
+        for contribution in self.contributions:
+            contribution.counted, contribution.fenced = False, fenced
+        self.counts.dropped += len(self.contributions)
+        self.contributions.clear()
         self._changed()
 
     # -- the decision ------------------------------------------------------------------------------------------
 
-    def chosen(self, decision: Decision) -> list[Piece]:
+    def chosen(self, decision: Selection) -> list[Contribution]:
         """The pieces that a decision names.
 
         Raises:
@@ -151,15 +151,15 @@ class Round:
         """
         if self.step != decision.step:
             raise FailedPreconditionError(f"{self._name} is at step {self.step}, not at {decision.step}")
-        chosen: list[Piece] = []
+        chosen: list[Contribution] = []
         for worker, count in Counter(decision.workers).items():
-            mine = [p for p in self.pieces if p.worker == worker][:count]
-            if len(mine) < count:
+            of_worker = [p for p in self.contributions if p.worker == worker][:count]
+            if len(of_worker) < count:
                 raise InternalError(f"{self._name}: the gradients of worker {worker} for step {self.step} are gone")
-            chosen += mine
+            chosen += of_worker
         return chosen
 
-    def decide(self, chosen: Sequence[Piece]) -> None:
+    def decide(self, chosen: Sequence[Contribution]) -> None:
         """Applies the mean of the chosen pieces, in the order of the workers: the same gradients give the same bits."""
         assert self.target is not None and self.step is not None
         several = None if self._rules.alone else dict.fromkeys(self._rules.tasks, 1)
@@ -169,17 +169,17 @@ class Round:
             self.drop(fenced=True)
             raise
         taken = {id(p) for p in chosen}
-        for piece in self.pieces:
-            piece.counted = id(piece) in taken
+        for contribution in self.contributions:
+            contribution.counted = id(contribution) in taken
         self.counts.applied += 1
         self.counts.accepted += len(chosen)
-        self.counts.dropped += len(self.pieces) - len(chosen)
-        self.pieces.clear()
-        self.last = Decision(self.step, tuple(p.worker for p in chosen))
+        self.counts.dropped += len(self.contributions) - len(chosen)
+        self.contributions.clear()
+        self.last = Selection(self.step, tuple(p.worker for p in chosen))
         self.step += 1
         self._changed()
 
-    def _means(self, ordered: Sequence[Piece]) -> list[Array]:
+    def _means(self, ordered: Sequence[Contribution]) -> list[Array]:
         columns = list(zip(*(p.arrays for p in ordered), strict=True))
         if len(self._buffers) != len(columns):
             self._buffers = [_aligned(c[0]) for c in columns]

@@ -64,7 +64,7 @@ class Target(Protocol):
 
 
 @dataclass
-class Counts:
+class GradientCounts:
     """What has happened to the gradients that were pushed.
 
     Attributes:
@@ -81,7 +81,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Selection:
     """Whose gradients were applied at which step, one entry for each gradient."""
 
     step: int

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.kernels.accumulator import ConditionalAccumulator
-from runtime.kernels.queues import Queue, Shapes, make_queue
+from runtime.kernels.accumulator import AccumulatorResource
+from runtime.kernels.queues import QueueResource, Shapes, make_queue
 from runtime.task.host_kernels import Array, Context, kernel
 from runtime.tensor_spec import canonical_dtype
 
@@ -95,15 +95,15 @@ def _owned(array: Array) -> Array:
 # -- queues ------------------------------------------------------------------------------------------------------
 
 
-def _queue(context: Context, attrs: Attrs) -> Queue:
+def _queue(context: Context, attrs: Attrs) -> QueueResource:
     d = attrs["resource"]
 
-    def make() -> Queue:
+    def make() -> QueueResource:
         shapes: Shapes = tuple(None if s is None else tuple(s) for s in d["shapes"])
         options = {"seed": d.get("seed"), "min_after_dequeue": d.get("min_after_dequeue", 0)}
         return make_queue(d["kind"], d["name"], d["capacity"], [_dtype(t) for t in d["dtypes"]], shapes, **options)
 
-    return named(context, attrs, Queue, make, Queue.clear)
+    return named(context, attrs, QueueResource, make, QueueResource.clear)
 
 
 @kernel("queue/open")
@@ -166,14 +166,14 @@ def _close_queue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Seq
 # -- accumulators ------------------------------------------------------------------------------------------------
 
 
-def _accumulator(context: Context, attrs: Attrs) -> ConditionalAccumulator:
+def _accumulator(context: Context, attrs: Attrs) -> AccumulatorResource:
     d = attrs["resource"]
 
-    def make() -> ConditionalAccumulator:
+    def make() -> AccumulatorResource:
         shape = None if d["shape"] is None else tuple(d["shape"])
-        return ConditionalAccumulator(_dtype(d["dtype"]), shape, d["reduction"])
+        return AccumulatorResource(_dtype(d["dtype"]), shape, d["reduction"])
 
-    return named(context, attrs, ConditionalAccumulator, make, ConditionalAccumulator.close)
+    return named(context, attrs, AccumulatorResource, make, AccumulatorResource.close)
 
 
 @kernel("accumulator/open")

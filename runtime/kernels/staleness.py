@@ -11,16 +11,16 @@ from absl import logging
 from runtime.errors import CancelledError
 from runtime.state.cancellation import Cancellation
 
-SAY_EVERY_SECS = 10.0
+LOG_EVERY_SECS = 10.0
 
 
 @dataclass
-class _Clock:
+class _Worker:
     steps: int
     client: int
 
 
-class Clocks:
+class StalenessBound:
     """The clocks of the workers that take part. Thread safe.
 
     A worker takes part from its first step, at which its clock shows what the slowest one's does, until its session
@@ -36,7 +36,7 @@ class Clocks:
         self._name = name
         self._bound = bound
         self._changed = threading.Condition()
-        self._clocks: dict[int, _Clock] = {}
+        self._workers: dict[int, _Worker] = {}
         self._cleared = False
         self._finished = False
 
@@ -52,37 +52,37 @@ class Clocks:
             How far it is ahead of the slowest now.
         """
         with self._changed:
-            clock = self._clocks.get(worker)
-            if clock is None or clock.client != client:  # new, or started again
-                others = [c.steps for w, c in self._clocks.items() if w != worker]
-                clock = self._clocks[worker] = _Clock(min(others, default=0), client)
-            clock.steps += 1
+            entry = self._workers.get(worker)
+            if entry is None or entry.client != client:  # new, or started again
+                others = [c.steps for w, c in self._workers.items() if w != worker]
+                entry = self._workers[worker] = _Worker(min(others, default=0), client)
+            entry.steps += 1
             self._changed.notify_all()
-            say_at = time.monotonic() + SAY_EVERY_SECS
+            log_at = time.monotonic() + LOG_EVERY_SECS
             while not cancelled.wait_for(
                 self._changed,
-                lambda: self._cleared or self._finished or self._ahead(clock) <= self._bound,
+                lambda: self._cleared or self._finished or self._ahead(entry) <= self._bound,
                 f"waiting for slower workers in {self._name}",
-                say_at,
+                log_at,
             ):
-                say_at = time.monotonic() + SAY_EVERY_SECS
-                slowest = min(self._clocks, key=lambda w: self._clocks[w].steps)
+                log_at = time.monotonic() + LOG_EVERY_SECS
+                slowest = min(self._workers, key=lambda w: self._workers[w].steps)
                 logging.info(
                     "%s: worker %d is %d steps ahead and waits for worker %d (max_staleness=%d)",
                     self._name,
                     worker,
-                    self._ahead(clock),
+                    self._ahead(entry),
                     slowest,
                     self._bound,
                 )
             if self._cleared:
                 raise CancelledError(f"{self._name} was cleared away")
-            return self._ahead(clock)
+            return self._ahead(entry)
 
     def end_client(self, client: int) -> None:
         """A session has ended: nobody waits for its worker any more."""
         with self._changed:
-            self._clocks = {w: c for w, c in self._clocks.items() if c.client != client}
+            self._workers = {w: c for w, c in self._workers.items() if c.client != client}
             self._changed.notify_all()
 
     def retire(self, client: int, index: int) -> None:
@@ -101,5 +101,5 @@ class Clocks:
             self._cleared = True
             self._changed.notify_all()
 
-    def _ahead(self, clock: _Clock) -> int:
-        return clock.steps - min((c.steps for c in self._clocks.values()), default=clock.steps)
+    def _ahead(self, entry: _Worker) -> int:
+        return entry.steps - min((c.steps for c in self._workers.values()), default=entry.steps)

@@ -113,7 +113,7 @@ class MasterSession:
             waited_secs=waited_secs,
         )
         self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in task.devices)
-        self.lives = {name: f"{task.incarnation:x}.{task.generation}" for name, task in self.tasks.items()}
+        self.value_ids = {name: f"{task.incarnation:x}.{task.generation}" for name, task in self.tasks.items()}
         self._worker = worker
         self._traced_steps = threading.Lock()
         self._times = worker.counters.begin_session(self.id)
@@ -244,7 +244,9 @@ class MasterSession:
         names = [name for name in plan.tasks if name != self._worker.task]
         return merge_stats([own, *(self.tasks[name].trace(self.id) for name in names)])
 
-    def shard(self, name: str, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+    def send_order(
+        self, name: str, order: services_pb2.CheckpointOrder, timeout: float | None
+    ) -> services_pb2.CheckpointReply:
         """Has a task carry out an order of a coordinator of checkpoints.
 
         Args:
@@ -260,22 +262,24 @@ class MasterSession:
             raise NotFoundError(f"{name} is not among this session's tasks")
         if order.kind == order.PAUSE and not order.steps:
             self._flush()  # a checkpoint holds what earlier steps of this session wrote
-        return task.shard(order, timeout)
+        return task.send_order(order, timeout)
 
     def stream(self, name: str) -> Stream:
-        """Opens a way to a task for pieces of variables; arguments as in ``shard``."""
+        """Opens a way to a task for byte ranges of variables; arguments as in ``send_order``."""
         self._check_open()
         task = self.tasks.get(name)
         if task is None:
             raise NotFoundError(f"{name} is not among this session's tasks")
         return task.stream(self.id)
 
-    def _states(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+    def _states(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
         """The states of all tasks; one that does not answer has none."""
-        found = services_pb2.ShardReply()
+        found = services_pb2.CheckpointReply()
         with ThreadPoolExecutor(16, "states") as pool:
-            asked = [(name, pool.submit(self._ask, name, address, order, timeout)) for name, address in self._everybody]
-            for name, answer in asked:
+            answers = [
+                (name, pool.submit(self._request, name, address, order, timeout)) for name, address in self._everybody
+            ]
+            for name, answer in answers:
                 try:
                     for key, value in answer.result().states.items():
                         found.states[f"{name} {key}"] = value
@@ -285,18 +289,18 @@ class MasterSession:
                     logging.info("no state of %s goes into the checkpoint: %s", name, error)
         return found
 
-    def _ask(
-        self, name: str, address: str, order: services_pb2.ShardOrder, timeout: float | None
-    ) -> services_pb2.ShardReply:
+    def _request(
+        self, name: str, address: str, order: services_pb2.CheckpointOrder, timeout: float | None
+    ) -> services_pb2.CheckpointReply:
         known = self.tasks.get(name)
         if known is not None or (local := find_local(address)) is None:
             task: Task = known or RemoteTask(name, address, self.id, ChannelOptions())
         else:
             task = LocalTask(name, local)
         try:
-            copy = services_pb2.ShardOrder()
+            copy = services_pb2.CheckpointOrder()
             copy.CopyFrom(order)
-            return task.shard(copy, timeout)
+            return task.send_order(copy, timeout)
         finally:
             if known is None and isinstance(task, RemoteTask):
                 task.close(self.id)

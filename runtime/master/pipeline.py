@@ -30,7 +30,7 @@ from runtime.transport.channel import Lane
 
 _Pulled = dict[int, Any]
 """Slot -> value."""
-_LOOK_SECS = 0.1
+_POLL_SECS = 0.1
 
 
 def can_pipeline(phases: Sequence[Phase], plan: Plan) -> bool:
@@ -196,4 +196,4 @@ def _is_awaited(lane: Lane) -> bool:
         return False
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return not poll.poll(_LOOK_SECS * 1000)
+    return not poll.poll(_POLL_SECS * 1000)

@@ -16,7 +16,7 @@ from runtime.master.tasks import LocalTask, RemoteTask, Task
 from runtime.observe.counters import StepTimes
 from runtime.plan.phases import phases
 from runtime.plan.plan import Plan, StageCall
-from runtime.task.admission import begins_in_turn
+from runtime.task.admission import is_subject_to_admission
 from runtime.task.worker import Worker
 from runtime.transport.endpoint import host_id
 
@@ -94,8 +94,8 @@ def register(
     writes = dict(writing) if writing.total() > 1 else None  # one writing stage alone is atomic anyway
 
     def remote(task: RemoteTask, call: StageCall) -> RemoteCall:
-        in_turn = not traced and task.host_id == host_id() and begins_in_turn(plan, call)
-        made = task.register(call, frozenset(plan.fetches), timeout, writes, traced, in_turn)
+        needs_admission = not traced and task.host_id == host_id() and is_subject_to_admission(plan, call)
+        made = task.register(call, frozenset(plan.fetches), timeout, writes, traced, needs_admission)
         registered.setdefault(task, []).append(made.handle)
         return made
 

@@ -34,7 +34,7 @@ from runtime.transport.peer import Peer
 
 _T = TypeVar("_T")
 _AGAIN_SECS = 0.1
-SAY_EVERY_SECS = timeouts.SAY_EVERY_SECS
+LOG_EVERY_SECS = timeouts.LOG_EVERY_SECS
 """How often a wait says on whom it waits."""
 
 
@@ -115,13 +115,13 @@ class LocalTask:
         assert found is not None
         return found
 
-    def shard(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+    def send_order(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
         """Has the task carry out an order of a coordinator of checkpoints."""
-        return self.server.worker.shards.obey(order)
+        return self.server.worker.checkpoint_participant.obey(order)
 
     def stream(self, client: int) -> Stream:
-        """Opens a way for pieces of a client's checkpoint."""
-        return LocalStream(self.server.worker.shards, client)
+        """Opens a way for byte ranges of a client's checkpoint."""
+        return LocalStream(self.server.worker.checkpoint_participant, client)
 
     def clear(self, containers: Sequence[str] | None) -> None:
         """Forgets the task's variables and resources."""
@@ -161,9 +161,9 @@ class RemoteTask:
         self.host_id = ""
         self.generation = 0
         self.devices: tuple[Device, ...] = ()
-        self.mirrored = False
+        self.has_backup = False
         """Whether it goes on as itself when it died: it is waited for then."""
-        self._lives = 0
+        self._takeovers = 0
         self._options = options
         self._closed = threading.Event()
         self._buffers: weakref.WeakValueDictionary[int, Buffers] = weakref.WeakValueDictionary()
@@ -193,41 +193,41 @@ class RemoteTask:
         self.incarnation = status.incarnation
         self.host_id = status.host_id
         self.generation = status.generation
-        self.mirrored, self._lives = status.mirrored, status.lives
+        self.has_backup, self._takeovers = status.has_backup, status.takeovers
         self.devices = tuple(device_from_proto(d) for d in status.devices)
 
     def _resolve(self, timeout: float) -> Endpoint:
         try:
             found = self.status(None, "", timeout)
         except UnavailableError as error:
-            if not self.mirrored:
+            if not self.has_backup:
                 raise
-            raise DeadlineExceededError(f"{error.message}; waiting for it to go on from its mirror") from None
+            raise DeadlineExceededError(f"{error.message}; waiting for it to go on from its backup") from None
         if self.incarnation and found.incarnation != self.incarnation:
             raise AbortedError("restarted since the session began, its state is gone", task=self.name)
-        if self.mirrored and found.lives != self._lives:
-            self._lives = found.lives
-            logging.warning("%s was restarted and goes on from its mirror: %s", self.name, lost_words(found.mirror_lag))
+        if self.has_backup and found.takeovers != self._takeovers:
+            self._takeovers = found.takeovers
+            logging.warning("%s was restarted and goes on from its backup: %s", self.name, lost_words(found.backup_lag))
         host, _ = split_address(self.address)
         return Endpoint(host, found.data_port, found.unix_path or None, found.host_id, found.incarnation)
 
-    def shard(self, order: services_pb2.ShardOrder, timeout: float | None) -> services_pb2.ShardReply:
+    def send_order(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
         """Has the task carry out an order of a coordinator of checkpoints."""
         order.incarnation = self.incarnation
-        return self._patiently(lambda: rpc.call(self._stub.Shard, order, timeout=timeout, task=self.name))
+        return self._patiently(lambda: rpc.call(self._stub.Checkpoint, order, timeout=timeout, task=self.name))
 
     def stream(self, client: int) -> Stream:
-        """Opens a way for pieces of a checkpoint of the client that this object stands for."""
+        """Opens a way for byte ranges of a checkpoint of the client that this object stands for."""
         return ChannelStream(self.peer.acquire(), self.peer.release)
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
-        """Makes a call that may be made twice; again and again while a mirrored task is away."""
+        """Makes a call that may be made twice; again and again while a task with a backup is away."""
         limit = time.monotonic() + self._options.reconnect_secs
         while True:
             try:
                 return call()
             except UnavailableError:
-                if not self.mirrored or time.monotonic() >= limit or self._closed.wait(_AGAIN_SECS):
+                if not self.has_backup or time.monotonic() >= limit or self._closed.wait(_AGAIN_SECS):
                     raise
 
     def register(
@@ -237,7 +237,7 @@ class RemoteTask:
         timeout: float | None,
         writes: Mapping[str, int] | None = None,
         traced: bool = False,
-        in_turn: bool = False,
+        needs_admission: bool = False,
     ) -> RemoteCall:
         """Registers a stage call on the task.
 
@@ -247,7 +247,7 @@ class RemoteTask:
             timeout: seconds.
             writes: by task, the writing stages of the whole plan, when it has several.
             traced: time its runs.
-            in_turn: a read that may wait for the session's turn (``runtime.task.admission``).
+            needs_admission: a read that may wait for the session's turn (``runtime.task.admission``).
         """
         request = services_pb2.RegisterRequest(
             call=call_to_proto(call, with_blob=False),
@@ -255,7 +255,7 @@ class RemoteTask:
             generation=self.generation,
             writes=writes,
             traced=traced,
-            in_turn=in_turn,
+            needs_admission=needs_admission,
             session=self._client,
         )
 
@@ -263,13 +263,13 @@ class RemoteTask:
             deadline = None if timeout is None else time.monotonic() + timeout
             self.peer.release(self.peer.acquire(deadline=deadline))
 
-        def ask() -> services_pb2.RegisterResponse:
+        def register_once() -> services_pb2.RegisterResponse:
             return self._patiently(lambda: rpc.call(self._stub.Register, request, timeout=timeout, task=self.name))
 
-        answer = ask()
+        answer = register_once()
         if answer.need_program:
             request.call.CopyFrom(call_to_proto(call))
-            answer = ask()
+            answer = register_once()
         stage = call.stage
         layout = None if stage.output_specs is None else Layout([stage.output_specs[i] for i in call.replies])
         slots = tuple(call.outputs[i] for i in call.replies)
@@ -294,7 +294,7 @@ class RemoteTask:
             return  # the session is gone, and all its handles with it
         request = services_pb2.UnregisterRequest(session=session, handles=handles)
         try:
-            rpc.call(self._stub.Unregister, request, timeout=SAY_EVERY_SECS, task=self.name)
+            rpc.call(self._stub.Unregister, request, timeout=LOG_EVERY_SECS, task=self.name)
         except OpError as error:
             logging.debug("%s keeps stages of a plan until the session ends: %s", self.name, error)
 
@@ -302,24 +302,24 @@ class RemoteTask:
         """What the session's traced calls did on the task since it was last asked, by this host's clock."""
         before = time.time_ns()
         request = services_pb2.TraceRequest(session=session)
-        answer = rpc.call(self._stub.Trace, request, timeout=SAY_EVERY_SECS, task=self.name)
+        answer = rpc.call(self._stub.Trace, request, timeout=LOG_EVERY_SECS, task=self.name)
         ahead = 0 if self.host_id == host_id() else answer.now_unix_nanos - (before + time.time_ns()) // 2
         return shifted(answer.step_stats, ahead)
 
     def clear(self, containers: Sequence[str] | None) -> None:
         """Forgets the task's variables and resources."""
         request = services_pb2.ClearRequest(containers=containers or (), all=containers is None)
-        rpc.call(self._stub.Clear, request, timeout=SAY_EVERY_SECS, task=self.name)
+        rpc.call(self._stub.Clear, request, timeout=LOG_EVERY_SECS, task=self.name)
 
     def fetch(self, session: int, step: int, slot: int) -> Any:
         """Fetches a tensor that the task holds."""
-        return self._ask(FETCH, [np.array([session, step, slot], np.uint64)], step)[0]
+        return self._request(FETCH, [np.array([session, step, slot], np.uint64)], step)[0]
 
     def about_backup(self, message: Sequence[Any]) -> list[Any]:
         """Sends a message about the backup that the task holds, and gives the answer."""
-        return self._ask(BACKUP, message)
+        return self._request(BACKUP, message)
 
-    def _ask(self, handle: int, arrays: Sequence[Any], step: int = 0) -> list[Any]:
+    def _request(self, handle: int, arrays: Sequence[Any], step: int = 0) -> list[Any]:
         lane: Lane = self.peer.acquire()
         try:
             lane.send(handle, step, arrays, dynamic=True)
@@ -380,7 +380,7 @@ def join(
             waiting[name] = RemoteTask(name, address, client, options)
     started = time.monotonic()
     deadline = None if timeout is None else started + timeout
-    say_at = started + SAY_EVERY_SECS
+    log_at = started + LOG_EVERY_SECS
     try:
         while waiting:
             for name, task in list(waiting.items()):
@@ -395,14 +395,14 @@ def join(
             now = time.monotonic()
             if not waiting:
                 break
-            whom = ", ".join(f"{t.name} at {t.address}" for t in waiting.values())
+            peers = ", ".join(f"{t.name} at {t.address}" for t in waiting.values())
             if deadline is not None and now >= deadline:
                 raise DeadlineExceededError(
-                    f"after {now - started + waited_secs:.0f} s still waiting for {whom}", task=sender
+                    f"after {now - started + waited_secs:.0f} s still waiting for {peers}", task=sender
                 )
-            if now >= say_at:
-                logging.info("%s: still waiting for %s", sender, whom)
-                say_at = now + SAY_EVERY_SECS
+            if now >= log_at:
+                logging.info("%s: still waiting for %s", sender, peers)
+                log_at = now + LOG_EVERY_SECS
             cancelled.wait(timeouts.JOIN_PAUSE_SECS)  # gRPC tells nobody when a listener appears
     except BaseException:
         for known in (*waiting.values(), *met.values()):
@@ -421,7 +421,7 @@ def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec)
 
 
 def lost_words(lag: int) -> str:
-    """What the restart of a mirrored task costs, in words for the log."""
+    """What the restart of a task with a backup costs, in words for the log."""
     return f"at most {lag} of its last updates are lost" if lag else "no update that was answered is lost"
 
 
@@ -431,7 +431,7 @@ def fetcher(find: Callable[[str], Task]) -> Callable[[str, int, int, int], Any]:
     def fetch(name: str, session: int, step: int, slot: int) -> Any:
         task = find(name)
         if isinstance(task, LocalTask):
-            return task.server.worker.held.take((session, step, slot))
+            return task.server.worker.rendezvous.take((session, step, slot))
         return task.fetch(session, step, slot)
 
     return fetch

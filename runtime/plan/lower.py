@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import Body, Constant, Guarded, Host, Pure, Read, Update, VariableSpec, runs_on_host
+from runtime.graph.op_kinds import Body, Constant, Deferred, Host, Pure, Read, Update, VariableSpec, runs_on_host
 from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.plan.exporting import export_program
 from runtime.plan.partition import is_write
@@ -52,7 +52,7 @@ def trace_all(
             arguments = _arguments(op, specs, alias)
             jaxprs[op] = _trace_one(op, body, arguments)
             results = [TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in jaxprs[op].out_avals]
-            if isinstance(body, Guarded):  # its outputs are the kernel's
+            if isinstance(body, Deferred):  # its outputs are the kernel's
                 declared = [TensorSpec(_static(t), t.dtype) for t in op.outputs]
                 results = _checked_new_values(op, body, [*results, *declared])
             elif isinstance(body, Update):
@@ -90,10 +90,10 @@ def _arguments(op: Operation, specs: Mapping[Tensor, TensorSpec], alias: Mapping
 
 
 def _trace_one(op: Operation, body: Pure | Update, inputs: Sequence[TensorSpec]) -> ClosedJaxpr:
-    arguments = list(inputs[body.own :] if isinstance(body, Guarded) else inputs)
+    arguments = list(inputs[body.kernel_inputs :] if isinstance(body, Deferred) else inputs)
     if isinstance(body, Update) and not body.overwrites:
         arguments = [*(TensorSpec(v.shape, v.dtype) for v in body.variables), *arguments]
-    outputs = () if isinstance(body, Guarded) else op.outputs
+    outputs = () if isinstance(body, Deferred) else op.outputs
     wide = op.wide or needs_64_bit([s.dtype for s in arguments] + [t.dtype for t in outputs])
     if any(s.dtype == object for s in arguments):
         raise InvalidArgumentError(f"operation {op.name!r}: a string tensor cannot enter a numeric computation")
@@ -136,8 +136,8 @@ def lower_stage(
         outputs: tensors that others need.
         traced: the step's jaxprs and shapes.
     """
-    if isinstance(operations[0].body, Guarded):
-        return _lower_guarded(device, operations[0], operations[0].body, inputs, outputs, traced)
+    if isinstance(operations[0].body, Deferred):
+        return _lower_deferred(device, operations[0], operations[0].body, inputs, outputs, traced)
     lowering = _lower_host if runs_on_host(operations[0].body) else _lower_xla
     return lowering(device, operations, inputs, outputs, traced)
 
@@ -173,8 +173,8 @@ def _kernel(body: Body) -> tuple[str, dict[str, Any]]:
     return body.kernel, dict(body.attrs)
 
 
-def _lower_guarded(
-    device: Device, op: Operation, body: Guarded, inputs: Sequence[Tensor], outputs: Sequence[Tensor], traced: Traced
+def _lower_deferred(
+    device: Device, op: Operation, body: Deferred, inputs: Sequence[Tensor], outputs: Sequence[Tensor], traced: Traced
 ) -> Stage:
     """A kernel, and the update that it may run: a stage with both a host call and a program."""
     variables, reads, writes = _variables([op])
@@ -186,7 +186,7 @@ def _lower_guarded(
         new = dict(zip(body.variables, _apply(traced.jaxprs[op], [*old, *arrays[len(reads) :]]), strict=False))
         return (*(new[variables[i]] for i in writes), np.zeros((), np.bool_))  # the last tells when it is done
 
-    own = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *arguments[body.own :])
+    own = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *arguments[body.kernel_inputs :])
     place = {tensor: i for i, tensor in enumerate((*inputs, *op.outputs))}
     call = HostCall(
         body.kernel, dict(body.attrs), tuple(place[traced.real(t)] for t in op.inputs), len(op.outputs), op.name

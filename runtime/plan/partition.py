@@ -24,7 +24,7 @@ Place = Hashable
 
 
 @dataclass(frozen=True)
-class Cut:
+class Partition:
     """One stage before it is lowered: its place, its wave, its operations in the order they run."""
 
     place: Place
@@ -32,26 +32,28 @@ class Cut:
     operations: tuple[Operation, ...]
 
 
-def cut(
+def partition(
     operations: Sequence[Operation],
     waits_for: Mapping[Operation, Sequence[Operation]],
     place_of: Callable[[Operation], Place],
-) -> list[Cut]:
+) -> list[Partition]:
     """Cuts ``operations`` (given in topological order) into stages, in the order of their waves."""
     waves, places = _waves(operations, waits_for, {op: _Spot(_own_place(op, place_of)) for op in operations})
     members: dict[tuple[int, Place], list[Operation]] = {}
     for op in operations:
         members.setdefault((waves[op], places[op]), []).append(op)
     stages = sorted(members.items(), key=lambda item: item[0][0])  # stable: first made first within a wave
-    return [Cut(place, wave, tuple(_in_order(ops, waits_for))) for (wave, place), ops in stages]
+    return [Partition(place, wave, tuple(_in_order(ops, waits_for))) for (wave, place), ops in stages]
 
 
-def after(cuts: Sequence[Cut], waits_for: Mapping[Operation, Sequence[Operation]]) -> tuple[tuple[int, ...], ...]:
+def after(
+    partitions: Sequence[Partition], waits_for: Mapping[Operation, Sequence[Operation]]
+) -> tuple[tuple[int, ...], ...]:
     """For each stage, the numbers of those that must be over before it begins."""
-    stage_of = {op: i for i, c in enumerate(cuts) for op in c.operations}
+    stage_of = {op: i for i, c in enumerate(partitions) for op in c.operations}
     return tuple(
         tuple(sorted({stage_of[before] for op in c.operations for before in waits_for[op]} - {i}))
-        for i, c in enumerate(cuts)
+        for i, c in enumerate(partitions)
     )
 
 

@@ -87,7 +87,7 @@ class Stage:
         outputs: what each output is.
         output_specs: shape and dtype of each output; None when the layout is not fixed.
         program: the XLA program, or None when nothing is computed.
-        host: the kernels of a host stage, in order. With a program too, a guarded update: one kernel, that runs the
+        host: the kernels of a host stage, in order. With a program too, a deferred update: one kernel, that runs the
             program with inputs of its own when it sees fit.
         writes_state: whether running it twice differs from running it once.
         operations: names of the operations in it, for traces and errors; not part of its identity.

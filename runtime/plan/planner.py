@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import Constant, Guarded, Read, StepId, runs_on_host
+from runtime.graph.op_kinds import Constant, Deferred, Read, StepId, runs_on_host
 from runtime.plan.lower import Traced, lower_stage, trace_all
-from runtime.plan.partition import Cut, after, cut
+from runtime.plan.partition import Partition, after, partition
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan, Remote, StageCall
 from runtime.plan.prune import prune, without_identities
@@ -30,19 +30,21 @@ def make_plan(
         InvalidArgumentError: a placeholder is not fed, a device is missing, or shapes do not fit; names the operation.
     """
     needed = prune(fetches, feeds)
-    if any(isinstance(op.body, Guarded) for op in needed.operations):
-        fetches = _after_guarded(fetches, needed.operations)
+    if any(isinstance(op.body, Deferred) for op in needed.operations):
+        fetches = _after_deferred(fetches, needed.operations)
         needed = prune(fetches, feeds)
     placed = place(needed.operations, devices)
     needed = without_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
     traced = trace_all(needed.operations, {**feeds, **_given_specs(needed.given)}, needed.alias)
 
     def place_of(op: Operation) -> Hashable:
-        # A guarded update may run for others: it shares its stage with nothing.
-        return placed[op], op if isinstance(op.body, Guarded) else runs_on_host(op.body)
+        # A deferred update may run for others: it shares its stage with nothing.
+        return placed[op], op if isinstance(op.body, Deferred) else runs_on_host(op.body)
 
-    cuts = cut(needed.operations, needed.waits_for, place_of)
-    return _Assembly(fetches, feeds, needed.given, cuts, placed, traced, devices).plan(after(cuts, needed.waits_for))
+    partitions = partition(needed.operations, needed.waits_for, place_of)
+    return _Assembly(fetches, feeds, needed.given, partitions, placed, traced, devices).plan(
+        after(partitions, needed.waits_for)
+    )
 
 
 def tensor_specs(
@@ -53,20 +55,20 @@ def tensor_specs(
     return trace_all(needed.operations, {**feeds, **_given_specs(needed.given)}, needed.alias).specs
 
 
-def _after_guarded(fetches: Sequence[Tensor | Operation], operations: Sequence[Operation]) -> list[Tensor | Operation]:
-    """A fetched step counter that a guarded update moves on is fetched as it is after the update.
+def _after_deferred(fetches: Sequence[Tensor | Operation], operations: Sequence[Operation]) -> list[Tensor | Operation]:
+    """A fetched step counter that a deferred update moves on is fetched as it is after the update.
 
     The update tells it, where reading it again would be a round trip more.
     """
-    told = {
+    after_update = {
         (op.body.variables[0], op.device): op.outputs[0]
         for op in operations
-        if isinstance(op.body, Guarded) and op.body.tells
+        if isinstance(op.body, Deferred) and op.body.returns_step
     }
 
     def after(fetch: Tensor | Operation) -> Tensor | Operation:
         if isinstance(fetch, Tensor) and isinstance(fetch.op.body, Read):
-            return told.get((fetch.op.body.variable, fetch.op.device), fetch)
+            return after_update.get((fetch.op.body.variable, fetch.op.device), fetch)
         return fetch
 
     return [after(fetch) for fetch in fetches]
@@ -84,14 +86,14 @@ class _Assembly:
         fetches: Sequence[Tensor | Operation],
         feeds: Mapping[Tensor, TensorSpec],
         given: Sequence[Tensor],
-        cuts: Sequence[Cut],
+        partitions: Sequence[Partition],
         placed: Mapping[Operation, Device],
         traced: Traced,
         devices: Devices,
     ) -> None:
         self.fetches = [traced.real(f) if isinstance(f, Tensor) else f for f in fetches]
         self.feeds = feeds
-        self.cuts = cuts
+        self.partitions = partitions
         self.placed = placed
         self.traced = traced
         self.master_task = f"/job:{devices.target[0]}/task:{devices.target[1]}"
@@ -103,19 +105,19 @@ class _Assembly:
                 self.slot[tensor] = len(feeds) + len(self.constants)
 
     def plan(self, after: tuple[tuple[int, ...], ...]) -> Plan:
-        inputs = [self._inputs(c) for c in self.cuts]
+        inputs = [self._inputs(c) for c in self.partitions]
         wanted_by: dict[Tensor, list[int]] = {}
         for index, tensors in enumerate(inputs):
             for tensor in tensors:
                 wanted_by.setdefault(tensor, []).append(index)
         self.made_by = {
-            t: i for i, c in enumerate(self.cuts) for op in c.operations for t in op.outputs if t not in self.slot
+            t: i for i, c in enumerate(self.partitions) for op in c.operations for t in op.outputs if t not in self.slot
         }
         fetched = {t for t in self.fetches if isinstance(t, Tensor)}
         next_slot = len(self.feeds) + len(self.constants) + 1
         stages: list[StageCall] = []
         all_outputs: list[tuple[Tensor, ...]] = []
-        for c in self.cuts:
+        for c in self.partitions:
             outputs = tuple(
                 t for op in c.operations for t in op.outputs if t not in self.slot and (t in wanted_by or t in fetched)
             )
@@ -123,7 +125,7 @@ class _Assembly:
                 self.slot[tensor] = next_slot
                 next_slot += 1
             all_outputs.append(outputs)
-        for index, (c, tensors, outputs) in enumerate(zip(self.cuts, inputs, all_outputs, strict=True)):
+        for index, (c, tensors, outputs) in enumerate(zip(self.partitions, inputs, all_outputs, strict=True)):
             device = self.placed[c.operations[0]]
             stage = lower_stage(device, c.operations, tensors, outputs, self.traced)
             remote = {i: r for i, t in enumerate(tensors) if (r := self._remote(t, index)) is not None}
@@ -144,7 +146,7 @@ class _Assembly:
         constants = tuple(value for _, value in self.constants)
         return Plan(len(self.feeds), constants, tuple(stages), fetch_slots, next_slot, after)
 
-    def _inputs(self, c: Cut) -> list[Tensor]:
+    def _inputs(self, c: Partition) -> list[Tensor]:
         """The tensors that a stage takes from outside."""
         inside = {t for op in c.operations for t in op.outputs if t not in self.slot}
         found: dict[Tensor, None] = {}
@@ -159,7 +161,7 @@ class _Assembly:
         return self.made_by.get(tensor)
 
     def _task(self, stage: int) -> str:
-        return self.placed[self.cuts[stage].operations[0]].task_name
+        return self.placed[self.partitions[stage].operations[0]].task_name
 
     def _remote(self, tensor: Tensor, consumer: int) -> Remote | None:
         maker = self._maker(tensor)

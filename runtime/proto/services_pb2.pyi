@@ -62,9 +62,9 @@ class StatusResponse(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     STARTED_UNIX_SECS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
-    MIRRORED_FIELD_NUMBER: _builtins.int
-    MIRROR_LAG_FIELD_NUMBER: _builtins.int
-    LIVES_FIELD_NUMBER: _builtins.int
+    HAS_BACKUP_FIELD_NUMBER: _builtins.int
+    BACKUP_LAG_FIELD_NUMBER: _builtins.int
+    TAKEOVERS_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     incarnation: _builtins.int
     data_port: _builtins.int
@@ -73,11 +73,11 @@ class StatusResponse(_message.Message):
     started_unix_secs: _builtins.float
     generation: _builtins.int
     """how often the variables were restored under sessions that used them"""
-    mirrored: _builtins.bool
-    """a neighbour mirrors it: when it is gone, wait, it will go on as itself"""
-    mirror_lag: _builtins.int
+    has_backup: _builtins.bool
+    """a neighbour holds one: when it is gone, wait, it will go on as itself"""
+    backup_lag: _builtins.int
     """how many of its last updates may be lost then"""
-    lives: _builtins.int
+    takeovers: _builtins.int
     """how often it has done so"""
     @_builtins.property
     def cluster(self) -> _cluster_pb2.ClusterDef: ...
@@ -95,13 +95,13 @@ class StatusResponse(_message.Message):
         devices: _abc.Iterable[_stage_pb2.DeviceDef] | None = ...,
         started_unix_secs: _builtins.float = ...,
         generation: _builtins.int = ...,
-        mirrored: _builtins.bool = ...,
-        mirror_lag: _builtins.int = ...,
-        lives: _builtins.int = ...,
+        has_backup: _builtins.bool = ...,
+        backup_lag: _builtins.int = ...,
+        takeovers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "data_port", b"data_port", "devices", b"devices", "generation", b"generation", "host_id", b"host_id", "incarnation", b"incarnation", "lives", b"lives", "mirror_lag", b"mirror_lag", "mirrored", b"mirrored", "started_unix_secs", b"started_unix_secs", "task", b"task", "unix_path", b"unix_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_lag", b"backup_lag", "cluster", b"cluster", "data_port", b"data_port", "devices", b"devices", "generation", b"generation", "has_backup", b"has_backup", "host_id", b"host_id", "incarnation", b"incarnation", "started_unix_secs", b"started_unix_secs", "takeovers", b"takeovers", "task", b"task", "unix_path", b"unix_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -137,7 +137,7 @@ class RegisterRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     TRACED_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
-    IN_TURN_FIELD_NUMBER: _builtins.int
+    NEEDS_ADMISSION_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """the one the sender means; another one answers ABORTED"""
     generation: _builtins.int
@@ -146,8 +146,8 @@ class RegisterRequest(_message.Message):
     """a second handle, whose runs are timed"""
     session: _builtins.int
     """the handle is good for as long as it lives"""
-    in_turn: _builtins.bool
-    """a training step of this host begins with it, which may wait for its turn"""
+    needs_admission: _builtins.bool
+    """a training step of this host begins with it, which may wait for admission"""
     @_builtins.property
     def call(self) -> _stage_pb2.StageCallDef: ...
     @_builtins.property
@@ -163,11 +163,11 @@ class RegisterRequest(_message.Message):
         generation: _builtins.int = ...,
         traced: _builtins.bool = ...,
         session: _builtins.int = ...,
-        in_turn: _builtins.bool = ...,
+        needs_admission: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "in_turn", b"in_turn", "incarnation", b"incarnation", "session", b"session", "traced", b"traced", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "incarnation", b"incarnation", "needs_admission", b"needs_admission", "session", b"session", "traced", b"traced", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -516,8 +516,8 @@ class StepWrites(_message.Message):
 Global___StepWrites: _TypeAlias = StepWrites  # noqa: Y015
 
 @_typing.final
-class ShardOrder(_message.Message):
-    """What the coordinator of checkpoints (the chief) orders a task to do. Every kind but TELL, STATES and CHANGED, which only
+class CheckpointOrder(_message.Message):
+    """What the coordinator of checkpoints (the chief) orders a task to do. Every kind but QUERY, STATES and CHANGED, which only
     ask, is refused unless it comes under the epoch that the task was last claimed for.
     """
 
@@ -527,61 +527,61 @@ class ShardOrder(_message.Message):
         ValueType = _typing.NewType("ValueType", _builtins.int)
         V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ShardOrder._Kind.ValueType], _builtins.type):
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[CheckpointOrder._Kind.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
-        TELL: ShardOrder._Kind.ValueType  # 0
+        QUERY: CheckpointOrder._Kind.ValueType  # 0
         """epoch and owner, please"""
-        CLAIM: ShardOrder._Kind.ValueType  # 1
+        CLAIM: CheckpointOrder._Kind.ValueType  # 1
         """from now on obey this epoch only; jobs of older ones have ended when this returns"""
-        PAUSE: ShardOrder._Kind.ValueType  # 2
+        PAUSE: CheckpointOrder._Kind.ValueType  # 2
         """for `job`, hold stages that write variables, except those of `steps`, which are let through and awaited"""
-        TAKE: ShardOrder._Kind.ValueType  # 3
+        TAKE: CheckpointOrder._Kind.ValueType  # 3
         """if that pause has held until now, take references to `slices` for `job`, let stages run again"""
-        WRITE: ShardOrder._Kind.ValueType  # 4
+        WRITE: CheckpointOrder._Kind.ValueType  # 4
         """write what the job took"""
-        PROGRESS: ShardOrder._Kind.ValueType  # 5
+        PROGRESS: CheckpointOrder._Kind.ValueType  # 5
         """how much of it is written"""
-        VERIFY: ShardOrder._Kind.ValueType  # 6
+        VERIFY: CheckpointOrder._Kind.ValueType  # 6
         """compare `files` with their checksums"""
-        READ: ShardOrder._Kind.ValueType  # 7
+        READ: CheckpointOrder._Kind.ValueType  # 7
         """read `slices` for `job`, change nothing yet"""
-        COMMIT: ShardOrder._Kind.ValueType  # 8
+        COMMIT: CheckpointOrder._Kind.ValueType  # 8
         """replace the variables by what the job has read, all at once"""
-        DROP: ShardOrder._Kind.ValueType  # 9
+        DROP: CheckpointOrder._Kind.ValueType  # 9
         """forget the job"""
-        RECEIVE: ShardOrder._Kind.ValueType  # 10
-        """make room for `slices`, which come in pieces over the tensor channel; change nothing yet"""
-        STATES: ShardOrder._Kind.ValueType  # 11
+        RECEIVE: CheckpointOrder._Kind.ValueType  # 10
+        """make room for `slices`, which come in byte ranges over the tensor channel; change nothing yet"""
+        STATES: CheckpointOrder._Kind.ValueType  # 11
         """the small named states of the trainer in this process"""
-        CHANGED: ShardOrder._Kind.ValueType  # 12
+        CHANGED: CheckpointOrder._Kind.ValueType  # 12
         """how many of `slices` have other values than `job` has taken, or a restore has given them as its"""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
-    TELL: ShardOrder.Kind.ValueType  # 0
+    QUERY: CheckpointOrder.Kind.ValueType  # 0
     """epoch and owner, please"""
-    CLAIM: ShardOrder.Kind.ValueType  # 1
+    CLAIM: CheckpointOrder.Kind.ValueType  # 1
     """from now on obey this epoch only; jobs of older ones have ended when this returns"""
-    PAUSE: ShardOrder.Kind.ValueType  # 2
+    PAUSE: CheckpointOrder.Kind.ValueType  # 2
     """for `job`, hold stages that write variables, except those of `steps`, which are let through and awaited"""
-    TAKE: ShardOrder.Kind.ValueType  # 3
+    TAKE: CheckpointOrder.Kind.ValueType  # 3
     """if that pause has held until now, take references to `slices` for `job`, let stages run again"""
-    WRITE: ShardOrder.Kind.ValueType  # 4
+    WRITE: CheckpointOrder.Kind.ValueType  # 4
     """write what the job took"""
-    PROGRESS: ShardOrder.Kind.ValueType  # 5
+    PROGRESS: CheckpointOrder.Kind.ValueType  # 5
     """how much of it is written"""
-    VERIFY: ShardOrder.Kind.ValueType  # 6
+    VERIFY: CheckpointOrder.Kind.ValueType  # 6
     """compare `files` with their checksums"""
-    READ: ShardOrder.Kind.ValueType  # 7
+    READ: CheckpointOrder.Kind.ValueType  # 7
     """read `slices` for `job`, change nothing yet"""
-    COMMIT: ShardOrder.Kind.ValueType  # 8
+    COMMIT: CheckpointOrder.Kind.ValueType  # 8
     """replace the variables by what the job has read, all at once"""
-    DROP: ShardOrder.Kind.ValueType  # 9
+    DROP: CheckpointOrder.Kind.ValueType  # 9
     """forget the job"""
-    RECEIVE: ShardOrder.Kind.ValueType  # 10
-    """make room for `slices`, which come in pieces over the tensor channel; change nothing yet"""
-    STATES: ShardOrder.Kind.ValueType  # 11
+    RECEIVE: CheckpointOrder.Kind.ValueType  # 10
+    """make room for `slices`, which come in byte ranges over the tensor channel; change nothing yet"""
+    STATES: CheckpointOrder.Kind.ValueType  # 11
     """the small named states of the trainer in this process"""
-    CHANGED: ShardOrder.Kind.ValueType  # 12
+    CHANGED: CheckpointOrder.Kind.ValueType  # 12
     """how many of `slices` have other values than `job` has taken, or a restore has given them as its"""
 
     KIND_FIELD_NUMBER: _builtins.int
@@ -600,7 +600,7 @@ class ShardOrder(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     MAPPED_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
-    kind: Global___ShardOrder.Kind.ValueType
+    kind: Global___CheckpointOrder.Kind.ValueType
     incarnation: _builtins.int
     epoch: _builtins.int
     owner: _builtins.int
@@ -627,7 +627,7 @@ class ShardOrder(_message.Message):
     def __init__(
         self,
         *,
-        kind: Global___ShardOrder.Kind.ValueType = ...,
+        kind: Global___CheckpointOrder.Kind.ValueType = ...,
         incarnation: _builtins.int = ...,
         epoch: _builtins.int = ...,
         owner: _builtins.int = ...,
@@ -650,10 +650,10 @@ class ShardOrder(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ShardOrder: _TypeAlias = ShardOrder  # noqa: Y015
+Global___CheckpointOrder: _TypeAlias = CheckpointOrder  # noqa: Y015
 
 @_typing.final
-class ShardReply(_message.Message):
+class CheckpointReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -727,7 +727,7 @@ class ShardReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ShardReply: _TypeAlias = ShardReply  # noqa: Y015
+Global___CheckpointReply: _TypeAlias = CheckpointReply  # noqa: Y015
 
 @_typing.final
 class UnregisterRequest(_message.Message):
@@ -834,7 +834,7 @@ class CreateSessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class LivesEntry(_message.Message):
+    class ValueIdsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -859,7 +859,7 @@ class CreateSessionResponse(_message.Message):
     TARGET_TASK_FIELD_NUMBER: _builtins.int
     HOME_JOB_FIELD_NUMBER: _builtins.int
     HOME_TASK_FIELD_NUMBER: _builtins.int
-    LIVES_FIELD_NUMBER: _builtins.int
+    VALUE_IDS_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     target_job: _builtins.str
     target_task: _builtins.int
@@ -868,8 +868,8 @@ class CreateSessionResponse(_message.Message):
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_stage_pb2.DeviceDef]: ...
     @_builtins.property
-    def lives(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """by task, which life of its values"""
+    def value_ids(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """by task, which of its values, told from earlier ones"""
 
     def __init__(
         self,
@@ -880,11 +880,11 @@ class CreateSessionResponse(_message.Message):
         target_task: _builtins.int = ...,
         home_job: _builtins.str = ...,
         home_task: _builtins.int = ...,
-        lives: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        value_ids: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "home_job", b"home_job", "home_task", b"home_task", "lives", b"lives", "session", b"session", "target_job", b"target_job", "target_task", b"target_task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "home_job", b"home_job", "home_task", b"home_task", "session", b"session", "target_job", b"target_job", "target_task", b"target_task", "value_ids", b"value_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1096,7 +1096,7 @@ class ResetResponse(_message.Message):
 Global___ResetResponse: _TypeAlias = ResetResponse  # noqa: Y015
 
 @_typing.final
-class ForwardShardRequest(_message.Message):
+class ForwardCheckpointRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
@@ -1108,13 +1108,13 @@ class ForwardShardRequest(_message.Message):
     timeout_secs: _builtins.float
     """0: no limit"""
     @_builtins.property
-    def order(self) -> Global___ShardOrder: ...
+    def order(self) -> Global___CheckpointOrder: ...
     def __init__(
         self,
         *,
         session: _builtins.int = ...,
         task: _builtins.str = ...,
-        order: Global___ShardOrder | None = ...,
+        order: Global___CheckpointOrder | None = ...,
         timeout_secs: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
@@ -1123,24 +1123,24 @@ class ForwardShardRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ForwardShardRequest: _TypeAlias = ForwardShardRequest  # noqa: Y015
+Global___ForwardCheckpointRequest: _TypeAlias = ForwardCheckpointRequest  # noqa: Y015
 
 @_typing.final
-class ForwardPieceRequest(_message.Message):
-    """A piece of a checkpoint, between a client that has no tensor channel and the master that has one to the task."""
+class ForwardBytesRequest(_message.Message):
+    """A byte range of a checkpoint, between a client that has no tensor channel and the master that has one to the task."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
-    PIECE_FIELD_NUMBER: _builtins.int
+    BYTE_RANGE_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     task: _builtins.str
     data: _builtins.bytes
     """what the task shall take; empty: it gives"""
     @_builtins.property
-    def piece(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def byte_range(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """as over the tensor channel"""
 
     def __init__(
@@ -1148,19 +1148,19 @@ class ForwardPieceRequest(_message.Message):
         *,
         session: _builtins.int = ...,
         task: _builtins.str = ...,
-        piece: _abc.Iterable[_builtins.int] | None = ...,
+        byte_range: _abc.Iterable[_builtins.int] | None = ...,
         data: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "piece", b"piece", "session", b"session", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_range", b"byte_range", "data", b"data", "session", b"session", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ForwardPieceRequest: _TypeAlias = ForwardPieceRequest  # noqa: Y015
+Global___ForwardBytesRequest: _TypeAlias = ForwardBytesRequest  # noqa: Y015
 
 @_typing.final
-class ForwardPieceReply(_message.Message):
+class ForwardBytesReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATA_FIELD_NUMBER: _builtins.int
@@ -1180,4 +1180,4 @@ class ForwardPieceReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ForwardPieceReply: _TypeAlias = ForwardPieceReply  # noqa: Y015
+Global___ForwardBytesReply: _TypeAlias = ForwardBytesReply  # noqa: Y015

@@ -64,10 +64,10 @@ class WorkerServiceStub:
                 request_serializer=runtime_dot_proto_dot_services__pb2.ClearRequest.SerializeToString,
                 response_deserializer=runtime_dot_proto_dot_services__pb2.ClearResponse.FromString,
                 _registered_method=True)
-        self.Shard = channel.unary_unary(
-                '/bellwether.WorkerService/Shard',
-                request_serializer=runtime_dot_proto_dot_services__pb2.ShardOrder.SerializeToString,
-                response_deserializer=runtime_dot_proto_dot_services__pb2.ShardReply.FromString,
+        self.Checkpoint = channel.unary_unary(
+                '/bellwether.WorkerService/Checkpoint',
+                request_serializer=runtime_dot_proto_dot_services__pb2.CheckpointOrder.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.CheckpointReply.FromString,
                 _registered_method=True)
 
 
@@ -110,7 +110,7 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Shard(self, request, context):
+    def Checkpoint(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,10 +149,10 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     request_deserializer=runtime_dot_proto_dot_services__pb2.ClearRequest.FromString,
                     response_serializer=runtime_dot_proto_dot_services__pb2.ClearResponse.SerializeToString,
             ),
-            'Shard': grpc.unary_unary_rpc_method_handler(
-                    servicer.Shard,
-                    request_deserializer=runtime_dot_proto_dot_services__pb2.ShardOrder.FromString,
-                    response_serializer=runtime_dot_proto_dot_services__pb2.ShardReply.SerializeToString,
+            'Checkpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checkpoint,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.CheckpointOrder.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.CheckpointReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -328,7 +328,7 @@ class WorkerService:
             _registered_method=True)
 
     @staticmethod
-    def Shard(request,
+    def Checkpoint(request,
             target,
             options=(),
             channel_credentials=None,
@@ -341,9 +341,9 @@ class WorkerService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/bellwether.WorkerService/Shard',
-            runtime_dot_proto_dot_services__pb2.ShardOrder.SerializeToString,
-            runtime_dot_proto_dot_services__pb2.ShardReply.FromString,
+            '/bellwether.WorkerService/Checkpoint',
+            runtime_dot_proto_dot_services__pb2.CheckpointOrder.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.CheckpointReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -394,15 +394,15 @@ class MasterServiceStub:
                 request_serializer=runtime_dot_proto_dot_services__pb2.ResetRequest.SerializeToString,
                 response_deserializer=runtime_dot_proto_dot_services__pb2.ResetResponse.FromString,
                 _registered_method=True)
-        self.ForwardShard = channel.unary_unary(
-                '/bellwether.MasterService/ForwardShard',
-                request_serializer=runtime_dot_proto_dot_services__pb2.ForwardShardRequest.SerializeToString,
-                response_deserializer=runtime_dot_proto_dot_services__pb2.ShardReply.FromString,
+        self.ForwardCheckpoint = channel.unary_unary(
+                '/bellwether.MasterService/ForwardCheckpoint',
+                request_serializer=runtime_dot_proto_dot_services__pb2.ForwardCheckpointRequest.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.CheckpointReply.FromString,
                 _registered_method=True)
-        self.ForwardPiece = channel.unary_unary(
-                '/bellwether.MasterService/ForwardPiece',
-                request_serializer=runtime_dot_proto_dot_services__pb2.ForwardPieceRequest.SerializeToString,
-                response_deserializer=runtime_dot_proto_dot_services__pb2.ForwardPieceReply.FromString,
+        self.ForwardBytes = channel.unary_unary(
+                '/bellwether.MasterService/ForwardBytes',
+                request_serializer=runtime_dot_proto_dot_services__pb2.ForwardBytesRequest.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.ForwardBytesReply.FromString,
                 _registered_method=True)
 
 
@@ -445,13 +445,13 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ForwardShard(self, request, context):
+    def ForwardCheckpoint(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ForwardPiece(self, request, context):
+    def ForwardBytes(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -490,15 +490,15 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     request_deserializer=runtime_dot_proto_dot_services__pb2.ResetRequest.FromString,
                     response_serializer=runtime_dot_proto_dot_services__pb2.ResetResponse.SerializeToString,
             ),
-            'ForwardShard': grpc.unary_unary_rpc_method_handler(
-                    servicer.ForwardShard,
-                    request_deserializer=runtime_dot_proto_dot_services__pb2.ForwardShardRequest.FromString,
-                    response_serializer=runtime_dot_proto_dot_services__pb2.ShardReply.SerializeToString,
+            'ForwardCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForwardCheckpoint,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.ForwardCheckpointRequest.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.CheckpointReply.SerializeToString,
             ),
-            'ForwardPiece': grpc.unary_unary_rpc_method_handler(
-                    servicer.ForwardPiece,
-                    request_deserializer=runtime_dot_proto_dot_services__pb2.ForwardPieceRequest.FromString,
-                    response_serializer=runtime_dot_proto_dot_services__pb2.ForwardPieceReply.SerializeToString,
+            'ForwardBytes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForwardBytes,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.ForwardBytesRequest.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.ForwardBytesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -674,7 +674,7 @@ class MasterService:
             _registered_method=True)
 
     @staticmethod
-    def ForwardShard(request,
+    def ForwardCheckpoint(request,
             target,
             options=(),
             channel_credentials=None,
@@ -687,9 +687,9 @@ class MasterService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/bellwether.MasterService/ForwardShard',
-            runtime_dot_proto_dot_services__pb2.ForwardShardRequest.SerializeToString,
-            runtime_dot_proto_dot_services__pb2.ShardReply.FromString,
+            '/bellwether.MasterService/ForwardCheckpoint',
+            runtime_dot_proto_dot_services__pb2.ForwardCheckpointRequest.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.CheckpointReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -701,7 +701,7 @@ class MasterService:
             _registered_method=True)
 
     @staticmethod
-    def ForwardPiece(request,
+    def ForwardBytes(request,
             target,
             options=(),
             channel_credentials=None,
@@ -714,9 +714,9 @@ class MasterService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/bellwether.MasterService/ForwardPiece',
-            runtime_dot_proto_dot_services__pb2.ForwardPieceRequest.SerializeToString,
-            runtime_dot_proto_dot_services__pb2.ForwardPieceReply.FromString,
+            '/bellwether.MasterService/ForwardBytes',
+            runtime_dot_proto_dot_services__pb2.ForwardBytesRequest.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.ForwardBytesReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,7 +37,7 @@ class WorkerServiceStub:
     Trace: _grpc.UnaryUnaryMultiCallable[_services_pb2.TraceRequest, _services_pb2.TraceResponse]
     Metrics: _grpc.UnaryUnaryMultiCallable[_services_pb2.MetricsRequest, _services_pb2.MetricsResponse]
     Clear: _grpc.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]
-    Shard: _grpc.UnaryUnaryMultiCallable[_services_pb2.ShardOrder, _services_pb2.ShardReply]
+    Checkpoint: _grpc.UnaryUnaryMultiCallable[_services_pb2.CheckpointOrder, _services_pb2.CheckpointReply]
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -48,7 +48,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Trace: _aio.UnaryUnaryMultiCallable[_services_pb2.TraceRequest, _services_pb2.TraceResponse]  # type: ignore[assignment]
     Metrics: _aio.UnaryUnaryMultiCallable[_services_pb2.MetricsRequest, _services_pb2.MetricsResponse]  # type: ignore[assignment]
     Clear: _aio.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]  # type: ignore[assignment]
-    Shard: _aio.UnaryUnaryMultiCallable[_services_pb2.ShardOrder, _services_pb2.ShardReply]  # type: ignore[assignment]
+    Checkpoint: _aio.UnaryUnaryMultiCallable[_services_pb2.CheckpointOrder, _services_pb2.CheckpointReply]  # type: ignore[assignment]
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -94,11 +94,11 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_services_pb2.ClearResponse, _abc.Awaitable[_services_pb2.ClearResponse]]: ...
 
     @_abc_1.abstractmethod
-    def Shard(
+    def Checkpoint(
         self,
-        request: _services_pb2.ShardOrder,
+        request: _services_pb2.CheckpointOrder,
         context: _ServicerContext,
-    ) -> _typing.Union[_services_pb2.ShardReply, _abc.Awaitable[_services_pb2.ShardReply]]: ...
+    ) -> _typing.Union[_services_pb2.CheckpointReply, _abc.Awaitable[_services_pb2.CheckpointReply]]: ...
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -113,8 +113,8 @@ class MasterServiceStub:
     RegisterPlan: _grpc.UnaryUnaryMultiCallable[_services_pb2.RegisterPlanRequest, _services_pb2.RegisterPlanResponse]
     RunStep: _grpc.UnaryUnaryMultiCallable[_services_pb2.RunStepRequest, _services_pb2.RunStepResponse]
     Reset: _grpc.UnaryUnaryMultiCallable[_services_pb2.ResetRequest, _services_pb2.ResetResponse]
-    ForwardShard: _grpc.UnaryUnaryMultiCallable[_services_pb2.ForwardShardRequest, _services_pb2.ShardReply]
-    ForwardPiece: _grpc.UnaryUnaryMultiCallable[_services_pb2.ForwardPieceRequest, _services_pb2.ForwardPieceReply]
+    ForwardCheckpoint: _grpc.UnaryUnaryMultiCallable[_services_pb2.ForwardCheckpointRequest, _services_pb2.CheckpointReply]
+    ForwardBytes: _grpc.UnaryUnaryMultiCallable[_services_pb2.ForwardBytesRequest, _services_pb2.ForwardBytesReply]
 
 @_typing.type_check_only
 class MasterServiceAsyncStub(MasterServiceStub):
@@ -125,8 +125,8 @@ class MasterServiceAsyncStub(MasterServiceStub):
     RegisterPlan: _aio.UnaryUnaryMultiCallable[_services_pb2.RegisterPlanRequest, _services_pb2.RegisterPlanResponse]  # type: ignore[assignment]
     RunStep: _aio.UnaryUnaryMultiCallable[_services_pb2.RunStepRequest, _services_pb2.RunStepResponse]  # type: ignore[assignment]
     Reset: _aio.UnaryUnaryMultiCallable[_services_pb2.ResetRequest, _services_pb2.ResetResponse]  # type: ignore[assignment]
-    ForwardShard: _aio.UnaryUnaryMultiCallable[_services_pb2.ForwardShardRequest, _services_pb2.ShardReply]  # type: ignore[assignment]
-    ForwardPiece: _aio.UnaryUnaryMultiCallable[_services_pb2.ForwardPieceRequest, _services_pb2.ForwardPieceReply]  # type: ignore[assignment]
+    ForwardCheckpoint: _aio.UnaryUnaryMultiCallable[_services_pb2.ForwardCheckpointRequest, _services_pb2.CheckpointReply]  # type: ignore[assignment]
+    ForwardBytes: _aio.UnaryUnaryMultiCallable[_services_pb2.ForwardBytesRequest, _services_pb2.ForwardBytesReply]  # type: ignore[assignment]
 
 class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -172,17 +172,17 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_services_pb2.ResetResponse, _abc.Awaitable[_services_pb2.ResetResponse]]: ...
 
     @_abc_1.abstractmethod
-    def ForwardShard(
+    def ForwardCheckpoint(
         self,
-        request: _services_pb2.ForwardShardRequest,
+        request: _services_pb2.ForwardCheckpointRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_services_pb2.ShardReply, _abc.Awaitable[_services_pb2.ShardReply]]: ...
+    ) -> _typing.Union[_services_pb2.CheckpointReply, _abc.Awaitable[_services_pb2.CheckpointReply]]: ...
 
     @_abc_1.abstractmethod
-    def ForwardPiece(
+    def ForwardBytes(
         self,
-        request: _services_pb2.ForwardPieceRequest,
+        request: _services_pb2.ForwardBytesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_services_pb2.ForwardPieceReply, _abc.Awaitable[_services_pb2.ForwardPieceReply]]: ...
+    ) -> _typing.Union[_services_pb2.ForwardBytesReply, _abc.Awaitable[_services_pb2.ForwardBytesReply]]: ...
 
 def add_MasterServiceServicer_to_server(servicer: MasterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

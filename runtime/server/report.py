@@ -32,7 +32,7 @@ class TaskReport:
     Attributes:
         task: ``/job:ps/task:0``.
         cluster: the cluster that it knows.
-        incarnation: random id of this life of it.
+        incarnation: random id of this process of it.
         started_unix_secs: when it started serving, seconds since the epoch.
         host: name of its host.
         pid: its process.
@@ -63,7 +63,7 @@ def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
     values = {
         **metrics.read(),
         **worker.counters.values(),
-        **({} if worker.mirror is None else worker.mirror.values()),
+        **({} if worker.primary is None else worker.primary.values()),
         **_transport(server),
         **_host(),
         **_devices(worker),

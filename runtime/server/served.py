@@ -19,7 +19,7 @@ class Served(Protocol):
     master: Master
     incarnation: int
     started_unix_secs: float
-    lives: int
+    takeovers: int
     remote_sessions: RemoteSessions
 
     @property

@@ -17,9 +17,9 @@ from absl import logging
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from runtime.backup import takeover
-from runtime.backup.holder import Header, Mirrors, packed_message, read_message
+from runtime.backup.holder import BackupHolder, Header, packed_message, read_message
 from runtime.backup.image import capture
-from runtime.backup.primary import DEFAULT_LAG, Mirror
+from runtime.backup.primary import DEFAULT_LAG, Primary
 from runtime.checkpoint.roots import ROOT_VARIABLE, roots_of
 from runtime.cluster.spec import ClusterSpec, TaskId, join_address, split_address
 from runtime.errors import InvalidArgumentError, UnavailableError, UnknownError
@@ -35,7 +35,7 @@ from runtime.server.threads import CallThreads
 from runtime.task import cpu_share
 from runtime.task.compiler import warm_up
 from runtime.task.worker import Worker
-from runtime.timeouts import SAY_EVERY_SECS
+from runtime.timeouts import LOG_EVERY_SECS
 from runtime.transport import rpc
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.listener import ServerCounters, TensorServer
@@ -43,7 +43,7 @@ from runtime.transport.listener import ServerCounters, TensorServer
 _STOP_SECS = 2.0
 LATE_SECS = 600.0
 """How long a task that may leave at the end of training waits for workers that have not come yet."""
-_LOOK_EVERY_SECS = 1.0
+_POLL_SECS = 1.0
 _NO_ROOT = (
     "%s has no checkpoint root: whoever reaches its ports can have any directory written and read that this user may; "
     f"give Server(checkpoint_root=...) or {ROOT_VARIABLE}"
@@ -60,10 +60,10 @@ class Server:
         config: default session options for sessions on this server (``runtime.SessionConfig``).
         start: start serving at once.
         data_port: TCP port of the tensor channel; 0 takes a free one and tells it over gRPC.
-        ps_backups: 1 mirrors this task's variables on the next task of its job: when this one dies and is started
+        ps_backups: 1 backs this task's variables up on the next task of its job: when this one dies and is started
             again, it goes on as itself, and no checkpoint is read. All tasks of the job must be given the same.
         ps_backups_lag: how many of its last updates may be lost then, in steps. 0: none that was answered; an update
-            takes as long as it takes to mirror it.
+            takes as long as it takes to back it up.
         checkpoint_root: directory below which all orders about checkpoints must stay, or a URL (``gs://bucket/run``),
             or several; an empty list refuses them all. By default what ``BELLWETHER_CHECKPOINT_ROOT`` says, with commas
             between several; else whoever can connect may have any directory of this user written and read.
@@ -75,7 +75,7 @@ class Server:
 
     Raises:
         InvalidArgumentError: the job or index is not in the cluster, or its address is not usable or none of this
-            machine's, or there is no next task for a mirror; says which.
+            machine's, or there is no next task for a backup; says which.
         UnknownError: the port is in use; names it.
     """
 
@@ -114,17 +114,17 @@ class Server:
         self._over = threading.Event()
         """Set when ``join`` should end: stopped, or nobody needs this task any more."""
         self._started = self._open = False
-        self.lives = 0
-        """How many times this task has gone on from its mirror."""
+        self.takeovers = 0
+        """How many times this task has gone on from its backup."""
         with cpu_share.limited(spec, self.task):
             self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
-        self.worker.shards.roots = roots
-        self.worker.shards.cores = cpu_share.writers_share(spec, self.task, os.cpu_count() or 1)
+        self.worker.checkpoint_participant.roots = roots
+        self.worker.checkpoint_participant.cores = cpu_share.writers_share(spec, self.task, os.cpu_count() or 1)
         host, port = split_address(spec.task_address(self.task.job, self.task.index))
         self.listens_on = binding.listen_on(spec, self.task, bind, os.environ)
         """The addresses of this machine at which both ports are open."""
         self._client_id = secrets.randbits(63) | 1
-        """By which other tasks know this process. Not the incarnation: a task that goes on from its mirror takes that
+        """By which other tasks know this process. Not the incarnation: a task that goes on from its backup takes that
         over from a process whose lanes they remember."""
         self._grpc = grpc.server(CallThreads("grpc"), options=rpc.server_options(max_request_bytes))  # type: ignore[arg-type]  # any executor
         self._grpc_started = False
@@ -208,15 +208,15 @@ class Server:
             raise
         self._open = True
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        if self.worker.shards.roots.paths is None and not binding.is_loopback(self.listens_on):
+        if self.worker.checkpoint_participant.roots.paths is None and not binding.is_loopback(self.listens_on):
             logging.log_first_n(logging.WARNING, _NO_ROOT, 1, self.task)
         logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.data_port)
 
     def _start(self) -> None:
         if self._holder:
-            self.worker.hold_backups(Mirrors())
+            self.worker.hold_backups(BackupHolder())
             self._start_grpc()  # the others may ask, while this task asks them, and need not wait for each other
-            self._mirror(self._holder)
+            self._replicate(self._holder)
             self._start_tensors()
         else:
             self._start_tensors()
@@ -236,31 +236,31 @@ class Server:
                 task=str(self.task),
             ) from error
 
-    def _mirror(self, holder: str) -> None:
-        """Goes on from the mirror, if there is one, and has this life of the task mirrored."""
+    def _replicate(self, holder: str) -> None:
+        """Goes on from the backup, if there is one, and has this process of the task backed up."""
 
         def send(header: Header, arrays: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
             return read_message(self._peer(holder).about_backup(packed_message(header, arrays)))
 
-        life = secrets.randbits(62)
-        reborn = takeover.take_up(self.worker, holder, life, send)
-        if reborn is not None:
-            self.incarnation, self.lives = reborn.incarnation, reborn.lives
-            self._tensors.inherit(self.incarnation, {key: (a.seq, a.reply) for key, a in reborn.answered.items()})
-        about = {"incarnation": self.incarnation, "lives": self.lives, "lag": self._lag}
-        mirror = self.worker.mirror = Mirror(
+        process_id = secrets.randbits(62)
+        resumed = takeover.take_up(self.worker, holder, process_id, send)
+        if resumed is not None:
+            self.incarnation, self.takeovers = resumed.incarnation, resumed.takeovers
+            self._tensors.inherit(self.incarnation, {key: (a.seq, a.reply) for key, a in resumed.answered.items()})
+        about = {"incarnation": self.incarnation, "takeovers": self.takeovers, "lag": self._lag}
+        primary = self.worker.primary = Primary(
             self.worker.task,
             holder,
             self._lag,
-            life,
+            process_id,
             about,
             functools.partial(capture, self.worker),
             send,
             functools.partial(self.worker.leave, replaced=True),
         )
-        if reborn is not None:
-            mirror.inherit(reborn.answered)
-        mirror.start()
+        if resumed is not None:
+            primary.inherit(resumed.answered)
+        primary.start()
 
     def check_open(self) -> None:
         """Raises UnavailableError while this task has started but does not know yet whether it goes on as itself."""
@@ -288,8 +288,8 @@ class Server:
         if leaving and self._started:  # first of all: who is told otherwise that this task has stopped waits for it
             self._tensors.stop(grace_secs, leaving=True)
         tasks.leave(self.address, self)
-        if self.worker.mirror is not None:
-            self.worker.mirror.close()
+        if self.worker.primary is not None:
+            self.worker.primary.close()
         with self._peers_lock:
             peers, self._peers = list(self._peers.values()), {}
         for peer in peers:
@@ -326,13 +326,13 @@ class Server:
     def _wait_over(self, late_secs: float) -> None:
         run = self.worker.store.run
         try:
-            say_at = 0.0
-            while not self._over.wait(_LOOK_EVERY_SECS):
+            log_at = 0.0
+            while not self._over.wait(_POLL_SECS):
                 if run.may_leave(late_secs):
                     break
                 awaited = run.awaited()
-                if awaited and time.monotonic() >= say_at:
-                    say_at = time.monotonic() + SAY_EVERY_SECS
+                if awaited and time.monotonic() >= log_at:
+                    log_at = time.monotonic() + LOG_EVERY_SECS
                     who = "training is over" if not run.unfinished() else "some are done with training"
                     logging.info("%s: %s; waiting for %s", self.task, who, ", ".join(map(str, awaited)))
             if self._stopped.is_set():
@@ -342,14 +342,14 @@ class Server:
                 return
             for who_is_gone in run.awaited():
                 logging.warning("%s: not waiting any longer for %s", self.task, who_is_gone)
-            self._tell_unsaved()
+            self._log_unsaved()
             logging.info("%s: training is over, nobody needs this task any more", self.task)
             self.stop(leaving=True)
         except KeyboardInterrupt:
             self.stop()
             raise
 
-    def _tell_unsaved(self) -> None:
+    def _log_unsaved(self) -> None:
         """Tells of steps that a worker did after the chief had given it up and saved for the last time."""
         saved = self.worker.store.run.saved
         if saved is None or self.worker.store.uninitialized([saved[0]]):

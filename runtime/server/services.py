@@ -9,7 +9,7 @@ from dataclasses import replace
 import grpc
 import numpy as np
 
-from runtime.checkpoint.byte_ranges import Piece
+from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.errors import AbortedError
 from runtime.master.master import Master, MasterOptions
 from runtime.observe.trace import step_stats
@@ -37,7 +37,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         """Who this task is, which cluster it knows, where its tensor channel is."""
         server = self._server
         server.check_open()
-        mirror = server.worker.mirror
+        primary = server.worker.primary
         return pb.StatusResponse(
             cluster=server.cluster.as_cluster_def(),
             task=server.worker.task,
@@ -48,9 +48,9 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             devices=[device_to_proto(d) for d in server.worker.devices],
             started_unix_secs=self._started,
             generation=server.worker.store.run.generation,
-            mirrored=mirror is not None,
-            mirror_lag=0 if mirror is None else mirror.lag,
-            lives=server.lives,
+            has_backup=primary is not None,
+            backup_lag=0 if primary is None else primary.lag,
+            takeovers=server.takeovers,
         )
 
     @servicer_method
@@ -68,20 +68,20 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             traced,
             dict(request.writes),
             request.session,
-            request.in_turn,
+            request.needs_admission,
             foreign=True,
         )
         if found is None:
             return pb.RegisterResponse(need_program=True)
-        self._mirror_now()
+        self._replicate_now()
         return pb.RegisterResponse(handle=found.handle)
 
-    def _mirror_now(self) -> None:
-        """What is no update must be in the mirror before anybody builds on it."""
-        mirror = self._server.worker.mirror
-        if mirror is not None:
-            mirror.count()
-            mirror.settle()
+    def _replicate_now(self) -> None:
+        """What is no update must be in the backup before anybody builds on it."""
+        primary = self._server.worker.primary
+        if primary is not None:
+            primary.count()
+            primary.settle()
 
     @servicer_method
     def Unregister(self, request: pb.UnregisterRequest) -> pb.UnregisterResponse:
@@ -96,14 +96,14 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         return pb.TraceResponse(step_stats=step_stats(spans), now_unix_nanos=time.time_ns())
 
     @servicer_method
-    def Shard(self, request: pb.ShardOrder) -> pb.ShardReply:
+    def Checkpoint(self, request: pb.CheckpointOrder) -> pb.CheckpointReply:
         """Carries out an order of a coordinator of checkpoints."""
         self._server.check_open()
         if request.incarnation not in (0, self._server.incarnation):
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
-        reply = self._server.worker.shards.obey(request)
-        if request.kind in (pb.ShardOrder.CLAIM, pb.ShardOrder.COMMIT):
-            self._mirror_now()
+        reply = self._server.worker.checkpoint_participant.obey(request)
+        if request.kind in (pb.CheckpointOrder.CLAIM, pb.CheckpointOrder.COMMIT):
+            self._replicate_now()
         return reply
 
     @servicer_method
@@ -115,7 +115,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     def Clear(self, request: pb.ClearRequest) -> pb.ClearResponse:
         """Forgets variables and resources."""
         self._server.worker.store.clear(None if request.all else list(request.containers))
-        self._mirror_now()
+        self._replicate_now()
         return pb.ClearResponse()
 
 
@@ -144,7 +144,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
             target_task=session.target[1],
             home_job=session.home[0],
             home_task=session.home[1],
-            lives=session.lives,
+            value_ids=session.value_ids,
         )
 
     @servicer_method
@@ -181,22 +181,22 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         return pb.RunStepResponse(values=pack([v for v in values if v is not None]), step_stats=stats)
 
     @servicer_method
-    def ForwardShard(self, request: pb.ForwardShardRequest) -> pb.ShardReply:
+    def ForwardCheckpoint(self, request: pb.ForwardCheckpointRequest) -> pb.CheckpointReply:
         """Passes an order of a coordinator of checkpoints on to a task."""
         session = self._sessions.renewed(request.session).session
-        return session.shard(request.task, request.order, request.timeout_secs or None)
+        return session.send_order(request.task, request.order, request.timeout_secs or None)
 
     @servicer_method
-    def ForwardPiece(self, request: pb.ForwardPieceRequest) -> pb.ForwardPieceReply:
-        """Carries a piece of a checkpoint between a client that has no tensor channel and a task."""
+    def ForwardBytes(self, request: pb.ForwardBytesRequest) -> pb.ForwardBytesReply:
+        """Carries a byte range of a checkpoint between a client that has no tensor channel and a task."""
         session = self._sessions.renewed(request.session).session
-        piece = Piece.from_array(np.array(request.piece, np.uint64))
+        byte_range = ByteRange.from_array(np.array(request.byte_range, np.uint64))
         with contextlib.closing(session.stream(request.task)) as stream:
             if request.data:
-                stream.push(piece, np.frombuffer(request.data, np.uint8))
-                return pb.ForwardPieceReply()
-            data, updates = stream.pull(piece)
-            return pb.ForwardPieceReply(data=data.tobytes(), updates=updates)
+                stream.push(byte_range, np.frombuffer(request.data, np.uint8))
+                return pb.ForwardBytesReply()
+            data, updates = stream.pull(byte_range)
+            return pb.ForwardBytesReply(data=data.tobytes(), updates=updates)
 
     @servicer_method
     def Reset(self, request: pb.ResetRequest) -> pb.ResetResponse:

@@ -13,13 +13,13 @@ from absl import logging
 
 from runtime import timeouts
 from runtime.checkpoint import storage
-from runtime.checkpoint.byte_ranges import Array, Piece
-from runtime.checkpoint.streaming import PIECE_BYTES, Stream
+from runtime.checkpoint.byte_ranges import Array, ByteRange
+from runtime.checkpoint.streaming import CHUNK_BYTES, Stream
 from runtime.cluster.spec import split_address
 from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
 from runtime.master.master import Master, MasterOptions, MasterSession
 from runtime.master.prepared import PreparedPlan
-from runtime.master.speaker import Speaker
+from runtime.master.wait_log import WaitLog
 from runtime.plan.place import Device
 from runtime.plan.plan import Plan
 from runtime.proto import services_pb2 as pb
@@ -28,8 +28,8 @@ from runtime.server.services import options_to_proto
 from runtime.transport import rpc
 from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
 
-PIECE_SECS = 120.0
-"""Time limit of one piece of a checkpoint."""
+FORWARD_SECS = 120.0
+"""Time limit of one byte range of a checkpoint."""
 ANSWER_SECS = 2.0
 """How much later than asked a master may answer that tasks have not joined."""
 CLOSE_SECS = 5.0
@@ -42,7 +42,7 @@ class Engine(Protocol):
     devices: tuple[Device, ...]
     target: tuple[str, int]
     home: tuple[str, int]
-    lives: dict[str, str]
+    value_ids: dict[str, str]
     id: int
 
     def prepare(self, plan: Plan) -> Any:
@@ -56,11 +56,11 @@ class Engine(Protocol):
     ) -> tuple[list[Any], step_stats_pb2.StepStats]:
         """Runs one step of a registered plan and tells what happened in it."""
 
-    def shard(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+    def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
         """Has a task carry out an order of a coordinator of checkpoints."""
 
     def stream(self, task: str) -> Stream:
-        """Opens a way to a task for pieces of variables."""
+        """Opens a way to a task for byte ranges of variables."""
 
     def silent_secs(self) -> float | None:
         """For how long a task has given no sign of life; None when the master is elsewhere and cannot tell."""
@@ -84,7 +84,7 @@ class LocalEngine:
         self.devices = self._session.devices
         self.target = self._session.target
         self.home = self._session.home
-        self.lives = self._session.lives
+        self.value_ids = self._session.value_ids
         self.id = self._session.id
         self.silent_secs = self._session.silent_secs
         self.left = self._session.left
@@ -92,7 +92,7 @@ class LocalEngine:
         self.run = self._session.run
         self.run_traced = self._session.run_traced
         self.prepare = self._session.prepare
-        self.shard = self._session.shard
+        self.send_order = self._session.send_order
         self.stream = self._session.stream
 
     def close(self) -> None:
@@ -104,25 +104,25 @@ class RelayedStream:
     """A stream to a task by way of a master in another process, in gRPC messages of a few MiB.
 
     Args:
-        ask: sends one.
+        request: sends one.
     """
 
-    def __init__(self, ask: Callable[[Piece, bytes], pb.ForwardPieceReply]) -> None:
-        self._ask = ask
+    def __init__(self, request: Callable[[ByteRange, bytes], pb.ForwardBytesReply]) -> None:
+        self._request = request
 
-    def pull(self, piece: Piece) -> tuple[Array, int]:
-        """Gives the bytes of a piece and the number of the task's updates."""
-        whole, updates = storage.aligned((piece.size,), np.dtype(np.uint8)), 0
-        for at in range(0, piece.size, PIECE_BYTES):
-            size = min(PIECE_BYTES, piece.size - at)
-            answer = self._ask(piece._replace(offset=piece.offset + at, size=size), b"")
+    def pull(self, byte_range: ByteRange) -> tuple[Array, int]:
+        """Gives the bytes of a byte range and the number of the task's updates."""
+        whole, updates = storage.aligned((byte_range.size,), np.dtype(np.uint8)), 0
+        for at in range(0, byte_range.size, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, byte_range.size - at)
+            answer = self._request(byte_range._replace(offset=byte_range.offset + at, size=size), b"")
             whole[at : at + size] = np.frombuffer(answer.data, np.uint8)
             updates = answer.updates
         return whole, updates
 
-    def push(self, piece: Piece, data: Array) -> None:
-        """Sends the bytes of a piece."""
-        self._ask(piece, data.tobytes())
+    def push(self, byte_range: ByteRange, data: Array) -> None:
+        """Sends the bytes of a byte range."""
+        self._request(byte_range, data.tobytes())
 
     def close(self) -> None:
         """Does nothing."""
@@ -146,11 +146,11 @@ class RemoteEngine:
         self._channel = rpc.open_channel(address)
         self._stub = services_pb2_grpc.MasterServiceStub(self._channel)
         self._timeout = options.operation_timeout_secs
-        self._speaker = Speaker(f"the master at {target}")
+        self._wait_log = WaitLog(f"the master at {target}")
         try:
             answer = self._create(options)
         except BaseException:
-            self._speaker.close()
+            self._wait_log.close()
             self._channel.close()
             raise
         self.id = self._id = answer.session
@@ -163,7 +163,7 @@ class RemoteEngine:
         self.devices = tuple(device_from_proto(d) for d in answer.devices)
         self.target = (answer.target_job, answer.target_task)
         self.home = (answer.home_job, answer.home_task)
-        self.lives = dict(answer.lives)
+        self.value_ids = dict(answer.value_ids)
 
     def _create(self, options: MasterOptions) -> pb.CreateSessionResponse:
         """Waits for a master, and has it open a session.
@@ -177,7 +177,7 @@ class RemoteEngine:
         listens = False
         while True:
             waited = time.monotonic() - started
-            secs = timeouts.SAY_EVERY_SECS if limit is None else max(0.05, min(timeouts.SAY_EVERY_SECS, limit - waited))
+            secs = timeouts.LOG_EVERY_SECS if limit is None else max(0.05, min(timeouts.LOG_EVERY_SECS, limit - waited))
             part = dataclasses.replace(options, start_timeout_secs=secs)
             request = pb.CreateSessionRequest(options=options_to_proto(part), waited_secs=waited)
             try:
@@ -214,7 +214,7 @@ class RemoteEngine:
     def prepare(self, plan: Plan) -> tuple[int, Plan]:
         """Registers a plan with the master."""
         request = pb.RegisterPlanRequest(session=self._id, plan=plan_to_proto(plan))
-        with self._speaker.waiting("register the stages of a step"):
+        with self._wait_log.waiting("register the stages of a step"):
             return rpc.call(self._stub.RegisterPlan, request, timeout=self._timeout, task=self._target).plan, plan
 
     def run(self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
@@ -236,25 +236,25 @@ class RemoteEngine:
             session=self._id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0, traced=traced
         )
         allowed = None if limit is None else limit + 1.0
-        with self._speaker.waiting("run a step"):
+        with self._wait_log.waiting("run a step"):
             answer = rpc.call(self._stub.RunStep, request, timeout=allowed, task=self._target)
         values = iter(unpack(answer.values))
         return [None if slot < 0 else next(values) for slot in plan.fetches], answer.step_stats
 
-    def shard(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+    def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
         """Has a task carry out an order of a coordinator of checkpoints."""
-        request = pb.ForwardShardRequest(session=self._id, task=task, order=order, timeout_secs=timeout or 0.0)
+        request = pb.ForwardCheckpointRequest(session=self._id, task=task, order=order, timeout_secs=timeout or 0.0)
         limit = None if timeout is None else timeout + 1.0
-        return rpc.call(self._stub.ForwardShard, request, timeout=limit, task=self._target)
+        return rpc.call(self._stub.ForwardCheckpoint, request, timeout=limit, task=self._target)
 
     def stream(self, task: str) -> Stream:
-        """Opens a way to a task for pieces of variables: to the master they go in gRPC messages."""
+        """Opens a way to a task for byte ranges of variables: to the master they go in gRPC messages."""
 
-        def ask(piece: Piece, data: bytes) -> pb.ForwardPieceReply:
-            request = pb.ForwardPieceRequest(session=self._id, task=task, piece=piece, data=data)
-            return rpc.call(self._stub.ForwardPiece, request, timeout=PIECE_SECS, task=self._target)
+        def request(byte_range: ByteRange, data: bytes) -> pb.ForwardBytesReply:
+            request = pb.ForwardBytesRequest(session=self._id, task=task, byte_range=byte_range, data=data)
+            return rpc.call(self._stub.ForwardBytes, request, timeout=FORWARD_SECS, task=self._target)
 
-        return RelayedStream(ask)
+        return RelayedStream(request)
 
     def silent_secs(self) -> float | None:
         """None: the master knows, and it is elsewhere."""
@@ -278,7 +278,7 @@ class RemoteEngine:
             logging.info("closing the session at %s: %s", self._target, error)
         finally:
             self._channel.close()
-            self._speaker.close()
+            self._wait_log.close()
 
 
 def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None:

@@ -14,7 +14,7 @@ from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Feed
 from runtime.graph.ops import as_array, kind_of
 
-_told: weakref.WeakSet[Operation] = weakref.WeakSet()
+_warned: weakref.WeakSet[Operation] = weakref.WeakSet()
 """Placeholders that were fed what their dtype cannot hold, and of which a warning has told."""
 
 
@@ -74,8 +74,8 @@ def _converted(tensor: Tensor, value: Any) -> np.ndarray[Any, Any]:
     if changed is None:
         return cast
     if unsafe and not isinstance(value, int):
-        if tensor.op not in _told:
-            _told.add(tensor.op)
+        if tensor.op not in _warned:
+            _warned.add(tensor.op)
             logging.warning("%s: %s does not fit %s: %s; told once", what, array.dtype.name, tensor.dtype.name, changed)
         return cast
     try:

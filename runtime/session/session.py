@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from runtime.checkpoint.coordinator import Shards
+from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.errors import InvalidArgumentError, NotFoundError
 from runtime.graph.graph import (
     Graph,
@@ -92,7 +92,7 @@ class Session:
             self._engine.home,
             self.config.allow_soft_placement,
         )
-        self._shards = Shards(self._engine)
+        self._checkpoint_coordinator = CheckpointCoordinator(self._engine)
         self._lock = threading.Lock()
         self._plans: OrderedDict[Any, _Prepared] = OrderedDict()
         self._taken: dict[Any, Plan] = {}
@@ -209,9 +209,9 @@ class Session:
         Args:
             other: a session of the same graph.
         """
-        mine, others = self._devices, other._devices
-        same = set(mine.all) == set(others.all) and mine.target == others.target and mine.home == others.home
-        if same and mine.soft == others.soft and self.graph is other.graph:
+        own, others = self._devices, other._devices
+        same = set(own.all) == set(others.all) and own.target == others.target and own.home == others.home
+        if same and own.soft == others.soft and self.graph is other.graph:
             with other._lock:
                 self._taken = {**other._taken, **{key: prepared.plan for key, prepared in other._plans.items()}}
 
@@ -285,12 +285,12 @@ class Session:
         return list(self._engine.devices)
 
     @property
-    def lives(self) -> dict[str, str]:
+    def value_ids(self) -> dict[str, str]:
         """By task, a name for the life of its values that this session uses.
 
         One that is opened after the task lost its values, or was given others by a chief, has another name there.
         """
-        return dict(self._engine.lives)
+        return dict(self._engine.value_ids)
 
     @property
     def task(self) -> str:
@@ -326,9 +326,9 @@ class Session:
         reset_master(target, containers, timeout_secs)
 
     @property
-    def shards(self) -> Shards:
+    def checkpoint_coordinator(self) -> CheckpointCoordinator:
         """Saves and restores variables on the tasks where they live: what checkpoints are made of."""
-        return self._shards
+        return self._checkpoint_coordinator
 
     def placement(self, variables: Sequence[Variable]) -> dict[Variable, Device]:
         """The device on which each of some variables lives."""

@@ -34,7 +34,7 @@ NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
 
 
 @dataclass
-class Part:
+class Participant:
     """A task that takes part in the run.
 
     Attributes:
@@ -117,7 +117,7 @@ class RunRecord:
         self._leader_address = ""
         self._logdir = ""
         self._phase = NEW
-        self._joined: dict[str, Part] = {}
+        self._joined: dict[str, Participant] = {}
         self._done: dict[str, None] = {}
         self._leave = False
 
@@ -175,7 +175,7 @@ class RunRecord:
         return self._phase
 
     def state(self) -> dict[str, Any]:
-        """All that another life of the task needs to go on from, as JSON can say it; call it under the lock."""
+        """All that another process of the task needs to go on from, as JSON can say it; call it under the lock."""
         return {
             "generation": self.generation,
             "leader": self._leader,
@@ -191,7 +191,7 @@ class RunRecord:
         }
 
     def take_up(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what ``state`` gave in an earlier life of the task."""
+        """Goes on from what ``state`` gave in an earlier process of the task."""
         with self._changed:
             self.generation = int(state["generation"])
             self._leader, self._leader_name = int(state["leader"]), str(state["leader_name"])
@@ -199,7 +199,9 @@ class RunRecord:
             self._logdir = str(state.get("logdir", ""))
             self._phase, self._leave = str(state["phase"]), bool(state["leave"])
             now = time.monotonic()  # of the one that takes it up: what was silent then gets its whole time
-            self._joined = {name: Part(address, session, now) for name, (address, session) in state["joined"].items()}
+            self._joined = {
+                name: Participant(address, session, now) for name, (address, session) in state["joined"].items()
+            }
             self._done = dict.fromkeys(state["done"])
             self._silence_secs = state["silence_secs"]
             if state["saved"] is not None:
@@ -210,7 +212,7 @@ class RunRecord:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def said_goodbye(self, session: int) -> None:
+    def session_ended(self, session: int) -> None:
         """A session has ended: that was the last sign of life of a task that trained in it."""
         with self._changed:
             for part in self._joined.values():
@@ -230,7 +232,7 @@ class RunRecord:
 
     def _awaited(self) -> list[Awaited]:
         silences = self._silences(time.monotonic())
-        parts = {task: self._joined.get(task, Part()) for task in self._missing()}
+        parts = {task: self._joined.get(task, Participant()) for task in self._missing()}
         limit = self._silence_secs if self._phase == FINISHED else None
         return [Awaited(task, part.address, silences.get(task), limit) for task, part in parts.items()]
 
@@ -287,7 +289,7 @@ class RunRecord:
 
     # -- the actions -------------------------------------------------------------------------------------------
 
-    def _on_look(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
+    def _on_inspect(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
         """Changes nothing."""
 
     def _on_claim(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
@@ -336,7 +338,9 @@ class RunRecord:
 
     def _on_join(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
         """``task`` takes part, in ``session``; its ``address`` is for those who wait for it."""
-        self._joined[str(message["task"])] = Part(str(message.get("address", "")), int(message.get("session", 0)))
+        self._joined[str(message["task"])] = Participant(
+            str(message.get("address", "")), int(message.get("session", 0))
+        )
         self._done.pop(str(message["task"]), None)
 
     def _on_rest(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:

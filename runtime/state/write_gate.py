@@ -1,12 +1,12 @@
 """The gate of a task: holds back writing stages for the instant in which all tasks take references for a checkpoint.
 
-A training step may write on several tasks. A cut through all of them is consistent when each step is wholly in it or
+A training step may write on several tasks. A snapshot of all of them is consistent when each step is wholly in it or
 wholly out. So every task is paused, tells which steps have written how much, lets those go on that have written
 somewhere but not everywhere yet, and only then are references taken.
 
-A pause belongs to one cut, by whose number it is known. It ends when its own cut ends it, when another cut begins, or
-by itself when its time is over and a stage comes. So a cut that finds its pause still held on every task knows that
-nothing was written anywhere since; any other is none.
+A pause belongs to one snapshot, by whose number it is known. It ends when its own snapshot ends it, when another
+snapshot begins, or by itself when its time is over and a stage comes. So a snapshot that finds its pause still held
+on every task knows that nothing was written anywhere since; any other is none.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ STEPS_UNDER_WAY = 16
 """... and how many of them may be half done: only the newest, so that what one task has forgotten nobody asks for."""
 SESSIONS = 4096
 PAUSE_SECS = 10.0
-"""How long a pause holds at most, when its coordinator dies in the middle of a cut or somebody asks for more."""
-NO_CUT = "no consistent cut"
-"""How errors begin of cuts that were not of one instant; begun again, they work."""
+"""How long a pause holds at most, when its coordinator dies in the middle of a snapshot or somebody asks for more."""
+NO_SNAPSHOT = "no consistent snapshot"
+"""How errors begin of snapshots that were not of one instant; begun again, they work."""
 REMEMBER_SECS = 5.0
 """How long a step is told of after its last write here ..."""
 RECENT_SECS = 2.5
@@ -58,7 +58,7 @@ class Gate:
     def __init__(self, task: str = "") -> None:
         self._task = task
         self._changed = threading.Condition()
-        self._cut = 0  # for which it is paused; 0 while it is open
+        self._snapshot = 0  # for which it is paused; 0 while it is open
         self._open_at = 0.0  # paused until then, so that a coordinator that dies holds nobody up
         self._allowed: Collection[StepKey] = ()
         self._running = 0
@@ -68,7 +68,7 @@ class Gate:
     def enter(self, key: StepKey) -> None:
         """Before a writing stage runs: waits while the gate is paused."""
         with self._changed:
-            while self._cut and key not in self._allowed:
+            while self._snapshot and key not in self._allowed:
                 left = self._open_at - time.monotonic()
                 if left <= 0:
                     self._open()
@@ -93,7 +93,7 @@ class Gate:
             self._running -= 1
             if expected:
                 self._record(key, expected)
-            if self._cut:
+            if self._snapshot:
                 self._changed.notify_all()
 
     def _record(self, key: StepKey, expected: Mapping[str, int]) -> None:
@@ -111,32 +111,32 @@ class Gate:
         writes.done += 1
         writes.at = time.monotonic()
 
-    def pause(self, cut: int, secs: float, timeout: float) -> None:
+    def pause(self, snapshot: int, secs: float, timeout: float) -> None:
         """Holds new writing stages for at most ``secs`` and waits until those under way have ended.
 
         Args:
-            cut: whose pause it is; the one before has ended with that. Not 0.
+            snapshot: whose pause it is; the one before has ended with that. Not 0.
             secs: how long it holds at most.
             timeout: how long stages that are under way may take, seconds.
 
         Raises:
-            DeadlineExceededError: they did not end in time, or another cut has begun; this pause has ended then.
+            DeadlineExceededError: they did not end in time, or another snapshot has begun; this pause has ended then.
         """
         with self._changed:
-            self._cut, self._open_at, self._allowed = cut, time.monotonic() + secs, ()
-            self._changed.notify_all()  # the cut before learns that its pause has ended
-            if not self._changed.wait_for(lambda: self._cut != cut or not self._running, timeout):
+            self._snapshot, self._open_at, self._allowed = snapshot, time.monotonic() + secs, ()
+            self._changed.notify_all()  # the snapshot before learns that its pause has ended
+            if not self._changed.wait_for(lambda: self._snapshot != snapshot or not self._running, timeout):
                 self._open()
                 raise DeadlineExceededError(
-                    f"{NO_CUT}: {self._running} writing stages still run after {timeout:.1f} s", task=self._task
+                    f"{NO_SNAPSHOT}: {self._running} writing stages still run after {timeout:.1f} s", task=self._task
                 )
-            self._check_holds(cut)
+            self._check_holds(snapshot)
 
-    def let_through(self, cut: int, steps: Mapping[StepKey, int], timeout: float) -> list[StepKey]:
+    def let_through(self, snapshot: int, steps: Mapping[StepKey, int], timeout: float) -> list[StepKey]:
         """While paused, lets some steps go on until each has ``steps[key]`` writes here.
 
         Args:
-            cut: whose pause it is.
+            snapshot: whose pause it is.
             steps: the steps, and how many writes each will have made here.
             timeout: how long to wait for that, seconds.
 
@@ -151,16 +151,16 @@ class Gate:
             return [k for k, n in steps.items() if self._done(k) < n]
 
         with self._changed:
-            self._check_holds(cut)
+            self._check_holds(snapshot)
             self._allowed = set(steps)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._cut != cut or (not missing() and not self._running), timeout)
-            self._check_holds(cut)
+            self._changed.wait_for(lambda: self._snapshot != snapshot or (not missing() and not self._running), timeout)
+            self._check_holds(snapshot)
             self._allowed = ()
             return missing()
 
-    def _check_holds(self, cut: int) -> None:
-        if self._cut != cut:
+    def _check_holds(self, snapshot: int) -> None:
+        if self._snapshot != snapshot:
             raise lapsed(self._task)
 
     def _done(self, key: StepKey) -> int:
@@ -176,7 +176,7 @@ class Gate:
         return iter(found)
 
     def state(self) -> list[tuple[int, int, int, dict[str, int], float]]:
-        """The steps that may be half done, for another life of the task: session, step, done, expected, age in s."""
+        """The steps that may be half done, for another process of the task: session, step, done, expected, age in s."""
         now = time.monotonic()
         with self._changed:
             return [
@@ -187,7 +187,7 @@ class Gate:
             ]
 
     def take_up(self, state: Iterable[tuple[int, int, int, Mapping[str, int], float]]) -> None:
-        """Goes on from what ``state`` gave in an earlier life of the task."""
+        """Goes on from what ``state`` gave in an earlier process of the task."""
         now = time.monotonic()
         with self._changed:
             for session, step, done, expected, age in state:
@@ -199,14 +199,14 @@ class Gate:
         with self._changed:
             self._sessions.clear()
 
-    def resume(self, cut: int) -> bool:
-        """Ends the pause of a cut, and no other.
+    def resume(self, snapshot: int) -> bool:
+        """Ends the pause of a snapshot, and no other.
 
         Returns:
             Whether it had held until now, so that nothing was written since but by the steps that were let through.
         """
         with self._changed:
-            held = self._cut == cut
+            held = self._snapshot == snapshot
             if held:
                 self._open()
             return held
@@ -217,14 +217,14 @@ class Gate:
             self._open()
 
     def _open(self) -> None:
-        self._cut, self._allowed = 0, ()
+        self._snapshot, self._allowed = 0, ()
         self._changed.notify_all()
 
 
 def lapsed(task: str) -> DeadlineExceededError:
-    """The error of a cut that finds its pause ended."""
+    """The error of a snapshot that finds its pause ended."""
     return DeadlineExceededError(
-        f"{NO_CUT}: the pause of this checkpoint has ended before it was taken (its chief stood still for too long, or "
-        "another checkpoint was begun)",
+        f"{NO_SNAPSHOT}: the pause of this checkpoint has ended before it was taken (its chief stood still for "
+        "too long, or another checkpoint was begun)",
         task=task,
     )

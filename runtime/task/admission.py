@@ -39,21 +39,21 @@ SPARE = 0.2
 
 
 @dataclass(frozen=True)
-class Limits:
+class AdmissionLimits:
     """Times of a line, in seconds.
 
     Attributes:
-        turn: long enough for the caches to be filled for little beside it.
+        permit: long enough for the caches to be filled for little beside it.
         quiet: who holds a turn and is silent for so long does not need a core all the time.
         longest: that anybody waits.
     """
 
-    turn: float = 0.1
+    permit: float = 0.1
     quiet: float = 0.015
     longest: float = 0.5
 
 
-def begins_in_turn(plan: Plan, call: StageCall) -> bool:
+def is_subject_to_admission(plan: Plan, call: StageCall) -> bool:
     """Whether a stage call is the read with which training steps begin that can take turns.
 
     Args:
@@ -67,23 +67,23 @@ def begins_in_turn(plan: Plan, call: StageCall) -> bool:
 
 
 @dataclass(eq=False)
-class Place:
+class Ticket:
     """One step's place in a line.
 
     Attributes:
         session: whose step.
         since: when it came.
-        called: whether its turn has come.
-        news: set when it has, or when it is the first of those who wait.
+        admitted: whether its turn has come.
+        changed: set when it has, or when it is the first of those who wait.
     """
 
     session: int
     since: float
-    called: bool = False
-    news: threading.Event = field(default_factory=threading.Event)
+    admitted: bool = False
+    changed: threading.Event = field(default_factory=threading.Event)
 
 
-class Line:
+class AdmissionQueue:
     """Who may begin steps now, and who waits in the order they came. Not thread safe; it is told what time it is.
 
     Args:
@@ -91,40 +91,40 @@ class Line:
         limits: its times.
     """
 
-    def __init__(self, at_once: int, limits: Limits) -> None:
+    def __init__(self, at_once: int, limits: AdmissionLimits) -> None:
         self._at_once = at_once
         self._limits = limits
-        self._turns: dict[int, list[float]] = {}  # by session: when it began, when its holder was last heard of
-        self._waiting: deque[Place] = deque()
+        self._permits: dict[int, list[float]] = {}  # by session: when it began, when its holder was last heard of
+        self._waiting: deque[Ticket] = deque()
 
-    def ask(self, session: int, now: float) -> Place | None:
+    def request(self, session: int, now: float) -> Ticket | None:
         """A session wants to begin a step: None when it may, else its place, which ``admit`` calls."""
-        turn = self._turns.get(session)
-        if turn is not None:
-            turn[1] = now
-            if now < turn[0] + self._limits.turn:
+        permit = self._permits.get(session)
+        if permit is not None:
+            permit[1] = now
+            if now < permit[0] + self._limits.permit:
                 return None
-            del self._turns[session]
+            del self._permits[session]
         if not self._waiting and self._has_room(now):
-            self._turns[session] = [now, now]
+            self._permits[session] = [now, now]
             return None
-        place = Place(session, now)
-        self._waiting.append(place)
-        return place
+        ticket = Ticket(session, now)
+        self._waiting.append(ticket)
+        return ticket
 
     def heard_of(self, session: int, now: float) -> None:
         """A session was answered: its holder is not silent."""
-        turn = self._turns.get(session)
-        if turn is not None:
-            turn[1] = now
+        permit = self._permits.get(session)
+        if permit is not None:
+            permit[1] = now
 
     def forget(self, session: int) -> None:
         """A session has ended: its turn, too."""
-        self._turns.pop(session, None)
+        self._permits.pop(session, None)
 
-    def is_first(self, place: Place) -> bool:
+    def is_first(self, ticket: Ticket) -> bool:
         """Whether nobody waits before this place."""
-        return bool(self._waiting) and self._waiting[0] is place
+        return bool(self._waiting) and self._waiting[0] is ticket
 
     def admit(self, now: float, everybody: bool = False) -> float:
         """Calls those whose turn it is.
@@ -138,22 +138,22 @@ class Line:
         """
         waiting, limits = self._waiting, self._limits
         while waiting and (everybody or self._has_room(now) or now >= waiting[0].since + limits.longest):
-            place = waiting.popleft()
-            self._turns[place.session] = [now, now]
-            place.called = True
-            place.news.set()
+            ticket = waiting.popleft()
+            self._permits[ticket.session] = [now, now]
+            ticket.admitted = True
+            ticket.changed.set()
             if waiting:
-                waiting[0].news.set()
+                waiting[0].changed.set()
         if not waiting:
             return now + limits.longest
-        heard = min((heard for _, heard in self._turns.values()), default=now)
+        heard = min((heard for _, heard in self._permits.values()), default=now)
         return min(waiting[0].since + limits.longest, heard + limits.quiet)
 
     def _has_room(self, now: float) -> bool:
-        if len(self._turns) >= self._at_once:
-            for session in [s for s, (_, heard) in self._turns.items() if now >= heard + self._limits.quiet]:
-                del self._turns[session]
-        return len(self._turns) < self._at_once
+        if len(self._permits) >= self._at_once:
+            for session in [s for s, (_, heard) in self._permits.items() if now >= heard + self._limits.quiet]:
+                del self._permits[session]
+        return len(self._permits) < self._at_once
 
 
 def core_seconds() -> tuple[float, float]:
@@ -164,7 +164,7 @@ def core_seconds() -> tuple[float, float]:
     return idle, idle + float(busy + getattr(times, "steal", 0.0))
 
 
-class Crowd:
+class CpuPressure:
     """Tells whether the cores are crowded. They are looked at only while somebody asks.
 
     Args:
@@ -175,67 +175,67 @@ class Crowd:
         self._read = read
         self._at = -SPARE_SECS
         self._seen = (0.0, 0.0)
-        self._crowded: bool | None = None  # not known
+        self._overloaded: bool | None = None  # not known
 
     def __call__(self, now: float) -> bool:
         """Whether they were in the last window; False while that is not known."""
         age = now - self._at
-        if age < (SPARE_SECS if self._crowded is False else WINDOW_SECS):
-            return bool(self._crowded)
+        if age < (SPARE_SECS if self._overloaded is False else WINDOW_SECS):
+            return bool(self._overloaded)
         before, self._seen, self._at = self._seen, self._read(), now
         idle, total = (after - earlier for after, earlier in zip(self._seen, before, strict=True))
-        self._crowded = None if age >= SPARE_SECS else idle < SPARE * total
-        return bool(self._crowded)
+        self._overloaded = None if age >= SPARE_SECS else idle < SPARE * total
+        return bool(self._overloaded)
 
 
-class Turns:
+class AdmissionControl:
     """The turns of the sessions that train on one ps's host. Thread safe.
 
     Args:
         at_once: how many sessions may begin steps at the same time; `AT_ONCE` for each core by default.
-        crowded: tells whether the cores are crowded at a time; without that nobody waits.
+        overloaded: tells whether the cores are crowded at a time; without that nobody waits.
         limits: the times.
     """
 
     def __init__(
-        self, at_once: int = 0, crowded: Callable[[float], bool] | None = None, limits: Limits | None = None
+        self, at_once: int = 0, overloaded: Callable[[float], bool] | None = None, limits: AdmissionLimits | None = None
     ) -> None:
         self._at_once = at_once or AT_ONCE * len(os.sched_getaffinity(0))
-        self._line = Line(self._at_once, limits or Limits())
-        self._crowded = crowded or Crowd()
+        self._queue = AdmissionQueue(self._at_once, limits or AdmissionLimits())
+        self._overloaded = overloaded or CpuPressure()
         self._lock = threading.Lock()
-        self._told = False
+        self._logged = False
         self.enabled = os.environ.get(VARIABLE, "1") != "0"
 
     def begin(self, session: int) -> None:
         """Before the read of a step: waits for the session's turn."""
         now = time.monotonic()
         with self._lock:
-            place = self._line.ask(session, now)
-        while place is not None:
+            ticket = self._queue.request(session, now)
+        while ticket is not None:
             with self._lock:
                 now = time.monotonic()
-                place.news.clear()
-                crowded = self._crowded(now)
-                again = self._line.admit(now, everybody=not crowded)
-                if place.called:
+                ticket.changed.clear()
+                overloaded = self._overloaded(now)
+                again = self._queue.admit(now, everybody=not overloaded)
+                if ticket.admitted:
                     return
-                first = self._line.is_first(place)
-                tell, self._told = not self._told, True
-            if tell:
+                first = self._queue.is_first(ticket)
+                log, self._logged = not self._logged, True
+            if log:
                 logging.info(
                     "More than %d workers train on this host's cores: they begin steps in turns (%s=0: all at once)",
                     self._at_once,
                     VARIABLE,
                 )
-            place.news.wait(again - now if first else None)
+            ticket.changed.wait(again - now if first else None)
 
     def heard_of(self, session: int) -> None:
         """After an answer to a session."""
-        self._line.heard_of(session, time.monotonic())
+        self._queue.heard_of(session, time.monotonic())
 
     def forget(self, session: int) -> None:
         """A session has ended: another one's turn comes."""
         with self._lock:
-            self._line.forget(session)
-            self._line.admit(time.monotonic())
+            self._queue.forget(session)
+            self._queue.admit(time.monotonic())

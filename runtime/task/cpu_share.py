@@ -58,11 +58,11 @@ def limited(cluster: ClusterSpec, own: TaskId) -> Iterator[None]:
     One thread is the one that asks. Does nothing in a process whose devices were found before.
     """
     cores = len(os.sched_getaffinity(0))
-    said = next((os.environ[name] for name in _VARIABLES if name in os.environ), None)
+    setting = next((os.environ[name] for name in _VARIABLES if name in os.environ), None)
     threads = share(cluster, own, cores)
-    if (said or str(threads)) == "1":
+    if (setting or str(threads)) == "1":
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-    if threads == cores or said is not None:
+    if threads == cores or setting is not None:
         yield
         return
     os.environ[_VARIABLES[0]] = str(threads)

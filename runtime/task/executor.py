@@ -38,7 +38,7 @@ class Executor:
         task: the task's name, for errors.
         devices: the local devices that stages may name, by (type, index).
         compiler: cache of executables, shared by all tasks of the process by default.
-        gate: what guarded updates pass; whoever runs other writing stages passes it for them.
+        gate: what deferred updates pass; whoever runs other writing stages passes it for them.
     """
 
     def __init__(
@@ -246,10 +246,10 @@ class PreparedStage:
     def _run_host(self, inputs: Sequence[Any], client: int, cancelled: Cancellation) -> list[Any]:
         if self._store.run.generation != self._generation:
             raise self._fenced()
-        guarded = None if self._executable is None else GuardedUpdate(self)
+        deferred = None if self._executable is None else DeferredUpdate(self)
         values = list(inputs) if RAW.issuperset(self._kernels) else [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
-            context = Context(self._store, self._task, call.op, client, cancelled, guarded)
+            context = Context(self._store, self._task, call.op, client, cancelled, deferred)
             try:
                 results = fn(context, call.attrs, [values[i] for i in call.arguments])
             except OpError as error:
@@ -301,8 +301,8 @@ def _shares(output: np.ndarray[Any, Any], lent: np.ndarray[Any, Any]) -> bool:
     return output is lent or not output.flags.owndata and np.may_share_memory(output, lent)
 
 
-class GuardedUpdate:
-    """The program of a guarded update, in the hands of its kernel.
+class DeferredUpdate:
+    """The program of a deferred update, in the hands of its kernel.
 
     Args:
         prepared: the stage.

@@ -63,7 +63,7 @@ def _check_variables(stage: Stage) -> None:
 def _check_kernels(stage: Stage, available: int) -> int:
     """Checks the kernels' arguments; gives how many values there are after the last."""
     if stage.program is not None and len(stage.host) != 1:
-        raise InvalidArgumentError(f"an update is guarded by one kernel, not by {len(stage.host)}")
+        raise InvalidArgumentError(f"an update is deferred by one kernel, not by {len(stage.host)}")
     for call in stage.host:
         _within(f"arguments of {call.kernel}", call.arguments, available)
         if call.results < 0:
@@ -76,7 +76,7 @@ def _check_program(stage: Stage, program: Program) -> None:
     variables = [TensorSpec(v.shape, v.dtype) for v in stage.variables]
     _same("variables read", program.arguments[: len(stage.reads)], [variables[i] for i in stage.reads])
     _same("variables written", program.results[: len(stage.writes)], [variables[i] for i in stage.writes])
-    if not stage.host:  # a guarded update's inputs are what its kernel makes of the stage's
+    if not stage.host:  # a deferred update's inputs are what its kernel makes of the stage's
         _same("inputs", program.arguments[len(stage.reads) :], stage.inputs)
 
 

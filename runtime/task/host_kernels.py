@@ -22,7 +22,7 @@ from runtime.tensor_spec import TensorSpec
 Array = np.ndarray[Any, Any]
 
 
-class Guarded(Protocol):
+class DeferredProgram(Protocol):
     """The update of variables that a kernel may run (see ``executor.GuardedUpdate``)."""
 
     @property
@@ -48,7 +48,7 @@ class Context:
         op: name of the operation, for errors and output.
         client: the session that the call belongs to.
         cancelled: ends the call's waits: the session has ended, or its caller is gone. Its ``memory`` is the call's.
-        guarded: the update that the kernel may run, when its operation has one.
+        deferred: the update that the kernel may run, when its operation has one.
     """
 
     store: Store
@@ -56,7 +56,7 @@ class Context:
     op: str = ""
     client: int = 0
     cancelled: Cancellation = field(default_factory=Cancellation)
-    guarded: Guarded | None = None
+    deferred: DeferredProgram | None = None
 
 
 Kernel = Callable[[Context, Mapping[str, Any], Sequence[Array]], Sequence[Array]]

@@ -28,11 +28,11 @@ class RegisteredCall:
         self.digest = b""
         self.origin: tuple[bytes, int, str, bool] = (b"", 0, "", False)
         """What it was registered with: hash of the program, generation, traced, in turn."""
-        self.in_turn = False
+        self.needs_admission = False
         """Whether the session's turn is waited for before it runs."""
         self.writes = dict(writes)
         """By task, the writing stages of the whole step; empty when it has only this one."""
-        self.gated = bool(call.stage.writes) and not call.stage.host  # a guarded update passes the gate itself
+        self.gated = bool(call.stage.writes) and not call.stage.host  # a deferred update passes the gate itself
         self.prepared: PreparedStage | TracedStage = prepared
         self.fetch: FetchFrom | None = None
         """How its remote inputs are fetched when that is to be timed."""

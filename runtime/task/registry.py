@@ -95,7 +95,7 @@ class Registry:
         sessions: Mapping[int, Sequence[int]],
         revive: Callable[[int, Any], RegisteredCall],
     ) -> None:
-        """Goes on from the calls of an earlier life of the task; each is made when it is first used.
+        """Goes on from the calls of an earlier process of the task; each is made when it is first used.
 
         Args:
             calls: by handle, anything.
@@ -136,7 +136,7 @@ class Registry:
             digest: the identity.
             call: the call.
             session: for whom.
-            handle: that it had in an earlier life of the task; 0 makes a new one.
+            handle: that it had in an earlier process of the task; 0 makes a new one.
         """
         with self._lock:
             known = self._by_digest.get(digest)

@@ -17,22 +17,22 @@ KEEP_SECS = 600.0
 PART_OF_MEMORY = 0.5
 """What they may take of the machine's memory."""
 
-HeldKey = tuple[int, int, int]
+RendezvousKey = tuple[int, int, int]
 """(session, step, slot)."""
 
 
-class Held:
+class Rendezvous:
     """The held tensors of one task. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[HeldKey, list[Any]] = {}  # value, fetches left, when it was put, bytes
+        self._entries: dict[RendezvousKey, list[Any]] = {}  # value, fetches left, when it was put, bytes
         self._bytes = 0
         self.limit_bytes = int(psutil.virtual_memory().total * PART_OF_MEMORY)
-        self.reborn = False
-        """Whether the task goes on from its mirror: what it held before is lost."""
+        self.resumed = False
+        """Whether the task goes on from its backup: what it held before is lost."""
 
-    def put(self, key: HeldKey, value: Any, fetches: int) -> None:
+    def put(self, key: RendezvousKey, value: Any, fetches: int) -> None:
         """Keeps ``value`` until it was taken ``fetches`` times."""
         now, size = time.monotonic(), _nbytes(value)
         with self._lock:
@@ -52,10 +52,10 @@ class Held:
                 f"is {PART_OF_MEMORY:.0%} of the memory (limit_bytes = {self.limit_bytes})"
             )
 
-    def _forget(self, key: HeldKey) -> None:
+    def _forget(self, key: RendezvousKey) -> None:
         self._bytes -= self._entries.pop(key)[3]
 
-    def take(self, key: HeldKey) -> Any:
+    def take(self, key: RendezvousKey) -> Any:
         """The value that was put under ``key``.
 
         Raises:
@@ -64,7 +64,7 @@ class Held:
         """
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None and self.reborn:
+            if entry is None and self.resumed:
                 raise AbortedError(f"restarted since step {key[1]} began, what it held for it is gone")
             if entry is None:
                 raise NotFoundError(f"no tensor is held for slot {key[2]} of step {key[1]}")

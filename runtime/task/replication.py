@@ -39,7 +39,7 @@ class Replicator(Protocol):
         """Ends it."""
 
 
-class BackupHolder(Protocol):
+class BackupMessages(Protocol):
     """Holds the backups of other tasks."""
 
     def answer_message(self, message: Sequence[Any]) -> list[Any]:

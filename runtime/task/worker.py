@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.checkpoint.byte_ranges import PIECE_SPEC, Piece
+from runtime.checkpoint.byte_ranges import BYTE_RANGE_SPEC, ByteRange
 from runtime.checkpoint.pacing import step_aside
-from runtime.checkpoint.participant import Shards
+from runtime.checkpoint.participant import CheckpointParticipant
 from runtime.errors import (
     AbortedError,
     CancelledError,
@@ -34,20 +34,20 @@ from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.state.store import Store
 from runtime.state.write_gate import Gate
 from runtime.task import program_verifier
-from runtime.task.admission import Turns
+from runtime.task.admission import AdmissionControl
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
 from runtime.task.registered import FetchFrom, RegisteredCall
 from runtime.task.registry import NOBODY, Registry
-from runtime.task.rendezvous import Held
-from runtime.task.replication import BackupHolder, Replicator
+from runtime.task.rendezvous import Rendezvous
+from runtime.task.replication import BackupMessages, Replicator
 from runtime.transport.codec import Layout
 from runtime.transport.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
 from runtime.transport.handles import BACKUP, FETCH, PULL, PUSH
 from runtime.transport.listener import Reply
 from runtime.transport.messages import call_to_proto
 
-_FIXED: Mapping[int, Layout | None] = {FETCH: None, BACKUP: None, PULL: Layout([PIECE_SPEC]), PUSH: None}
+_FIXED: Mapping[int, Layout | None] = {FETCH: None, BACKUP: None, PULL: Layout([BYTE_RANGE_SPEC]), PUSH: None}
 """The input layouts of the handles that nobody registers."""
 _thread = threading.local()
 
@@ -89,11 +89,11 @@ class Worker:
         self.task = f"/job:{job}/task:{index}"
         self.devices = local_devices(job, index)
         self.store = Store()
-        self.held = Held()
+        self.rendezvous = Rendezvous()
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
         self.gate = Gate(self.task)
         self.executor = Executor(self.store, self.task, by_name, gate=self.gate)
-        self.shards = Shards(self.store, self.task, self.gate, by_name)
+        self.checkpoint_participant = CheckpointParticipant(self.store, self.task, self.gate, by_name)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
         self.registry = Registry(self.task)
@@ -102,15 +102,15 @@ class Worker:
         ] = {}  # by session: (lane or 0, what ends the call's waits)
         self._ended: OrderedDict[int, None] = OrderedDict()
         self.tracer = Tracer()
-        self.turns = Turns()
+        self.admission = AdmissionControl()
         self.counters = TaskCounters()
         self._gone: OpError | None = None
-        self.backups: BackupHolder | None = None
+        self.backups: BackupMessages | None = None
         """What this task keeps of others; None when it keeps nothing."""
-        self.mirror: Replicator | None = None
+        self.primary: Replicator | None = None
         """Sends what this task does to the task that holds its backup; None when nobody does."""
 
-    def hold_backups(self, holder: BackupHolder) -> None:
+    def hold_backups(self, holder: BackupMessages) -> None:
         """Lets other tasks keep their backups here."""
         self.backups = holder
         self.store.run.when_loading = holder.drop_all
@@ -126,7 +126,7 @@ class Worker:
             if replaced
             else UnavailableError("its server has stopped", task=self.task)
         )
-        self.shards.close()
+        self.checkpoint_participant.close()
 
     # -- registration ------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Worker:
         traced: str = "",
         writes: Mapping[str, int] | None = None,
         session: int = NOBODY,
-        in_turn: bool = False,
+        needs_admission: bool = False,
         handle: int = 0,
         foreign: bool = False,
     ) -> RegisteredCall | None:
@@ -151,8 +151,8 @@ class Worker:
             traced: "here" or "over the wire" gives a handle whose runs are timed, for a caller who is there.
             writes: by task, the writing stages of the whole plan, when it has several.
             session: the handle is good for as long as it lives; NOBODY for a caller who holds on to the call itself.
-            in_turn: a read (``begins_in_turn``) that waits for the session's turn.
-            handle: that it had in an earlier life of this task; 0 makes a new one.
+            needs_admission: a read (``is_subject_to_admission``) that waits for the session's turn.
+            handle: that it had in an earlier process of this task; 0 makes a new one.
             foreign: another process has made it: its program is verified before it is compiled.
 
         Returns:
@@ -179,7 +179,7 @@ class Worker:
                 return None
             call = replace(call, stage=replace(call.stage, program=program))
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
-        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), in_turn, foreign)
+        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), needs_admission, foreign)
         digest = hashlib.sha256(repr(identity).encode()).digest()
         if session in self._ended:
             session = NOBODY
@@ -191,8 +191,8 @@ class Worker:
             self._verify(call.stage, program)
         prepared = self.executor.prepare(call.stage, generation)
         registered = RegisteredCall(call, prepared, writes or {})
-        registered.origin = (sha256, generation, traced, in_turn)
-        registered.in_turn = in_turn and self.turns.enabled
+        registered.origin = (sha256, generation, traced, needs_admission)
+        registered.needs_admission = needs_admission and self.admission.enabled
         if traced:
             registered.prepared = TracedStage(registered.prepared, call, self.tracer, traced == "over the wire")
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
@@ -242,7 +242,7 @@ class Worker:
             raise type(self._gone)(self._gone.message, task=self.task)
         call = registered.call
         if call.holds:
-            self.held.check_room()
+            self.rendezvous.check_room()
         inputs = self._with_remote(registered, session, step, inline) if call.remote else inline
         if call.stage.host:
             cancelled = cancelled or Cancellation(deadline, caller_has_hung_up, call_memory())
@@ -255,7 +255,7 @@ class Worker:
                 self.counters.read(session)
             outputs, done = registered.prepared.run(inputs, session)
         for i, fetches in call.holds.items():
-            self.held.put((session, step, call.outputs[i]), outputs[i], fetches)
+            self.rendezvous.put((session, step, call.outputs[i]), outputs[i], fetches)
         return outputs, done
 
     def _with_remote(self, registered: RegisteredCall, session: int, step: int, inline: Sequence[Any]) -> Sequence[Any]:
@@ -293,8 +293,8 @@ class Worker:
             return result
         finally:
             self.gate.leave(key, writes)
-            if self.mirror is not None:
-                self.mirror.count()
+            if self.primary is not None:
+                self.primary.count()
 
     @contextmanager
     def _waiting(self, session: int, lane: int, cancelled: Cancellation) -> Iterator[None]:
@@ -323,11 +323,11 @@ class Worker:
                 self._ended.popitem(last=False)
         self.cancel(session, "the session was closed")
         self._forget(session)
-        self.store.run.said_goodbye(session)
+        self.store.run.session_ended(session)
 
     def _forget(self, session: int) -> None:
         self.counters.forget(session)
-        self.turns.forget(session)
+        self.admission.forget(session)
         self.registry.release(session)  # last: who sees that nothing is registered for it any more sees all of it gone
 
     def cancel(self, session: int, reason: str) -> None:
@@ -340,7 +340,7 @@ class Worker:
             end_client = getattr(resource, "end_client", None)
             if end_client is not None:
                 end_client(session)
-        self.held.drop_session(session)
+        self.rendezvous.drop_session(session)
         self.tracer.take(session)
 
     # -- the tensor channel's handler ----------------------------------------------------------------------------
@@ -355,9 +355,9 @@ class Worker:
         """Answers one call of the tensor channel."""
         if handle == FETCH:
             session, of_step, slot = (int(n) for n in inputs[0])
-            return Reply([np.asarray(self.held.take((session, of_step, slot)))], remember=True, dynamic=True)
+            return Reply([np.asarray(self.rendezvous.take((session, of_step, slot)))], remember=True, dynamic=True)
         if handle in (PULL, PUSH):
-            return self._piece(handle, client, inputs)
+            return self._byte_range(handle, client, inputs)
         if handle == BACKUP:
             if self.backups is None:
                 raise FailedPreconditionError(
@@ -365,36 +365,36 @@ class Worker:
                 )
             return Reply(self.backups.answer_message(inputs), dynamic=True)
         registered = self.registered(handle)
-        if registered.in_turn:
-            self.turns.begin(client)
+        if registered.needs_admission:
+            self.admission.begin(client)
         began = self.counters.begin()
         failed = True
         try:
-            if self.mirror is None or not registered.call.stage.writes_state:
+            if self.primary is None or not registered.call.stage.writes_state:
                 reply = self._answer(registered, client, step, inputs)
             else:
-                reply = self.mirror.carry_out(
+                reply = self.primary.carry_out(
                     lambda: self._answer(registered, client, step, inputs), client, gated=registered.gated
                 )
             failed = False
             return reply
         finally:
             self.counters.end(began, registered.gated, failed)
-            self.turns.heard_of(client)
+            self.admission.heard_of(client)
 
-    def _piece(self, handle: int, client: int, inputs: list[Any]) -> Reply:
-        """Gives or takes a piece of a checkpoint. It may be asked for twice: nothing need be remembered."""
+    def _byte_range(self, handle: int, client: int, inputs: list[Any]) -> Reply:
+        """Gives or takes a byte range of a checkpoint. It may be asked for twice: nothing need be remembered."""
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
         if not getattr(_thread, "steps_aside", False):  # who carries a checkpoint closes the connection after it
             step_aside()
             _thread.steps_aside = True
         if handle == PULL:
-            data, updates = self.shards.pull(Piece.from_array(inputs[0]), client)
+            data, updates = self.checkpoint_participant.pull(ByteRange.from_array(inputs[0]), client)
             return Reply([data, np.array([updates], np.uint64)])
         if len(inputs) != 2 or inputs[1].dtype != np.uint8 or inputs[1].ndim != 1:
-            raise InvalidArgumentError("a piece of a checkpoint is one array of bytes", task=self.task)
-        self.shards.push(Piece.from_array(inputs[0]), inputs[1], client)
+            raise InvalidArgumentError("a byte range of a checkpoint is one array of bytes", task=self.task)
+        self.checkpoint_participant.push(ByteRange.from_array(inputs[0]), inputs[1], client)
         return Reply([])
 
     def _answer(self, registered: RegisteredCall, client: int, step: int, inputs: list[Any]) -> Reply:
@@ -423,11 +423,13 @@ class Worker:
 
     def gone(self, client: int, goodbye: bool) -> None:
         """A client said goodbye, or has had no connection for so long that it must be dead."""
-        self.shards.gone(client, "its session was closed" if goodbye else "its chief was gone for too long")
+        self.checkpoint_participant.gone(
+            client, "its session was closed" if goodbye else "its chief was gone for too long"
+        )
         if goodbye:
             self.end_session(client)
-            if self.mirror is not None:
-                self.mirror.forget(client)
+            if self.primary is not None:
+                self.primary.forget(client)
         else:
             self.store.run.lost_contact()
             self.cancel(client, "the client has been gone for too long")

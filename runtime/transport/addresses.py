@@ -28,7 +28,7 @@ class Address(NamedTuple):
 
 
 _lock = threading.Lock()
-_asked: dict[tuple[str, int], "Future[list[Address]]"] = {}
+_pending: dict[tuple[str, int], "Future[list[Address]]"] = {}
 """The look-ups under way. Nothing ends one, so that everybody who asks meanwhile waits for the same."""
 
 
@@ -45,43 +45,43 @@ def look_up(host: str, port: int, deadline: float) -> list[Address]:
         OSError: the name has no address.
     """
     try:
-        return _ask(host, port, socket.AI_NUMERICHOST)
+        return _resolve(host, port, socket.AI_NUMERICHOST)
     except socket.gaierror:
         pass  # a name
     key = (host, port)
     with _lock:
-        answer = _asked.get(key)
+        answer = _pending.get(key)
         if answer is None:
             answer = Future()
             # A thread of its own, as nothing gives getaddrinfo a time limit.
-            thread = threading.Thread(target=_look_up, args=(key, answer), name=f"look up {host}", daemon=True)
+            thread = threading.Thread(target=_resolve_into, args=(key, answer), name=f"look up {host}", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:
                 raise OSError(errno.EAGAIN, f"no thread to look {host} up: {error}") from error
-            _asked[key] = answer
+            _pending[key] = answer
     try:
         return answer.result(max(0.0, deadline - time.monotonic()))
     except TimeoutError:
         raise TimeoutError(f"the name servers gave no address of {host} in time") from None
 
 
-def _look_up(key: tuple[str, int], answer: "Future[list[Address]]") -> None:
+def _resolve_into(key: tuple[str, int], answer: "Future[list[Address]]") -> None:
     try:
-        found = _ask(*key, 0)
+        found = _resolve(*key, 0)
     except Exception as error:
         failure: Exception | None = error
     else:
         failure = None
     with _lock:
-        del _asked[key]
+        del _pending[key]
     if failure is None:
         answer.set_result(found)
     else:
         answer.set_exception(failure)
 
 
-def _ask(host: str, port: int, flags: int) -> list[Address]:
+def _resolve(host: str, port: int, flags: int) -> list[Address]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     return [Address(family, kind, protocol, sockaddr) for family, kind, protocol, _, sockaddr in found]
 

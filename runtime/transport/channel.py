@@ -39,7 +39,7 @@ from runtime.transport.codec import (
     Array,
     Buffer,
     Layout,
-    Pieces,
+    Segments,
     TensorBuffer,
     aligned_buffer,
     decode_dynamic,
@@ -83,22 +83,22 @@ class Lane:
         self._attempt = 0
         self._sock: socket.socket | None = None
         self._sock_lock = threading.Lock()  # closing and interrupting only: a closed descriptor may be another's
-        self._sendmsg: Callable[[Pieces], int] = _not_connected
+        self._sendmsg: Callable[[Segments], int] = _not_connected
         self._recvmsg_into: Callable[[Sequence[Any]], Any] = _not_connected
         self._tick_secs = sockets.TICK_SECS
         self._head = bytearray(frames.HEADER_BYTES)
         self._seq = 0
-        self._pending: Pieces | None = None
+        self._pending: Segments | None = None
         self._pending_bytes = 0
         self._pending_handle = 0
-        self._since = self._say_at = 0.0
+        self._since = self._log_at = 0.0
         self._deadline: float | None = None
         self._waits = self._sending = False
         self._given_up: OpError | None = None
         self._listen_until = 0.0
         self._fault: Exception | None = None
         self._breaks = 0
-        self._told_goodbye = False
+        self._had_goodbye = False
         self._broken = False
         self._cancelled = threading.Event()
 
@@ -168,17 +168,17 @@ class Lane:
         if self._broken:
             raise FailedPreconditionError("this lane is broken; acquire another", task=self.task)
         if dynamic:
-            pieces: Pieces = [b"", *encode_dynamic(buffers)]
-            length = payload_nbytes(pieces)
+            segments: Segments = [b"", *encode_dynamic(buffers)]
+            length = payload_nbytes(segments)
             flags = frames.DYNAMIC
             if length > self._max_payload:
                 raise frames.over_limit(length, self._max_payload, self.task)
         else:
-            pieces, length = fixed_payload(buffers)
+            segments, length = fixed_payload(buffers)
             flags = 0
         self._seq = seq = self._seq + 1
-        pieces[0] = frames.pack_header(frames.MAGIC, frames.CALL, flags, handle, seq, step, length)
-        self._pending = pieces
+        segments[0] = frames.pack_header(frames.MAGIC, frames.CALL, flags, handle, seq, step, length)
+        self._pending = segments
         self._pending_bytes = length + frames.HEADER_BYTES
         self._pending_handle = handle
         self._deadline = deadline
@@ -322,7 +322,7 @@ class Lane:
             if now >= self._listen_until:
                 raise self._given_up
             return
-        waited = self._say(now, now - self._tick_secs, f"answer call {self._pending_handle}")
+        waited = self._log_wait(now, now - self._tick_secs, f"answer call {self._pending_handle}")
         if self._deadline is not None:
             remaining = self._deadline - now
             if remaining <= 0:
@@ -348,19 +348,19 @@ class Lane:
                     self._sock.send(frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0))
                 sockets.half_close(self._sock)
 
-    def _say(self, now: float, since: float, what: str) -> float:
+    def _log_wait(self, now: float, since: float, what: str) -> float:
         # Says every 10 s for what a call waits, which it does since then unless it did before; gives for how long.
         if not self._since:
-            self._since, self._say_at = since, since + timeouts.SAY_EVERY_SECS
+            self._since, self._log_at = since, since + timeouts.LOG_EVERY_SECS
         waited = now - self._since
-        if now >= self._say_at:
-            self._say_at = now + timeouts.SAY_EVERY_SECS
+        if now >= self._log_at:
+            self._log_at = now + timeouts.LOG_EVERY_SECS
             logging.info("Waiting for %s to %s, for %.0f s now", self._dialer.name, what, waited)
         return waited
 
     def _send_pending(self) -> None:
-        pieces, total = self._pending, self._pending_bytes
-        assert pieces is not None
+        segments, total = self._pending, self._pending_bytes
+        assert segments is not None
         deadline = self._deadline
         if deadline is not None:
             left = deadline - time.monotonic()
@@ -370,18 +370,18 @@ class Lane:
         elif self._tick_secs != sockets.TICK_SECS:
             self._set_tick(sockets.TICK_SECS)
         sent = 0
-        if len(pieces) <= sockets.MAX_IOV:
+        if len(segments) <= sockets.MAX_IOV:
             try:
-                sent = self._sendmsg(pieces)
+                sent = self._sendmsg(segments)
             except ValueError:  # numpy: not contiguous, found before anything was sent
-                pieces = self._pending = [sockets.byte_view(piece) for piece in pieces]
+                segments = self._pending = [sockets.byte_view(segment) for segment in segments]
             except BlockingIOError:
                 sent = 0
         if sent != total:
             assert self._sock is not None
             self._sending = True
             try:
-                sockets.send_rest(self._sock, pieces, sent, self)
+                sockets.send_rest(self._sock, segments, sent, self)
             finally:
                 self._sending = False
 
@@ -440,7 +440,7 @@ class Lane:
             raise self._farewell()
         if len(start) == length + frames.HEADER_BYTES and start[length:] == _GOODBYE:
             start = start[:length]  # the server has left since it sent this
-            self._told_goodbye = True
+            self._had_goodbye = True
         if kind not in (frames.REPLY, frames.ERROR) or seq != self._seq or len(start) > length:
             raise InternalError(f"answered call {self._seq} with a frame of kind {kind}, seq {seq}", task=self.task)
         if kind == frames.REPLY and (layout is not None or not flags & frames.DYNAMIC):
@@ -482,13 +482,13 @@ class Lane:
             )
         reason: Exception | None = self._fault
         pause = self._breaks > 1  # not the first time: do not run in circles
-        if self._was_told_goodbye():
+        if self._goodbye_received():
             raise self._farewell()
         while True:
             self._drop_socket()
             now = time.monotonic()
             self._check_given_up(now, started, limit, reason)
-            self._say(now, started, f"be reached ({reason})")
+            self._log_wait(now, started, f"be reached ({reason})")
             if pause:
                 if self._cancelled.wait(min(backoff, limit - now)):
                     continue
@@ -517,12 +517,12 @@ class Lane:
             except OSError as error:
                 reason = error
 
-    def _was_told_goodbye(self) -> bool:
+    def _goodbye_received(self) -> bool:
         """Whether the last that came over the broken connection was the server's goodbye, which nobody has read yet."""
         with self._sock_lock:
             if self._sock is None or self._pending is None:
                 return False
-            return self._told_goodbye or sockets.ends_with(self._sock, _GOODBYE)
+            return self._had_goodbye or sockets.ends_with(self._sock, _GOODBYE)
 
     def _farewell(self) -> TaskLeftError:
         at = f" at {self._endpoint}" if self._endpoint else ""

@@ -23,7 +23,7 @@ from runtime.tensor_spec import NUMERIC_DTYPES, STRING, TensorSpec, canonical_dt
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = Array | bytes | bytearray | memoryview
-Pieces = list[Any]
+Segments = list[Any]
 """Buffers that follow each other on the wire (numpy's stubs hide from Python 3.11 that arrays are buffers)."""
 
 ALIGNMENT: Final = 64
@@ -114,7 +114,7 @@ class TensorBuffer:
         self.arrays = layout.views(data)
 
 
-def fixed_payload(buffers: Sequence[Buffer]) -> tuple[Pieces, int]:
+def fixed_payload(buffers: Sequence[Buffer]) -> tuple[Segments, int]:
     """The pieces of a fixed payload, padded as `Layout` says, with room for the header in front.
 
     Returns:
@@ -123,23 +123,23 @@ def fixed_payload(buffers: Sequence[Buffer]) -> tuple[Pieces, int]:
     Raises:
         InvalidArgumentError: an array holds Python objects (strings); those need the dynamic form.
     """
-    pieces: Pieces = [b""]
+    segments: Segments = [b""]
     end = 0
     for buffer in buffers:
         pad = -end & _MASK
         if pad:
-            pieces.append(PADDING[pad])
-        pieces.append(buffer)
+            segments.append(PADDING[pad])
+        segments.append(buffer)
         if isinstance(buffer, np.ndarray):
             if buffer.dtype.hasobject:  # sendmsg would send the addresses of the objects
                 raise InvalidArgumentError("a string array has no fixed layout; send it with dynamic=True")
             end += pad + buffer.nbytes
         else:
             end += pad + len(buffer)
-    return pieces, end
+    return segments, end
 
 
-def encode_dynamic(arrays: Sequence[Any]) -> Pieces:
+def encode_dynamic(arrays: Sequence[Any]) -> Segments:
     """Encodes arrays of any shape and dtype, strings included, with their description.
 
     Args:
@@ -166,20 +166,20 @@ def encode_dynamic(arrays: Sequence[Any]) -> Pieces:
         dims = struct.pack(f"<B{array.ndim}QQ", array.ndim, *array.shape, nbytes)
         table.append(bytes((len(name),)) + name.encode("ascii") + dims)
         bodies.append((body, nbytes))
-    pieces: Pieces = [b"".join(table)]
-    end = len(pieces[0])
+    segments: Segments = [b"".join(table)]
+    end = len(segments[0])
     for body, nbytes in bodies:
         pad = -end & _MASK
         if pad:
-            pieces.append(PADDING[pad])
-        pieces.extend(body)
+            segments.append(PADDING[pad])
+        segments.extend(body)
         end += pad + nbytes
-    return pieces
+    return segments
 
 
-def payload_nbytes(pieces: Sequence[Buffer]) -> int:
+def payload_nbytes(segments: Sequence[Buffer]) -> int:
     """Number of bytes of all pieces together."""
-    return sum(piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces)
+    return sum(segment.nbytes if isinstance(segment, np.ndarray) else len(segment) for segment in segments)
 
 
 def _encode_strings(array: Array, index: int) -> tuple[Sequence[Buffer], int]:

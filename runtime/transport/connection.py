@@ -25,7 +25,7 @@ from runtime.transport.codec import (
     Array,
     Buffer,
     Layout,
-    Pieces,
+    Segments,
     aligned_buffer,
     decode_dynamic,
     encode_dynamic,
@@ -121,7 +121,7 @@ class ServerContext:
     leaving: threading.Event = field(default_factory=threading.Event)
     progress: threading.Event = field(default_factory=threading.Event)
 
-    def tell_gone(self, client: int, *, goodbye: bool) -> None:
+    def notify_gone(self, client: int, *, goodbye: bool) -> None:
         """Tells the handler that a client is not expected back."""
         hook = getattr(self.handler, "gone", None)
         if hook is None:
@@ -161,7 +161,7 @@ def caller_is_gone() -> bool:
 def caller_has_hung_up() -> bool:
     """Like `caller_is_gone`, but asks the socket."""
     connection = _local.connection
-    return connection is not None and connection.look()
+    return connection is not None and connection.check_hung_up()
 
 
 def call_memory() -> dict[str, Any]:
@@ -228,7 +228,7 @@ class Connection:
         except Exception:
             logging.exception("Tensor connection from %s failed", self._peer_name())
         finally:
-            self.cut()
+            self.interrupt()
             if self._record is not None:
                 self._context.lanes.detach(self._record, self, time.monotonic())
 
@@ -238,14 +238,14 @@ class Connection:
             self._closed = True
             self._sock.close()
 
-    def cut(self) -> None:
+    def interrupt(self) -> None:
         """Ends the connection; its thread wakes up and ends."""
         self.gone = True
         with self._sock_lock:
             if not self._closed:
                 sockets.interrupt(self._sock)
 
-    def look(self) -> bool:
+    def check_hung_up(self) -> bool:
         """Whether the client has hung up by now."""
         if not self.gone:
             with self._sock_lock:
@@ -254,7 +254,7 @@ class Connection:
             self.gone = True
         return True
 
-    def say_goodbye(self) -> None:
+    def send_goodbye(self) -> None:
         """Tells the client that this server leaves for good; its connection must not be in the middle of a reply."""
         farewell = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
         with self._sock_lock, contextlib.suppress(OSError):  # it is gone, or has not read for long
@@ -264,10 +264,10 @@ class Connection:
 
     def note_hang_up(self) -> None:
         """Looks whether the client has hung up, and tells the handler if it runs a call for it."""
-        if self.look() and self.busy:
-            self.tell_handler()
+        if self.check_hung_up() and self.busy:
+            self.notify_handler()
 
-    def tell_handler(self) -> None:
+    def notify_handler(self) -> None:
         """Tells the handler that nobody waits for the call that it runs."""
         hook = getattr(self._context.handler, "disconnected", None)
         if hook is None:
@@ -319,9 +319,9 @@ class Connection:
         now = time.monotonic()
         self._record, known, before = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now)
         if isinstance(before, Connection):
-            before.cut()
+            before.interrupt()
             if before.busy:
-                before.tell_handler()
+                before.notify_handler()
         flags = frames.RESUMED if known else 0
         self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
         self.welcomed = True
@@ -350,7 +350,7 @@ class Connection:
                         self._context.progress.set()
                 if self._context.stopping.is_set():
                     if self._context.leaving.is_set():
-                        self.say_goodbye()
+                        self.send_goodbye()
                     return
                 continue
             frames.check_header(fields, 0)
@@ -363,7 +363,7 @@ class Connection:
                 whole = fields[2] & frames.WHOLE_CLIENT
                 self._context.lanes.forget(self.client, None if whole else self.lane)
                 if whole:
-                    self._context.tell_gone(self.client, goodbye=True)
+                    self._context.notify_gone(self.client, goodbye=True)
                 return
             else:
                 raise DataLossError(f"a client sent a frame of kind {kind}")
@@ -379,7 +379,7 @@ class Connection:
             self._check_call(layout, flags, handle, length)
         except Exception as error:
             self._drain(length + frames.HEADER_BYTES - count)
-            self._send_error(seq, self._told(error, handle))
+            self._send_error(seq, self._notified(error, handle))
             return
         if count != length + frames.HEADER_BYTES:
             self._receive_payload(length, count)
@@ -406,7 +406,7 @@ class Connection:
             return reply
         except Exception as error:
             # Without its traceback, which would keep the handler's tensors alive in a cycle with this frame.
-            return self._told(error, handle).with_traceback(None)
+            return self._notified(error, handle).with_traceback(None)
         finally:
             if record.memory and (kept is not None or not self.gone):
                 record.memory = {}
@@ -432,7 +432,7 @@ class Connection:
             cached = self._views[handle] = (layout, layout.views(self._raw, _PAYLOAD_AT))
         return list(cached[1])
 
-    def _told(self, error: Exception, handle: int) -> OpError:
+    def _notified(self, error: Exception, handle: int) -> OpError:
         if isinstance(error, OpError):
             return error
         logging.error("Call %d of client %x failed", handle, self.client, exc_info=error)
@@ -441,34 +441,34 @@ class Connection:
     def _send_reply(self, seq: int, handle: int, reply: Reply) -> None:
         try:
             if reply.dynamic:
-                pieces: Pieces = [b"", *encode_dynamic(reply.buffers)]
-                length = payload_nbytes(pieces)
+                segments: Segments = [b"", *encode_dynamic(reply.buffers)]
+                length = payload_nbytes(segments)
                 flags = frames.DYNAMIC
             else:
-                pieces, length = fixed_payload(reply.buffers)
+                segments, length = fixed_payload(reply.buffers)
                 flags = 0
         except Exception as error:
-            self._send_error(seq, self._told(error, handle))
+            self._send_error(seq, self._notified(error, handle))
             return
-        pieces[0] = frames.pack_header(frames.MAGIC, frames.REPLY, flags, handle, seq, 0, length)
-        self._send(pieces, length + frames.HEADER_BYTES)
+        segments[0] = frames.pack_header(frames.MAGIC, frames.REPLY, flags, handle, seq, 0, length)
+        self._send(segments, length + frames.HEADER_BYTES)
 
     def _send_error(self, seq: int, error: OpError) -> None:
         payload = frames.encode_error(error)
         head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, seq, 0, len(payload))
         self._send([head + payload], len(head) + len(payload))
 
-    def _send(self, pieces: Pieces, total: int) -> None:
+    def _send(self, segments: Segments, total: int) -> None:
         sock = self._sock
         sent = 0
         self.bytes_out += total  # before the client can have it: who has a reply finds it counted
-        if self._ssl_context is None and len(pieces) <= sockets.MAX_IOV:
+        if self._ssl_context is None and len(segments) <= sockets.MAX_IOV:
             try:
-                sent = sock.sendmsg(pieces)
+                sent = sock.sendmsg(segments)
             except ValueError:  # numpy: not contiguous, found before anything was sent
-                pieces = [sockets.byte_view(piece) for piece in pieces]
+                segments = [sockets.byte_view(segment) for segment in segments]
         if sent != total:
-            sockets.send_rest(sock, pieces, sent, self)
+            sockets.send_rest(sock, segments, sent, self)
 
     def _receive_payload(self, length: int, count: int) -> None:
         # `count` bytes of header and payload are in the buffer.

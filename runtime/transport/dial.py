@@ -165,7 +165,7 @@ class Dialer:
         )
         _limit(sock, deadline)
         if via is not None:
-            http_proxy.ask(sock, endpoint.host, endpoint.port, deadline)
+            http_proxy.request_tunnel(sock, endpoint.host, endpoint.port, deadline)
         sockets.tune_buffers(sock)
         if isinstance(sock, ssl.SSLSocket):
             self._shake_hands(sock, deadline)

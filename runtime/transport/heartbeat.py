@@ -17,7 +17,7 @@ from runtime.transport import frames, sockets
 from runtime.transport.channel import Lane
 from runtime.transport.dial import ChannelOptions, Dialer
 
-_LOOK_SECS: Final = 0.5
+_POLL_SECS: Final = 0.5
 _PING: Final = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
 _LEAVES: Final = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
 _GOODBYE: Final = frames.pack_header(frames.MAGIC, frames.GOODBYE, frames.WHOLE_CLIENT, 0, 0, 0, 0)
@@ -53,7 +53,7 @@ class Heartbeat:
             closed: set when it is time to end.
         """
         self.silent_since: float | None = None
-        self.said_goodbye = False
+        self.goodbye_sent = False
         self.left = False
         self._dialer = dialer
         self._number = number
@@ -92,19 +92,19 @@ class Heartbeat:
                         logging.info("%s answers again after %.1f s", self._dialer.name, answered - self.silent_since)
                         self.silent_since = None
                 self._closed.wait(max(0.0, began + self._options.heartbeat_secs - time.monotonic()))
-            self._say_goodbye()
+            self._send_goodbye()
         finally:
             self._drop()
 
-    def was_told_goodbye(self) -> bool:
+    def goodbye_received(self) -> bool:
         """Whether the peer has left for good, also when that has not been read yet."""
-        until = time.monotonic() + _LOOK_SECS
+        until = time.monotonic() + _POLL_SECS
         while not self.left and time.monotonic() < until:
             with self._lock:
                 if not self._busy:  # else it is being read just now
                     self.left = self._has_come_goodbye()
                     break
-            time.sleep(_LOOK_SECS / 50)
+            time.sleep(_POLL_SECS / 50)
         return self.left
 
     def wake(self) -> None:
@@ -163,10 +163,10 @@ class Heartbeat:
             if lane.progress == progress and lane.connected_at < now - timeout:
                 lane.interrupt()
 
-    def _say_goodbye(self) -> None:
+    def _send_goodbye(self) -> None:
         if self._connected and self._sock is not None:
             try:
-                self.said_goodbye = self._sock.send(_GOODBYE) == len(_GOODBYE)
+                self.goodbye_sent = self._sock.send(_GOODBYE) == len(_GOODBYE)
             except OSError as error:
                 logging.debug("%s missed our goodbye and will forget us later: %s", self._dialer.task, error)
 

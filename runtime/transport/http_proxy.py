@@ -35,7 +35,7 @@ def grpc_options() -> list[tuple[str, str | int]]:
     return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", f"http://{join_address(*found)}")]
 
 
-def ask(sock: socket.socket, host: str, port: int, deadline: float) -> None:
+def request_tunnel(sock: socket.socket, host: str, port: int, deadline: float) -> None:
     """Has the proxy at the other end of a connected socket connect it to ``host:port``.
 
     Args:

@@ -83,7 +83,7 @@ class TensorServer:
             host: address to listen on, or several; empty or ``::`` listens on all, IPv6 too where there is any.
             port: TCP port; 0 takes a free one.
             credential: the secret that clients must know.
-            incarnation: random u64 of this life of the task.
+            incarnation: random u64 of this process of the task.
             unix: listen on a Unix socket too (in a directory that only this user can enter).
             ssl_context: for TLS on TCP; the Unix socket stays plain.
             max_payload_bytes: longest payload of a call whose tensors describe themselves.
@@ -119,7 +119,7 @@ class TensorServer:
         self._turned_at = self._awake_since = time.monotonic()
 
     def inherit(self, incarnation: int, kept: Mapping[tuple[int, int], tuple[int, Reply]]) -> None:
-        """Before the start: goes on as an earlier life of this server, whose lanes do not notice.
+        """Before the start: goes on as an earlier process of this server, whose lanes do not notice.
 
         Args:
             incarnation: of that life.
@@ -219,17 +219,17 @@ class TensorServer:
         for connection, _ in pairs:
             if not connection.busy:
                 if leaving:
-                    connection.say_goodbye()
-                connection.cut()
+                    connection.send_goodbye()
+                connection.interrupt()
         while any(connection.busy for connection, _ in pairs) and (left := deadline - time.monotonic()) > 0:
             self._context.progress.wait(left)
             self._context.progress.clear()
         for connection, thread in pairs:
             if leaving and not connection.busy:
                 thread.join(_GOODBYE_SECS)  # one that was busy says its goodbye by itself
-            connection.cut()
+            connection.interrupt()
             if connection.busy:
-                connection.tell_handler()
+                connection.notify_handler()
         limit = time.monotonic() + _JOIN_SECS
         for connection, thread in pairs:
             thread.join(max(0.0, limit - time.monotonic()))
@@ -397,7 +397,7 @@ class TensorServer:
             pairs = list(self._connections.values())
         for connection, _ in pairs:
             if not connection.welcomed and connection.accepted_at < now - _HELLO_SECS:
-                connection.cut()
+                connection.interrupt()
         for client in self._context.lanes.give_up(now - self._gone_secs):
-            self._context.tell_gone(client, goodbye=False)
+            self._context.notify_gone(client, goodbye=False)
         self._context.lanes.expire(now - self._lane_memory_secs)

@@ -80,7 +80,7 @@ class Peer:
     @property
     def left(self) -> bool:
         """Whether the task has said goodbye for good."""
-        return self._heart.was_told_goodbye()
+        return self._heart.goodbye_received()
 
     @property
     def silent_since(self) -> float | None:
@@ -152,7 +152,7 @@ class Peer:
                 heartbeat.join(_JOIN_SECS)
         for lane in idle:
             # The heartbeat says goodbye for all, unless it was waiting for an answer or never got to connect.
-            self._discard(lane, goodbye=True, whole_client=lane is idle[-1] and not self._heart.said_goodbye)
+            self._discard(lane, goodbye=True, whole_client=lane is idle[-1] and not self._heart.goodbye_sent)
 
     def _open(self, deadline: float | None) -> Lane:
         lane = Lane(self._dialer, next(_lane_numbers), self.options)

@@ -59,7 +59,7 @@ class LaneRecord(Generic[Kept]):
         return self._seq
 
     def inherit(self, seq: int, kept: Kept, now: float) -> None:
-        """Takes over what an earlier life of the server remembered of the lane."""
+        """Takes over what an earlier process of the server remembered of the lane."""
         with self.lock:
             self._seq, self._kept, self.closed_at = seq, kept, now
 
@@ -130,7 +130,7 @@ class LaneTable(Generic[Kept]):
         self._welcome_until = 0.0
 
     def inherit(self, kept: Mapping[tuple[int, int], tuple[int, Kept]], now: float, until: float) -> None:
-        """Goes on from what an earlier life of the server remembered.
+        """Goes on from what an earlier process of the server remembered.
 
         A lane that is not in it has had no effect that is left: it is welcomed as if it were known. But only for as
         long as this life cannot have forgotten a lane of its own, whose call may have run.

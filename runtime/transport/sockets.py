@@ -146,19 +146,19 @@ def receive_rest(sock: socket.socket, window: memoryview, waiter: Waiter) -> Non
         window = window[count:]
 
 
-def send_rest(sock: socket.socket, pieces: Sequence[Buffer], skip: int, waiter: Waiter) -> None:
-    """Sends what a first sendmsg of `pieces` has left over.
+def send_rest(sock: socket.socket, segments: Sequence[Buffer], skip: int, waiter: Waiter) -> None:
+    """Sends what a first sendmsg of `segments` has left over.
 
     Args:
         sock: the connection.
-        pieces: the whole frame.
+        segments: the whole frame.
         skip: how many of its bytes are sent already.
         waiter: is told about ticks without progress.
 
     Raises:
         OSError: the connection broke.
     """
-    views = [view for view in map(byte_view, pieces) if view]
+    views = [view for view in map(byte_view, segments) if view]
     first = 0
     while skip and skip >= len(views[first]):
         skip -= len(views[first])
@@ -209,9 +209,9 @@ def _send_all(sock: ssl.SSLSocket, view: memoryview, waiter: Waiter) -> None:
         view = view[count:]
 
 
-def byte_view(piece: Buffer) -> memoryview:
+def byte_view(segment: Buffer) -> memoryview:
     """The bytes of a buffer in C order; copies only what is not contiguous."""
-    if isinstance(piece, np.ndarray):
+    if isinstance(segment, np.ndarray):
         # numpy refuses memoryviews of ml_dtypes arrays, so look at them as bytes first.
-        return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
-    return memoryview(piece).cast("B")
+        return np.ascontiguousarray(segment).reshape(-1).view(np.uint8).data
+    return memoryview(segment).cast("B")

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.launch.ports import free_ports
 from tests.harness import cluster_program
-from tests.kit.processes import PATIENCE_SECS, Task
+from tests.kit.processes import TIMEOUT_SECS, Task
 
 
 class Cluster:
@@ -61,7 +61,7 @@ def cluster(ps: int, workers: int, **options: Any) -> Iterator[Cluster]:
 
 def wait_saved(logdir: Path, step: int) -> None:
     """Waits until a checkpoint that is written in the background is there."""
-    deadline = time.monotonic() + PATIENCE_SECS
+    deadline = time.monotonic() + TIMEOUT_SECS
     while not (logdir / "model.ckpt" / str(step)).is_dir():  # it gets this name when it is whole
         assert time.monotonic() < deadline, f"no checkpoint of step {step} in {logdir}"
         time.sleep(0.01)

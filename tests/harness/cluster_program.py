@@ -46,8 +46,8 @@ def run(job: str, index: int, cluster: dict[str, list[str]], options: dict[str, 
         with lock:
             pipe.send(what)
 
-    mirror = options.get("mirror", {}) if job == "ps" else {}
-    server = rt.Server(cluster, job, index, **mirror)
+    backups = options.get("backup", {}) if job == "ps" else {}
+    server = rt.Server(cluster, job, index, **backups)
     if job == "ps":
         say("SERVING")
         server.join()

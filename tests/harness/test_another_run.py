@@ -78,21 +78,21 @@ def test_a_chief_without_a_log_directory_says_nothing(
 
 
 def test_what_the_warning_says() -> None:
-    live = policy.Report(variables=1, phases={"/job:ps/task:0": "ready"}, logdirs=["/runs/a"])
+    live = policy.ClusterReport(variables=1, phases={"/job:ps/task:0": "ready"}, logdirs=["/runs/a"])
     assert policy.other_run(live, "", 5) == "" == policy.other_run(live, "/runs/a", 5)
-    assert policy.other_run(policy.Report(), "/runs/b", 5) == ""
+    assert policy.other_run(policy.ClusterReport(), "/runs/b", 5) == ""
     text = policy.other_run(live, "/runs/b", 5)
     assert "of a run in /runs/a" in text and "/runs/b, which holds no checkpoint" in text and "(at step 5)" in text
-    restorable = policy.Report(variables=1, logdirs=["/runs/a"], checkpoint="/runs/b/model.ckpt/7")
+    restorable = policy.ClusterReport(variables=1, logdirs=["/runs/a"], checkpoint="/runs/b/model.ckpt/7")
     text = policy.other_run(restorable, "/runs/b", None)
     assert "newest checkpoint is /runs/b/model.ckpt/7" in text and "at step" not in text
 
 
-def test_a_mirrored_task_takes_the_directory_along() -> None:
+def test_a_task_that_goes_on_from_a_backup_takes_the_directory_along() -> None:
     from runtime.state.store import Store
 
     one, other = Store().run, Store().run
     one.request({"action": "claim", "leader": 7}, "t", None)  # type: ignore[arg-type]
     one.request({"action": "open", "leader": 7, "logdir": "/runs/a"}, "t", None)  # type: ignore[arg-type]
     other.take_up(one.state())
-    assert other.request({"action": "look"}, "t", None)["logdir"] == "/runs/a"  # type: ignore[arg-type]
+    assert other.request({"action": "inspect"}, "t", None)["logdir"] == "/runs/a"  # type: ignore[arg-type]

@@ -27,9 +27,9 @@ def trained_to_15_saved_at_10(c: Cluster) -> tuple[Task, Task]:
     c.ps(0)
     second = c.ps(1)
     chief = c.worker(0)
-    assert chief.ask("steps", 10) == 10
+    assert chief.request("steps", 10) == 10
     save(chief)
-    assert chief.ask("steps", 5) == 15
+    assert chief.request("steps", 5) == 15
     return chief, second
 
 
@@ -49,8 +49,8 @@ def test_a_ps_killed_at_the_last_save_is_an_error_and_the_next_chief_trains_the_
         again = c.start("worker", 0)
         assert again.hear("READY")[1] == 10
         assert again.said_so_far("LOG", "keep the live model")  # nobody was told that training is over
-        assert again.ask("steps", 5) == 15
-        assert consistent(again.ask("values")) == 15
+        assert again.request("steps", 5) == 15
+        assert consistent(again.request("values")) == 15
         again.tell("end")
         again.hear("SAVING")
         again.tell("go")
@@ -77,7 +77,7 @@ def test_a_ps_killed_after_the_last_step_and_before_the_end(tmp_path: Path) -> N
         chief, second = trained_to_15_saved_at_10(c)
         second.kill()
         c.ps(1)
-        assert consistent(chief.ask("values")) == 10  # such as a last test; the loop that trains is over
+        assert consistent(chief.request("values")) == 10  # such as a last test; the loop that trains is over
         assert chief.said_so_far("LOG", "5 steps are lost .step 15 was the last seen here")
         chief.tell("end")
         assert "back from step 15 to step 10" in chief.hear("ERROR")[1]
@@ -91,19 +91,19 @@ def test_a_ps_killed_while_the_chief_waits_for_the_others(monitored: bool, train
         c.ps(0)
         second = c.ps(1)
         chief, other = c.worker(0), c.worker(1)
-        assert chief.ask("steps", 10) == 10
+        assert chief.request("steps", 10) == 10
         if monitored:
             cluster_kit.wait_saved(tmp_path, 10)
         else:
-            chief.ask("save", answer="SAVED")
-        assert chief.ask("steps", 5) == 15
+            chief.request("save", answer="SAVED")
+        assert chief.request("steps", 5) == 15
         chief.tell("end")
         chief.hear("LOG", "waiting for /job:worker/task:1")
         second.kill()
         c.ps(1)
         chief.hear("LOG", "recovered within")
         if trained_again:
-            assert other.ask("steps", 7) == 17
+            assert other.request("steps", 7) == 17
         other.tell("end")
         assert other.wait() == 0
         if trained_again:
@@ -120,7 +120,7 @@ def test_steps_lost_earlier_and_trained_again_are_no_error(tmp_path: Path) -> No
         chief, second = trained_to_15_saved_at_10(c)
         second.kill()
         c.ps(1)
-        assert chief.ask("steps", 2) == 12  # the program goes on, and ends where it likes
+        assert chief.request("steps", 2) == 12  # the program goes on, and ends where it likes
         chief.tell("end")
         chief.hear("SAVING")
         chief.tell("go")

@@ -12,25 +12,36 @@ from hypothesis import strategies as st
 
 from harness.launch import policy
 from harness.launch.output import MAX_LINE_BYTES, TAIL_LINES, LineBuffer, Printer, wants_colour
-from harness.launch.policy import Exited, Interrupted, Options, Phase, Send, ShowTail, Stage, Start, TaskId, Tick
+from harness.launch.policy import (
+    Exited,
+    Interrupted,
+    LaunchOptions,
+    LaunchTask,
+    RunStage,
+    Send,
+    ShowTail,
+    Start,
+    TaskPhase,
+    Tick,
+)
 from harness.launch.ports import hold_ports
 from harness.launch.tasks import Topology, arguments, claimed_flags, environment
 
-PS0, CHIEF, WORKER1 = TaskId("ps", 0), TaskId("worker", 0), TaskId("worker", 1)
-OPTIONS = Options(max_restarts=2, grace_secs=10, backoff_secs=0.5, max_backoff_secs=0.75, forgive_secs=60)
+PS0, CHIEF, WORKER1 = LaunchTask("ps", 0), LaunchTask("worker", 0), LaunchTask("worker", 1)
+OPTIONS = LaunchOptions(max_restarts=2, grace_secs=10, backoff_secs=0.5, max_backoff_secs=0.75, forgive_secs=60)
 
 
 class Machine:
     """Drives the policy and keeps what it decided."""
 
-    def __init__(self, *tasks: TaskId) -> None:
+    def __init__(self, *tasks: LaunchTask) -> None:
         self.now = 0.0
         self.state, self.last = policy.begin(tasks, self.now)
 
     def after(self, seconds: float, event: policy.Event) -> list[policy.Instruction]:
         self.now += seconds
         self.state, self.last = policy.react(self.state, event, self.now, OPTIONS)
-        return [instruction for instruction in self.last if not isinstance(instruction, policy.Say)]
+        return [instruction for instruction in self.last if not isinstance(instruction, policy.LogLine)]
 
 
 def test_backoff_doubles_to_its_limit_and_a_long_run_is_forgiven() -> None:
@@ -51,7 +62,7 @@ def test_a_ps_that_leaves_by_itself_is_a_failure() -> None:
         assert machine.after(0.75, Tick()) == [Start(PS0, attempt)]
     assert machine.after(1, Exited(PS0, 0)) == [ShowTail(PS0), Send(CHIEF, signal.SIGTERM)]
     assert machine.after(1, Exited(CHIEF, -15)) == []
-    assert (machine.state.stage, machine.state.exit_code) == (Stage.FINISHED, 1)
+    assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 1)
 
 
 def test_what_falls_while_stopping_is_not_a_failure() -> None:
@@ -60,14 +71,14 @@ def test_what_falls_while_stopping_is_not_a_failure() -> None:
     assert machine.after(1, Exited(WORKER1, 3)) == []
     assert machine.after(1, Exited(CHIEF, 1)) == [Send(PS0, signal.SIGTERM)]
     assert machine.after(1, Exited(PS0, -15)) == []
-    assert (machine.state.stage, machine.state.exit_code) == (Stage.FINISHED, 130)
+    assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 130)
 
 
 def test_a_ps_waiting_for_its_restart_is_not_started_when_the_workers_are_done() -> None:
     machine = Machine(PS0, CHIEF)
     assert machine.after(1, Exited(PS0, 1)) == []
     assert machine.after(0.1, Exited(CHIEF, 0)) == []
-    assert (machine.state.stage, machine.state.exit_code) == (Stage.FINISHED, 0)
+    assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 0)
 
 
 def test_a_task_that_survives_sigkill_does_not_hold_the_launcher() -> None:
@@ -75,17 +86,17 @@ def test_a_task_that_survives_sigkill_does_not_hold_the_launcher() -> None:
     machine.after(0, Interrupted(signal.SIGTERM))
     assert machine.after(9.9, Tick()) == []
     assert machine.after(0.1, Tick()) == [Send(CHIEF, signal.SIGKILL)]
-    assert machine.after(policy.KILL_PATIENCE_SECS, Tick()) == []
-    assert machine.state.stage is Stage.FINISHED
+    assert machine.after(policy.KILL_GRACE_SECS, Tick()) == []
+    assert machine.state.stage is RunStage.FINISHED
 
 
 @given(st.data())
 def test_any_story_ends_and_keeps_its_promises(data: st.DataObject) -> None:
-    tasks = [TaskId("ps", i) for i in range(data.draw(st.integers(0, 2)))]
-    tasks += [TaskId("worker", i) for i in range(data.draw(st.integers(1, 3)))]
+    tasks = [LaunchTask("ps", i) for i in range(data.draw(st.integers(0, 2)))]
+    tasks += [LaunchTask("worker", i) for i in range(data.draw(st.integers(1, 3)))]
     machine = Machine(*tasks)
-    alive: dict[TaskId, int] = {}
-    attempts: dict[TaskId, int] = dict.fromkeys(tasks, -1)
+    alive: dict[LaunchTask, int] = {}
+    attempts: dict[LaunchTask, int] = dict.fromkeys(tasks, -1)
     failed: list[int] = []
     interrupted = False
 
@@ -95,14 +106,14 @@ def test_any_story_ends_and_keeps_its_promises(data: st.DataObject) -> None:
                 case Start(task, attempt):
                     assert task not in alive
                     assert attempt == attempts[task] + 1
-                    assert machine.state.stage is Stage.RUNNING
+                    assert machine.state.stage is RunStage.RUNNING
                     alive[task], attempts[task] = 0, attempt
                 case Send(task, signum):
                     assert task in alive
                     # The ps tasks hear nothing while a worker lives, unless everything is killed.
                     # A worker that survived SIGKILL is given up: it counts as failed.
                     phases = [machine.state.tasks[other].phase for other in alive if other.job == "worker"]
-                    workers = any(phase is not Phase.FAILED for phase in phases)
+                    workers = any(phase is not TaskPhase.FAILED for phase in phases)
                     assert task.job == "worker" or signum == signal.SIGKILL or not workers
                     alive[task] = max(alive[task], signum)
                 case ShowTail(task):
@@ -110,7 +121,7 @@ def test_any_story_ends_and_keeps_its_promises(data: st.DataObject) -> None:
 
     follow()
     for _ in range(200):
-        if machine.state.stage is Stage.FINISHED:
+        if machine.state.stage is RunStage.FINISHED:
             break
         kinds = ["tick"] + ["exit"] * bool(alive) + ["signal"] * (not interrupted)
         kind = data.draw(st.sampled_from(kinds))
@@ -138,8 +149,8 @@ def test_any_story_ends_and_keeps_its_promises(data: st.DataObject) -> None:
             follow()
             machine.after(100, Tick())
             follow()
-    if machine.state.stage is Stage.FINISHED:
-        assert not alive or any(was.phase is Phase.FAILED for was in machine.state.tasks.values())
+    if machine.state.stage is RunStage.FINISHED:
+        assert not alive or any(was.phase is TaskPhase.FAILED for was in machine.state.tasks.values())
         expected = failed[0] if failed else 128 + signal.SIGTERM if interrupted else 0
         assert machine.state.exit_code == expected
 

@@ -14,7 +14,7 @@ from absl.testing import flagsaver
 import runtime as rt
 from harness import monitoring
 from harness.monitoring import prometheus
-from harness.monitoring.prometheus import REQUEST_SECS, REQUESTS, Endpoint
+from harness.monitoring.prometheus import REQUEST_SECS, REQUESTS, MetricsServer
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def listens(host: str, port: int) -> bool:
         return False
 
 
-def scrape(endpoint: Endpoint, host: str = "127.0.0.1") -> str:
+def scrape(endpoint: MetricsServer, host: str = "127.0.0.1") -> str:
     with urllib.request.urlopen(f"http://{host}:{endpoint.port}/metrics", timeout=30) as answer:
         return str(answer.read().decode())
 
@@ -43,10 +43,10 @@ def test_figures_are_for_this_machine_unless_somebody_says_else(server: rt.Serve
         for a in found
         if a.family == socket.AF_INET and not a.address.startswith("127.")
     ]
-    with Endpoint(server, 0) as endpoint:
+    with MetricsServer(server, 0) as endpoint:
         assert [host for host in ("127.0.0.3", *outer) if listens(host, endpoint.port)] == []
         assert "bellwether_started_unix_secs" in scrape(endpoint)
-    with Endpoint(server, 0, "0.0.0.0") as endpoint:
+    with MetricsServer(server, 0, "0.0.0.0") as endpoint:
         assert [host for host in ("127.0.0.3", *outer) if not listens(host, endpoint.port)] == []
 
 
@@ -54,8 +54,8 @@ def test_the_flag_says_where(server: rt.Server, monkeypatch: pytest.MonkeyPatch)
     flags.FLAGS.mark_as_parsed()
     made = []
 
-    def note(*arguments: object) -> Endpoint:
-        made.append(Endpoint(*arguments))  # type: ignore[arg-type]
+    def note(*arguments: object) -> MetricsServer:
+        made.append(MetricsServer(*arguments))  # type: ignore[arg-type]
         return made[-1]
 
     monkeypatch.setattr(prometheus, "Endpoint", note)
@@ -68,7 +68,7 @@ def test_the_flag_says_where(server: rt.Server, monkeypatch: pytest.MonkeyPatch)
 
 def test_half_requests_hold_few_threads_and_not_for_long(server: rt.Server) -> None:
     before = threading.active_count()
-    with Endpoint(server, 0) as endpoint:
+    with MetricsServer(server, 0) as endpoint:
         half = []
         for _ in range(10 * REQUESTS):
             half.append(socket.create_connection(("127.0.0.1", endpoint.port), timeout=60))
@@ -89,7 +89,7 @@ def test_half_requests_hold_few_threads_and_not_for_long(server: rt.Server) -> N
             sock.close()
 
 
-def scrape_soon(endpoint: Endpoint) -> str:
+def scrape_soon(endpoint: MetricsServer) -> str:
     """As Prometheus: it comes again where it was turned away."""
     until = time.monotonic() + 60
     while True:
@@ -102,7 +102,10 @@ def scrape_soon(endpoint: Endpoint) -> str:
 
 
 def test_a_client_that_dribbles_is_hung_up_on_all_the_same(server: rt.Server) -> None:
-    with Endpoint(server, 0) as endpoint, socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) as sock:
+    with (
+        MetricsServer(server, 0) as endpoint,
+        socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) as sock,
+    ):
         sock.settimeout(0.5)
         until = time.monotonic() + REQUEST_SECS + 60
         sock.sendall(b"GET /metrics HTTP/1.1\r\nX: ")

@@ -93,4 +93,4 @@ def test_a_port_that_cannot_be_had_costs_the_figures_only(
 
 def test_the_launcher_is_more_patient_than_a_chief_that_saves_at_its_sigterm() -> None:
     (preempt_grace_secs,) = preemptible.__wrapped__.__defaults__
-    assert policy.Options().grace_secs > preempt_grace_secs
+    assert policy.LaunchOptions().grace_secs > preempt_grace_secs

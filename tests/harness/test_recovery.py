@@ -20,13 +20,13 @@ def test_a_worker_dies_and_comes_back() -> None:
         other.tell("train")
         other.hear("STEP")
         other.kill()
-        before = chief.ask("steps", 20)  # nobody waits for the dead
+        before = chief.request("steps", 20)  # nobody waits for the dead
         assert not chief.said_so_far("LOG", "recovering")
         again = c.start("worker", 1, env={"BELLWETHER_ATTEMPT": "1"})
         assert again.hear("READY")[1] == before
         assert again.said_so_far("LOG", "start number 2")
-        assert again.ask("steps", 5) == before + 5
-        assert consistent(chief.ask("values")) == before + 5
+        assert again.request("steps", 5) == before + 5
+        assert consistent(chief.request("values")) == before + 5
 
 
 def test_the_chief_dies_and_no_step_is_lost(tmp_path: Path) -> None:
@@ -34,30 +34,30 @@ def test_the_chief_dies_and_no_step_is_lost(tmp_path: Path) -> None:
         c.ps(0)
         c.ps(1)
         chief, other = c.worker(0), c.worker(1)
-        assert chief.ask("steps", 10) == 10
-        chief.ask("save", answer="SAVED")
+        assert chief.request("steps", 10) == 10
+        chief.request("save", answer="SAVED")
         chief.kill()
-        assert other.ask("steps", 10) == 20  # training goes on
+        assert other.request("steps", 10) == 20  # training goes on
         again = c.start("worker", 0)
         _, step, _ = again.hear("READY")
         assert step == 20  # the classic Supervisor goes back to 10
         assert again.said_so_far("LOG", "keep the live model")
-        assert other.ask("steps", 10) == 30
+        assert other.request("steps", 10) == 30
         assert not other.said_so_far("LOG", "recovering")
-        assert consistent(again.ask("values")) == 30
-        assert again.ask("save", answer="SAVED").endswith("/30")  # its services work again
+        assert consistent(again.request("values")) == 30
+        assert again.request("save", answer="SAVED").endswith("/30")  # its services work again
 
 
 def test_the_events_of_a_restarted_chief_go_on_at_the_live_step(tmp_path: Path) -> None:
     with cluster_kit.cluster(1, 2, logdir=str(tmp_path), summary_secs=0.1) as c:
         c.ps(0)
         chief, other = c.worker(0), c.worker(1)
-        assert chief.ask("steps", 10) == 10
-        chief.ask("save", answer="SAVED")
+        assert chief.request("steps", 10) == 10
+        chief.request("save", answer="SAVED")
         chief.kill()
-        assert other.ask("steps", 10) == 20
+        assert other.request("steps", 10) == 20
         again = c.worker(0)
-        assert other.ask("steps", 5) == 25
+        assert other.request("steps", 5) == 25
         other.tell("end")
         again.tell("end")
         assert [other.wait(), again.wait()] == [0, 0]
@@ -75,9 +75,9 @@ def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
         c.ps(0)
         second = c.ps(1)
         chief, other = c.worker(0), c.worker(1)
-        assert chief.ask("steps", 10) == 10
-        chief.ask("save", answer="SAVED")
-        assert other.ask("steps", 7) == 17
+        assert chief.request("steps", 10) == 10
+        chief.request("save", answer="SAVED")
+        assert other.request("steps", 7) == 17
         second.kill()
         chief.tell("train")
         other.tell("train")
@@ -92,7 +92,7 @@ def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
         chief.tell("pause")
         other.tell("pause")
         done = chief.hear("TRAINED")[1] + other.hear("TRAINED")[1]
-        assert consistent(chief.ask("values")) == 10 + done
+        assert consistent(chief.request("values")) == 10 + done
 
 
 @pytest.mark.chaos
@@ -111,7 +111,7 @@ def test_a_ps_dies_while_checkpoints_are_written_all_the_time(tmp_path: Path) ->
             chief.hear("STEP")
             chief.tell("pause")
             chief.hear("TRAINED")
-            consistent(chief.ask("values"))
+            consistent(chief.request("values"))
         chief.tell("end")
         assert chief.wait() == 0
 
@@ -121,24 +121,24 @@ def test_the_ps_with_the_global_step_dies(tmp_path: Path) -> None:
         first = c.ps(0)
         c.ps(1)
         chief = c.worker(0)
-        chief.ask("steps", 10)
-        chief.ask("save", answer="SAVED")
-        chief.ask("steps", 5)
+        chief.request("steps", 10)
+        chief.request("save", answer="SAVED")
+        chief.request("steps", 5)
         first.kill()
         chief.tell("steps", 5)
         chief.hear("LOG", "recovering")
         c.ps(0)
         chief.hear("LOG", r"recovered .* at step 10: 5 steps are lost \(step 15 was the last seen here\)")
         assert chief.hear("STEPS")[1] == 15
-        assert consistent(chief.ask("values")) == 15
+        assert consistent(chief.request("values")) == 15
 
 
 def test_power_cut(tmp_path: Path) -> None:
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
         tasks = [c.ps(0), c.ps(1), c.worker(0), c.worker(1)]
-        tasks[2].ask("steps", 10)
-        tasks[2].ask("save", answer="SAVED")
-        tasks[3].ask("steps", 10)
+        tasks[2].request("steps", 10)
+        tasks[2].request("save", answer="SAVED")
+        tasks[3].request("steps", 10)
         for task in tasks:
             task.kill()
         other = c.start("worker", 1)  # in any order
@@ -146,8 +146,8 @@ def test_power_cut(tmp_path: Path) -> None:
         chief = c.start("worker", 0)
         c.start("ps", 0)
         assert chief.hear("READY")[1] == other.hear("READY")[1] == 10
-        assert other.ask("steps", 10) == 20
-        assert consistent(chief.ask("values")) == 20
+        assert other.request("steps", 10) == 20
+        assert consistent(chief.request("values")) == 20
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
@@ -155,15 +155,15 @@ def test_a_restart_with_more_or_fewer_ps_from_the_same_checkpoint(before: int, a
     with cluster_kit.cluster(before, 1, logdir=str(tmp_path)) as c:
         tasks = [c.ps(index) for index in range(before)]
         chief = c.worker(0)
-        chief.ask("steps", 10)
+        chief.request("steps", 10)
         chief.tell("end")
         assert [t.wait() for t in (chief, *tasks)] == [0] * (before + 1)
     with cluster_kit.cluster(after, 1, logdir=str(tmp_path)) as c:
         for index in range(after):
             c.ps(index)
         chief = c.worker(0)
-        assert chief.ask("steps", 5) == 15
-        assert consistent(chief.ask("values")) == 15
+        assert chief.request("steps", 5) == 15
+        assert consistent(chief.request("values")) == 15
 
 
 def test_a_worker_is_added_while_training_runs() -> None:
@@ -171,14 +171,14 @@ def test_a_worker_is_added_while_training_runs() -> None:
         added = c.spec["worker"].pop()
         ps = c.ps(0)
         chief = c.worker(0)
-        assert chief.ask("steps", 3) == 3
+        assert chief.request("steps", 3) == 3
         c.spec["worker"].append(added)  # only the new one knows of itself
         new = c.worker(1)
-        assert new.ask("steps", 3) == 6
+        assert new.request("steps", 3) == 6
         chief.tell("end")
         chief.hear("LOG", "waiting for /job:worker/task:1")
         assert ps.code is None
-        assert new.ask("steps", 3) == 9
+        assert new.request("steps", 3) == 9
         new.tell("end")
         assert [new.wait(), chief.wait(), ps.wait()] == [0, 0, 0]
 
@@ -188,8 +188,8 @@ def test_a_ps_dies_and_the_chief_too(tmp_path: Path) -> None:
         c.ps(0)
         second = c.ps(1)
         chief, other = c.worker(0), c.worker(1)
-        chief.ask("steps", 10)
-        chief.ask("save", answer="SAVED")
+        chief.request("steps", 10)
+        chief.request("save", answer="SAVED")
         second.kill()
         chief.kill()
         other.tell("steps", 10)
@@ -200,15 +200,15 @@ def test_a_ps_dies_and_the_chief_too(tmp_path: Path) -> None:
         )  # it does not restore on its own
         again = c.worker(0)
         assert other.hear("STEPS")[1] == 20
-        assert consistent(again.ask("values")) == 20
+        assert consistent(again.request("values")) == 20
 
 
 def test_a_restore_waits_for_a_second_ps_that_dies_meanwhile(tmp_path: Path) -> None:
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path)) as c:
         first, second = c.ps(0), c.ps(1)
         chief = c.worker(0)
-        chief.ask("steps", 10)
-        chief.ask("save", answer="SAVED")
+        chief.request("steps", 10)
+        chief.request("save", answer="SAVED")
         second.kill()
         chief.tell("steps", 5)
         chief.hear("LOG", "recovering")
@@ -216,14 +216,14 @@ def test_a_restore_waits_for_a_second_ps_that_dies_meanwhile(tmp_path: Path) -> 
         c.ps(1)
         c.ps(0)
         assert chief.hear("STEPS")[1] == 15
-        assert consistent(chief.ask("values")) == 15
+        assert consistent(chief.request("values")) == 15
 
 
 def test_without_a_checkpoint_the_loss_of_everything_is_told_loudly() -> None:
     with cluster_kit.cluster(1, 1) as c:
         ps = c.ps(0)
         chief = c.worker(0)
-        chief.ask("steps", 10)
+        chief.request("steps", 10)
         ps.kill()
         chief.tell("steps", 5)
         chief.hear("LOG", "recovering")
@@ -248,7 +248,7 @@ def test_a_frozen_ps_loses_and_doubles_nothing() -> None:
         second.thaw()
         done = sum(worker.hear("TRAINED")[1] for worker in workers)
         assert not any(worker.said_so_far("LOG", "recovering") for worker in workers)
-        assert consistent(workers[0].ask("values")) == done
+        assert consistent(workers[0].request("values")) == done
 
 
 def test_a_worker_that_slept_through_a_restore_adds_nothing_old_to_it(tmp_path: Path) -> None:
@@ -256,21 +256,21 @@ def test_a_worker_that_slept_through_a_restore_adds_nothing_old_to_it(tmp_path: 
         c.ps(0)
         second = c.ps(1)
         chief, other = c.worker(0), c.worker(1)
-        chief.ask("steps", 10)
-        chief.ask("save", answer="SAVED")
+        chief.request("steps", 10)
+        chief.request("save", answer="SAVED")
         other.tell("train")
         other.hear("STEP")
         other.freeze()
         second.kill()
         c.ps(1)
-        assert chief.ask("steps", 5) == 15
+        assert chief.request("steps", 5) == 15
         other.thaw()
         other.hear("LOG", "recovering: ")  # restarted, restored or a cut connection: whichever it notices first
         told = other.hear("LOG", "recovered within")[1]
         assert re.search("steps are lost", told), told  # it had seen step 11
         other.tell("pause")
         other.hear("TRAINED")
-        consistent(chief.ask("values"))
+        consistent(chief.request("values"))
 
 
 def test_a_frozen_worker_holds_nobody_up() -> None:
@@ -280,12 +280,12 @@ def test_a_frozen_worker_holds_nobody_up() -> None:
         other.tell("train")
         other.hear("STEP")
         other.freeze()
-        chief.ask("steps", 20)
+        chief.request("steps", 20)
         other.thaw()
         other.tell("pause")
         other.hear("TRAINED")
         other.tell("end")
-        consistent(chief.ask("values"))
+        consistent(chief.request("values"))
 
 
 def test_workers_wait_for_the_init_fn_of_the_chief() -> None:
@@ -315,7 +315,7 @@ def test_clean_end_the_chief_is_last_and_the_ps_leave() -> None:
         chief, other = c.worker(0), c.worker(1)
         chief.tell("end")
         chief.hear("LOG", f"waiting for /job:worker/task:1 at {c.spec['worker'][1]} to finish")
-        assert other.ask("steps", 3) == 3  # nobody is cut off
+        assert other.request("steps", 3) == 3  # nobody is cut off
         other.tell("end")
         assert [t.wait() for t in (other, chief, *ps)] == [0, 0, 0, 0]
 
@@ -324,9 +324,9 @@ def test_the_last_steps_are_saved_with_those_of_the_others(tmp_path: Path) -> No
     with cluster_kit.cluster(1, 2, logdir=str(tmp_path)) as c:
         c.ps(0)
         chief, other = c.worker(0), c.worker(1)
-        chief.ask("steps", 3)
+        chief.request("steps", 3)
         chief.tell("end")
-        other.ask("steps", 4)
+        other.request("steps", 4)
         other.tell("end")
         assert [chief.wait(), other.wait()] == [0, 0]
         assert [p.name for p in (tmp_path / "model.ckpt").iterdir() if p.name.isdigit()] == ["7"]
@@ -338,7 +338,7 @@ def test_under_a_launcher_the_ps_stay() -> None:
         chief = c.worker(0)
         chief.tell("end")
         assert chief.wait() == 0
-        assert c.worker(0).ask("steps", 1) == 1  # it still serves
+        assert c.worker(0).request("steps", 1) == 1  # it still serves
         assert ps.code is None
 
 
@@ -346,7 +346,7 @@ def test_a_late_worker_gets_a_defined_end() -> None:
     with cluster_kit.cluster(1, 2) as c:
         ps = c.ps(0)
         chief = c.worker(0)
-        chief.ask("steps", 3)
+        chief.request("steps", 3)
         chief.tell("end")
         assert chief.wait() == 0
         late = c.worker(1)
@@ -371,7 +371,7 @@ def test_a_dead_ps_does_not_keep_the_end(how: str, own_manager: bool) -> None:
     with cluster_kit.cluster(1, 1, grace_secs=1, own_manager=own_manager) as c:
         ps = c.ps(0)
         chief = c.worker(0)
-        chief.ask("steps", 1)
+        chief.request("steps", 1)
         getattr(ps, how)()
         chief.tell("end")
         chief.wait()
@@ -385,7 +385,7 @@ def test_a_dead_ps_keeps_no_worker_from_its_end(how: str, monitored: bool) -> No
         c.ps(0)
         second = c.ps(1)
         chief, other = c.worker(0), c.worker(1)
-        other.ask("steps", 1)
+        other.request("steps", 1)
         getattr(second, how)()
         other.tell("end")
         other.wait()
@@ -399,7 +399,7 @@ def test_an_error_ends_its_worker_and_no_other() -> None:
         chief, other = c.worker(0), c.worker(1)
         other.tell("raise")
         assert other.wait() == 1
-        chief.ask("steps", 3)
+        chief.request("steps", 3)
         assert ps.code is None
 
 
@@ -415,9 +415,9 @@ def test_a_monitored_session_recovers_by_the_same_way(tmp_path: Path) -> None:
         second = c.ps(1)
         chief, other = c.worker(0), c.worker(1)
         cluster_kit.wait_saved(tmp_path, 0)  # one that is still under way at step 10 would be saved instead of it
-        assert chief.ask("steps", 10) == 10
+        assert chief.request("steps", 10) == 10
         cluster_kit.wait_saved(tmp_path, 10)  # by the hook
-        assert other.ask("steps", 3) == 13
+        assert other.request("steps", 3) == 13
         second.kill()
         chief.tell("steps", 5)
         other.tell("steps", 5)
@@ -426,7 +426,7 @@ def test_a_monitored_session_recovers_by_the_same_way(tmp_path: Path) -> None:
         c.ps(1)
         chief.hear("STEPS")
         other.hear("STEPS")
-        assert consistent(chief.ask("values")) == 20
+        assert consistent(chief.request("values")) == 20
         chief.tell("end")
         other.tell("end")
         assert [chief.wait(), other.wait()] == [0, 0]

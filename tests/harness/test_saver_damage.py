@@ -163,7 +163,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused_by_name(
     shutil.copytree(saved, tmp_path / "copy")
     newest = tmp_path / "copy" / "m" / "2"
     (tmp_path / "copy" / "outside").write_bytes(b"")
-    outside = rt.ShardFile(name, 0, 0)
+    outside = rt.CheckpointFile(name, 0, 0)
     _rewrite_manifest(newest, lambda m: dataclasses.replace(m, files=[*m.files, outside]))
     with rt.Graph().as_default() as graph, rt.Session("", graph) as sess:
         v, _ = _model()
@@ -185,7 +185,7 @@ def test_a_file_of_a_checkpoint_that_has_become_a_device_is_named(
         (newest / "default" / "thing").symlink_to("/dev/zero")
     else:
         os.mkfifo(newest / "default" / "thing")
-    thing = rt.ShardFile("default/thing", 0, 0)
+    thing = rt.CheckpointFile("default/thing", 0, 0)
     _rewrite_manifest(newest, lambda m: dataclasses.replace(m, files=[*m.files, thing]))
     with rt.Graph().as_default() as graph, rt.Session("", graph) as sess:
         _model()

@@ -10,7 +10,7 @@ import pytest
 
 import harness
 import runtime as rt
-from runtime.checkpoint.coordinator import Shards
+from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.proto import services_pb2 as pb
 from tests.harness import checkpoint_kit as ckit
 from tests.runtime import kit
@@ -103,14 +103,16 @@ def test_tasks_are_told_a_link_as_it_was_given(tmp_path: pathlib.Path, monkeypat
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     told: list[str] = []
-    ask = Shards._ask
+    ask = CheckpointCoordinator._request
 
-    def listen(self: Shards, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
+    def listen(
+        self: CheckpointCoordinator, task: str, order: pb.CheckpointOrder, timeout: float | None
+    ) -> pb.CheckpointReply:
         if order.directory:
             told.append(order.directory)
         return ask(self, task, order, timeout)
 
-    monkeypatch.setattr(Shards, "_ask", listen)
+    monkeypatch.setattr(CheckpointCoordinator, "_request", listen)
     graph, v = ckit.make_graph({"a": np.arange(4.0)})
     with ckit.cluster(1) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))

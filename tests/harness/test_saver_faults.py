@@ -120,7 +120,7 @@ def test_a_frozen_chief_that_wakes_up_makes_nothing_visible(tmp_path: pathlib.Pa
                     if cleans:
                         harness.Saver().save(new, series, 1)
                     else:
-                        new.shards.claim(["/job:ps/task:0", "/job:ps/task:1"])
+                        new.checkpoint_coordinator.claim(["/job:ps/task:0", "/job:ps/task:1"])
                     old.enter("")
                     old.expect("REFUSED.*another chief")
                     old.wait(60)

@@ -131,9 +131,9 @@ def test_a_ps_that_does_not_see_the_directory_says_so(tmp_path: pathlib.Path) ->
     graph, v = ckit.make_graph({"a": _ones()})
     with ckit.cluster(1) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
         ckit.initialize(sess, list(v.values()))
-        cut = sess.shards.cut(_slices(sess, v))
+        snapshot = sess.checkpoint_coordinator.snapshot(_slices(sess, v))
         with pytest.raises(rt.FailedPreconditionError, match=r"/job:ps/task:0: .*transfer='stream'"):
-            sess.shards.write(cut, str(tmp_path / "not" / "there"))
+            sess.checkpoint_coordinator.write(snapshot, str(tmp_path / "not" / "there"))
 
 
 def _slices(sess: rt.Session, v: dict[str, rt.Variable]) -> list[rt.VariableSlice]:
@@ -149,13 +149,13 @@ def test_a_chief_that_was_replaced_is_refused(tmp_path: pathlib.Path, monkeypatc
             ckit.initialize(old, list(v.values()))
             saver = harness.Saver()
             saver.save(old, tmp_path / "m", 1)
-            late = old.shards.cut(_slices(old, v))
+            late = old.checkpoint_coordinator.snapshot(_slices(old, v))
             monkeypatch.setattr(shards_module, "_owner", 12345)  # a chief in another process
             saver.save(new, tmp_path / "m", 2)
-            assert new.shards.epoch > old.shards.epoch
+            assert new.checkpoint_coordinator.epoch > old.checkpoint_coordinator.epoch
             (tmp_path / "late").mkdir()
             with pytest.raises(rt.AbortedError, match="another chief"):
-                old.shards.write(late, str(tmp_path / "late"))
+                old.checkpoint_coordinator.write(late, str(tmp_path / "late"))
             assert os.listdir(tmp_path / "late") == []
             with pytest.raises(rt.AbortedError, match="another chief"):
                 saver.save(old, tmp_path / "m", 3)
@@ -170,9 +170,9 @@ def test_two_chiefs_that_start_together_agree_on_one(monkeypatch: pytest.MonkeyP
     with ckit.cluster(2) as (server, _), graph.as_default():
         with ckit.session(server, graph) as one, ckit.session(server, graph) as two:
             ckit.initialize(one, list(v.values()))
-            epochs = [one.shards.claim(["/job:ps/task:0", "/job:ps/task:1"])]
+            epochs = [one.checkpoint_coordinator.claim(["/job:ps/task:0", "/job:ps/task:1"])]
             monkeypatch.setattr(shards_module, "_owner", 777)
-            epochs.append(two.shards.claim(["/job:ps/task:1", "/job:ps/task:0"]))
+            epochs.append(two.checkpoint_coordinator.claim(["/job:ps/task:1", "/job:ps/task:0"]))
             assert epochs[1] == epochs[0] + 1
 
 
@@ -264,7 +264,9 @@ def test_states_of_other_workers_ride_along(tmp_path: pathlib.Path) -> None:
             with rt.Session(server.target, graph, config) as sess:
                 ckit.initialize(sess, list(v.values()))
                 deadline = time.monotonic() + 60
-                while not sess.shards.states().get("/job:worker/task:1") and time.monotonic() < deadline:
+                while (
+                    not sess.checkpoint_coordinator.states().get("/job:worker/task:1") and time.monotonic() < deadline
+                ):
                     threading.Event().wait(0.05)  # nobody tells when another worker has come up
                 path = harness.Saver().save(sess, tmp_path / "m", 1)
         taken: list[object] = []

@@ -36,7 +36,7 @@ MIB = 1 << 20
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and pieces of 1 MiB, so that small models have many."""
-    for name in ("BLOCK_BYTES", "READ_BYTES", "PIECE_BYTES"):
+    for name in ("BLOCK_BYTES", "READ_BYTES", "CHUNK_BYTES"):
         monkeypatch.setattr(streaming, name, MIB)
     monkeypatch.setattr(names, "STREAM_CHUNK_BYTES", MIB)
 
@@ -233,7 +233,7 @@ def test_a_chief_that_dies_in_the_middle_leaves_nothing_held(
         command = ["python", "-m", "tests.harness.stream_chief", json.dumps(cluster), f"{tmp_path}/m", what]
         with Program(*command) as chief:
             chief.expect("^in the middle$")
-            (job,) = ps.worker.shards._jobs.values()
+            (job,) = ps.worker.checkpoint_participant._jobs.values()
             assert any(isinstance(a, np.ndarray) for a in job.arrays) or job.incoming
         assert job.cancelled.wait(60)  # ten seconds after its connections broke
         assert not job.arrays and not job.incoming and "gone for too long" in job.given_up
@@ -245,7 +245,7 @@ def test_a_chief_that_dies_in_the_middle_leaves_nothing_held(
             assert saver.restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/1"
             assert [x[0] for x in sess.run([v["a"], v["b"]])] == [1, 2]
             assert saver.save(sess, tmp_path / "m", 2) == f"{tmp_path}/m/2"
-            assert not ps.worker.shards._jobs
+            assert not ps.worker.checkpoint_participant._jobs
     assert sorted(n for n in os.listdir(tmp_path / "m") if n.isdigit()) == ["1", "2"]
     assert not [n for n in os.listdir(tmp_path / "m") if "tmp" in n]
 
@@ -268,7 +268,7 @@ def test_a_full_disk_of_the_chief_ends_the_save_and_frees_what_the_ps_holds(
                     saver.save(sess, tmp_path / "m", 2)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            assert not ps.worker.shards._jobs
+            assert not ps.worker.checkpoint_participant._jobs
             assert os.listdir(tmp_path / "m") == ["1"] and saver.last_checkpoints == [good]
             sess.run(v["a"].assign(ckit.filled(2, 8 * MIB)).op)
             assert harness.load_variable(saver.save(sess, tmp_path / "m", 2), "a")[0] == 2
@@ -287,7 +287,7 @@ def test_a_checkpoint_job_of_another_chief_is_refused_in_the_middle(
             def take_over(_: object) -> None:
                 with monkeypatch.context() as other_process:
                     other_process.setattr(coordinator, "_owner", 12345)
-                    new.shards.claim(["/job:ps/task:0"])
+                    new.checkpoint_coordinator.claim(["/job:ps/task:0"])
 
             _after(monkeypatch, "pull", 2, take_over)
             with pytest.raises(rt.AbortedError, match="another chief has taken over"):
@@ -342,14 +342,16 @@ def test_what_nobody_asks_for_is_given_up(tmp_path: pathlib.Path, monkeypatch: p
     with kit.servers(sockets=True, ps=1, worker=1) as made, graph.as_default():
         with ckit.session(made[kit.TARGET], graph) as sess:
             ckit.initialize(sess, list(v.values()))
-            cut = sess.shards.cut(names.slices_of(sess, names.saved_variables(list(v.values())), stream=True))
-            (job,) = made["/job:ps/task:0"].worker.shards._jobs.values()
+            snapshot = sess.checkpoint_coordinator.snapshot(
+                names.slices_of(sess, names.saved_variables(list(v.values())), stream=True)
+            )
+            (job,) = made["/job:ps/task:0"].worker.checkpoint_participant._jobs.values()
             assert job.cancelled.wait(30) and not job.arrays
             (tmp_path / "late").mkdir()
             with pytest.raises(rt.AbortedError, match="/job:ps/task:0: .*nobody has asked for it"):
-                sess.shards.write(cut, str(tmp_path / "late"), stream=True)
-            sess.shards.release(cut)
-            assert not made["/job:ps/task:0"].worker.shards._jobs
+                sess.checkpoint_coordinator.write(snapshot, str(tmp_path / "late"), stream=True)
+            sess.checkpoint_coordinator.release(snapshot)
+            assert not made["/job:ps/task:0"].worker.checkpoint_participant._jobs
 
 
 def _watching() -> set[threading.Thread]:

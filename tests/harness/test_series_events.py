@@ -43,10 +43,10 @@ def test_a_killed_ps_and_the_checkpoints_are_seen(tmp_path: pathlib.Path) -> Non
         c.ps(0)
         second = c.ps(1)
         chief = c.worker(0)
-        chief.ask("steps", 10)
+        chief.request("steps", 10)
         wait_for(tmp_path, lambda found: "steps_per_sec/worker_0" in found)
-        chief.ask("save", answer="SAVED")
-        assert chief.ask("steps", 7) == 17
+        chief.request("save", answer="SAVED")
+        assert chief.request("steps", 7) == 17
         before = wait_for(tmp_path, lambda found: "checkpoint_seconds/worker_0" in found)
         assert "recoveries/worker_0" not in before and "steps_lost/worker_0" not in before
         second.kill()

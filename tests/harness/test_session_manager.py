@@ -185,15 +185,15 @@ def test_a_new_run_forgets_who_was_done(target: str) -> None:
     chief.join()
     chief.done(leave=False)
     chief.finish(120.0)
-    assert chief.look()[chief.task].phase == "finished"
+    assert chief.inspect()[chief.task].phase == "finished"
     chief.open()
-    record = chief.look()[chief.task]
+    record = chief.inspect()[chief.task]
     assert (record.phase, record.done) == ("ready", ())
 
 
 def test_an_unknown_action_is_refused_by_name(target: str) -> None:
     with pytest.raises(rt.InvalidArgumentError, match="no action 'dance'"):
-        RunRecords(target)._ask("dance")
+        RunRecords(target)._request("dance")
 
 
 # -- the task's side -----------------------------------------------------------------------------------------------

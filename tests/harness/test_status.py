@@ -20,7 +20,7 @@ import harness
 import runtime as rt
 from harness.monitoring import status
 from harness.monitoring.cluster_scalars import LAYOUT, scalars
-from harness.monitoring.prometheus import _HELP, Endpoint
+from harness.monitoring.prometheus import _HELP, MetricsServer
 from harness.monitoring.rates import figures, sizes, table
 from harness.tensorboard.plugin_messages import custom_scalars_summary
 from harness.tensorboard.writer import read_events
@@ -137,16 +137,16 @@ def test_roles(task: str, role: str) -> None:
     assert status.role(task) == role
 
 
-def test_a_ps_without_its_mirror_is_told() -> None:
+def test_a_ps_without_its_backup_is_shown() -> None:
     def state(values: dict[str, float]) -> str:
         found = report(values)
-        task = status.TaskState(found.task, "a:1", found)
+        task = status.TaskStatus(found.task, "a:1", found)
         return status.as_rows([task], {found.task: figures(None, found, 1.0)}, 15.0)[1][2]
 
-    assert [state({}), state({"mirror_usable": 1.0}), state({"mirror_usable": 0.0})] == [
+    assert [state({}), state({"backup_usable": 1.0}), state({"backup_usable": 0.0})] == [
         "up 15s",
         "up 15s",
-        "up 15s, not mirrored",
+        "up 15s, no backup",
     ]
 
 
@@ -186,7 +186,7 @@ def test_a_missing_task_makes_it_not_whole(run_status: Callable[..., Ran]) -> No
 def test_a_task_of_another_cluster_is_named() -> None:
     with servers(worker=1) as made:
         other = rt.ClusterSpec({"worker": [made[TARGET].address, "localhost:1"]})
-        states = status.look(other, 1.0)
+        states = status.probe_tasks(other, 1.0)
     assert [bool(state.problem) for state in states] == [True, True]
     assert states[0].problem == "knows another cluster"
 
@@ -308,7 +308,7 @@ def scrape(port: int) -> dict[str, Any]:
 def test_prometheus_scrapes_the_same_figures() -> None:
     with servers(sockets=True, ps=1, worker=1) as made:
         train(made[TARGET], 4)
-        with Endpoint(made["/job:ps/task:0"], 0) as endpoint:
+        with MetricsServer(made["/job:ps/task:0"], 0) as endpoint:
             found = scrape(endpoint.port)
     for name, family in found.items():
         assert family.documentation and family.documentation != name.removeprefix("bellwether_").replace("_", " "), name
@@ -332,18 +332,18 @@ def test_the_documented_series_are_those_that_there_are() -> None:
     assert all(cell.strip() for row in rows for cell in row)
 
 
-def test_the_figures_of_a_mirrored_ps_are_shown() -> None:
+def test_the_figures_of_a_ps_with_a_backup_are_shown() -> None:
     cluster = addresses(ps=2, worker=1)
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(rt.Server(cluster, "ps", index, ps_backups=1)) for index in (0, 1)]
         worker = stack.enter_context(rt.Server(cluster, "worker", 0))
         train(worker, 3)
         now = rt.probe(made[0].address)
-        found = scrape(stack.enter_context(Endpoint(made[0], 0)).port)
-    mirror = {name for name in now.values if name.startswith("mirror_")}
-    assert mirror and now.values.keys() <= _HELP.keys()
-    assert {f"bellwether_{name.removesuffix('_total')}" for name in mirror} <= found.keys()
-    assert {"mirror_usable/ps_0"} <= scalars("/job:ps/task:0", None, now, 1.0).keys()
-    lost = report({"mirror_usable": 0.0, "mirror_recoveries_total": 2.0})
-    assert scalars("/job:ps/task:0", None, lost, 1.0)["mirror_usable/ps_0"] == 0.0
-    assert scalars("/job:ps/task:0", None, lost, 1.0)["mirror_recoveries/ps_0"] == 2.0
+        found = scrape(stack.enter_context(MetricsServer(made[0], 0)).port)
+    backup = {name for name in now.values if name.startswith("backup_")}
+    assert backup and now.values.keys() <= _HELP.keys()
+    assert {f"bellwether_{name.removesuffix('_total')}" for name in backup} <= found.keys()
+    assert {"backup_usable/ps_0"} <= scalars("/job:ps/task:0", None, now, 1.0).keys()
+    lost = report({"backup_usable": 0.0, "backup_recoveries_total": 2.0})
+    assert scalars("/job:ps/task:0", None, lost, 1.0)["backup_usable/ps_0"] == 0.0
+    assert scalars("/job:ps/task:0", None, lost, 1.0)["backup_recoveries/ps_0"] == 2.0

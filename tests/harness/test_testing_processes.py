@@ -120,7 +120,7 @@ def test_a_task_hears_and_says() -> None:
     with no_leaks(), Task(answer, "hello") as task:
         ready: Any = task.hear("READY")
         assert ready == ("READY", task.pid)
-        assert task.ask("name", "world") == "hello world"
+        assert task.request("name", "world") == "hello world"
         task.freeze()
         task.tell("name", "again")
         assert psutil.Process(task.pid).status() == psutil.STATUS_STOPPED

@@ -27,7 +27,7 @@ from harness.testing import PRELOAD
 from harness.testing.processes import Processes, Zygote
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PATIENCE_SECS = 100.0
+TIMEOUT_SECS = 100.0
 """How long waits last by default: many times what the slowest of them needs on a machine that has other work too."""
 _SHOWN = 25
 _ONLY = "the program"
@@ -101,7 +101,7 @@ class Program:
         """All that it has written so far."""
         return "\n".join(self.lines())
 
-    def expect(self, pattern: str, secs: float = PATIENCE_SECS) -> re.Match[str]:
+    def expect(self, pattern: str, secs: float = TIMEOUT_SECS) -> re.Match[str]:
         """Waits for a line that matches, after the one that was found last; see ``LocalCluster.expect``."""
         return self._processes.expect(_ONLY, pattern, secs)
 
@@ -113,11 +113,11 @@ class Program:
         """Writes a line to its standard input."""
         os.write(self._input, f"{line}\n".encode())
 
-    def wait(self, secs: float = PATIENCE_SECS) -> int:
+    def wait(self, secs: float = TIMEOUT_SECS) -> int:
         """Waits for its end; gives its exit code, negative for a signal. Raises TimeoutError."""
         return self._processes.wait(self._life, secs)
 
-    def result(self, secs: float = PATIENCE_SECS) -> str:
+    def result(self, secs: float = TIMEOUT_SECS) -> str:
         """Waits for its end and gives what it has written; another exit code than 0 fails the test."""
         code = self.wait(secs)
         assert code == 0, f"{self.name} ended with {code}: {self.output()}"
@@ -131,7 +131,7 @@ class Program:
         """Stops it without closing anything; returns when every thread of it has stopped."""
         assert self.code is None, f"{self.name} has ended: {self.story()}"
         self.signal(signal.SIGSTOP)
-        deadline = time.monotonic() + PATIENCE_SECS
+        deadline = time.monotonic() + TIMEOUT_SECS
         while not _stopped(self.pid):  # only its parent is told, and that is the zygote
             assert time.monotonic() < deadline, f"{self.name} did not stop"
             time.sleep(0.001)
@@ -219,7 +219,7 @@ class Task(Program):
         """Gives the task an order."""
         self._pipe.send(order)
 
-    def hear(self, kind: str, pattern: str = "", secs: float = PATIENCE_SECS) -> tuple[Any, ...]:
+    def hear(self, kind: str, pattern: str = "", secs: float = TIMEOUT_SECS) -> tuple[Any, ...]:
         """Waits for the next that it says of a kind (and of a matching text); the end of the process is a failure."""
         with self._new:
             deadline = time.monotonic() + secs
@@ -234,12 +234,12 @@ class Task(Program):
                 assert left > 0, f"{self.name} did not say {kind} {pattern} in {secs} s: {self.story()}"
                 self._new.wait(left)
 
-    def ask(self, order: str, *arguments: Any, answer: str = "") -> Any:
+    def request(self, order: str, *arguments: Any, answer: str = "") -> Any:
         """Gives an order and returns what its answer, of the same kind in capitals by default, carries."""
         self.tell(order, *arguments)
         return self.hear(answer or order.upper())[1]
 
-    def wait_for(self, holds: Callable[[list[tuple[Any, ...]]], bool], secs: float = PATIENCE_SECS) -> None:
+    def wait_for(self, holds: Callable[[list[tuple[Any, ...]]], bool], secs: float = TIMEOUT_SECS) -> None:
         """Waits until what it has said is as wanted; fails when it never is."""
         with self._new:
             self._new.wait_for(lambda: holds(self.said) or self.said[-1:] == [("GONE",)], secs)

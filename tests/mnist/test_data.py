@@ -150,7 +150,7 @@ def nobody() -> Iterator[str]:
 
 
 def loader(mirror: Mirror, files: dict[str, bytes]) -> subprocess.Popen[bytes]:
-    """Starts a process that loads the data from `mirror` and prints the number of training images."""
+    """Starts a process that loads the data from `primary` and prints the number of training images."""
     script = (
         "import json, sys; from models.mnist import data; mirror, checksums = json.loads(sys.argv[1]);"
         "print(len(data.load(mirrors=[mirror], checksums=checksums).train))"

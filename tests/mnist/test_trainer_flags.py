@@ -75,7 +75,7 @@ def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(parsed: An
     for value, allowed in ((str(tmp_path / "run"), (str(tmp_path / "run"),)), ("", ())):
         parsed(["trainer", "--ps_hosts=localhost:0", "--job_name=ps", f"--logdir={value}"])
         with modes.server(Config.from_flags()) as server:
-            roots = server.worker.shards.roots
+            roots = server.worker.checkpoint_participant.roots
             assert roots.paths == allowed
             with pytest.raises(rt.PermissionDeniedError):
                 roots.check(str(tmp_path / "elsewhere"))

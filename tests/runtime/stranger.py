@@ -25,21 +25,23 @@ class Stranger:
 
     def claim(self) -> None:
         """Leads from now on, as any chief does."""
-        told = self.worker.Shard(pb.ShardOrder(kind=pb.ShardOrder.TELL), timeout=30)
+        told = self.worker.Checkpoint(pb.CheckpointOrder(kind=pb.CheckpointOrder.QUERY), timeout=30)
         self.epoch = told.epoch + 1
-        self.worker.Shard(pb.ShardOrder(kind=pb.ShardOrder.CLAIM, epoch=self.epoch, owner=OWNER), timeout=30)
+        self.worker.Checkpoint(
+            pb.CheckpointOrder(kind=pb.CheckpointOrder.CLAIM, epoch=self.epoch, owner=OWNER), timeout=30
+        )
 
-    def order(self, kind: pb.ShardOrder.Kind.ValueType, **fields: Any) -> pb.ShardReply:
+    def order(self, kind: pb.CheckpointOrder.Kind.ValueType, **fields: Any) -> pb.CheckpointReply:
         """What the task answers to an order."""
-        order = pb.ShardOrder(kind=kind, owner=OWNER, **{"epoch": self.epoch, **fields})
-        reply: pb.ShardReply = self.worker.Shard(order, timeout=60)
+        order = pb.CheckpointOrder(kind=kind, owner=OWNER, **{"epoch": self.epoch, **fields})
+        reply: pb.CheckpointReply = self.worker.Checkpoint(order, timeout=60)
         return reply
 
     def take(self, slices: Sequence[pb.SliceDef]) -> int:
         """Has the task take references, to be written; gives the job."""
         self.jobs += 1
-        self.order(pb.ShardOrder.PAUSE, job=self.jobs, seconds=5.0)
-        self.order(pb.ShardOrder.TAKE, job=self.jobs, slices=slices)
+        self.order(pb.CheckpointOrder.PAUSE, job=self.jobs, seconds=5.0)
+        self.order(pb.CheckpointOrder.TAKE, job=self.jobs, slices=slices)
         return self.jobs
 
     def verify(self, directory: Any, path: str, content: bytes) -> list[str]:
@@ -47,7 +49,7 @@ class Stranger:
         import zlib
 
         file = pb.FileDef(path=path, size=len(content), crc32=zlib.crc32(content))
-        return list(self.order(pb.ShardOrder.VERIFY, directory=str(directory), files=[file]).problems)
+        return list(self.order(pb.CheckpointOrder.VERIFY, directory=str(directory), files=[file]).problems)
 
 
 @contextlib.contextmanager

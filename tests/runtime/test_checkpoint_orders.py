@@ -20,7 +20,7 @@ from tests.kit.processes import ROOT
 from tests.runtime import kit
 from tests.runtime.stranger import Stranger, refused, slice_of, stranger
 
-ORDER = pb.ShardOrder
+ORDER = pb.CheckpointOrder
 DENIED, INVALID = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT
 EXISTS, LOST = grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.DATA_LOSS
 VALUE = np.arange(6, dtype=np.float32)

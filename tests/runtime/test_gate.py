@@ -28,7 +28,7 @@ def _write(gate: Gate, session: int, step: int) -> None:
     gate.leave((session, step), TWO)
 
 
-def _told(gates: dict[str, Gate]) -> dict[str, list[pb.StepWrites]]:
+def _reported(gates: dict[str, Gate]) -> dict[str, list[pb.StepWrites]]:
     return {
         task: [
             pb.StepWrites(session=s, step=n, done=w.done, expected=w.expected, age_secs=time.monotonic() - w.at)
@@ -60,7 +60,7 @@ def test_a_pause_ends_by_itself() -> None:
     _write(gate, 1, 1)
 
 
-def test_only_its_own_cut_ends_a_pause() -> None:
+def test_only_its_own_snapshot_ends_a_pause() -> None:
     gate = Gate()
     gate.pause(CUT, 60, 1)
     assert not gate.resume(CUT + 1)
@@ -81,7 +81,7 @@ def test_a_cut_learns_that_its_pause_has_ended() -> None:
     assert not gate.resume(CUT)
     gate.pause(CUT, 60, 1)
     gate.pause(CUT + 1, 60, 1)
-    with pytest.raises(DeadlineExceededError, match="/job:ps/task:0: no consistent cut: the pause"):
+    with pytest.raises(DeadlineExceededError, match="/job:ps/task:0: no consistent snapshot: the pause"):
         gate.let_through(CUT, {(1, 7): 1}, 10)
     assert not gate.resume(CUT) and gate.resume(CUT + 1)
 
@@ -89,7 +89,9 @@ def test_a_cut_learns_that_its_pause_has_ended() -> None:
 def test_a_pause_waits_for_stages_under_way() -> None:
     gate = Gate("/job:ps/task:0")
     gate.enter((1, 1))
-    with pytest.raises(DeadlineExceededError, match="/job:ps/task:0: no consistent cut: 1 writing stages still run"):
+    with pytest.raises(
+        DeadlineExceededError, match="/job:ps/task:0: no consistent snapshot: 1 writing stages still run"
+    ):
         gate.pause(CUT, 60, 0.01)
     gate.leave((1, 1), TWO)
     gate.pause(CUT, 60, 1)
@@ -141,7 +143,7 @@ def test_exactly_the_half_done_steps_are_found(drawn: list[tuple[int, str]]) -> 
     for step, (session, where) in enumerate(history):
         for task in {"none": (), "a": ("a",), "b": ("b",), "both": ("a", "b")}[where]:
             _write(gates[task], session, step)
-    found = half_done_steps(_told(gates))
+    found = half_done_steps(_reported(gates))
     for task, other in (("a", "b"), ("b", "a")):
         wanted = set()
         for session in range(3):
@@ -156,7 +158,7 @@ def test_a_long_history_leaves_nothing_half_done() -> None:
         for gate in gates.values():
             _write(gate, 1, step)
     _write(gates["a"], 1, 500)  # one task is ahead of the other, and has forgotten one step more
-    assert {task: [s.step for s in steps] for task, steps in half_done_steps(_told(gates)).items()} == {"b": [500]}
+    assert {task: [s.step for s in steps] for task, steps in half_done_steps(_reported(gates)).items()} == {"b": [500]}
 
 
 def test_a_cut_learns_at_once_that_another_has_begun() -> None:
@@ -164,7 +166,7 @@ def test_a_cut_learns_at_once_that_another_has_begun() -> None:
     gate.pause(CUT, 60, 1)
 
     def wait() -> None:
-        with pytest.raises(DeadlineExceededError, match="no consistent cut"):
+        with pytest.raises(DeadlineExceededError, match="no consistent snapshot"):
             gate.let_through(CUT, {(1, 1): 1}, 60)
         ended.set()
 

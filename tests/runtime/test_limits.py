@@ -20,7 +20,7 @@ from runtime.transport.rpc import MAX_REQUEST_BYTES
 from tests.runtime import kit
 from tests.runtime.stranger import OWNER, Stranger, refused, stranger
 
-ORDER = pb.ShardOrder
+ORDER = pb.CheckpointOrder
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -40,7 +40,7 @@ def they(server: rt.Server) -> Iterator[Stranger]:
 def test_nobody_holds_updates_for_longer_than_a_checkpoint_may(server: rt.Server, they: Stranger, secs: float) -> None:
     with refused(INVALID, f"{PAUSE_SECS:g} s at most"):
         they.order(ORDER.PAUSE, job=1, seconds=secs)
-    assert not server.worker.gate._cut  # it was not paused either
+    assert not server.worker.gate._snapshot  # it was not paused either
     they.order(ORDER.PAUSE, job=2, seconds=PAUSE_SECS)
     assert server.worker.gate.resume(2)
 
@@ -55,14 +55,14 @@ def test_the_coordinators_pause_is_the_longest() -> None:
 def test_epochs_cannot_be_used_up(server: rt.Server, they: Stranger, epoch: int) -> None:
     assert they.epoch == 1
     with refused(INVALID, str(epoch), "epoch 1"):
-        they.worker.Shard(ORDER(kind=ORDER.CLAIM, epoch=epoch, owner=OWNER), timeout=30)
-    assert server.worker.shards.state() == (1, OWNER)
+        they.worker.Checkpoint(ORDER(kind=ORDER.CLAIM, epoch=epoch, owner=OWNER), timeout=30)
+    assert server.worker.checkpoint_participant.state() == (1, OWNER)
     with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
-        assert sess.shards.claim(["/job:local/task:0"]) == 2
+        assert sess.checkpoint_coordinator.claim(["/job:local/task:0"]) == 2
 
 
 def test_a_task_that_has_restarted_takes_the_epoch_of_the_others(they: Stranger) -> None:
-    they.worker.Shard(ORDER(kind=ORDER.CLAIM, epoch=1 + 100_000, owner=OWNER), timeout=30)
+    they.worker.Checkpoint(ORDER(kind=ORDER.CLAIM, epoch=1 + 100_000, owner=OWNER), timeout=30)
 
 
 def test_a_chief_leads_all_tasks_when_one_was_raised_far_above_the_others() -> None:
@@ -70,18 +70,18 @@ def test_a_chief_leads_all_tasks_when_one_was_raised_far_above_the_others() -> N
         epoch = 1
         for _ in range(3):
             epoch += EPOCHS_AT_ONCE - 1
-            they.worker.Shard(ORDER(kind=ORDER.CLAIM, epoch=epoch, owner=OWNER), timeout=30)
+            they.worker.Checkpoint(ORDER(kind=ORDER.CLAIM, epoch=epoch, owner=OWNER), timeout=30)
         with rt.Graph().as_default() as graph, rt.Session(made[kit.TARGET].target, graph) as sess:
             ps = ["/job:ps/task:0", "/job:ps/task:1"]
-            assert sess.shards.claim(ps) == epoch + 1
-            assert {made[task].worker.shards.state()[0] for task in ps} == {epoch + 1}
+            assert sess.checkpoint_coordinator.claim(ps) == epoch + 1
+            assert {made[task].worker.checkpoint_participant.state()[0] for task in ps} == {epoch + 1}
 
 
 def test_the_last_epochs_are_refused_to_everybody(server: rt.Server, they: Stranger) -> None:
-    server.worker.shards.take_up(MAX_EPOCH - 2, OWNER)
-    they.worker.Shard(ORDER(kind=ORDER.CLAIM, epoch=MAX_EPOCH - 1, owner=OWNER), timeout=30)
+    server.worker.checkpoint_participant.take_up(MAX_EPOCH - 2, OWNER)
+    they.worker.Checkpoint(ORDER(kind=ORDER.CLAIM, epoch=MAX_EPOCH - 1, owner=OWNER), timeout=30)
     with refused(INVALID, str(MAX_EPOCH)):
-        they.worker.Shard(ORDER(kind=ORDER.CLAIM, epoch=MAX_EPOCH, owner=OWNER), timeout=30)
+        they.worker.Checkpoint(ORDER(kind=ORDER.CLAIM, epoch=MAX_EPOCH, owner=OWNER), timeout=30)
 
 
 @pytest.mark.parametrize("slots", [MAX_SLOTS + 1, 2**27, 2**31 - 1, -1])
@@ -190,7 +190,7 @@ def test_what_is_held_for_others_is_a_part_of_the_memory() -> None:
                 used_there = made_there + 1
             fed = {x: np.ones(100, np.float32)}
             assert sess.run(used_there, fed).tolist() == [3.0] * 100
-            held = made["/job:ps/task:0"].worker.held
+            held = made["/job:ps/task:0"].worker.rendezvous
             assert held.limit_bytes > 1 << 26 and len(held) == 0 and held._bytes == 0
             held.limit_bytes = 1000
             for step in range(3):  # of a session that never fetches them

@@ -67,7 +67,7 @@ def test_200_sessions_with_graphs_of_their_own_leave_a_bounded_number_of_entries
             assert worker.registry.programs <= KEPT
             assert len(worker.executor.compiler) <= KEPT
             assert worker.counters._seen == worker.counters._times == worker._waits == worker.tracer._spans == {}
-            assert len(worker.held) == 0
+            assert len(worker.rendezvous) == 0
             assert server.master._sessions == {}
 
 

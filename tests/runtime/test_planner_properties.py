@@ -15,7 +15,7 @@ import pytest
 import runtime as rt
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, Feed, Host, Nothing, Pure, Read, Update
-from runtime.plan.partition import Cut, cut
+from runtime.plan.partition import Partition, partition
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan, VariableOutput
 from runtime.plan.planner import make_plan
@@ -203,17 +203,17 @@ def in_one_place(program: Program) -> tuple[list[Any], State]:
     return [values[f] if isinstance(f, Tensor) else None for f in program.fetches], state
 
 
-def cuts_of(program: Program, devices: Devices) -> tuple[list[Cut], Mapping[Tensor, Tensor], Sequence[Tensor]]:
+def cuts_of(program: Program, devices: Devices) -> tuple[list[Partition], Mapping[Tensor, Tensor], Sequence[Tensor]]:
     needed = prune(program.fetches, program.feeds)
     placed = place(needed.operations, devices)
     needed = without_identities(needed, lambda a, b: placed[a] == placed[b], program.feeds)
-    cuts = cut(needed.operations, needed.waits_for, lambda op: (placed[op], isinstance(op.body, Host)))
+    cuts = partition(needed.operations, needed.waits_for, lambda op: (placed[op], isinstance(op.body, Host)))
     check_order(needed.operations, needed.waits_for, cuts)
     return cuts, needed.alias, needed.given
 
 
 def check_order(
-    operations: Sequence[Operation], waits_for: Mapping[Operation, Sequence[Operation]], cuts: Sequence[Cut]
+    operations: Sequence[Operation], waits_for: Mapping[Operation, Sequence[Operation]], cuts: Sequence[Partition]
 ) -> None:
     """Every operation is in one stage, after all that it waits for, and stages of one wave do not wait for another."""
     place_of = {op: (c.wave, c.place, i) for c in cuts for i, op in enumerate(c.operations)}
@@ -342,7 +342,7 @@ def test_servers_give_what_one_place_gives(cluster: dict[str, rt.Server], progra
         session.run(init)
         check_equal(session.run(program.fetches, program.feeds), session.run(everything), program)
     for server in cluster.values():
-        assert len(server.worker.held) == 0
+        assert len(server.worker.rendezvous) == 0
 
 
 def waves_of(fetches: Sequence[Any], feeds: Mapping[Tensor, TensorSpec] | None = None) -> list[list[str]]:

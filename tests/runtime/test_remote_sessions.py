@@ -159,7 +159,7 @@ def test_a_stopped_server_ends_the_sessions_that_this_process_opens_on_it() -> N
 def test_a_client_that_waits_for_a_task_says_for_whom_and_for_how_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(timeouts, "SAY_EVERY_SECS", 0.5)
+    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.5)
     cluster = addresses(ps=1, worker=1)
     missing = f"still waiting for /job:ps/task:0 at {cluster['ps'][0]}"
     monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)

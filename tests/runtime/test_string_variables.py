@@ -21,7 +21,7 @@ from runtime.transport.messages import call_to_proto
 from tests.runtime import kit
 from tests.runtime.stranger import refused, slice_of, stranger
 
-ORDER = pb.ShardOrder
+ORDER = pb.CheckpointOrder
 INVALID, LOST = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS
 VALUE = np.arange(6, dtype=np.float32)
 

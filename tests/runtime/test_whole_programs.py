@@ -280,4 +280,4 @@ def test_a_program_does_what_its_operations_do_one_after_the_other(
             for name, v in program.variables.items():
                 check(session.run(v), state[name], name)
     for server in cluster.values():
-        assert len(server.worker.held) == 0
+        assert len(server.worker.rendezvous) == 0

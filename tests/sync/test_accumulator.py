@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
-from runtime.kernels.accumulator import ConditionalAccumulator, reduce_in_order
+from runtime.kernels.accumulator import AccumulatorResource, reduce_in_order
 from runtime.state.cancellation import Cancellation
 from tests.sync.kit import in_threads
 
@@ -60,7 +60,7 @@ SET = st.tuples(st.just("set"), st.integers(0, 5))
 
 @given(st.lists(st.one_of(APPLY, APPLY, TAKE, SET), max_size=40), st.sampled_from(["mean", "sum"]))
 def test_any_sequence_is_what_the_model_says(actions: list[tuple[Any, ...]], reduction: str) -> None:
-    real, model = ConditionalAccumulator(F32, (2,), reduction), Model(reduction)
+    real, model = AccumulatorResource(F32, (2,), reduction), Model(reduction)
     for action in actions:
         if action[0] == "apply":
             _, value, step, worker = action
@@ -84,7 +84,7 @@ def test_any_sequence_is_what_the_model_says(actions: list[tuple[Any, ...]], red
     st.lists(st.integers(0, 4), max_size=3),
 )
 def test_threads_lose_and_invent_nothing(pushes: list[list[tuple[int, int]]], count: int, resets: list[int]) -> None:
-    accumulator = ConditionalAccumulator(F32, (2,), "sum")
+    accumulator = AccumulatorResource(F32, (2,), "sum")
     accepted: list[float] = []
     taken: list[float] = []
     stop = Cancellation()
@@ -168,7 +168,7 @@ def _explained(model: Model, left: tuple[Done, ...]) -> bool:
 )
 def test_whatever_threads_do_the_model_explains(programs: list[list[tuple[Any, ...]]], reduction: str) -> None:
     """Linearizability (Herlihy and Wing, 1990): there is one order of all calls in which the model answers the same."""
-    real, clock = ConditionalAccumulator(F32, (2,), reduction), itertools.count()
+    real, clock = AccumulatorResource(F32, (2,), reduction), itertools.count()
     together = threading.Barrier(len(programs))
     history: list[Done] = []
 
@@ -195,7 +195,7 @@ def test_whatever_threads_do_the_model_explains(programs: list[list[tuple[Any, .
 
 
 def test_an_aggregate_of_two_counts_two_workers() -> None:
-    accumulator = ConditionalAccumulator(F32, (2,))
+    accumulator = AccumulatorResource(F32, (2,))
     assert accumulator.apply_grad(_array(1), 0, "a")
     assert not accumulator.apply_grad(_array(3), 0, "a")
     got: list[np.ndarray] = []
@@ -208,7 +208,7 @@ def test_an_aggregate_of_two_counts_two_workers() -> None:
 
 @pytest.mark.parametrize("end", [lambda a, c: c.set(), lambda a, c: a.close()])
 def test_a_wait_ends_when_it_is_cancelled_or_cleared(end: Callable[..., None]) -> None:
-    accumulator, cancellation = ConditionalAccumulator(F32, None), Cancellation()
+    accumulator, cancellation = AccumulatorResource(F32, None), Cancellation()
     raised: list[Exception] = []
 
     def take() -> None:
@@ -225,7 +225,7 @@ def test_a_wait_ends_when_it_is_cancelled_or_cleared(end: Callable[..., None]) -
 
 
 def test_wrong_gradients_are_named() -> None:
-    accumulator = ConditionalAccumulator(F32, (None, 2))
+    accumulator = AccumulatorResource(F32, (None, 2))
     with pytest.raises(InvalidArgumentError, match="float32, not float64"):
         accumulator.apply_grad(np.zeros((1, 2)), 0, 0)
     with pytest.raises(InvalidArgumentError, match="shape"):
@@ -236,11 +236,11 @@ def test_wrong_gradients_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match="at least 1"):
         accumulator.take_grad(0, Cancellation())
     with pytest.raises(InvalidArgumentError, match="median"):
-        ConditionalAccumulator(F32, None, "median")
+        AccumulatorResource(F32, None, "median")
 
 
 def test_gradients_are_copied() -> None:
-    accumulator, gradient = ConditionalAccumulator(F32, (2,)), _array(1)
+    accumulator, gradient = AccumulatorResource(F32, (2,)), _array(1)
     accumulator.apply_grad(gradient, 0, 0)
     gradient[:] = 9
     np.testing.assert_array_equal(accumulator.take_grad(1, Cancellation()), _array(1))

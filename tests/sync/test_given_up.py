@@ -175,7 +175,7 @@ def test_a_repeated_wait_keeps_what_it_fetched_from_a_third_task(cluster: dict[s
         thread.join(LONG)
         assert results == [None]
         assert session.run(take, timeout_secs=LONG).tolist() == [4, 4, 4]
-    wait_until(lambda: all(len(server.worker.held) == 0 for server in cluster.values()))
+    wait_until(lambda: all(len(server.worker.rendezvous) == 0 for server in cluster.values()))
 
 
 DYING = """

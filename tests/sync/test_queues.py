@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, OutOfRangeError
-from runtime.kernels.queues import Queue, make_queue
+from runtime.kernels.queues import QueueResource, make_queue
 from runtime.state.cancellation import Cancellation
 
 F32 = np.dtype(np.float32)
 GIVE_UP = 0.0  # a deadline that has passed: what would wait raises instead
 
 
-def _queue(kind: str = "fifo", capacity: int = 4, shapes: Any = ((),), **options: Any) -> Queue:
+def _queue(kind: str = "fifo", capacity: int = 4, shapes: Any = ((),), **options: Any) -> QueueResource:
     return make_queue(kind, "q", capacity, [F32] * len(shapes), shapes, **options)
 
 

@@ -16,8 +16,8 @@ from runtime.errors import (
     OutOfRangeError,
     PermissionDeniedError,
 )
-from runtime.kernels.quorum import Quorum
-from runtime.kernels.quorum_values import UNKNOWN, Decision, Rules
+from runtime.kernels.quorum import QuorumResource
+from runtime.kernels.quorum_values import UNKNOWN, Rules, Selection
 from runtime.state.cancellation import Cancellation
 
 NOTHING = (-2, 0)
@@ -42,7 +42,7 @@ class Variables:
 class Push(threading.Thread):
     """A worker's push, on its own thread."""
 
-    def __init__(self, quorum: Quorum, variables: Variables, worker: int, stamp: int, value: float) -> None:
+    def __init__(self, quorum: QuorumResource, variables: Variables, worker: int, stamp: int, value: float) -> None:
         super().__init__(daemon=True)
         self.cancellation = Cancellation()
         self.outcome: Any = None
@@ -69,12 +69,12 @@ def _wait(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come to that")
 
 
-def _here(quorum: Quorum, count: int) -> None:
-    _wait(lambda: len(quorum._round.pieces) == count)
+def _here(quorum: QuorumResource, count: int) -> None:
+    _wait(lambda: len(quorum._round.contributions) == count)
 
 
 def test_the_mean_of_distinct_workers_is_applied_once() -> None:
-    quorum, variables = Quorum("q", Rules(2, 2)), Variables()
+    quorum, variables = QuorumResource("q", Rules(2, 2)), Variables()
     first = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     again = Push(quorum, variables, 0, 0, 3.0)  # the same worker, started again: it takes the place of the first
@@ -88,7 +88,7 @@ def test_the_mean_of_distinct_workers_is_applied_once() -> None:
 
 
 def test_stale_gradients_are_dropped_counted_and_answered_at_once() -> None:
-    quorum, variables = Quorum("q", Rules(1, 3)), Variables()
+    quorum, variables = QuorumResource("q", Rules(1, 3)), Variables()
     assert Push(quorum, variables, 0, 0, 1.0).result() == (1, True)
     assert Push(quorum, variables, 1, 0, 9.0).result() == (1, False)
     assert Push(quorum, variables, 2, 7, 9.0).result() == (1, False)  # of variables that were restored meanwhile
@@ -97,7 +97,7 @@ def test_stale_gradients_are_dropped_counted_and_answered_at_once() -> None:
 
 
 def test_several_gradients_of_each_worker() -> None:
-    quorum, variables = Quorum("q", Rules(4, 2)), Variables()
+    quorum, variables = QuorumResource("q", Rules(4, 2)), Variables()
     assert Push(quorum, variables, 0, 0, 1.0).result() == (0, True)
     waiting = Push(quorum, variables, 0, 0, 2.0)
     _here(quorum, 2)
@@ -108,7 +108,7 @@ def test_several_gradients_of_each_worker() -> None:
 
 
 def test_a_worker_that_is_gone_takes_its_gradients_along() -> None:
-    quorum, variables = Quorum("q", Rules(2, 2)), Variables()
+    quorum, variables = QuorumResource("q", Rules(2, 2)), Variables()
     dead = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     dead.cancellation.set("the caller hung up")
@@ -121,14 +121,14 @@ def test_a_worker_that_is_gone_takes_its_gradients_along() -> None:
 
 
 def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
-    quorum, variables = Quorum("q", Rules(3, 3, timeout_secs=60.0)), Variables()
+    quorum, variables = QuorumResource("q", Rules(3, 3, timeout_secs=60.0)), Variables()
     pair = [Push(quorum, variables, 0, 0, 0.0)]
     _here(quorum, 1)
     quorum._round.since -= 100.0  # as if it had waited so long
     pair.append(Push(quorum, variables, 1, 0, 1.0))
     assert [p.result() for p in pair] == [(1, True)] * 2
     assert variables.applied == [0.5]
-    slow = Quorum("q", Rules(3, 3, timeout_secs=60.0))
+    slow = QuorumResource("q", Rules(3, 3, timeout_secs=60.0))
     slow._members, slow._round.step, variables.at = {0, 1}, 1, 1
     pair = [Push(slow, variables, w, 1, float(w)) for w in (0, 1)]
     assert [p.result() for p in pair] == [(2, True)] * 2
@@ -140,7 +140,7 @@ def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
 
 
 def test_a_restore_drops_what_was_computed_before() -> None:
-    quorum, variables = Quorum("q", Rules(2, 2)), Variables()
+    quorum, variables = QuorumResource("q", Rules(2, 2)), Variables()
     old = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     variables.generation = 1
@@ -154,8 +154,8 @@ def test_a_restore_drops_what_was_computed_before() -> None:
 # -- several tasks -------------------------------------------------------------------------------------------------
 
 
-def _several(**options: Any) -> tuple[Quorum, Variables]:
-    return Quorum("q", Rules(2, 3, alone=False, **options)), Variables()
+def _several(**options: Any) -> tuple[QuorumResource, Variables]:
+    return QuorumResource("q", Rules(2, 3, alone=False, **options)), Variables()
 
 
 def test_with_a_chief_nothing_is_applied_before_its_order() -> None:
@@ -166,12 +166,12 @@ def test_with_a_chief_nothing_is_applied_before_its_order() -> None:
     _here(quorum, 3)
     found = quorum.gather((7, epoch), 0, NOTHING, Cancellation(), 0.0)
     assert sorted(found.workers) == [0, 1, 2]
-    assert quorum.commit((7, epoch), 0, Decision(0, (0, 2)), 2) == 1
-    assert quorum.commit((7, epoch), 0, Decision(0, (0, 2)), 2) == 1  # told twice, applied once
+    assert quorum.commit((7, epoch), 0, Selection(0, (0, 2)), 2) == 1
+    assert quorum.commit((7, epoch), 0, Selection(0, (0, 2)), 2) == 1  # told twice, applied once
     assert {w: p.result() for w, p in pushes.items()} == {0: (1, True), 2: (1, True), 1: (1, False)}
     assert variables.applied == [1.0]
     with pytest.raises(FailedPreconditionError, match="at step 1"):
-        quorum.commit((7, epoch), 0, Decision(0, (0, 1)), 2)
+        quorum.commit((7, epoch), 0, Selection(0, (0, 1)), 2)
 
 
 def test_what_a_chief_was_promised_outlives_its_worker() -> None:
@@ -198,7 +198,7 @@ def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     again = Push(quorum, variables, 0, 0, 50.0)  # its next life: the promised gradients stay
     other = Push(quorum, variables, 1, 0, 3.0)
     _here(quorum, 2)
-    quorum.commit((7, epoch), 0, Decision(0, (0, 1)), 2)
+    quorum.commit((7, epoch), 0, Selection(0, (0, 1)), 2)
     assert other.result() == again.result() == (1, True)
     assert variables.applied == [2.0]
 
@@ -220,7 +220,7 @@ def test_an_earlier_chief_is_refused() -> None:
     thread.join(60)
     assert len(waiting) == 1
     with pytest.raises(PermissionDeniedError):
-        quorum.commit((6, old), 0, Decision(0, ()), 2)
+        quorum.commit((6, old), 0, Selection(0, ()), 2)
 
 
 def test_a_restarted_or_restored_task_must_be_claimed_again() -> None:
@@ -244,12 +244,12 @@ def test_a_task_without_the_counter_follows_the_stamps() -> None:
     late = Push(quorum, variables, 1, 41, 3.0)  # the leader is at 41: nothing of 40 can be applied any more
     assert early.result() == (41, False)
     assert Push(quorum, variables, 2, 40, 1.0).result() == (41, False)
-    quorum.commit((7, epoch), 0, Decision(41, (1,)), 2)
+    quorum.commit((7, epoch), 0, Selection(41, (1,)), 2)
     assert late.result() == (42, True)
 
 
 def test_waits_end_when_the_container_is_cleared() -> None:
-    quorum, variables = Quorum("q", Rules(2, 2)), Variables()
+    quorum, variables = QuorumResource("q", Rules(2, 2)), Variables()
     push = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     quorum.clear()
@@ -257,7 +257,7 @@ def test_waits_end_when_the_container_is_cleared() -> None:
 
 
 def test_it_says_on_whom_it_waits() -> None:
-    quorum, variables = Quorum("/job:ps/task:0", Rules(3, 3)), Variables()
+    quorum, variables = QuorumResource("/job:ps/task:0", Rules(3, 3)), Variables()
     assert quorum.status() == ""
     Push(quorum, variables, 1, 0, 1.0)
     _here(quorum, 1)
@@ -268,7 +268,7 @@ def test_it_says_on_whom_it_waits() -> None:
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.randoms(use_true_random=False))
 def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, rounds: int, chance: Any) -> None:
     """Workers push as fast as they can, each from the step that it last saw, until the goal is reached."""
-    quorum, variables = Quorum("q", Rules(needed, total)), Variables()
+    quorum, variables = QuorumResource("q", Rules(needed, total)), Variables()
     over = Cancellation()
     accepted: list[int] = []
     order = [chance.random() for _ in range(total)]
@@ -301,7 +301,7 @@ def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, roun
 
 
 def test_a_push_ends_when_too_few_workers_are_left_for_an_aggregate() -> None:
-    quorum, variables = Quorum("q", Rules(2, 3)), Variables()
+    quorum, variables = QuorumResource("q", Rules(2, 3)), Variables()
     first = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     quorum.retire(0, 1)  # it has never given any: known by its number
@@ -316,7 +316,7 @@ def test_a_push_ends_when_too_few_workers_are_left_for_an_aggregate() -> None:
 
 
 def test_a_worker_that_is_through_is_known_by_its_session() -> None:
-    quorum, variables = Quorum("q", Rules(2, 2)), Variables()
+    quorum, variables = QuorumResource("q", Rules(2, 2)), Variables()
     pushes = [Push(quorum, variables, worker, 0, 1.0) for worker in (0, 1)]
     assert [push.result() for push in pushes] == [(1, True), (1, True)]
     quorum._clients = {0: 70, 1: 71}

@@ -5,15 +5,15 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.optimizers.sync_policy import Claimed, Report, choose, rejoined, settle
+from harness.optimizers.sync_policy import ClaimReply, TaskProgress, choose, rejoined, settle
 
 WORKERS = st.lists(st.integers(0, 4), max_size=6).map(tuple)
-REPORTS = st.builds(Report, st.integers(3, 5), WORKERS)
+REPORTS = st.builds(TaskProgress, st.integers(3, 5), WORKERS)
 
 
 @given(REPORTS, st.lists(REPORTS, min_size=1, max_size=3), st.integers(1, 5), st.integers(1, 2), st.booleans())
 def test_only_what_all_tasks_have_is_chosen(
-    leader: Report, others: list[Report], needed: int, each: int, up: bool
+    leader: TaskProgress, others: list[TaskProgress], needed: int, each: int, up: bool
 ) -> None:
     chosen = Counter(choose(leader, others, needed, None, each, up).workers)
     for report in [leader, *others]:
@@ -24,14 +24,14 @@ def test_only_what_all_tasks_have_is_chosen(
 
 @given(REPORTS, st.lists(REPORTS, max_size=3), st.integers(1, 5), st.frozensets(st.integers(0, 4), min_size=1))
 def test_members_only_lower_the_number(
-    leader: Report, others: list[Report], needed: int, members: frozenset[int]
+    leader: TaskProgress, others: list[TaskProgress], needed: int, members: frozenset[int]
 ) -> None:
     few = choose(leader, others, needed, members, 1, False).workers
     assert len(few) in (0, min(needed, len(members)))
 
 
 def test_the_first_to_come_are_chosen() -> None:
-    assert choose(Report(3, (2, 0, 1)), [Report(3, (0, 1, 2))], 2, None, 1, False).workers == (2, 0)
+    assert choose(TaskProgress(3, (2, 0, 1)), [TaskProgress(3, (0, 1, 2))], 2, None, 1, False).workers == (2, 0)
 
 
 def test_who_is_back_is_waited_for_again() -> None:
@@ -54,8 +54,8 @@ class Task:
         self.log[step] = workers
         self.step += 1
 
-    def claimed(self) -> Claimed:
-        return Claimed(self.step, self.step - 1 if self.log else -1, self.log.get(self.step - 1, ()))
+    def claimed(self) -> ClaimReply:
+        return ClaimReply(self.step, self.step - 1 if self.log else -1, self.log.get(self.step - 1, ()))
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(WORKERS, st.integers(0, 5)), max_size=6))
@@ -78,8 +78,13 @@ def test_a_chief_may_die_between_any_two_orders(others: int, rounds: list[tuple[
 
 
 def test_what_does_not_fit_the_leader_is_forgotten() -> None:
-    after_a_restore = [Claimed(10, -1, ()), Claimed(50, 49, (0, 1)), Claimed(-1, -1, ()), Claimed(10, 9, (1, 2))]
+    after_a_restore = [
+        ClaimReply(10, -1, ()),
+        ClaimReply(50, 49, (0, 1)),
+        ClaimReply(-1, -1, ()),
+        ClaimReply(10, 9, (1, 2)),
+    ]
     assert settle(after_a_restore).forget == (1,)
     assert settle(after_a_restore).behind == ()
-    one_step_by_chance = [Claimed(10, -1, ()), Claimed(11, 7, (0, 1))]
+    one_step_by_chance = [ClaimReply(10, -1, ()), ClaimReply(11, 7, (0, 1))]
     assert settle(one_step_by_chance).forget == (1,)

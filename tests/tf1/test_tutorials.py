@@ -142,7 +142,7 @@ def test_a_server_leaves_and_returns() -> None:
             try:
                 sess.run(add, timeout_secs=20)
             except tf.errors.AbortedError:
-                break  # it is another life of the task, without what it knew
+                break  # it is another process of the task, without what it knew
             except tf.errors.UnavailableError:
                 assert time.monotonic() < deadline
         sess.close()

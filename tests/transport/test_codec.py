@@ -46,16 +46,16 @@ def string_arrays(draw):
 arrays = st.lists(st.one_of(numeric_arrays(), string_arrays()), max_size=5)
 
 
-def join(pieces):
-    return b"".join(bytes(byte_view(piece)) for piece in pieces)
+def join(segments):
+    return b"".join(bytes(byte_view(segment)) for segment in segments)
 
 
 @hypothesis.given(st.lists(numeric_arrays(), max_size=6))
 def test_fixed_payload_matches_layout(values):
     layout = Layout([TensorSpec.of(value) for value in values])
-    pieces, length = fixed_payload(values)
-    payload = join(pieces)
-    assert pieces[0] == b"" and length == len(payload) == layout.nbytes
+    segments, length = fixed_payload(values)
+    payload = join(segments)
+    assert segments[0] == b"" and length == len(payload) == layout.nbytes
     buffer = aligned_buffer(length + 64)
     buffer[64:] = np.frombuffer(payload, np.uint8)
     views = layout.views(buffer, 64)
@@ -66,9 +66,9 @@ def test_fixed_payload_matches_layout(values):
 
 @hypothesis.given(arrays)
 def test_dynamic_round_trip(values):
-    pieces = encode_dynamic(values)
-    payload = join(pieces)
-    assert payload_nbytes(pieces) == len(payload)
+    segments = encode_dynamic(values)
+    payload = join(segments)
+    assert payload_nbytes(segments) == len(payload)
     buffer = aligned_buffer(len(payload))
     buffer[:] = np.frombuffer(payload, np.uint8)
     decoded = decode_dynamic(buffer)
@@ -130,8 +130,8 @@ def test_hostile_tables():
 
 def test_numeric_data_is_not_copied():
     array = np.arange(1000.0)
-    assert any(piece is array for piece in encode_dynamic([array]))
-    assert any(piece is array for piece in fixed_payload([array])[0])
+    assert any(segment is array for segment in encode_dynamic([array]))
+    assert any(segment is array for segment in fixed_payload([array])[0])
 
 
 def test_text_is_encoded_and_other_objects_are_refused():

@@ -157,7 +157,7 @@ def _lines(caplog: pytest.LogCaptureFixture, text: str) -> int:
 
 
 def test_a_call_that_waits_says_so_again_and_again(pair, monkeypatch, caplog):
-    monkeypatch.setattr(timeouts, "SAY_EVERY_SECS", 0.7)
+    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.7)
     lane = pair.peer.acquire()
     with caplog.at_level(logging.INFO):
         lane.send(kit.BLOCK, 1, [])
@@ -171,7 +171,7 @@ def test_a_call_that_waits_says_so_again_and_again(pair, monkeypatch, caplog):
 
 @pytest.mark.cluster
 def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(no_open_ends, monkeypatch, caplog):
-    monkeypatch.setattr(timeouts, "SAY_EVERY_SECS", 0.7)
+    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.7)
     other = ServerProcess()
     peer = make_peer(other.resolve, options=ChannelOptions(reconnect_secs=60.0, **QUICK))
     lane = peer.acquire()

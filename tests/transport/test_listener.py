@@ -30,9 +30,9 @@ class LimitedServer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.endpoint = Endpoint("127.0.0.1", self.ask("port"), None, "", 77)
+        self.endpoint = Endpoint("127.0.0.1", self.request("port"), None, "", 77)
 
-    def ask(self, what: str) -> Any:
+    def request(self, what: str) -> Any:
         assert self.process.stdin is not None and self.process.stdout is not None
         print(what, file=self.process.stdin, flush=True)
         return json.loads(self.process.stdout.readline())
@@ -76,29 +76,29 @@ def test_a_thread_that_cannot_be_started_costs_one_connection_only(server: Limit
     old = kit.make_peer(lambda timeout: server.endpoint, options=PATIENT)
     lane = old.acquire()
     assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
-    server.ask("no threads")
+    server.request("no threads")
     new = kit.make_peer(lambda timeout: server.endpoint, options=HASTY)
     with pytest.raises(UnavailableError):
         new.acquire()
     assert lane.call(kit.SUM, 2, [], kit.NUMBER) == [0]  # who was there is served
     old.release(lane)
     new.close()
-    server.ask("threads")
+    server.request("threads")
     late = kit.make_peer(lambda timeout: server.endpoint, options=PATIENT)
     late.release(late.acquire())
     late.close()
     old.close()
-    kit.eventually(lambda: server.ask("counters")[0] == 0)
-    assert server.ask("counters")[0] == 0  # none is left half made
+    kit.eventually(lambda: server.request("counters")[0] == 0)
+    assert server.request("counters")[0] == 0  # none is left half made
 
 
 def test_a_client_is_let_in_when_there_are_threads_again(server: LimitedServer) -> None:
-    accepted = server.ask("counters")[1]
-    server.ask("no threads")
+    accepted = server.request("counters")[1]
+    server.request("no threads")
     peer = kit.make_peer(lambda timeout: server.endpoint, options=PATIENT)
     thread = kit.in_thread(peer.acquire)
-    assert kit.eventually(lambda: server.ask("counters")[1] > accepted)
-    server.ask("threads")
+    assert kit.eventually(lambda: server.request("counters")[1] > accepted)
+    server.request("threads")
     lane = thread.result(30)
     assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
     peer.release(lane)

@@ -14,7 +14,7 @@ from harness.training.hooks.base import SessionRunArgs, SessionRunContext, Sessi
 from harness.training.hooks.control import required_global_step
 from harness.training.hooks.observe import writer_of
 from harness.training.hooks.timer import SecondOrStepTimer
-from harness.training.services import Checkpoints, check_basename, costs_this_one, tell_full
+from harness.training.services import Checkpoints, check_basename, costs_this_one, log_full
 
 
 class CheckpointSaverListener:
@@ -112,7 +112,7 @@ class CheckpointSaverHook(SessionRunHook):
         """Saves when it is time."""
         step = int(run_values.results)
         if self._checkpoints is not None:
-            self._checkpoints.look(run_context.session)
+            self._checkpoints.inspect(run_context.session)
         moved = self._timer.should_trigger_for_step(step)
         if moved or self._timer.secs_are_over():
             due = moved or self._has_changed(run_context.session)
@@ -125,7 +125,7 @@ class CheckpointSaverHook(SessionRunHook):
         step = int(session.run(self._step))
         assert self._checkpoints is not None
         if self._listeners and (step != self._timer.last_triggered_step() or self._has_changed(session)):
-            self._tell_and_save(session, step)
+            self._announce_and_save(session, step)
         self._checkpoints.save(session)  # also where the last one was skipped or had no room
         for listener in self._listeners:
             listener.end(session, step)
@@ -150,15 +150,15 @@ class CheckpointSaverHook(SessionRunHook):
             self._checkpoints.begin(session)
             return False
         try:
-            return self._tell_and_save(session, step)
+            return self._announce_and_save(session, step)
         except rt.ResourceExhaustedError as error:
-            tell_full(error)
+            log_full(error)
         except rt.OpError as error:
             if not costs_this_one(error):
                 raise
         return False
 
-    def _tell_and_save(self, session: rt.Session, step: int) -> bool:
+    def _announce_and_save(self, session: rt.Session, step: int) -> bool:
         assert self._checkpoints is not None
         logging.info("saving a checkpoint at step %d into %s", step, self._path)
         for listener in self._listeners:

@@ -14,7 +14,7 @@ from harness.coordinator import Coordinator
 from harness.training.global_step import get_global_step
 from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
-_TELL_EVERY_SECS = 10.0
+_LOG_EVERY_SECS = 10.0
 
 
 def required_global_step(hook: str) -> Any:
@@ -89,14 +89,14 @@ class GlobalStepWaiterHook(SessionRunHook):
 
     def before_run(self, run_context: SessionRunContext) -> None:
         """Waits before the first step; a stop ends it."""
-        told = time.monotonic()
+        logged_at = time.monotonic()
         while not self._done:
             step = int(run_context.session.run(self._step))
             if step >= self._wait_until:
                 break
-            if time.monotonic() >= told:
+            if time.monotonic() >= logged_at:
                 logging.info("waiting for global step %d, it is %d now", self._wait_until, step)
-                told = time.monotonic() + _TELL_EVERY_SECS
+                logged_at = time.monotonic() + _LOG_EVERY_SECS
             if self._coord is not None and self._coord.wait_for_stop(self._poll_secs):
                 break
         self._done = True

@@ -206,7 +206,7 @@ class SummarySaverHook(SessionRunHook):
         self._summary_op = summary_op
         self._step: Any = None
         self._next: int | None = None
-        self._asked = False
+        self._requested = False
 
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
@@ -219,13 +219,13 @@ class SummarySaverHook(SessionRunHook):
         """Asks for the summary when it is time; the first step is always summarised."""
         op = self._summary_op if self._summary_op is not None else self._scaffold.summary_op
         wanted = op is not None and self._writer is not None
-        self._asked = wanted and (self._next is None or self._timer.should_trigger_for_step(self._next))
-        return SessionRunArgs({"step": self._step, **({"summary": op} if self._asked else {})})
+        self._requested = wanted and (self._next is None or self._timer.should_trigger_for_step(self._next))
+        return SessionRunArgs({"step": self._step, **({"summary": op} if self._requested else {})})
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Writes it."""
         step = int(run_values.results["step"])
-        if self._asked:
+        if self._requested:
             if self._next is None:
                 self._writer.add_session_log("START", step)
             self._timer.update_last_triggered_step(step)
@@ -254,7 +254,7 @@ class ProfilerHook(SessionRunHook):
         self._output_dir = output_dir
         self._step: Any = None
         self._next: int | None = None
-        self._asked = False
+        self._requested = False
         self._writer: Any = None
 
     def begin(self) -> None:
@@ -268,8 +268,8 @@ class ProfilerHook(SessionRunHook):
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Asks for a trace when it is time."""
-        self._asked = self._next is not None and self._timer.should_trigger_for_step(self._next)
-        options = rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE) if self._asked else None
+        self._requested = self._next is not None and self._timer.should_trigger_for_step(self._next)
+        options = rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE) if self._requested else None
         return SessionRunArgs(self._step, options=options)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -277,7 +277,7 @@ class ProfilerHook(SessionRunHook):
         step = int(run_values.results)
         if self._next is None:  # as if the first step had been traced
             self._timer.update_last_triggered_step(step)
-        elif self._asked and run_values.run_metadata is not None:
+        elif self._requested and run_values.run_metadata is not None:
             from harness.monitoring import timeline
 
             self._timer.update_last_triggered_step(step)

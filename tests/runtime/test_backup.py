@@ -1,4 +1,4 @@
-"""Mirrors of tasks: what is kept is always a whole image, replies keep the bound, and an image makes the task again."""
+"""Backups of tasks: what is kept is always a whole image, replies keep the bound, and an image makes the task again."""
 
 import contextlib
 import itertools
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import runtime as rt
 from runtime.backup import image
-from runtime.backup.holder import Entry, Header, Mirrors, packed, packed_message, pieces, read_message, unpacked
-from runtime.backup.primary import Capture, Mirror, Part
+from runtime.backup.holder import BackupHolder, Entry, Header, chunks, packed, packed_message, read_message, unpacked
+from runtime.backup.primary import Capture, CapturedEntry, Primary
 from runtime.errors import AbortedError, UnavailableError
 from runtime.transport.listener import Reply
 from runtime.transport.reply_cache import LaneTable
@@ -29,7 +29,7 @@ class Holder:
     """The other end, whose messages may get lost on their way there or back, and that may die."""
 
     def __init__(self) -> None:
-        self.mirrors = Mirrors()
+        self.backups = BackupHolder()
         self.lose: dict[int, bool] = {}  # by number of the message, whether it had arrived
         self.count = 0
 
@@ -38,7 +38,7 @@ class Holder:
         before = self.lose.get(self.count)
         if before is False:
             raise UnavailableError("lost on the way", task=HOLDER)
-        answer = self.mirrors.answer(*read_message(packed_message(header, arrays)))
+        answer = self.backups.answer(*read_message(packed_message(header, arrays)))
         if before is True:
             raise UnavailableError("lost on the way back", task=HOLDER)
         return answer
@@ -49,24 +49,26 @@ class Source:
 
     def __init__(self) -> None:
         self.state: dict[str, int] = {}
-        self.void = ""
+        self.unusable_because = ""
 
     def capture(self, _: Any) -> Capture:
-        state = {} if self.void else dict(self.state)
-        return Capture(self.void, {n: Part(v, lambda v=v: number(v)) for n, v in state.items()}, lambda: None)
+        state = {} if self.unusable_because else dict(self.state)
+        return Capture(
+            self.unusable_because, {n: CapturedEntry(v, lambda v=v: number(v)) for n, v in state.items()}, lambda: None
+        )
 
 
 def number(value: int) -> Entry:
     return Entry({"value": value}, (np.full(8, value),))
 
 
-def made(source: Source, holder: Holder, lag: int = 0, life: int = 1, fenced: Any = lambda: None) -> Mirror:
-    return Mirror(TASK, HOLDER, lag, life, {"lag": lag}, source.capture, holder.send, fenced, piece_bytes=128)
+def made(source: Source, holder: Holder, lag: int = 0, process_id: int = 1, fenced: Any = lambda: None) -> Primary:
+    return Primary(TASK, HOLDER, lag, process_id, {"lag": lag}, source.capture, holder.send, fenced, chunk_bytes=128)
 
 
 def kept(holder: Holder) -> dict[str, int] | None:
     """What the holder could give back."""
-    found = image.read(lambda header: holder.mirrors.answer(header, ()), TASK, 7)
+    found = image.read(lambda header: holder.backups.answer(header, ()), TASK, 7)
     if isinstance(found, str):
         return None
     assert all((e.arrays[0] == e.meta["value"]).all() for e in found.entries.values())
@@ -77,93 +79,93 @@ CHANGES = st.tuples(st.sampled_from(NAMES), st.none() | st.integers(0, 9))
 TURNS = st.tuples(
     st.lists(CHANGES, max_size=4),
     st.dictionaries(st.integers(1, 6), st.booleans(), max_size=2),
-    st.sampled_from(["", "", "", "dies", "drops", "void"]),
+    st.sampled_from(["", "", "", "dies", "drops", "unusable_because"]),
 )
 
 
 @given(st.lists(TURNS, max_size=12))
 def test_what_is_kept_is_a_whole_image_whatever_gets_lost(turns: list[Any]) -> None:
     source, holder = Source(), Holder()
-    mirror = made(source, holder)
+    primary = made(source, holder)
     states: dict[int, dict[str, int]] = {}
     for changes, lose, event in turns:
         if event == "dies":
-            holder.mirrors = Mirrors()
+            holder.backups = BackupHolder()
         elif event == "drops":
-            holder.mirrors.drop_all()
-        source.void = "for a reason" if event == "void" else ""
+            holder.backups.drop_all()
+        source.unusable_because = "for a reason" if event == "unusable_because" else ""
         for name, value in changes:
             source.state.pop(name, None)
             if value is not None:
                 source.state[name] = value
-            mirror.count()
-        states[mirror._version] = dict(source.state)
+            primary.count()
+        states[primary._version] = dict(source.state)
         holder.lose = {holder.count + n: arrived for n, arrived in lose.items()}
         lost = False
         try:
-            mirror._mirror()
+            primary._replicate()
         except UnavailableError:
-            mirror._tokens = None  # as its thread does
+            primary._tokens = None  # as its thread does
             lost = True
-        found = holder.mirrors.image(TASK)
-        if found is not None and not found.void:
+        found = holder.backups.image(TASK)
+        if found is not None and not found.unusable_because:
             assert {n: e.meta["value"] for n, e in found.entries.items()} == states[found.version]
-        if not lost and not source.void:
-            assert found is not None and found.version == mirror._version
-        if not lost and source.void:
-            assert found is None or found.void
+        if not lost and not source.unusable_because:
+            assert found is not None and found.version == primary._version
+        if not lost and source.unusable_because:
+            assert found is None or found.unusable_because
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 40)), st.integers(1, 100))
 def test_pieces_are_all_of_it_and_small(sizes: dict[str, int], limit: int) -> None:
     entries = {name: Entry(name, (np.zeros(size, np.uint8),)) for name, size in sizes.items()}
-    cut = pieces(entries, limit)
-    assert list(itertools.chain.from_iterable(cut)) == list(entries)
-    assert all(len(piece) == 1 or sum(e.nbytes for e in piece.values()) <= limit for piece in cut if piece)
-    again = [unpacked(*packed(piece)) for piece in cut]
-    assert {n: e.arrays[0].size for piece in again for n, e in piece.items()} == sizes
+    messages = chunks(entries, limit)
+    assert list(itertools.chain.from_iterable(messages)) == list(entries)
+    assert all(len(chunk) == 1 or sum(e.nbytes for e in chunk.values()) <= limit for chunk in messages if chunk)
+    again = [unpacked(*packed(chunk)) for chunk in messages]
+    assert {n: e.arrays[0].size for chunk in again for n, e in chunk.items()} == sizes
 
 
 @pytest.mark.parametrize("lag", [0, 1, 5])
-def test_no_reply_leaves_the_mirror_further_behind_than_the_bound(lag: int) -> None:
+def test_no_reply_leaves_the_backup_further_behind_than_the_bound(lag: int) -> None:
     source, holder = Source(), Holder()
-    mirror = made(source, holder, lag)
-    mirror.start()
+    primary = made(source, holder, lag)
+    primary.start()
 
     def update() -> Reply:
         source.state["a"] = source.state.get("a", 0) + 1
-        mirror.count()
+        primary.count()
         return Reply([], remember=True)
 
     for done in range(1, 100):
-        mirror.carry_out(update, 1, gated=True)
-        assert done - max(mirror._mirrored, 0) <= lag
-    mirror.settle()
+        primary.carry_out(update, 1, gated=True)
+        assert done - max(primary._replicated, 0) <= lag
+    primary.settle()
     assert kept(holder) == {"a": 99}
-    assert mirror.values()["mirror_lag_steps"] == 0
-    assert mirror.values()["mirror_usable"] == 1
-    mirror.close()
+    assert primary.values()["backup_lag_steps"] == 0
+    assert primary.values()["backup_usable"] == 1
+    primary.close()
 
 
 def test_a_lost_holder_holds_nobody_up() -> None:
     source, holder = Source(), Holder()
-    mirror = made(source, holder)
+    primary = made(source, holder)
     holder.lose = dict.fromkeys(range(1, 10_000), False)
-    mirror.start()
+    primary.start()
     source.state["a"] = 1
-    mirror.carry_out(lambda: Reply([]), 1, gated=False)
-    assert "lost on the way" in mirror.problem
+    primary.carry_out(lambda: Reply([]), 1, gated=False)
+    assert "lost on the way" in primary.problem
     holder.lose = {}
     waiting = threading.Event()  # never set
-    while mirror.problem and not waiting.wait(0.01):
+    while primary.problem and not waiting.wait(0.01):
         pass
     assert kept(holder) == {"a": 1}
-    mirror.close()
+    primary.close()
 
 
 def test_who_was_replaced_answers_nobody_any_more() -> None:
     source, holder, left = Source(), Holder(), threading.Event()
-    old = made(source, holder, life=1, fenced=left.set)
+    old = made(source, holder, process_id=1, fenced=left.set)
     old.start()
     old.settle()
     assert kept(holder) == {}  # takes it up, as life 7
@@ -171,7 +173,7 @@ def test_who_was_replaced_answers_nobody_any_more() -> None:
     with pytest.raises(AbortedError, match="taken the place"):
         old.carry_out(lambda: Reply([]), 1, gated=True)
     assert left.is_set()
-    new = made(source, holder, life=7)
+    new = made(source, holder, process_id=7)
     new.start()
     new.settle()
     assert new.problem == ""
@@ -200,7 +202,7 @@ def test_inherited_lanes_are_answered_and_others_welcomed() -> None:
 
 
 @contextlib.contextmanager
-def mirrored(cluster: dict[str, list[str]], index: int) -> Iterator[rt.Server]:
+def backed_up(cluster: dict[str, list[str]], index: int) -> Iterator[rt.Server]:
     with rt.Server(cluster, "ps", index, ps_backups=1, ps_backups_lag=3) as server:
         yield server
 
@@ -217,19 +219,19 @@ VALUES = {
 
 def test_a_task_is_made_again_from_its_image() -> None:
     cluster = addresses(ps=2, worker=1)
-    with rt.Graph().as_default(), rt.Server(cluster, "worker", 0) as worker, mirrored(cluster, 0):
+    with rt.Graph().as_default(), rt.Server(cluster, "worker", 0) as worker, backed_up(cluster, 0):
         with rt.device("/job:ps/task:1"):
             made = {name: rt.Variable(value, dtype=value.dtype, name=name) for name, value in VALUES.items()}
             made["words"] = rt.Variable(np.array(["one", "two"], object), name="words")
             add = made["float"].assign_add(np.ones((2, 3), np.float32))
         initialise = rt.global_variables_initializer()
-        with mirrored(cluster, 1) as before, rt.Session(worker.target) as session:
+        with backed_up(cluster, 1) as before, rt.Session(worker.target) as session:
             session.run(initialise)
             for _ in range(10):
                 session.run(add.op)
             incarnation = before.incarnation
-        with mirrored(cluster, 1) as again, rt.Session(worker.target) as session:
-            assert (again.incarnation, again.lives) == (incarnation, 1)
+        with backed_up(cluster, 1) as again, rt.Session(worker.target) as session:
+            assert (again.incarnation, again.takeovers) == (incarnation, 1)
             found = session.run(made)
             session.run(add.op)
             assert session.run(made["float"])[0, 0] == 11
@@ -239,20 +241,20 @@ def test_a_task_is_made_again_from_its_image() -> None:
     assert found["words"].tolist() == [b"one", b"two"]
 
 
-def test_what_cannot_be_mirrored_is_told() -> None:
+def test_what_cannot_have_a_backup_is_logged() -> None:
     cluster = addresses(ps=2, worker=1)
-    with rt.Graph().as_default(), rt.Server(cluster, "worker", 0) as worker, mirrored(cluster, 0):
-        with mirrored(cluster, 1) as server, rt.Session(worker.target) as session:
+    with rt.Graph().as_default(), rt.Server(cluster, "worker", 0) as worker, backed_up(cluster, 0):
+        with backed_up(cluster, 1) as server, rt.Session(worker.target) as session:
             with rt.device("/job:ps/task:1"):
                 queue = rt.FIFOQueue(3, [np.float32], shapes=[()], name="numbers")
                 put = queue.enqueue(rt.constant(1.0))
             session.run(put)
-            assert server.worker.mirror is not None
-            server.worker.mirror.count()
-            server.worker.mirror.settle()
-            assert "it holds numbers" in server.worker.mirror.problem
-        with mirrored(cluster, 1) as again:
-            assert again.lives == 0
+            assert server.worker.primary is not None
+            server.worker.primary.count()
+            server.worker.primary.settle()
+            assert "it holds numbers" in server.worker.primary.problem
+        with backed_up(cluster, 1) as again:
+            assert again.takeovers == 0
             assert "it holds numbers" in again.worker.store.run.origin
 
 
@@ -260,7 +262,7 @@ def test_what_cannot_be_mirrored_is_told() -> None:
     ("ps", "options", "says"),
     [
         (1, {"ps_backups": 1}, "needs two tasks"),
-        (2, {"ps_backups": 2}, "one mirror"),
+        (2, {"ps_backups": 2}, "one backup"),
         (2, {"ps_backups": 1, "ps_backups_lag": -1}, "0 or more"),
     ],
 )

@@ -17,18 +17,18 @@ from runtime import timeouts
 class _Wait:
     what: str
     since: float
-    say_at: float
+    log_at: float
 
 
-class Speaker:
+class WaitLog:
     """Says every 10 s for what the calls under way wait, on a thread of its own: gRPC's calls do not return meanwhile.
 
     Args:
-        whom: on whom they wait.
+        peers: on whom they wait.
     """
 
-    def __init__(self, whom: str) -> None:
-        self._whom = whom
+    def __init__(self, peers: str) -> None:
+        self._peers = peers
         self._waits: list[_Wait] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -42,11 +42,11 @@ class Speaker:
             what: what the other side is waited for to do.
         """
         now = time.monotonic()
-        wait = _Wait(what, now, now + timeouts.SAY_EVERY_SECS)
+        wait = _Wait(what, now, now + timeouts.LOG_EVERY_SECS)
         with self._lock:
             self._waits.append(wait)
             if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(target=self._run, name=f"waiting for {self._whom}", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=f"waiting for {self._peers}", daemon=True)
                 self._thread.start()
         try:
             yield
@@ -63,13 +63,13 @@ class Speaker:
             thread.join()
 
     def _run(self) -> None:
-        pause = timeouts.SAY_EVERY_SECS
+        pause = timeouts.LOG_EVERY_SECS
         while not self._closed.wait(pause):
             now = time.monotonic()
             with self._lock:
-                due = [wait for wait in self._waits if wait.say_at <= now]
+                due = [wait for wait in self._waits if wait.log_at <= now]
                 for wait in due:
-                    wait.say_at = now + timeouts.SAY_EVERY_SECS
-                pause = min((wait.say_at - now for wait in self._waits), default=timeouts.SAY_EVERY_SECS)
+                    wait.log_at = now + timeouts.LOG_EVERY_SECS
+                pause = min((wait.log_at - now for wait in self._waits), default=timeouts.LOG_EVERY_SECS)
             for wait in due:
-                logging.info("Waiting for %s to %s, for %.0f s now", self._whom, wait.what, now - wait.since)
+                logging.info("Waiting for %s to %s, for %.0f s now", self._peers, wait.what, now - wait.since)

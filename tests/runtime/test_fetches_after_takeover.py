@@ -1,4 +1,4 @@
-"""A mirrored ps that fetches tensors from another task, dies and goes on as itself: the other task knows it as new."""
+"""A ps with a backup fetches tensors from another task, dies and goes on as itself: the other knows it as new."""
 
 import contextlib
 import json

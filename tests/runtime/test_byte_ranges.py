@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.checkpoints import names
-from runtime.checkpoint.byte_ranges import Incoming, Piece, blocks_of, part_of
+from runtime.checkpoint.byte_ranges import ByteRange, Incoming, blocks_of, bytes_of
 from runtime.errors import DataLossError, InvalidArgumentError
 from runtime.graph.op_kinds import VariableSpec
 
@@ -77,15 +77,15 @@ def test_pieces_that_do_not_belong_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="11 bytes at 0 of an array of 10"):
         incoming.put(0, np.zeros(11, np.uint8))
     with pytest.raises(InvalidArgumentError, match="4 bytes at 8 of an array of 10"):
-        part_of(np.zeros(10, np.uint8), Piece(1, 2, 3, 0, 8, 4))
+        bytes_of(np.zeros(10, np.uint8), ByteRange(1, 2, 3, 0, 8, 4))
     with pytest.raises(InvalidArgumentError, match=r"int32\[3\]"):
-        Piece.from_array(np.zeros(3, np.int32))
+        ByteRange.from_array(np.zeros(3, np.int32))
 
 
 def test_a_part_is_a_view_and_survives_the_wire_form() -> None:
     array = np.arange(20, dtype=np.float32).reshape(4, 5)
-    piece = Piece(2**40, 2**63 + 1, 2**62, 3, 8, 16)
-    assert Piece.from_array(piece.to_array()) == piece
-    part = part_of(array, piece)
+    byte_range = ByteRange(2**40, 2**63 + 1, 2**62, 3, 8, 16)
+    assert ByteRange.from_array(byte_range.to_array()) == byte_range
+    part = bytes_of(array, byte_range)
     assert part.base is not None and np.shares_memory(part, array)
     assert part.tobytes() == array.tobytes()[8:24]

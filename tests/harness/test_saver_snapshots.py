@@ -87,7 +87,7 @@ def assert_of_one_instant(path: str) -> None:
     assert harness.load_variable(path, "a") == harness.load_variable(path, "b")
 
 
-class Between(coordinator.Shards):
+class Between(coordinator.CheckpointCoordinator):
     """A coordinator to whom something happens between its pause and its taking, once.
 
     The second ps is asked last for its references, and only when training has gone on, if it can.
@@ -103,7 +103,7 @@ class Between(coordinator.Shards):
         self._always = always
         self._first_taken = threading.Event()
         self.pauses = 0
-        train.sess._shards = self
+        train.sess._checkpoint_coordinator = self
 
     @property
     def _happens(self) -> bool:
@@ -116,17 +116,17 @@ class Between(coordinator.Shards):
         if self._happens:
             self._event()
 
-    def _ask(self, task: str, order: pb.ShardOrder, timeout: float | None) -> pb.ShardReply:
-        if order.kind == pb.ShardOrder.PAUSE and self._pause_secs is not None and self._happens:
+    def _request(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
+        if order.kind == pb.CheckpointOrder.PAUSE and self._pause_secs is not None and self._happens:
             order.seconds = self._pause_secs
-        if order.kind != pb.ShardOrder.TAKE or not self._happens:
-            return super()._ask(task, order, timeout)
+        if order.kind != pb.CheckpointOrder.TAKE or not self._happens:
+            return super()._request(task, order, timeout)
         if task == PS[1]:
             assert self._first_taken.wait(60)
             self._train.wait_for_steps(10, 0.5)
-            return super()._ask(task, order, timeout)
+            return super()._request(task, order, timeout)
         try:
-            return super()._ask(task, order, timeout)
+            return super()._request(task, order, timeout)
         finally:
             self._first_taken.set()
 
@@ -142,9 +142,11 @@ def test_a_coordinator_that_stalls_begins_its_cut_again(tmp_path: pathlib.Path) 
 def test_a_coordinator_that_always_stalls_is_told_so(tmp_path: pathlib.Path) -> None:
     with training() as train:
         stalled = Between(train, lambda: train.wait_for_steps(10, 60), pause_secs=0.2, always=True)
-        with pytest.raises(rt.DeadlineExceededError, match="no consistent cut: the pause of this checkpoint has ended"):
+        with pytest.raises(
+            rt.DeadlineExceededError, match="no consistent snapshot: the pause of this checkpoint has ended"
+        ):
             harness.Saver().save(train.sess, tmp_path / "m", 1)
-        assert stalled.pauses == coordinator.CUT_TRIES
+        assert stalled.pauses == coordinator.SNAPSHOT_TRIES
         assert harness.latest_checkpoint(str(tmp_path)) is None
         assert train.wait_for_steps(10, 60)
 
@@ -152,8 +154,8 @@ def test_a_coordinator_that_always_stalls_is_told_so(tmp_path: pathlib.Path) -> 
 def test_another_saver_that_lets_go_opens_no_gate_but_its_own(tmp_path: pathlib.Path) -> None:
     with training() as train, ckit.session(train._server, train.sess.graph) as second:
         saver = harness.Saver()
-        cut = second.shards.cut(names.slices_of(second, saver._variables()))
-        ours = Between(train, lambda: second.shards.release(cut))
+        snapshot = second.checkpoint_coordinator.snapshot(names.slices_of(second, saver._variables()))
+        ours = Between(train, lambda: second.checkpoint_coordinator.release(snapshot))
         path = saver.save(train.sess, tmp_path / "m", 1)
         assert ours.pauses == 1
     assert_of_one_instant(path)
@@ -181,13 +183,13 @@ class LostReply:
     """gRPC's method, whose first replies to some orders get lost with the connection after they were carried out."""
 
     def __init__(self, stub: Any, kinds: set[int], then: Callable[[], object]) -> None:
-        self._shard = stub.Shard
+        self._shard = stub.Checkpoint
         self._kinds = kinds
         self._then = then
         self.lost: list[int] = []
-        stub.Shard = self
+        stub.Checkpoint = self
 
-    def __call__(self, order: pb.ShardOrder, **options: Any) -> pb.ShardReply:
+    def __call__(self, order: pb.CheckpointOrder, **options: Any) -> pb.CheckpointReply:
         reply = self._shard(order, **options)
         if order.kind in self._kinds and order.kind not in self.lost:
             self.lost.append(order.kind)
@@ -208,10 +210,10 @@ class Unavailable(grpc.RpcError):
 
 
 def test_orders_whose_reply_was_lost_are_answered_as_the_first_time(tmp_path: pathlib.Path) -> None:
-    kinds = {pb.ShardOrder.TAKE, pb.ShardOrder.WRITE, pb.ShardOrder.COMMIT}
+    kinds = {pb.CheckpointOrder.TAKE, pb.CheckpointOrder.WRITE, pb.CheckpointOrder.COMMIT}
     with training(ps_backups=1) as train:
         task = train.sess._engine._session.tasks[PS[1]]
-        assert isinstance(task, RemoteTask) and task.mirrored
+        assert isinstance(task, RemoteTask) and task.has_backup
         reply = LostReply(task._stub, kinds, lambda: train.wait_for_steps(10, 0.5))
         saver = harness.Saver()
         path = saver.save(train.sess, tmp_path / "m", 1)

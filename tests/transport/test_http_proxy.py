@@ -27,7 +27,7 @@ def ask(reply: bytes, secs: float = 5.0) -> bytes:
     mine, its = socket.socketpair()
     with mine, its:
         its.sendall(reply)
-        http_proxy.ask(mine, "there", 7, time.monotonic() + secs)
+        http_proxy.request_tunnel(mine, "there", 7, time.monotonic() + secs)
         assert mine.recv(10) == b"x"
         return its.recv(1000)
 
@@ -49,7 +49,7 @@ def test_addresses_of_ipv6_have_brackets_where_a_port_follows(monkeypatch: pytes
     mine, its = socket.socketpair()
     with mine, its:
         its.sendall(b"HTTP/1.1 200 Connected\r\n\r\nx")
-        http_proxy.ask(mine, "fd00::7", 7, time.monotonic() + 5)
+        http_proxy.request_tunnel(mine, "fd00::7", 7, time.monotonic() + 5)
         assert its.recv(1000) == b"CONNECT [fd00::7]:7 HTTP/1.1\r\nHost: [fd00::7]:7\r\n\r\n"
     monkeypatch.setenv(http_proxy.PROXY_VARIABLE, "[::1]:3128")
     assert http_proxy.proxy() == ("::1", 3128)

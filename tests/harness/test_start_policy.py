@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.training.policy import Action, Options, Report, Role, decide
+from harness.training.policy import Action, ClusterReport, Role, StartOptions, decide
 
 NOW = 100.0
-SOON = Options(give_up_at=200.0)
-LATE = Options(give_up_at=100.0)
+SOON = StartOptions(give_up_at=200.0)
+LATE = StartOptions(give_up_at=100.0)
 PS0, PS1 = "/job:ps/task:0", "/job:ps/task:1"
 
 
-def report(**changes: Any) -> Report:
-    return Report(**{"variables": 3, **changes})
+def report(**changes: Any) -> ClusterReport:
+    return ClusterReport(**{"variables": 3, **changes})
 
 
 CHIEF = [
@@ -34,11 +34,11 @@ CHIEF = [
         "no value on its task: b",
     ),
     (
-        "one ps lost its memory, and had no mirror",
-        report(missing=["b"], phases={PS0: "ready", PS1: "new"}, origins=["ps 1 has no mirror"], checkpoint="/d/7"),
+        "one ps lost its memory, and had no backup",
+        report(missing=["b"], phases={PS0: "ready", PS1: "new"}, origins=["ps 1 has no backup"], checkpoint="/d/7"),
         SOON,
         Action.RESTORE,
-        "ps 1 has no mirror",
+        "ps 1 has no backup",
     ),
     (
         "the chief died while it restored",
@@ -51,33 +51,33 @@ CHIEF = [
     (
         "lost, no checkpoint",
         report(missing=["a"]),
-        Options(200.0, recovering=True),
+        StartOptions(200.0, recovering=True),
         Action.INITIALIZE,
         "ALL STEPS SO FAR ARE LOST",
     ),
     (
         "nothing to initialise with",
         report(missing=["a"]),
-        Options(200.0, can_initialize=False),
+        StartOptions(200.0, can_initialize=False),
         Action.GIVE_UP,
         "no init_op or init_fn",
     ),
     (
         "waiting for a checkpoint",
         report(missing=["a"]),
-        Options(200.0, wait_for_checkpoint=True),
+        StartOptions(200.0, wait_for_checkpoint=True),
         Action.WAIT,
         "waiting for a checkpoint",
     ),
     (
         "waited long enough for it",
         report(missing=["a"]),
-        Options(100.0, wait_for_checkpoint=True),
+        StartOptions(100.0, wait_for_checkpoint=True),
         Action.INITIALIZE,
         "no checkpoint",
     ),
-    ("no variables at all, first time", Report(phases={PS0: "new"}), SOON, Action.INITIALIZE, "nothing tells"),
-    ("no variables, but opened before", Report(phases={PS0: "ready"}), SOON, Action.KEEP, "alive"),
+    ("no variables at all, first time", ClusterReport(phases={PS0: "new"}), SOON, Action.INITIALIZE, "nothing tells"),
+    ("no variables, but opened before", ClusterReport(phases={PS0: "ready"}), SOON, Action.KEEP, "alive"),
     ("a task is missing", report(unreachable="ps 0 at a:1 does not answer"), SOON, Action.WAIT, "a:1"),
     ("a task is missing too long", report(unreachable="ps 0 at a:1 does not answer"), LATE, Action.GIVE_UP, "a:1"),
 ]
@@ -124,14 +124,14 @@ OTHER = [
 
 
 @pytest.mark.parametrize(("report", "options", "action", "words"), [r[1:] for r in CHIEF], ids=[r[0] for r in CHIEF])
-def test_the_chief(report: Report, options: Options, action: Action, words: str) -> None:
+def test_the_chief(report: ClusterReport, options: StartOptions, action: Action, words: str) -> None:
     decision = decide(NOW, Role.CHIEF, report, options)
     assert decision.action is action, decision
     assert words in decision.reason
 
 
 @pytest.mark.parametrize(("report", "options", "action", "words"), [r[1:] for r in OTHER], ids=[r[0] for r in OTHER])
-def test_the_others(report: Report, options: Options, action: Action, words: str) -> None:
+def test_the_others(report: ClusterReport, options: StartOptions, action: Action, words: str) -> None:
     decision = decide(NOW, Role.OTHER, report, options)
     assert decision.action is action, decision
     assert words in decision.reason
@@ -139,7 +139,7 @@ def test_the_others(report: Report, options: Options, action: Action, words: str
 
 PHASES = st.dictionaries(st.sampled_from([PS0, PS1]), st.sampled_from(["new", "loading", "ready", "finished"]))
 REPORTS = st.builds(
-    Report,
+    ClusterReport,
     unreachable=st.sampled_from(["", "ps 0"]),
     variables=st.integers(0, 3),
     missing=st.lists(st.sampled_from("abcdefgh"), unique=True),
@@ -147,11 +147,11 @@ REPORTS = st.builds(
     not_ready=st.sampled_from(["", "x"]),
     checkpoint=st.sampled_from([None, "/d/7"]),
 )
-OPTIONS = st.builds(Options, st.floats(0, 200), st.booleans(), st.booleans(), st.booleans())
+OPTIONS = st.builds(StartOptions, st.floats(0, 200), st.booleans(), st.booleans(), st.booleans())
 
 
 @given(REPORTS, OPTIONS)
-def test_only_the_chief_gives_values_and_never_over_live_ones(report: Report, options: Options) -> None:
+def test_only_the_chief_gives_values_and_never_over_live_ones(report: ClusterReport, options: StartOptions) -> None:
     other = decide(NOW, Role.OTHER, report, options)
     assert other.action not in (Action.INITIALIZE, Action.RESTORE, Action.KEEP)
     chief = decide(NOW, Role.CHIEF, report, options)
@@ -165,11 +165,11 @@ def test_only_the_chief_gives_values_and_never_over_live_ones(report: Report, op
 
 
 @given(REPORTS, OPTIONS)
-def test_nobody_joins_a_half_restored_model(report: Report, options: Options) -> None:
+def test_nobody_joins_a_half_restored_model(report: ClusterReport, options: StartOptions) -> None:
     if report.missing or "loading" in report.phases.values():
         assert decide(NOW, Role.OTHER, report, options).action is not Action.JOIN
 
 
 @given(REPORTS, OPTIONS, st.sampled_from(Role))
-def test_waiting_ends(report: Report, options: Options, role: Role) -> None:
+def test_waiting_ends(report: ClusterReport, options: StartOptions, role: Role) -> None:
     assert decide(options.give_up_at, role, report, options).action is not Action.WAIT

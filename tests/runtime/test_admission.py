@@ -11,88 +11,88 @@ from hypothesis import strategies as st
 import runtime as rt
 from runtime.master import tasks
 from runtime.task import admission
-from runtime.task.admission import Crowd, Limits, Line, Place, Turns
+from runtime.task.admission import AdmissionControl, AdmissionLimits, AdmissionQueue, CpuPressure, Ticket
 from tests.kit.processes import Program
 from tests.runtime.kit import TARGET, addresses, servers
 
 PS = "/job:ps/task:0"
 SECS = 60.0
-LIMITS = Limits(turn=10.0, quiet=3.0, longest=20.0)
+LIMITS = AdmissionLimits(permit=10.0, quiet=3.0, longest=20.0)
 STEPS = 50
 
 
 # -- the line --------------------------------------------------------------------------------------------------------
 
 
-def _waits(line: Line, session: int, now: float) -> Place:
-    place = line.ask(session, now)
-    assert place is not None
-    return place
+def _waits(queue: AdmissionQueue, session: int, now: float) -> Ticket:
+    ticket = queue.request(session, now)
+    assert ticket is not None
+    return ticket
 
 
 def test_as_many_begin_as_there_is_room_for_and_the_others_in_the_order_they_came() -> None:
-    line = Line(2, LIMITS)
-    assert line.ask(1, 0.0) is None and line.ask(2, 0.0) is None
-    third, fourth = _waits(line, 3, 1.0), _waits(line, 4, 1.0)
-    line.admit(2.0)
-    assert not third.called and not fourth.called
-    assert line.is_first(third) and not line.is_first(fourth)
-    line.heard_of(2, 2.5)
-    line.admit(3.5)  # 1 has been silent for longer than 3 s, 2 has not
-    assert third.called and not fourth.called
-    assert line.is_first(fourth) and fourth.news.is_set()
+    queue = AdmissionQueue(2, LIMITS)
+    assert queue.request(1, 0.0) is None and queue.request(2, 0.0) is None
+    third, fourth = _waits(queue, 3, 1.0), _waits(queue, 4, 1.0)
+    queue.admit(2.0)
+    assert not third.admitted and not fourth.admitted
+    assert queue.is_first(third) and not queue.is_first(fourth)
+    queue.heard_of(2, 2.5)
+    queue.admit(3.5)  # 1 has been silent for longer than 3 s, 2 has not
+    assert third.admitted and not fourth.admitted
+    assert queue.is_first(fourth) and fourth.changed.is_set()
 
 
 def test_a_turn_goes_on_until_it_is_over_and_then_the_holder_queues_up() -> None:
-    line = Line(1, LIMITS)
-    assert line.ask(1, 0.0) is None
-    second = _waits(line, 2, 1.0)
+    queue = AdmissionQueue(1, LIMITS)
+    assert queue.request(1, 0.0) is None
+    second = _waits(queue, 2, 1.0)
     for now in range(1, 10):
-        assert line.ask(1, float(now)) is None
-        line.admit(float(now))
-    first = _waits(line, 1, 10.0)
-    line.admit(10.0)
-    assert second.called and not first.called
-    _waits(line, 2, 20.0)
-    line.admit(20.0)
-    assert first.called
+        assert queue.request(1, float(now)) is None
+        queue.admit(float(now))
+    first = _waits(queue, 1, 10.0)
+    queue.admit(10.0)
+    assert second.admitted and not first.admitted
+    _waits(queue, 2, 20.0)
+    queue.admit(20.0)
+    assert first.admitted
 
 
 def test_a_turn_that_is_over_goes_on_while_there_is_room() -> None:
-    line = Line(2, LIMITS)
-    assert all(line.ask(1, float(now)) is None for now in range(0, 100, 2))
+    queue = AdmissionQueue(2, LIMITS)
+    assert all(queue.request(1, float(now)) is None for now in range(0, 100, 2))
 
 
 def test_nobody_waits_longer_than_the_limit() -> None:
-    line = Line(1, Limits(turn=1000.0, quiet=1000.0, longest=20.0))
-    assert line.ask(1, 0.0) is None
-    second, third = _waits(line, 2, 1.0), _waits(line, 3, 2.0)
-    assert line.admit(20.0) == 21.0
-    assert not second.called
-    line.admit(21.0)
-    assert second.called and not third.called
-    line.admit(22.0)
-    assert third.called
+    queue = AdmissionQueue(1, AdmissionLimits(permit=1000.0, quiet=1000.0, longest=20.0))
+    assert queue.request(1, 0.0) is None
+    second, third = _waits(queue, 2, 1.0), _waits(queue, 3, 2.0)
+    assert queue.admit(20.0) == 21.0
+    assert not second.admitted
+    queue.admit(21.0)
+    assert second.admitted and not third.admitted
+    queue.admit(22.0)
+    assert third.admitted
 
 
 def test_everybody_may_be_called_and_still_queues_up_afterwards() -> None:
-    line = Line(1, LIMITS)
-    assert line.ask(1, 0.0) is None
-    places = [_waits(line, session, 0.0) for session in (2, 3)]
-    line.admit(0.0, everybody=True)
-    assert all(place.called for place in places)
+    queue = AdmissionQueue(1, LIMITS)
+    assert queue.request(1, 0.0) is None
+    tickets = [_waits(queue, session, 0.0) for session in (2, 3)]
+    queue.admit(0.0, everybody=True)
+    assert all(ticket.admitted for ticket in tickets)
     for session in (1, 2, 3):
-        line.heard_of(session, 9.0)
-    assert line.ask(1, 10.0) is not None  # there are more than one
+        queue.heard_of(session, 9.0)
+    assert queue.request(1, 10.0) is not None  # there are more than one
 
 
 def test_the_turn_of_a_session_that_has_ended_is_free() -> None:
-    line = Line(1, LIMITS)
-    assert line.ask(1, 0.0) is None
-    second = _waits(line, 2, 0.0)
-    line.forget(1)
-    line.admit(0.0)
-    assert second.called
+    queue = AdmissionQueue(1, LIMITS)
+    assert queue.request(1, 0.0) is None
+    second = _waits(queue, 2, 0.0)
+    queue.forget(1)
+    queue.admit(0.0)
+    assert second.admitted
 
 
 @given(
@@ -102,34 +102,34 @@ def test_the_turn_of_a_session_that_has_ended_is_free() -> None:
 def test_no_more_than_the_room_begin_unless_one_has_waited_too_long_and_all_are_called_in_the_end(
     at_once: int, events: list[tuple[str, int, float]]
 ) -> None:
-    line, now = Line(at_once, LIMITS), 0.0
-    waiting: list[Place] = []
+    queue, now = AdmissionQueue(at_once, LIMITS), 0.0
+    waiting: list[Ticket] = []
     holders: dict[int, float] = {}  # with when they were last heard of
 
     def call(late: float) -> None:
-        line.admit(now)
-        for place in [p for p in waiting if p.called]:
-            assert place is waiting[0], "not in the order they came"
-            waiting.remove(place)
-            others = [s for s, heard in holders.items() if now < heard + LIMITS.quiet and s != place.session]
-            assert len(others) < at_once or now >= place.since + late
-            holders[place.session] = now
+        queue.admit(now)
+        for ticket in [p for p in waiting if p.admitted]:
+            assert ticket is waiting[0], "not in the order they came"
+            waiting.remove(ticket)
+            others = [s for s, heard in holders.items() if now < heard + LIMITS.quiet and s != ticket.session]
+            assert len(others) < at_once or now >= ticket.since + late
+            holders[ticket.session] = now
 
     for what, session, pause in events:
         now += pause
         call(LIMITS.longest)
         if what == "ask" and session not in {p.session for p in waiting}:
-            place = line.ask(session, now)
-            if place is None:
+            ticket = queue.request(session, now)
+            if ticket is None:
                 holders[session] = now
             else:
                 holders.pop(session, None)
-                waiting.append(place)
+                waiting.append(ticket)
         elif what == "heard" and session in holders and now < holders[session] + LIMITS.quiet:
-            line.heard_of(session, now)
+            queue.heard_of(session, now)
             holders[session] = now
         elif what == "forget":
-            line.forget(session)
+            queue.forget(session)
             holders.pop(session, None)
         call(LIMITS.longest)
     now += LIMITS.longest
@@ -142,19 +142,19 @@ def test_no_more_than_the_room_begin_unless_one_has_waited_too_long_and_all_are_
 
 def test_cores_are_crowded_when_a_window_of_them_was_hardly_idle() -> None:
     idle, total = 100.0, 1000.0
-    crowd = Crowd(lambda: (idle, total))
-    assert not crowd(50.0), "not known yet"
+    pressure = CpuPressure(lambda: (idle, total))
+    assert not pressure(50.0), "not known yet"
     total += 0.2
-    assert not crowd(50.05), "the window is not over"
-    assert crowd(50.15)
+    assert not pressure(50.05), "the window is not over"
+    assert pressure(50.15)
     idle, total = idle + 0.1, total + 0.2
-    assert crowd(50.2), "the next window is not over"
-    assert not crowd(50.3)
+    assert pressure(50.2), "the next window is not over"
+    assert not pressure(50.3)
     total += 0.2
-    assert not crowd(50.5), "who finds room does not look again at once"
-    assert not crowd(51.4), "too long ago to tell of now"
+    assert not pressure(50.5), "who finds room does not look again at once"
+    assert not pressure(51.4), "too long ago to tell of now"
     total += 0.2
-    assert crowd(51.5)
+    assert pressure(51.5)
 
 
 def test_the_cores_of_this_host_are_read() -> None:
@@ -186,7 +186,7 @@ def _training(ps: int = 1, worker: str = TARGET) -> tuple[rt.Tensor, rt.Tensor]:
 
 
 def _in_turn(server: rt.Server) -> int:
-    return sum(call.in_turn for call in server.worker.registry.kept()[0].values())
+    return sum(call.needs_admission for call in server.worker.registry.kept()[0].values())
 
 
 def test_the_read_of_a_training_step_takes_turns_and_nothing_else_does(cluster: dict[str, rt.Server]) -> None:
@@ -230,7 +230,9 @@ def test_turns_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_worker_at_a_time_trains_until_its_turn_is_over(cluster: dict[str, rt.Server]) -> None:
-    cluster[PS].worker.turns = Turns(1, lambda now: True, Limits(turn=1000.0, quiet=1000.0, longest=1000.0))
+    cluster[PS].worker.admission = AdmissionControl(
+        1, lambda now: True, AdmissionLimits(permit=1000.0, quiet=1000.0, longest=1000.0)
+    )
     _, counted = _training()
     counts: list[list[int]] = []
 
@@ -249,7 +251,9 @@ def test_one_worker_at_a_time_trains_until_its_turn_is_over(cluster: dict[str, r
 
 
 def test_a_worker_that_falls_silent_holds_nobody_up(cluster: dict[str, rt.Server]) -> None:
-    cluster[PS].worker.turns = Turns(1, lambda now: True, Limits(turn=1000.0, quiet=0.1, longest=1000.0))
+    cluster[PS].worker.admission = AdmissionControl(
+        1, lambda now: True, AdmissionLimits(permit=1000.0, quiet=0.1, longest=1000.0)
+    )
     _, counted = _training()
     with rt.Session(cluster[TARGET].target) as silent, rt.Session(cluster[TARGET].target) as other:
         silent.run(rt.global_variables_initializer())
@@ -271,23 +275,27 @@ def test_a_killed_worker_holds_nobody_up() -> None:
     cluster = addresses(ps=1, worker=2)
     with rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 1) as server, rt.Graph().as_default():
         tasks.withdraw(ps.address, ps)
-        ps.worker.turns = Turns(1, lambda now: True, Limits(turn=1000.0, quiet=0.5, longest=1000.0))
+        ps.worker.admission = AdmissionControl(
+            1, lambda now: True, AdmissionLimits(permit=1000.0, quiet=0.5, longest=1000.0)
+        )
         _, counted = _training(worker="/job:worker/task:1")
         config = rt.SessionConfig(device_filters=("/job:ps", "/job:worker/task:1"))
         with rt.Session(server.target, config=config) as session:
             session.run(rt.global_variables_initializer())
-            code = f"from tests.runtime.test_turns import train_for_ever; train_for_ever({cluster})"
+            code = f"from tests.runtime.test_admission import train_for_ever; train_for_ever({cluster})"
             with Program("python", "-c", code) as other:
                 other.expect("^5$")
                 other.kill()
-                done = [int(line) for line in other.lines(r"^\d+$")]
+                done = [int(queue) for queue in other.lines(r"^\d+$")]
             assert done == list(range(1, len(done) + 1)) and len(done) >= 5
             kept = int(session.run(counted)) - 1
             assert len(done) <= kept <= len(done) + 1  # the last step was counted, or told of, or neither
 
 
 def test_nobody_waits_while_the_cores_have_time_to_spare(cluster: dict[str, rt.Server]) -> None:
-    cluster[PS].worker.turns = Turns(1, lambda now: False, Limits(turn=1000.0, quiet=1000.0, longest=1000.0))
+    cluster[PS].worker.admission = AdmissionControl(
+        1, lambda now: False, AdmissionLimits(permit=1000.0, quiet=1000.0, longest=1000.0)
+    )
     _, counted = _training()
     with rt.Session(cluster[TARGET].target) as one, rt.Session(cluster[TARGET].target) as other:
         one.run(rt.global_variables_initializer())

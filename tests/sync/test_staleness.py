@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import harness
 import runtime as rt
 from runtime.errors import CancelledError, DeadlineExceededError
-from runtime.kernels.staleness import Clocks
+from runtime.kernels.staleness import StalenessBound
 from runtime.state.cancellation import Cancellation
 from tests.sync.kit import cluster, in_threads, wait_until
 from tests.sync.task import Replica, batches
@@ -24,73 +24,77 @@ def _now() -> Cancellation:
 
 @given(st.integers(0, 3), st.lists(st.integers(0, 2), max_size=40))
 def test_any_order_of_ticks_keeps_the_bound(bound: int, order: list[int]) -> None:
-    clocks = Clocks("c", bound)
+    staleness = StalenessBound("c", bound)
     for worker in range(3):
-        clocks._clocks[worker] = type("Clock", (), {"steps": 0, "client": worker})()  # all have joined
+        staleness._workers[worker] = type("Clock", (), {"steps": 0, "client": worker})()  # all have joined
     steps = [0, 0, 0]
     for worker in order:
         steps[worker] += 1
         ahead = steps[worker] - min(steps)
         if ahead <= bound:
-            assert clocks.tick(worker, worker, _now()) == ahead
+            assert staleness.tick(worker, worker, _now()) == ahead
         else:
             with pytest.raises(DeadlineExceededError):
-                clocks.tick(worker, worker, _now())
+                staleness.tick(worker, worker, _now())
             break  # in life it would wait now
 
 
 @given(st.integers(0, 3), st.integers(2, 4), st.integers(1, 20))
 def test_threads_stay_within_the_bound(bound: int, workers: int, rounds: int) -> None:
-    clocks, steps, worst = Clocks("c", bound), [0] * workers, [0]
+    staleness, steps, worst = StalenessBound("c", bound), [0] * workers, [0]
     together = threading.Barrier(workers)
 
     def work(worker: int) -> None:
         steps[worker] = 1
         together.wait(60)
         for _ in range(rounds):
-            clocks.tick(worker, worker, Cancellation())
-            with clocks._changed:
-                worst[0] = max(worst[0], clocks._ahead(clocks._clocks[worker]))
-        clocks.end_client(worker)
+            staleness.tick(worker, worker, Cancellation())
+            with staleness._changed:
+                worst[0] = max(worst[0], staleness._ahead(staleness._workers[worker]))
+        staleness.end_client(worker)
 
     in_threads([lambda w=w: work(w) for w in range(workers)])  # type: ignore[misc]
     assert worst[0] <= bound
 
 
 def test_who_is_gone_is_not_waited_for() -> None:
-    clocks = Clocks("c", 0)
-    clocks.tick(1, 11, _now())
+    staleness = StalenessBound("c", 0)
+    staleness.tick(1, 11, _now())
     waiting: list[Any] = []
-    thread = threading.Thread(target=lambda: waiting.append([clocks.tick(0, 10, Cancellation()) for _ in range(3)]))
+    thread = threading.Thread(target=lambda: waiting.append([staleness.tick(0, 10, Cancellation()) for _ in range(3)]))
     thread.start()
     thread.join(0.05)
-    clocks.end_client(11)
+    staleness.end_client(11)
     thread.join(60)
     assert waiting == [[0, 0, 0]]
 
 
 def test_a_newcomer_starts_with_the_slowest() -> None:
-    clocks = Clocks("c", 100)
+    staleness = StalenessBound("c", 100)
     for _ in range(5):
-        clocks.tick(0, 10, _now())
-    assert clocks.tick(1, 11, _now()) == 1
-    assert clocks.tick(0, 12, _now()) == 1  # started again: one step ahead of where the slowest was
+        staleness.tick(0, 10, _now())
+    assert staleness.tick(1, 11, _now()) == 1
+    assert staleness.tick(0, 12, _now()) == 1  # started again: one step ahead of where the slowest was
 
 
 def test_waits_end() -> None:
     for end in ("cancel", "clear", "finish"):
-        clocks, cancellation, done = Clocks("c", 0), Cancellation(), []
-        clocks.tick(1, 11, _now())
+        staleness, cancellation, done = StalenessBound("c", 0), Cancellation(), []
+        staleness.tick(1, 11, _now())
 
-        def tick(clocks: Clocks = clocks, cancellation: Cancellation = cancellation, done: list[Any] = done) -> None:
+        def tick(
+            staleness: StalenessBound = staleness, cancellation: Cancellation = cancellation, done: list[Any] = done
+        ) -> None:
             try:
-                done.append(clocks.tick(0, 10, cancellation))
+                done.append(staleness.tick(0, 10, cancellation))
             except CancelledError as error:
                 done.append(error)
 
         thread = threading.Thread(target=tick)
         thread.start()
-        {"cancel": cancellation.set, "clear": clocks.clear, "finish": lambda c=clocks: c.set_finished(True)}[end]()
+        {"cancel": cancellation.set, "clear": staleness.clear, "finish": lambda c=staleness: c.set_finished(True)}[
+            end
+        ]()
         thread.join(60)
         assert len(done) == 1
         assert isinstance(done[0], int if end == "finish" else CancelledError)
@@ -144,13 +148,13 @@ def test_what_must_be_given_is_asked_for() -> None:
 
 
 def test_who_is_through_is_not_waited_for_though_its_session_lives() -> None:
-    clocks = Clocks("c", 0)
-    clocks.tick(1, 11, _now())
+    staleness = StalenessBound("c", 0)
+    staleness.tick(1, 11, _now())
     waiting: list[Any] = []
-    thread = threading.Thread(target=lambda: waiting.append([clocks.tick(0, 10, Cancellation()) for _ in range(3)]))
+    thread = threading.Thread(target=lambda: waiting.append([staleness.tick(0, 10, Cancellation()) for _ in range(3)]))
     thread.start()
     thread.join(0.05)
     assert not waiting
-    clocks.retire(11, 1)
+    staleness.retire(11, 1)
     thread.join(60)
     assert waiting == [[0, 0, 0]]

@@ -11,7 +11,7 @@ import pytest
 import runtime as rt
 from runtime import timeouts
 from runtime.master import tasks
-from runtime.master.speaker import Speaker
+from runtime.master.wait_log import WaitLog
 from tests.runtime.kit import TARGET, addresses, servers
 
 
@@ -43,7 +43,7 @@ def _said(caplog: pytest.LogCaptureFixture, text: str, action: Callable[[], obje
 
 
 def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(timeouts, "SAY_EVERY_SECS", 0.2)
+    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
         server = cluster[TARGET]
         tasks.withdraw(server.address, server)
@@ -58,7 +58,7 @@ def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
 
 
 def test_a_session_that_waits_for_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(timeouts, "SAY_EVERY_SECS", 0.2)
+    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
     spec = addresses(ps=1, worker=1)
     with rt.Server(spec, "worker", 0) as server, contextlib.ExitStack() as stack:
         tasks.withdraw(server.address, server)
@@ -72,7 +72,7 @@ def test_a_signal_in_the_start_of_a_speaker_does_not_fail_its_end(monkeypatch: p
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    speaker = Speaker("/job:ps/task:0")
+    speaker = WaitLog("/job:ps/task:0")
     with pytest.raises(KeyboardInterrupt), speaker.waiting("for the answer"):
         pass
     speaker.close()

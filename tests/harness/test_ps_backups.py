@@ -1,4 +1,4 @@
-"""A ps whose variables are mirrored dies by SIGKILL: it goes on as itself, and no checkpoint is read."""
+"""A ps whose variables have a backup dies by SIGKILL: it goes on as itself, and no checkpoint is read."""
 
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,17 @@ def tasks_of(c: Cluster) -> tuple[list[Task], list[Task]]:
 
 
 def replaced(c: Cluster, ps: list[Task], index: int) -> None:
-    """Kills a ps, starts it again, and waits until both are mirrored again."""
+    """Kills a ps, starts it again, and waits until both have a backup again."""
     ps[index].kill()
     neighbour = ps[1 - index]
-    neighbour.hear("LOG", "is not mirrored until")  # it looks every second, also when there is nothing to send
+    neighbour.hear("LOG", "has no backup until")  # it looks every second, also when there is nothing to send
     ps[index] = c.ps(index)
-    neighbour.hear("LOG", "is mirrored at .* again")
+    neighbour.hear("LOG", "has a backup at .* again")
 
 
 @pytest.mark.parametrize("dies", [0, 1])
-def test_synchronous_mirrors_lose_and_double_nothing(dies: int) -> None:
-    with cluster_kit.cluster(2, 2, mirror=SYNC) as c:
+def test_synchronous_backups_lose_and_double_nothing(dies: int) -> None:
+    with cluster_kit.cluster(2, 2, backup=SYNC) as c:
         ps, workers = tasks_of(c)
         for worker in workers:
             worker.tell("train")
@@ -42,22 +42,22 @@ def test_synchronous_mirrors_lose_and_double_nothing(dies: int) -> None:
                 worker.hear("STEP")
             ps[dies].kill()  # both workers are in the middle of something
             ps[dies] = c.ps(dies)
-            assert ps[dies].said_so_far("LOG", "goes on from its mirror at .* no update that was answered is lost")
+            assert ps[dies].said_so_far("LOG", "goes on from its backup at .* no update that was answered is lost")
         for worker in workers:
-            worker.hear("LOG", f"/job:ps/task:{dies} was restarted and goes on from its mirror")
+            worker.hear("LOG", f"/job:ps/task:{dies} was restarted and goes on from its backup")
             worker.hear("STEP")
         for worker in workers:
             worker.tell("pause")
         done = sum(worker.hear("TRAINED")[1] for worker in workers)
         assert not any(worker.said_so_far("LOG", "recover") for worker in workers)
-        assert consistent(workers[0].ask("values")) == done
+        assert consistent(workers[0].request("values")) == done
         for worker in workers:
             worker.tell("end")
         assert [t.wait() for t in (*workers, *ps)] == [0, 0, 0, 0]
 
 
-def test_asynchronous_mirrors_lose_no_more_than_they_tell() -> None:
-    with cluster_kit.cluster(2, 2, mirror=ASYNC) as c:
+def test_asynchronous_backups_lose_no_more_than_they_log() -> None:
+    with cluster_kit.cluster(2, 2, backup=ASYNC) as c:
         ps, workers = tasks_of(c)
         for worker in workers:
             worker.tell("train")
@@ -74,7 +74,7 @@ def test_asynchronous_mirrors_lose_no_more_than_they_tell() -> None:
             worker.tell("pause")
         done = sum(worker.hear("TRAINED")[1] for worker in workers)
         assert not any(worker.said_so_far("LOG", "recover") for worker in workers)
-        step, first, second = workers[0].ask("values")
+        step, first, second = workers[0].request("values")
         assert set(first) == {float(done)}  # on the ps that lives
         assert len(set(second)) == 1
         for value in (step, second[0]):
@@ -82,26 +82,26 @@ def test_asynchronous_mirrors_lose_no_more_than_they_tell() -> None:
 
 
 def test_one_ps_after_the_other(tmp_path: Path) -> None:
-    """Each holds the mirror of the other: as soon as it is told that both are mirrored again, either may die."""
-    with cluster_kit.cluster(2, 2, mirror=SYNC, logdir=str(tmp_path)) as c:
+    """Each holds the backup of the other: as soon as it is told that both have a backup again, either may die."""
+    with cluster_kit.cluster(2, 2, backup=SYNC, logdir=str(tmp_path)) as c:
         ps, workers = tasks_of(c)
-        assert workers[0].ask("steps", 5) == 5
+        assert workers[0].request("steps", 5) == 5
         replaced(c, ps, 1)
-        assert workers[1].ask("steps", 5) == 10
+        assert workers[1].request("steps", 5) == 10
         replaced(c, ps, 0)
-        assert workers[0].ask("steps", 5) == 15
+        assert workers[0].request("steps", 5) == 15
         replaced(c, ps, 1)
-        assert consistent(workers[1].ask("values")) == 15
+        assert consistent(workers[1].request("values")) == 15
         assert not (tmp_path / "model.ckpt").exists()
-        workers[0].ask("save", answer="SAVED")  # it still coordinates the ps
+        workers[0].request("save", answer="SAVED")  # it still coordinates the ps
         workers[0].kill()
         again = c.worker(0)
         assert again.said_so_far("LOG", "keep the live model")
-        assert again.ask("steps", 5) == 20
+        assert again.request("steps", 5) == 20
 
 
-def test_checkpoints_go_on_over_the_death_of_a_mirrored_ps(tmp_path: Path) -> None:
-    with cluster_kit.cluster(2, 1, mirror=SYNC, logdir=str(tmp_path), save_secs=0.02) as c:
+def test_checkpoints_go_on_over_the_death_of_a_ps_with_a_backup(tmp_path: Path) -> None:
+    with cluster_kit.cluster(2, 1, backup=SYNC, logdir=str(tmp_path), save_secs=0.02) as c:
         ps = [c.ps(0), c.ps(1)]
         chief = c.worker(0)
         chief.tell("train")
@@ -109,93 +109,93 @@ def test_checkpoints_go_on_over_the_death_of_a_mirrored_ps(tmp_path: Path) -> No
             chief.hear("STEP")
             ps[1].kill()
             ps[1] = c.ps(1)
-            chief.hear("LOG", "was restarted and goes on from its mirror")
+            chief.hear("LOG", "was restarted and goes on from its backup")
             chief.hear("STEP")
         chief.tell("pause")
         done = chief.hear("TRAINED")[1]
-        assert consistent(chief.ask("values")) == done
-        assert chief.ask("save", answer="SAVED").endswith(f"/{done}")
+        assert consistent(chief.request("values")) == done
+        assert chief.request("save", answer="SAVED").endswith(f"/{done}")
         assert not chief.said_so_far("LOG", "restored")
         chief.tell("end")
         assert chief.wait() == 0
 
 
 def test_two_neighbours_that_die_together_come_back_from_the_checkpoint(tmp_path: Path) -> None:
-    with cluster_kit.cluster(2, 1, mirror=SYNC, logdir=str(tmp_path)) as c:
+    with cluster_kit.cluster(2, 1, backup=SYNC, logdir=str(tmp_path)) as c:
         ps = [c.ps(0), c.ps(1)]
         chief = c.worker(0)
-        chief.ask("steps", 10)
-        chief.ask("save", answer="SAVED")
-        chief.ask("steps", 3)
+        chief.request("steps", 10)
+        chief.request("save", answer="SAVED")
+        chief.request("steps", 3)
         for task in ps:
             task.kill()
         chief.tell("steps", 5)
         ps = [c.ps(0), c.ps(1)]
-        assert all(task.said_so_far("LOG", "starts empty, it has no mirror") for task in ps)
-        chief.hear("LOG", "restore the newest checkpoint: .*/job:ps/task:1 has no mirror .*/10")
+        assert all(task.said_so_far("LOG", "starts empty, it has no backup") for task in ps)
+        chief.hear("LOG", "restore the newest checkpoint: .*/job:ps/task:1 has no backup .*/10")
         assert chief.hear("STEPS")[1] == 15
-        assert consistent(chief.ask("values")) == 15
+        assert consistent(chief.request("values")) == 15
 
 
 def test_two_neighbours_that_die_together_without_a_checkpoint_are_told_loudly() -> None:
-    with cluster_kit.cluster(2, 1, mirror=SYNC) as c:
+    with cluster_kit.cluster(2, 1, backup=SYNC) as c:
         ps = [c.ps(0), c.ps(1)]
         chief = c.worker(0)
-        chief.ask("steps", 3)
+        chief.request("steps", 3)
         for task in ps:
             task.kill()
         chief.tell("steps", 5)
         for i in range(2):
             c.ps(i)
-        chief.hear("LOG", "has no mirror .* ALL STEPS SO FAR ARE LOST")
+        chief.hear("LOG", "has no backup .* ALL STEPS SO FAR ARE LOST")
         assert chief.hear("STEPS")[1] == 5
 
 
 def test_a_ps_that_dies_while_it_is_given_values_is_given_them_again() -> None:
-    with cluster_kit.cluster(2, 1, mirror=SYNC, init_fn=True) as c:
+    with cluster_kit.cluster(2, 1, backup=SYNC, init_fn=True) as c:
         c.ps(0)
         second = c.ps(1)
         chief = c.start("worker", 0)
         chief.hear("INIT_FN")  # the variables have values by now, and nobody may use them yet
         second.kill()
         again = c.ps(1)
-        assert again.said_so_far("LOG", "starts empty, it has no mirror: .* its variables are being given values"), (
+        assert again.said_so_far("LOG", "starts empty, it has no backup: .* its variables are being given values"), (
             again.story()
         )
         chief.tell("go")
         chief.hear("INIT_FN")
         chief.tell("go")
         chief.hear("READY")
-        assert chief.ask("steps", 3) == 3
-        assert consistent(chief.ask("values")) == 3
+        assert chief.request("steps", 3) == 3
+        assert consistent(chief.request("values")) == 3
 
 
 def test_all_workers_and_a_ps_die() -> None:
-    with cluster_kit.cluster(2, 2, mirror=SYNC) as c:
+    with cluster_kit.cluster(2, 2, backup=SYNC) as c:
         ps, workers = tasks_of(c)
-        assert workers[0].ask("steps", 7) == 7
+        assert workers[0].request("steps", 7) == 7
         for task in (*workers, ps[0]):
             task.kill()
         c.ps(0)
         chief = c.worker(0)
         assert chief.said_so_far("LOG", "keep the live model")
-        assert chief.ask("steps", 3) == 10
-        assert consistent(chief.ask("values")) == 10
+        assert chief.request("steps", 3) == 10
+        assert consistent(chief.request("values")) == 10
 
 
 def test_a_frozen_ps_that_was_replaced_cannot_answer_any_more() -> None:
-    """Two processes that say that they are the same ps: only the one that took the mirror up counts."""
-    with cluster_kit.cluster(2, 1, mirror=SYNC) as c:
+    """Two processes that say that they are the same ps: only the one that took the backup up counts."""
+    with cluster_kit.cluster(2, 1, backup=SYNC) as c:
         c.ps(0)
         second = c.ps(1)
         chief = c.worker(0)
-        assert chief.ask("steps", 3) == 3
+        assert chief.request("steps", 3) == 3
         second.freeze()
         # As a scheduler does that lost sight of a machine: the address leads to another process now.
         moved = [*c.spec["ps"]]
         moved[1] = f"127.0.0.1:{free_ports(1)[0]}"
         again = c.start("ps", 1, cluster={**c.spec, "ps": moved})
         again.hear("SERVING")
-        assert again.said_so_far("LOG", "goes on from its mirror")
+        assert again.said_so_far("LOG", "goes on from its backup")
         second.thaw()
         second.hear("LOG", "another process has taken its place")
