@@ -25,7 +25,7 @@ from pathlib import Path
 
 import harness
 from benchmarks import chaos_ledger
-from harness.monitoring.command_line import Parser
+from harness.monitoring.rates import Parser
 from harness.testing import PRELOAD, Life, LocalCluster, no_leaks
 from harness.training.preemption import EXIT_CODE
 

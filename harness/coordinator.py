@@ -1,13 +1,16 @@
-"""The coordinator: threads of a program that stop together, and an error in one that reaches the caller."""
+"""Threads of a program that stop together: the coordinator, the thread that repeats a call, the waits after a stop."""
 
+from __future__ import annotations
+
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
-from runtime import OutOfRangeError
+from runtime import CancelledError, OutOfRangeError
 
 _log = logging.getLogger(__name__)
 
@@ -16,6 +19,9 @@ _LOG_EVERY_SECS = 10.0
 
 LONGEST_SECS = 1e9
 """Waits are no longer (31 years): Python's end with an error where a C clock does, and infinity is beyond it."""
+
+STOP_GRACE_SECS = 120.0
+"""How long threads, steps under way and other workers have to end after a stop, by default."""
 
 ExcInfo = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
@@ -113,7 +119,7 @@ class Coordinator:
         with self._changed:
             return self._changed.wait_for(lambda: self._stopping, limit)
 
-    @contextmanager
+    @contextlib.contextmanager
     def stop_on_exception(self) -> Iterator[None]:
         """Turns any exception within, KeyboardInterrupt too, into a `request_stop` with it, and goes on after."""
         try:
@@ -211,3 +217,155 @@ def _join_all(threads: Iterable[threading.Thread], timeout: float) -> None:
 
 def _names(threads: Iterable[threading.Thread]) -> str:
     return " ".join(thread.name for thread in threads)
+
+
+@contextlib.contextmanager
+def while_open(session: Any) -> Iterator[None]:
+    """What a service does with a session: it is no failure when the program closes that meanwhile."""
+    try:
+        yield
+    except (CancelledError, RuntimeError) as error:
+        if not getattr(session, "closed", False):
+            raise
+        _log.info("the session was closed, a service has nothing left to do: %s", error)
+
+
+class LooperThread(threading.Thread):
+    """A daemon thread that repeats a call, and stops with its coordinator.
+
+    It calls `start_loop` once, `run_loop` at once and then every interval, and `stop_loop` once after a stop. An
+    exception in any of them stops the coordinator with it; then `stop_loop` is not called. Runs that were missed, as
+    one took longer than the interval or the process was suspended, are made up for by one. Subclasses override these
+    three; or give a target.
+
+    Args:
+        coord: stops this thread, and gets its exceptions; `coord.join()` waits for it.
+        timer_interval_secs: seconds from the start of one call to the start of the next; None for no pause.
+        target: what `run_loop` calls.
+        args: positional arguments of `target`.
+        kwargs: keyword arguments of `target`.
+
+    Raises:
+        ValueError: `coord` is not a `Coordinator`, or there are arguments without a target.
+    """
+
+    def __init__(
+        self,
+        coord: Coordinator,
+        timer_interval_secs: float | None,
+        target: Callable[..., object] | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """See the class."""
+        if not isinstance(coord, Coordinator):
+            raise ValueError(f"coord must be a Coordinator, got {coord!r}")
+        if target is None and (args or kwargs):
+            raise ValueError("args and kwargs need a target")
+        # A name that tells something: it is what join() reports when this thread does not end.
+        super().__init__(name=getattr(target, "__name__", type(self).__name__), daemon=True)
+        self._coord = coord
+        self._interval = timer_interval_secs
+        self._call = target
+        self._call_args = tuple(args or ())
+        self._call_kwargs = dict(kwargs or {})
+        coord.register_thread(self)
+
+    @staticmethod
+    def loop(
+        coord: Coordinator,
+        timer_interval_secs: float | None,
+        target: Callable[..., object],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> LooperThread:
+        """Starts a thread that calls `target(*args, **kwargs)` every `timer_interval_secs` seconds."""
+        looper = LooperThread(coord, timer_interval_secs, target=target, args=args, kwargs=kwargs)
+        looper.start()
+        return looper
+
+    def run(self) -> None:
+        """The life of the thread."""
+        with self._coord.stop_on_exception():
+            self.start_loop()
+            due = time.monotonic()
+            while not self._coord.wait_for_stop(due - time.monotonic()):
+                self.run_loop()
+                due = max(due + (self._interval or 0.0), time.monotonic())
+            self.stop_loop()
+
+    def start_loop(self) -> None:
+        """Called once before the first `run_loop`; does nothing here."""
+
+    def run_loop(self) -> None:
+        """Called at every interval; calls the target here."""
+        if self._call is not None:
+            self._call(*self._call_args, **self._call_kwargs)
+
+    def stop_loop(self) -> None:
+        """Called once after a stop that was not this thread's failure; does nothing here."""
+
+
+class GracePeriod:
+    """Bounds waits for tasks that may be dead: they end a while after a stop, and at once after a failure.
+
+    Args:
+        coord: tells of stops and failures.
+        grace_secs: how long waits may go on after a stop without a failure.
+    """
+
+    def __init__(self, coord: Coordinator, grace_secs: float = STOP_GRACE_SECS) -> None:
+        self.coord = coord
+        self.grace_secs = grace_secs
+        self._stopped_at: float | None = None
+        self._over = threading.Event()
+        self.deadline: float | None = None
+        """``time.monotonic()`` when the grace period ends even without a stop."""
+
+    def exhausted(self) -> bool:
+        """Whether it is time to give up."""
+        if self._over.is_set() or (self.deadline is not None and time.monotonic() >= self.deadline):
+            return True
+        if not self.coord.should_stop():
+            self._stopped_at = None
+            return False
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        return failed(self.coord) or time.monotonic() - self._stopped_at >= self.grace_secs
+
+    def at_most(self, secs: float) -> float:
+        """``secs``, or the time that is left when that is less."""
+        self.exhausted()  # notes when the stop came
+        ends = [] if self.deadline is None else [self.deadline]
+        if self._stopped_at is not None:
+            ends.append(self._stopped_at + self.grace_secs)
+        return min([secs, *(max(0.1, end - time.monotonic()) for end in ends)])
+
+    def wait(self, secs: float) -> None:
+        """Waits, less long when the grace period ends meanwhile or a stop is requested."""
+        if self.coord.should_stop():
+            self._over.wait(min(secs, 1.0))
+        else:
+            self.coord.wait_for_stop(secs)
+
+    def renew(self) -> None:
+        """Begins anew, for another session."""
+        self._over.clear()
+        self._stopped_at = self.deadline = None
+
+    def start_again(self) -> None:
+        """Contact was lost just now: the whole grace period is there again, however long ago the stop was."""
+        self._stopped_at = None
+
+    def end(self) -> None:
+        """Ends all waits now."""
+        self._over.set()
+
+
+def failed(coord: Coordinator) -> bool:
+    """Whether a coordinator was stopped by an exception."""
+    try:
+        coord.raise_requested_exception()
+    except BaseException:  # noqa: B036 - it is looked at, not handled: join() raises it again
+        return True
+    return False

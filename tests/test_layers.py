@@ -65,8 +65,9 @@ def test_every_room_has_a_floor(package: str) -> None:
     assert found == {name for layer in house.LAYERS[package] for name in layer}, "LAYERS in tests/tools/house.py"
 
 
-def test_imports_of_runtime_point_down() -> None:
-    assert house.arrows_up("runtime") == []
+@pytest.mark.parametrize("package", house.LAYERS)
+def test_imports_point_down(package: str) -> None:
+    assert house.arrows_up(package) == []
 
 
 @pytest.mark.parametrize("package", house.LAYERS)

@@ -22,8 +22,7 @@ import runtime as rt
 from harness.checkpoints.layout import find_checkpoint, managers_below, problems_of, steps_in
 from harness.checkpoints.manifest import read_manifest
 from harness.checkpoints.reader import CheckpointReader, Stored, load_checkpoint
-from harness.monitoring.command_line import USAGE_ERROR, Parser
-from harness.monitoring.rates import sizes, table
+from harness.monitoring.rates import USAGE_ERROR, Parser, sizes, table
 from runtime.lowlevel import canonical_dtype
 
 

@@ -14,10 +14,9 @@ from typing import Any
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator
+from harness.coordinator import Coordinator, LooperThread, while_open
 from harness.monitoring.rates import figures
 from harness.tensorboard.plugin_messages import Layout
-from harness.training.looper import LooperThread, while_open
 
 REQUEST_SECS = 2.0
 """How long a task has to answer before it is left out of one sample."""

@@ -1,13 +1,18 @@
-"""Figures of tasks over a span of time: rates and means from two reports of the same task. Pure functions."""
+"""Figures of tasks over a span of time: rates and means from two reports of the same task, and how they are shown."""
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import runtime as rt
 
+USAGE_ERROR = 2
+"""Exit code of a command whose arguments are wrong."""
 _NUMBER = re.compile(r"[\d.]+( [KMGT]?B|%)?")
 
 
@@ -114,3 +119,26 @@ def _aligned(column: Sequence[str]) -> list[str]:
     width = max(map(len, column))
     numbers = all(_NUMBER.fullmatch(cell) for cell in column[1:] if cell)
     return [cell.rjust(width) if numbers else cell.ljust(width) for cell in column]
+
+
+class Parser(argparse.ArgumentParser):
+    """Arguments of a command that shows things: a mistake is one line and exit code 2.
+
+    Args:
+        program: such as "harness.status".
+        text: what ``--help`` says.
+    """
+
+    def __init__(self, program: str, text: str) -> None:
+        super().__init__(
+            prog=f"python -m {program}",
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self._program = program
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        print(f"{self._program}: {' '.join(message.split())} (see --help)", file=sys.stderr)
+        raise SystemExit(USAGE_ERROR)

@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import runtime as rt
-from harness.monitoring.command_line import USAGE_ERROR, Parser
-from harness.monitoring.rates import Figures, figures, sizes, table
+from harness.monitoring.rates import USAGE_ERROR, Figures, Parser, figures, sizes, table
 
 _AT_ONCE = 32
 

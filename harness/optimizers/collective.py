@@ -26,8 +26,7 @@ import jax
 from absl import logging
 
 import runtime as rt
-from harness.optimizers.optimizer import GradientAndVariable, Optimizer
-from harness.optimizers.wrapped_optimizer import WrappedOptimizer
+from harness.optimizers.optimizer import GradientAndVariable, Optimizer, WrappedOptimizer
 
 EXIT_GROUP_LOST = 75
 """Exit code of a process whose group is lost (EX_TEMPFAIL: try again)."""

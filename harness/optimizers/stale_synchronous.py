@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import runtime as rt
-from harness.optimizers.optimizer import GradientAndVariable, Optimizer
+from harness.optimizers.optimizer import GradientAndVariable, Optimizer, WrappedOptimizer, updates_of
 from harness.optimizers.sync_replicas import worker_of
-from harness.optimizers.wrapped_optimizer import WrappedOptimizer, updates_of
 
 
 class StaleSynchronous(WrappedOptimizer):

@@ -13,6 +13,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.optimizers.sync_policy import ClaimReply, TaskProgress, choose, rejoined, settle
+from harness.training.managed_session import underlying
 
 _RETRY_SECS = 0.5
 _RELEASE_SECS = 2.0
@@ -280,8 +281,7 @@ class SyncRunner:
         coord.wait_for_stop()
         with self._changed:
             self._changed.notify_all()
-        raw = getattr(sess, "raw", sess)
         try:
-            raw.run([task.claim for task in self._tasks], self._takeover(()), timeout_secs=_RELEASE_SECS)
+            underlying(sess).run([task.claim for task in self._tasks], self._takeover(()), timeout_secs=_RELEASE_SECS)
         except (rt.OpError, RuntimeError) as error:  # the session or a ps may be gone
             logging.info("%s: releasing the ps: %s", self.name, error)

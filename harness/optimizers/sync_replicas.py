@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import runtime as rt
-from harness import summary
 from harness.coordinator import Coordinator
-from harness.optimizers.optimizer import GradientAndVariable, Optimizer
+from harness.optimizers.optimizer import GradientAndVariable, Optimizer, WrappedOptimizer, updates_of
 from harness.optimizers.sync_chief import SyncRunner, orders
-from harness.optimizers.wrapped_optimizer import WrappedOptimizer, updates_of
+from harness.tensorboard import summary
 from harness.training.hooks.base import SessionRunHook
 
 _T = TypeVar("_T")

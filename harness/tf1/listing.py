@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-import harness
 import harness.tf1 as tf
 import runtime as rt
+from harness.tensorboard import summary as tensorboard_summary
 from harness.tf1 import (
     array_ops,
     clip_ops,
@@ -135,7 +135,8 @@ def _elsewhere(value: object) -> str:
     module, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
     if module.startswith("harness.tf1") or not module.startswith(("harness", "runtime")):
         return ""
-    for package, short in ((harness, "harness"), (harness.summary, "harness.summary"), (rt, "rt")):
+    face = importlib.import_module("harness")  # what users import, in which no other module of the harness may look
+    for package, short in ((face, "harness"), (tensorboard_summary, "harness.summary"), (rt, "rt")):
         if getattr(package, name, None) is value:
             return f"{short}.{name}"
     return f"{module}.{name}"

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import harness
 import runtime as rt
+from harness.optimizers import optimizer, sync_replicas
 from harness.tf1.lift import is_tensor
 
 
@@ -51,7 +51,7 @@ class _Minimize:
         return _gradients_from(loss, var_list, grad_loss)
 
 
-class _Optimizer(_Minimize, harness.Optimizer):  # type: ignore[misc]
+class _Optimizer(_Minimize, optimizer.Optimizer):  # type: ignore[misc]
     """What all of TensorFlow's optimizers have: the arguments of ``minimize`` and the old names of the slots."""
 
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
@@ -305,7 +305,7 @@ class ExponentialMovingAverage:
         return names | rest
 
 
-class SyncReplicasOptimizer(_Minimize, harness.SyncReplicas):  # type: ignore[misc]
+class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ignore[misc]
     """``harness.SyncReplicas``: the mean of several workers' gradients, applied once; see ``docs/sync.md``.
 
     Args:
@@ -325,7 +325,7 @@ class SyncReplicasOptimizer(_Minimize, harness.SyncReplicas):  # type: ignore[mi
 
     def __init__(
         self,
-        opt: harness.Optimizer,
+        opt: optimizer.Optimizer,
         replicas_to_aggregate: int,
         total_num_replicas: int | None = None,
         variable_averages: Any = None,
@@ -348,7 +348,7 @@ OPTIMIZERS: dict[str, Any] = {
     "ExponentialMovingAverage": ExponentialMovingAverage,
     "GradientDescentOptimizer": GradientDescentOptimizer,
     "MomentumOptimizer": MomentumOptimizer,
-    "Optimizer": harness.Optimizer,
+    "Optimizer": optimizer.Optimizer,
     "RMSPropOptimizer": RMSPropOptimizer,
     "SyncReplicasOptimizer": SyncReplicasOptimizer,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import harness
+from harness.checkpoints import saver as _saver
 from harness.tensorboard import writer as _writer
 
 
@@ -15,7 +15,7 @@ class SaverDef:
     LEGACY, V1, V2 = 0, 1, 2
 
 
-class Saver(harness.Saver):
+class Saver(_saver.Saver):
     """``harness.Saver``; graphs are not saved, and names of formats and of graph files are accepted without an effect.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import runtime as rt
-from harness import summary as _summary
+from harness.tensorboard import summary as _summary
 from harness.tensorboard.summary import audio as audio
 from harness.tensorboard.summary import histogram as histogram
 from harness.tensorboard.summary import image as image

@@ -96,6 +96,7 @@ LAZY: dict[str, str] = {
             "StepCounterHook",
             "StopAtStepHook",
             "SummarySaverHook",
+            "Supervisor",
             "WorkerSessionCreator",
             "add_queue_runner",
             "checkpoint_exists",
@@ -118,7 +119,6 @@ LAZY: dict[str, str] = {
     "SaverDef": "harness.tf1.saver.SaverDef",
     "SummaryWriter": "harness.tf1.saver.FileWriter",
     "SummaryWriterCache": "harness.FileWriterCache",
-    "Supervisor": "harness.tf1.supervisor.Supervisor",
 }
 """TensorFlow's name -> where it is found when it is first used: a worker does not import what it does not use."""
 

@@ -23,21 +23,22 @@ from typing import Any
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator
+from harness.coordinator import Coordinator, GracePeriod, failed
 from harness.launch.tasks import ATTEMPT_VARIABLE
-from harness.training.ending import not_saved, save_the_end, saved_step
-from harness.training.grace_period import GracePeriod, failed
 from harness.training.managed_session import ManagedSession
 from harness.training.preemption import shielded
 from harness.training.run_records import RunRecords, RunRecordView
-from harness.training.session_retry import LOST_CONTACT, PROBE_SECS, TrainingOver
+from harness.training.session_manager import LOST_CONTACT, TrainingOver
 
 _WAIT_SECS = 10.0
+PROBE_SECS = 1.0
+"""How often the chief looks whether a task is lost that its own steps do not need just now."""
 FAILURE_GRACE_SECS = 10.0
 """How long a step may go on after a service has failed: what it waits for may never come then."""
 _POLL_SECS = 1.0
 LEAST_SILENCE_SECS = 4.0
 """A task that has been silent for less is not given up, however short the grace period: signs of life may be late."""
+_ADVICE = "start this task again to train them"
 
 
 class Lifecycle:
@@ -308,7 +309,7 @@ class Lifecycle:
                 that ``finish`` may be called again after an interruption.
 
         Raises:
-            AbortedError, UnavailableError: a task was lost meanwhile, and steps with it (``ending.py``), or was
+            AbortedError, UnavailableError: a task was lost meanwhile, and steps with it (``save_the_end``), or was
                 silent for too long for them to be saved. The others are not told that training is over.
         """
         if self.session is None or self.ended:
@@ -469,3 +470,94 @@ def _report_at_exit(life: weakref.ref[Lifecycle]) -> None:
     known = life()
     if known is not None:
         known.at_exit()
+
+
+def save_the_end(
+    session: ManagedSession,
+    final: Callable[[rt.Session], object],
+    global_step: Any,
+    reached: int | None,
+    checkpoint_dir: str,
+    *,
+    over: bool,
+) -> None:
+    """Has ``final`` write what is last, and makes sure that it holds the step that training had come to.
+
+    A task that dies while training ends takes its variables along. The chief restores them, but the loop that would
+    train the lost steps again is over. So the end is an error then, and nobody is told that training is done: the chief
+    that is started again finds the restored model alive and trains what is missing.
+
+    Args:
+        session: the training session; lost tasks are recovered for as long as its grace period lasts.
+        final: writes the last checkpoint and summaries; begun anew when a task is lost meanwhile.
+        global_step: the global step.
+        reached: how far training had come; None when nobody knows.
+        checkpoint_dir: where the newest checkpoint lies.
+        over: training is done; False when it was interrupted and will be taken up again: losses are only logged.
+
+    Raises:
+        AbortedError: a task was lost, and with it steps that nobody has trained again; names it and them.
+        UnavailableError, DeadlineExceededError: the same, and the lost task has not come back.
+    """
+    while True:
+        raw = session.raw  # a recovery within final would put old values into a checkpoint of the end
+        try:
+            now = int(raw.run(global_step))
+            final(raw)
+            break
+        except LOST_CONTACT as error:
+            try:
+                session.recover(raw, error)
+            except (rt.DeadlineExceededError, *LOST_CONTACT) as gone:
+                text = f"{gone.message}; {not_saved(reached, checkpoint_dir)}; {_ADVICE}"
+                _tell(type(gone)(text, task=gone.task), gone, over)
+                return
+        except (rt.CancelledError, RuntimeError):
+            if not session.replaced(raw):  # by a recovery that was under way
+                raise
+    if reached is not None and now < reached:
+        loss = session.last_loss
+        who = "was lost" if loss is not None and loss.task else "a task was lost"
+        text = (
+            f"{who} while training was ending: back from step {reached} to step {now}, {reached - now} steps are lost; "
+            f"{_ADVICE}"
+        )
+        _tell(rt.AbortedError(text, task=loss.task if loss is not None else ""), loss, over)
+
+
+def saved_step(checkpoint_dir: str) -> int | None:
+    """The step of the newest checkpoint of a directory; None when there is none, or nobody can tell."""
+    from harness.checkpoints.saver import latest_checkpoint
+
+    try:
+        name = os.path.basename(latest_checkpoint(checkpoint_dir) or "")
+    except (rt.UnavailableError, rt.PermissionDeniedError) as error:
+        logging.warning("which checkpoint is the newest is not known: %s", error)
+        return None
+    return int(name) if name.isdigit() else None
+
+
+def not_saved(reached: int | None, checkpoint_dir: str) -> str:
+    """What is lost when nothing is saved any more, in words.
+
+    Args:
+        reached: how far training had come; None when nobody knows.
+        checkpoint_dir: where the newest checkpoint lies.
+    """
+    from harness.checkpoints.saver import latest_checkpoint
+
+    try:
+        found = latest_checkpoint(checkpoint_dir)
+    except (rt.UnavailableError, rt.PermissionDeniedError) as error:  # this is for a message that must come out
+        return f"what was done since the last checkpoint is not saved: which one is the newest is not known ({error})"
+    kept = f"the newest checkpoint is {found}" if found else "there is no checkpoint"
+    name = os.path.basename(found) if found else "0"
+    if reached is None or not name.isdigit() or int(name) >= reached:
+        return f"what was done since the last checkpoint is not saved: {kept}"
+    return f"step {reached} is not saved, {kept}: steps {int(name) + 1} to {reached} are lost"
+
+
+def _tell(error: rt.OpError, cause: BaseException | None, over: bool) -> None:
+    if over:
+        raise error from cause
+    logging.error("%s", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,8 +13,8 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness.training.grace_period import GracePeriod
-from harness.training.session_retry import LOST_CONTACT
+from harness.coordinator import GracePeriod
+from harness.training.session_manager import LOST_CONTACT
 
 _MEMORY_TRIES = 3
 """Recoveries without a good step in between from a step for which there was too little memory: a fourth is no use."""
@@ -27,6 +27,9 @@ class ManagedSession(rt.Session):
     others wait for that), and the step is run again in it: the caller sees a step that took longer. Any number of
     threads may use it; one of them recovers, the others wait for that. A step for which there is too little memory,
     and which takes the values of variables along, is tried a few times.
+
+    It is a session to whoever is given one, and has none of a session's own state: what it does not do itself, it asks
+    of the present session underneath, ``raw``.
 
     Args:
         open_session: opens a session that is ready for training; told whether it is a recovery. It bounds its waits.
@@ -254,6 +257,56 @@ class ManagedSession(rt.Session):
                 return int(value)
         return None
 
+    # -- what the present session answers ----------------------------------------------------------------------
+
+    @property
+    def value_ids(self) -> dict[str, str]:
+        """As ``Session.value_ids``, of the present session."""
+        return self.raw.value_ids
+
+    @property
+    def task(self) -> str:
+        """As ``Session.task``."""
+        return self.raw.task
+
+    @property
+    def id(self) -> int:
+        """As ``Session.id``, of the present session."""
+        return self.raw.id
+
+    @property
+    def silent_secs(self) -> float | None:
+        """As ``Session.silent_secs``, of the present session."""
+        return self.raw.silent_secs
+
+    @property
+    def left_tasks(self) -> list[str]:
+        """As ``Session.left_tasks``, of the present session."""
+        return self.raw.left_tasks
+
+    @property
+    def shards(self) -> rt.lowlevel.CheckpointCoordinator:
+        """As ``Session.checkpoint_coordinator``, of the present session."""
+        return self.raw.checkpoint_coordinator
+
+    def list_devices(self) -> list[Any]:
+        """As ``Session.list_devices``, of the present session."""
+        return self.raw.list_devices()
+
+    def placement(self, variables: Sequence[rt.Variable]) -> dict[rt.Variable, Any]:
+        """As ``Session.placement``, of the present session."""
+        return self.raw.placement(variables)
+
+    def cancel_steps(self) -> None:
+        """As ``Session.cancel_steps``, of the present session."""
+        self.raw.cancel_steps()
+
+    def take_plans(self, other: rt.Session) -> None:
+        """As ``Session.take_plans``, for the present session."""
+        self.raw.take_plans(underlying(other))
+
+    # -- its end -----------------------------------------------------------------------------------------------
+
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
@@ -272,10 +325,14 @@ class ManagedSession(rt.Session):
         finally:
             super().__exit__(kind, value, traceback)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "raw" or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.raw, name)  # what the inherited methods work on is the present session's
+
+def underlying(session: rt.Session) -> rt.Session:
+    """The present session underneath one that recovers, which a recovery replaces and closes; else the session itself.
+
+    Args:
+        session: one of either kind.
+    """
+    return session.raw if isinstance(session, ManagedSession) else session
 
 
 def _alike(one: Any, other: Any) -> bool:

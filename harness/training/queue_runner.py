@@ -10,6 +10,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
+from harness.training.managed_session import underlying
 
 
 class QueueRunner:
@@ -134,7 +135,7 @@ class QueueRunner:
 
     def _cancel_on_stop(self, sess: rt.Session, coord: Coordinator) -> None:
         coord.wait_for_stop()
-        self._close(getattr(sess, "raw", sess), self._cancel_op)
+        self._close(underlying(sess), self._cancel_op)
 
     def _close(self, sess: rt.Session, op: Any) -> None:
         try:

@@ -1,11 +1,19 @@
-"""Ready or not: the operations that tell whether a model may be used, and the tasks that a session needs for it."""
+"""What makes a model ready: the operations that give values or tell which are missing, and the options of its sessions.
+
+An operation that the user does not give is taken from the graph's collections, or made.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from absl import logging
+from google.protobuf import text_format
 
 import runtime as rt
 
@@ -107,3 +115,103 @@ def with_start_timeout(config: rt.SessionConfig | None, secs: float) -> rt.Sessi
     """
     config = config or rt.SessionConfig()
     return replace(config, reconnect_secs=max(config.reconnect_secs, secs))
+
+
+def limit_secs(config: rt.SessionConfig | None, max_wait_secs: float | None) -> float:
+    """How long a session is waited for, seconds.
+
+    Args:
+        config: its ``start_timeout_secs`` counts where it is less.
+        max_wait_secs: what was asked for; None is without a limit.
+    """
+    start = None if config is None else config.start_timeout_secs
+    return min(math.inf if secs is None else secs for secs in (start, max_wait_secs))
+
+
+def for_recovery(config: rt.SessionConfig | None) -> rt.SessionConfig | None:
+    """The options for opening a session again: ``start_timeout_secs`` is about the start of the cluster."""
+    return None if config is None else replace(config, start_timeout_secs=None)
+
+
+def first_of(graph: rt.Graph, key: str) -> Any:
+    """The first item of a collection, None when it is empty; several are told."""
+    items = graph.get_collection(key)
+    if len(items) > 1:
+        logging.info("%d items in the collection %s: the first one is used", len(items), key)
+    return items[0] if items else None
+
+
+def _first_or(graph: rt.Graph, key: str, make: Callable[[], Any]) -> Any:
+    found = first_of(graph, key)
+    if found is None:
+        with graph.as_default(), rt.control_dependencies(None), rt.name_scope(None):
+            found = make()
+        if found is not None:
+            graph.add_to_collection(key, found)
+    return found
+
+
+def ready_op(graph: rt.Graph) -> Any:
+    """A string tensor with the names of all variables, global and local, that have no value."""
+    return _first_or(graph, rt.GraphKeys.READY_OP, rt.report_uninitialized_variables)
+
+
+def init_op(graph: rt.Graph) -> Any:
+    """An operation that initialises all global variables."""
+    return _first_or(graph, rt.GraphKeys.INIT_OP, rt.global_variables_initializer)
+
+
+def local_init_op(graph: rt.Graph) -> Any:
+    """An operation that initialises all local variables; None when there are none."""
+    has = bool(graph.get_collection(rt.GraphKeys.LOCAL_VARIABLES))
+    return _first_or(graph, rt.GraphKeys.LOCAL_INIT_OP, rt.local_variables_initializer if has else lambda: None)
+
+
+def saver(graph: rt.Graph) -> Any:
+    """A saver of all variables; None when there are none."""
+
+    def make() -> Any:
+        from harness.checkpoints.saver import Saver  # Orbax takes its time to be imported: only where it is used
+
+        return Saver()
+
+    has = bool(graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
+    return _first_or(graph, rt.GraphKeys.SAVERS, make if has else lambda: None)
+
+
+def summary_op(graph: rt.Graph) -> Any:
+    """All summaries merged; None when there are none."""
+
+    def make() -> Any:
+        from harness.tensorboard.summary import merge_all
+
+        return merge_all()
+
+    return _first_or(graph, rt.GraphKeys.SUMMARY_OP, make)
+
+
+def write_graph_text(graph: rt.Graph, directory: str) -> None:
+    """Writes ``graph.pbtxt``, the graph as a text that people can read, whole or not at all; a full disk is logged."""
+    from etils import epath
+
+    from harness.tensorboard.graph_def import graph_def
+
+    folder = epath.Path(directory)  # which may be gs://bucket/run
+    path, unfinished = folder / "graph.pbtxt", folder / "graph.pbtxt.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text_format.MessageToString(graph_def(graph)))
+        unfinished.replace(path)
+    except OSError as error:  # it is for people to look at: no training depends on it
+        logging.warning("%s is not written: %s", path, error)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
+def ready_for_local_init_op(graph: rt.Graph) -> Any:
+    """A string tensor with the names of the global variables that have no value."""
+    return _first_or(
+        graph,
+        rt.GraphKeys.READY_FOR_LOCAL_INIT_OP,
+        lambda: rt.report_uninitialized_variables(rt.global_variables(), name="report_uninitialized_globals"),
+    )

@@ -1,12 +1,17 @@
-"""Scaffold: the pieces that make a model ready, gathered or made before a monitored session begins."""
+"""What a monitored session is made from: a scaffold, the pieces that make a model ready, and a session creator."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import runtime as rt
-from harness.training import defaults
+from harness.coordinator import GracePeriod
+from harness.training import readiness
+from harness.training.policy import Role
+from harness.training.run_records import RunRecords
+from harness.training.session_manager import GIVE_UP_SECS, SessionManager
 
 ScaffoldInitFn = Callable[["Scaffold", rt.Session], object]
 
@@ -79,16 +84,169 @@ class Scaffold:
                     "the Scaffold constructor."
                 )
         if self.init_op is None:
-            self.init_op = defaults.init_op(graph)
+            self.init_op = readiness.init_op(graph)
         if self.ready_op is None:
-            self.ready_op = defaults.ready_op(graph)
+            self.ready_op = readiness.ready_op(graph)
         if self.local_init_op is None:
-            self.local_init_op = defaults.local_init_op(graph)
+            self.local_init_op = readiness.local_init_op(graph)
         if self.ready_for_local_init_op is None and self.local_init_op is not None:
-            self.ready_for_local_init_op = defaults.ready_for_local_init_op(graph)
+            self.ready_for_local_init_op = readiness.ready_for_local_init_op(graph)
         if self.summary_op is None:
-            self.summary_op = defaults.summary_op(graph)
+            self.summary_op = readiness.summary_op(graph)
         if self.saver is None:
-            self.saver = defaults.saver(graph)
+            self.saver = readiness.saver(graph)
         graph.finalize()
         return self
+
+
+class SessionCreator:
+    """Base of those who make sessions for a monitored session. Any object with ``create_session()`` will do."""
+
+    def create_session(self) -> rt.Session:
+        """Opens a session that is ready for training."""
+        raise TypeError(f"{type(self).__name__} does not say how to create a session: define create_session()")
+
+
+class TrainingSessionCreator(SessionCreator):
+    """What the chief's and the other tasks' creators share.
+
+    Args:
+        scaffold: what makes the model ready; a new one by default.
+        master: session target.
+        config: session options.
+        max_wait_secs: how long to wait for the model and for tasks, at the start and in each recovery.
+    """
+
+    role = Role.OTHER
+
+    def __init__(
+        self,
+        scaffold: Scaffold | None = None,
+        master: str = "",
+        config: rt.SessionConfig | None = None,
+        max_wait_secs: float = GIVE_UP_SECS,
+    ) -> None:
+        self._scaffold = scaffold or Scaffold()
+        self._master = master
+        self._config = config
+        self._max_wait_secs = max_wait_secs
+        self._manager: SessionManager | None = None
+        self.grace_period: GracePeriod | None = None
+        """Ends waits when training is to stop; the monitored session sets it."""
+        self.recovers = True
+        """Whether a silent task is waited for, so that no step is lost or doubled; the monitored session sets it."""
+        self.recovering = False
+        """Whether the next session is opened because one was lost; the monitored session sets it."""
+
+    @property
+    def scaffold(self) -> Scaffold:
+        """What makes the model ready."""
+        return self._scaffold
+
+    def manager(self) -> SessionManager:
+        """The session manager; it finalizes the scaffold when it is made."""
+        if self._manager is None:
+            graph = rt.get_default_graph()
+            if not graph.finalized:  # the manager adds two operations of its own
+                readiness.operations(graph)
+            self._scaffold.finalize()
+            self._manager = SessionManager(
+                local_init_op=self._scaffold.local_init_op,
+                ready_op=self._scaffold.ready_op,
+                ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
+                graph=graph,
+                grace_period=self.grace_period,
+            )
+        return self._manager
+
+    def records(self) -> RunRecords | None:
+        """The run records behind the target; None without a cluster."""
+        return self.manager().records(self._master, self._options(), self.role)
+
+    @property
+    def give_up_secs(self) -> float:
+        """How long a session is waited for at most in a recovery; at the start ``start_timeout_secs`` counts too."""
+        return self._max_wait_secs
+
+    def bare_session(self) -> rt.Session:
+        """Opens a session that need not be ready."""
+        graph = rt.get_default_graph()
+        return rt.Session(self._master, graph, readiness.filtered(self._options(), graph, self._max_wait_secs))
+
+    def _options(self) -> rt.SessionConfig | None:
+        config = readiness.for_recovery(self._config) if self.recovering else self._config
+        return readiness.with_start_timeout(config, self._max_wait_secs) if self.recovers else config
+
+
+class ChiefSessionCreator(TrainingSessionCreator):
+    """Makes the chief's sessions: keeps the live model, else restores, else initialises.
+
+    Args:
+        scaffold: what makes the model ready; a new one by default.
+        master: session target.
+        config: session options.
+        checkpoint_dir: directory of the checkpoints to restore from.
+        checkpoint_filename_with_path: one checkpoint to restore from.
+        max_wait_secs: how long to wait for tasks.
+    """
+
+    role = Role.CHIEF
+
+    def __init__(
+        self,
+        scaffold: Scaffold | None = None,
+        master: str = "",
+        config: rt.SessionConfig | None = None,
+        checkpoint_dir: str | None = None,
+        checkpoint_filename_with_path: str | None = None,
+        max_wait_secs: float = GIVE_UP_SECS,
+    ) -> None:
+        super().__init__(scaffold, master, config, max_wait_secs)
+        self.checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
+        self._checkpoint = checkpoint_filename_with_path
+
+    def create_session(self) -> rt.Session:
+        """Opens a session and makes it ready."""
+        manager = self.manager()
+        scaffold = self._scaffold
+        return manager.prepare_session(
+            self._master,
+            scaffold.init_op,
+            saver=scaffold.saver,
+            checkpoint_dir=self.checkpoint_dir,
+            checkpoint_filename_with_path=self._checkpoint,
+            max_wait_secs=self._max_wait_secs,
+            config=self._options(),
+            init_feed_dict=scaffold.init_feed_dict,
+            init_fn=scaffold.init_fn,
+            recovering=self.recovering,
+        )
+
+
+class WorkerSessionCreator(TrainingSessionCreator):
+    """Makes the sessions of tasks that are not the chief: waits until the chief has made the model ready.
+
+    Args:
+        scaffold: what makes the model ready; a new one by default.
+        master: session target.
+        config: session options.
+        max_wait_secs: how long to wait.
+    """
+
+    def __init__(
+        self,
+        scaffold: Scaffold | None = None,
+        master: str = "",
+        config: rt.SessionConfig | None = None,
+        max_wait_secs: float = 30 * 60,
+    ) -> None:
+        super().__init__(scaffold, master, config, max_wait_secs)
+
+    def create_session(self) -> rt.Session:
+        """Waits for the model and opens a session."""
+        return self.manager().wait_for_session(self._master, config=self._options(), max_wait_secs=self._max_wait_secs)
+
+
+def is_chief(creator: Any) -> bool:
+    """Whether a creator makes the chief's sessions; any creator of the user's own counts as the chief's."""
+    return not isinstance(creator, TrainingSessionCreator) or creator.role is Role.CHIEF

@@ -6,20 +6,42 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator
-from harness.training.looper import LooperThread, while_open
-from harness.training.session_retry import LOST_CONTACT
+from harness.coordinator import Coordinator, LooperThread, while_open
+from harness.training.managed_session import ManagedSession, underlying
+from harness.training.session_manager import LOST_CONTACT
 
 if TYPE_CHECKING:
-    from harness.checkpoints.saving import SaveHandle
+    from harness.checkpoints.saver import SaveHandle
 
 _LOGGED_RATES = 10
 """How many step rates are logged; where there are events, these go on."""
+
+
+@runtime_checkable
+class BackgroundSaver(Protocol):
+    """A saver that can save while training goes on; one of another make need not.
+
+    Attributes:
+        skipped: how many saves were due while one was running.
+    """
+
+    skipped: int
+
+    def save(self, sess: rt.Session, save_path: str, global_step: Any = None, *, wait: bool = True) -> Any:
+        """Saves; without ``wait`` it only begins to, and gives a handle, or None when it was skipped."""
+
+
+@runtime_checkable
+class ComparingSaver(Protocol):
+    """A saver that knows whether variables have changed since a checkpoint; one of another make need not."""
+
+    def changed_since(self, sess: rt.Session, save_path: str) -> bool | None:
+        """Whether a variable was given a value since; None when nobody knows."""
 
 
 class Checkpoints:
@@ -75,7 +97,7 @@ class Checkpoints:
             self._inspect(session)
             if not self._is_due(session):
                 return
-            if hasattr(self._saver, "skipped"):
+            if isinstance(self._saver, BackgroundSaver):
                 try:
                     self._start(session)
                 except rt.OpError as error:
@@ -111,7 +133,7 @@ class Checkpoints:
     def skip(self, count: int) -> None:
         """Counts saves that were due while one was running."""
         logging.info("%d saves were due while the last one was running: skipped", count)
-        if hasattr(self._saver, "skipped"):
+        if isinstance(self._saver, BackgroundSaver):
             self._saver.skipped += count
         rt.lowlevel.metrics.add("checkpoints_skipped_total", count)
 
@@ -131,7 +153,7 @@ class Checkpoints:
                 logging.info("begins this checkpoint again: %s", error)
                 self._start(session)
                 self._inspect(session, wait=wait)
-            elif self._within is not _raw(session):
+            elif self._within is not underlying(session):
                 logging.warning("this checkpoint was not saved: its session was replaced meanwhile: %s", error)
             else:
                 raise
@@ -151,11 +173,10 @@ class Checkpoints:
     def _changed(self, session: rt.Session, last: str) -> bool:
         """Whether a variable has changed since the last checkpoint; a step that stands still does not tell."""
         self._stands = False
-        requested = getattr(self._saver, "changed_since", None)
-        if requested is None:  # a saver of another make
+        if not isinstance(self._saver, ComparingSaver):  # one of another make
             return False
         try:
-            changed = requested(_raw(session), last)
+            changed = self._saver.changed_since(underlying(session), last)
             self._stands = changed is True
             return changed is not False
         except (ValueError, rt.DataLossError):  # that checkpoint is gone, or nobody can read it
@@ -166,14 +187,14 @@ class Checkpoints:
             return True  # the disk is away: the save tells
 
     def _start(self, session: rt.Session) -> None:
-        raw = _raw(session)
+        raw = underlying(session)
         handle = self._saved(session, wait=False)
         if handle is not None:  # None: it was skipped
             self._running, self._within = handle, raw
 
     def _saved(self, session: rt.Session, *, wait: bool) -> Any:
         """Saves; again when a ps died meanwhile that goes on from its backup: the session does not notice."""
-        raw = _raw(session)
+        raw = underlying(session)
         options = {} if wait else {"wait": False}
         while True:
             try:
@@ -181,7 +202,7 @@ class Checkpoints:
             except (rt.CancelledError, RuntimeError) as error:
                 if _is_takeover(error):
                     logging.info("begins this checkpoint again: %s", error)
-                elif raw is not _raw(session):
+                elif raw is not underlying(session):
                     raise rt.AbortedError(f"its session was replaced meanwhile: {error}") from error
                 else:
                     raise
@@ -213,6 +234,15 @@ class Checkpoints:
         return found[-1] if here else None
 
 
+def check_basename(name: str) -> None:
+    """Raises ValueError unless checkpoints of this name are found again: right below the directory of the run."""
+    if os.path.basename(name) != name or name in ("", ".", "..", "replaced"):
+        raise ValueError(
+            f"checkpoint_basename is the first part of the checkpoints' names, such as model.ckpt, not {name!r}: they "
+            "lie right below the log directory"
+        )
+
+
 def step_in(path: str) -> int | None:
     """The step in the name of a checkpoint."""
     name = os.path.basename(path)
@@ -240,16 +270,10 @@ def _is_takeover(error: Exception) -> bool:
     return isinstance(error, rt.lowlevel.TakeoverError)
 
 
-def _raw(session: Any) -> rt.Session:
-    """The session underneath one that recovers; a recovery puts another there and closes this one."""
-    found: rt.Session = getattr(session, "raw", session)
-    return found
-
-
 class CheckpointThread(LooperThread):
     """Saves a checkpoint at the start and then every so many seconds."""
 
-    def __init__(self, coord: Coordinator, secs: float, session: Any, checkpoints: Checkpoints) -> None:
+    def __init__(self, coord: Coordinator, secs: float, session: ManagedSession, checkpoints: Checkpoints) -> None:
         super().__init__(coord, secs)
         self.name = "save-checkpoints"
         self._secs = secs

@@ -1,26 +1,91 @@
-"""SessionManager: opens a session and makes it ready - by initialising, restoring, keeping what lives, or waiting."""
+"""SessionManager: opens a session and makes it ready - by initialising, restoring, keeping what lives, or waiting.
+
+Every start and every recovery is one loop (``SessionManager._until_ready``): open a session, ask the cluster, decide
+(``policy.py``), act. Lost contact on the way means another session, after a pause.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator
-from harness.training import policy, readiness, session_retry
+from harness.coordinator import Coordinator, GracePeriod
+from harness.training import policy, readiness
 from harness.training.global_step import get_global_step
-from harness.training.grace_period import GracePeriod
 from harness.training.policy import Action, Role
 from harness.training.run_records import RunRecords
 
-GIVE_UP_SECS = session_retry.GIVE_UP_SECS
+ATTEMPT_SECS = 10.0
+"""How long one attempt to open a session or one blocking wait takes; after each it is looked whether to stop."""
+FIRST_BACKOFF_SECS = 0.05
+LAST_BACKOFF_SECS = 1.0
+"""Pauses between two attempts: from, doubling, to."""
+GIVE_UP_SECS = 7200.0
+"""How long a session is waited for by default, at the start and in each recovery."""
+LOST_CONTACT = (rt.UnavailableError, rt.AbortedError)
+"""What a new session can cure: a task is gone, or has restarted, or its variables were restored."""
+
+
+class TrainingOver(rt.OutOfRangeError):
+    """The chief has finished training: a clean end for everybody else.
+
+    It has a type of its own, as functions of the user's that make the model ready may raise any other OutOfRangeError.
+    """
+
+
+@runtime_checkable
+class DirectorySaver(Protocol):
+    """A saver that chooses among the checkpoints of a directory; one of another make need not."""
+
+    def restore_latest(self, sess: rt.Session, checkpoint_dir: str) -> str | None:
+        """Restores the newest checkpoint that is not damaged; gives its path, None when there is none."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A session that is to be opened and made ready.
+
+    Attributes:
+        role: of this task.
+        master: session target.
+        config: session options of the user's.
+        options: for the decision.
+        records: the run records behind the target; None for a session that shares nothing.
+        init_op: gives the variables values; it and all below are the chief's.
+        init_feed_dict: feeds of ``init_op``.
+        init_fn: called with the session after ``init_op``.
+        saver: restores; None restores nothing.
+        checkpoint_dir: directory of the checkpoints.
+        checkpoint: one checkpoint, instead of the newest of a directory.
+    """
+
+    role: Role
+    master: str
+    config: rt.SessionConfig | None
+    options: policy.StartOptions
+    records: RunRecords | None
+    init_op: Any = None
+    init_feed_dict: Mapping[Any, Any] | None = None
+    init_fn: Callable[[rt.Session], object] | None = None
+    saver: Any = None
+    checkpoint_dir: str | None = None
+    checkpoint: str | None = None
+
+    @property
+    def logdir(self) -> str:
+        """The directory in the form that tells whether it is another one; empty for none."""
+        if not self.checkpoint_dir or "://" in self.checkpoint_dir:
+            return self.checkpoint_dir or ""
+        return os.path.realpath(self.checkpoint_dir)
 
 
 class SessionManager:
@@ -125,45 +190,26 @@ class SessionManager:
         if checkpoint_dir and checkpoint_filename_with_path:
             raise ValueError("Can not provide both checkpoint_dir and checkpoint_filename_with_path.")
         options = policy.StartOptions(
-            time.monotonic() + session_retry.limit_secs(config, max_wait_secs),
+            time.monotonic() + readiness.limit_secs(config, max_wait_secs),
             init_op is not None or init_fn is not None or self._local_init_op is not None,
             wait_for_checkpoint,
             recovering,
         )
-
-        records = self.records(master, config, Role.CHIEF)
-        logdir = _place(checkpoint_dir)
-
-        def attempt(session: rt.Session, reopen: session_retry.Reopen) -> rt.Session | None:
-            report = self._report(session, records, _newest(saver, checkpoint_dir, checkpoint_filename_with_path))
-            decision = self._decide(Role.CHIEF, report, options)
-            if decision.action is Action.WAIT:
-                self._grace_period.wait(min(self._recovery_wait_secs, max(0.0, options.give_up_at - time.monotonic())))
-                return None
-            if decision.action is Action.GIVE_UP:
-                raise RuntimeError(
-                    "Model is not initialized and no init_op or init_fn or local_init_op was given: " + decision.reason
-                )
-            if records is not None:
-                records.claim()
-            if decision.action is Action.KEEP:
-                if warning := policy.other_run(report, logdir, self._live_step(session, report)):
-                    logging.warning("%s", warning)
-            else:
-                live = self._live_step(session, report)
-                if records is not None and records.load():
-                    session = reopen()  # this one is cut off too
-                if decision.action is Action.RESTORE:
-                    path = _restore(saver, session, checkpoint_dir, str(report.checkpoint))
-                    self._log_lost(session, live, path)
-                else:
-                    _initialize(session, init_op, init_feed_dict, init_fn)
-            self._make_ready(session, init_op, init_fn, report)
-            if records is not None:
-                records.open(logdir)
-            return session
-
-        return self._until(attempt, master, config, options, Role.CHIEF)
+        return self._until_ready(
+            _Request(
+                Role.CHIEF,
+                master,
+                config,
+                options,
+                self.records(master, config, Role.CHIEF),
+                init_op,
+                init_feed_dict,
+                init_fn,
+                saver,
+                checkpoint_dir,
+                checkpoint_filename_with_path,
+            )
+        )
 
     def recover_session(
         self,
@@ -197,9 +243,7 @@ class SessionManager:
         except RuntimeError as error:
             logging.info("could not recover a session: %s", error)
         session = rt.Session(
-            master,
-            self._graph,
-            readiness.filtered(config, self._graph, session_retry.limit_secs(config, max_wait_secs)),
+            master, self._graph, readiness.filtered(config, self._graph, readiness.limit_secs(config, max_wait_secs))
         )
         self._try_local_init(session)
         return session, False
@@ -218,31 +262,9 @@ class SessionManager:
             TrainingOver: the chief has finished training.
             DeadlineExceededError: the model was not ready in time; says what was missing.
         """
-        max_wait_secs = session_retry.limit_secs(config, max_wait_secs)
-        options = policy.StartOptions(time.monotonic() + max_wait_secs)
-
+        options = policy.StartOptions(time.monotonic() + readiness.limit_secs(config, max_wait_secs))
         records = self.records(master, config, Role.OTHER)
-
-        def attempt(session: rt.Session, reopen: session_retry.Reopen) -> rt.Session | None:
-            report = None
-            while True:
-                left = options.give_up_at - time.monotonic()
-                report = self._report(session, records, None, report, left)
-                if not report.missing and "loading" not in report.phases.values():
-                    report = replace(report, not_ready=self._local_init(session))
-                decision = self._decide(Role.OTHER, report, options)
-                if decision.action is Action.JOIN:
-                    return session
-                if decision.action is Action.END:
-                    raise session_retry.TrainingOver(decision.reason)
-                if decision.action is Action.GIVE_UP or self._grace_period.exhausted():
-                    raise rt.DeadlineExceededError(
-                        f"Session was not ready after waiting {max_wait_secs:.0f} secs: {decision.reason}"
-                    )
-                if report.not_ready:
-                    self._grace_period.wait(max(0.0, min(self._recovery_wait_secs, left)))
-
-        return self._until(attempt, master, config, options, Role.OTHER)
+        return self._until_ready(_Request(Role.OTHER, master, config, options, records))
 
     # -- their parts -------------------------------------------------------------------------------------------
 
@@ -253,46 +275,91 @@ class SessionManager:
         key = (master, role is Role.CHIEF)
         if key not in self._records:
             self._records[key] = RunRecords(
-                master, readiness.filtered(config, self._graph, session_retry.ATTEMPT_SECS), is_chief=role is Role.CHIEF
+                master, readiness.filtered(config, self._graph, ATTEMPT_SECS), is_chief=role is Role.CHIEF
             )
         return self._records[key]
 
-    def _until(
-        self,
-        attempt: session_retry.Attempt,
-        master: str,
-        config: rt.SessionConfig | None,
-        options: policy.StartOptions,
-        role: Role,
-    ) -> rt.Session:
-        def open_one(secs: float) -> rt.Session:
-            return rt.Session(master, self._graph, readiness.filtered(config, self._graph, secs))
-
-        def log(error: Exception) -> None:
-            self._log(f"{role.value}: waiting: {error}")
-
-        return session_retry.until_accepted(attempt, open_one, self._grace_period, options.give_up_at, log)
-
-    def _report(
-        self,
-        session: rt.Session,
-        records: RunRecords | None,
-        checkpoint: str | None,
-        last: policy.ClusterReport | None = None,
-        wait_secs: float = 0.0,
-    ) -> policy.ClusterReport:
-        """What the cluster reports; with ``last``, after waiting a while for what was missing in that."""
-        wait_secs = max(0.0, min(wait_secs, session_retry.ATTEMPT_SECS))
-        if last is not None and not last.missing and "loading" in last.phases.values() and records is not None:
-            records.wait_loaded(wait_secs)
+    def _until_ready(self, request: _Request) -> rt.Session:
+        """The loop of every start and every recovery: open a session, ask, decide, act."""
+        started = time.monotonic()
+        backoff = FIRST_BACKOFF_SECS
+        session: rt.Session | None = None
+        report: policy.ClusterReport | None = None
         try:
-            if last is not None and last.missing:
-                session.run(
-                    self._awaited, {self._await_secs: wait_secs}, timeout_secs=wait_secs + session_retry.ATTEMPT_SECS
-                )
-            names = session.run(self._missing, timeout_secs=session_retry.ATTEMPT_SECS)
-        except rt.DeadlineExceededError as error:
-            raise rt.UnavailableError(error.message, task=error.task) from None
+            while True:
+                try:
+                    if session is None:
+                        session, report = self._open(request), None
+                    report = self._ask(request, session, report)
+                    decision = self._decide(request.role, report, request.options)
+                    if decision.action is Action.JOIN:
+                        return session
+                    self._raise_if_hopeless(request, decision, started)
+                    if decision.action is Action.WAIT:
+                        self._wait(request, report)
+                        backoff = FIRST_BACKOFF_SECS
+                        continue
+                    if request.records is not None:
+                        request.records.claim()
+                    live = self._live_step(session, report)
+                    if decision.action is not Action.KEEP and request.records is not None and request.records.load():
+                        session.close()  # it is cut off too
+                        session = self._open(request)
+                    self._act(request, session, report, decision.action, live)
+                    return session
+                except LOST_CONTACT as error:
+                    if session is not None:
+                        session.close()
+                        session = None
+                    self._note_loss(request, error, started)
+                    self._grace_period.wait(backoff)
+                    backoff = min(2 * backoff, LAST_BACKOFF_SECS)
+        except BaseException:  # nobody gets this session, so nobody will close it
+            if session is not None:
+                session.close()
+            raise
+
+    def _open(self, request: _Request) -> rt.Session:
+        left = max(0.1, request.options.give_up_at - time.monotonic())
+        secs = self._grace_period.at_most(min(left, ATTEMPT_SECS))
+        with _silence_is_loss():
+            return rt.Session(request.master, self._graph, readiness.filtered(request.config, self._graph, secs))
+
+    def _note_loss(self, request: _Request, error: rt.OpError, started: float) -> None:
+        """Logs that contact was lost; raises instead when it is time to give up, or nobody waits any more."""
+        now = time.monotonic()
+        if now >= request.options.give_up_at:
+            text = f"Session was not ready after waiting {now - started:.0f} secs: {error}"
+            raise rt.DeadlineExceededError(text) from error
+        if self._grace_period.exhausted():
+            raise error
+        self._log(f"{request.role.value}: waiting: {error}")
+
+    def _ask(self, request: _Request, session: rt.Session, last: policy.ClusterReport | None) -> policy.ClusterReport:
+        """What the cluster reports; one that is not the chief first waits for what the last report lacked."""
+        if request.role is Role.CHIEF:
+            checkpoint = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
+            return self._report(session, request.records, checkpoint)
+        if last is not None:
+            self._await(request, session, last)
+        report = self._report(session, request.records, None)
+        if not report.missing and "loading" not in report.phases.values():
+            report = replace(report, not_ready=self._local_init(session))
+        return report
+
+    def _await(self, request: _Request, session: rt.Session, last: policy.ClusterReport) -> None:
+        """Waits a while for what was missing when the cluster reported last."""
+        wait_secs = max(0.0, min(request.options.give_up_at - time.monotonic(), ATTEMPT_SECS))
+        if last.missing:
+            limit = wait_secs + ATTEMPT_SECS
+            with _silence_is_loss():
+                session.run(self._awaited, {self._await_secs: wait_secs}, timeout_secs=limit)
+        elif "loading" in last.phases.values() and request.records is not None:
+            request.records.wait_loaded(wait_secs)
+
+    def _report(self, session: rt.Session, records: RunRecords | None, checkpoint: str | None) -> policy.ClusterReport:
+        with _silence_is_loss():
+            names = session.run(self._missing, timeout_secs=ATTEMPT_SECS)
         found = {} if records is None else records.inspect()
         return policy.ClusterReport(
             variables=self._variables,
@@ -310,12 +377,47 @@ class SessionManager:
         self._log(f"{role.value}: {decision.action.value}: {decision.reason}", again=decision.action is Action.WAIT)
         return decision
 
+    def _raise_if_hopeless(self, request: _Request, decision: policy.Decision, started: float) -> None:
+        if decision.action is Action.END:
+            raise TrainingOver(decision.reason)
+        gives_up = decision.action is Action.GIVE_UP
+        if request.role is Role.CHIEF:
+            if gives_up:
+                raise RuntimeError(
+                    "Model is not initialized and no init_op or init_fn or local_init_op was given: " + decision.reason
+                )
+        elif gives_up or self._grace_period.exhausted():
+            limit = request.options.give_up_at - started
+            raise rt.DeadlineExceededError(f"Session was not ready after waiting {limit:.0f} secs: {decision.reason}")
+
+    def _wait(self, request: _Request, report: policy.ClusterReport) -> None:
+        """Waits before the cluster is asked again, where asking does not wait by itself."""
+        if request.role is Role.CHIEF or report.not_ready:
+            left = max(0.0, request.options.give_up_at - time.monotonic())
+            self._grace_period.wait(min(self._recovery_wait_secs, left))
+
+    def _act(
+        self, request: _Request, session: rt.Session, report: policy.ClusterReport, action: Action, live: int | None
+    ) -> None:
+        """Carries out what the chief is to do, and lets everybody train."""
+        if action is Action.KEEP:
+            if warning := policy.other_run(report, request.logdir, live):
+                logging.warning("%s", warning)
+        elif action is Action.RESTORE:
+            path = _restore(request.saver, session, request.checkpoint_dir, str(report.checkpoint))
+            self._log_lost(session, live, path)
+        else:
+            _initialize(session, request.init_op, request.init_feed_dict, request.init_fn)
+        self._make_ready(session, request.init_op, request.init_fn)
+        if request.records is not None:
+            request.records.open(request.logdir)
+
     def _log(self, text: str, again: bool = False) -> None:
         if text != self._logged or again:
             logging.info("%s", text)
             self._logged = text
 
-    def _make_ready(self, session: rt.Session, init_op: Any, init_fn: Any, report: policy.ClusterReport) -> None:
+    def _make_ready(self, session: rt.Session, init_op: Any, init_fn: Any) -> None:
         missing = self._try_local_init(session)
         if missing:
             raise RuntimeError(
@@ -370,7 +472,7 @@ def _initialize(session: rt.Session, init_op: Any, feed_dict: Mapping[Any, Any] 
 
 def _restore(saver: Any, session: rt.Session, directory: str | None, path: str) -> str:
     """Restores a checkpoint; of a directory the newest one that is not damaged. Returns its path."""
-    if directory and hasattr(saver, "restore_latest"):
+    if directory and isinstance(saver, DirectorySaver):
         return str(saver.restore_latest(session, directory))
     saver.restore(session, path)
     return path
@@ -388,11 +490,13 @@ def _newest(saver: Any, directory: str | None, path: str | None) -> str | None:
     return found
 
 
-def _place(directory: str | None) -> str:
-    """A directory in the form that tells whether it is another one; empty for none."""
-    if not directory or "://" in directory:
-        return directory or ""
-    return os.path.realpath(directory)
+@contextlib.contextmanager
+def _silence_is_loss() -> Iterator[None]:
+    """A task that does not answer in time is one that is lost."""
+    try:
+        yield
+    except rt.DeadlineExceededError as error:
+        raise rt.UnavailableError(error.message, task=error.task) from None
 
 
 def _names(array: Any) -> list[str]:

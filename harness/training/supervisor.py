@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import numbers
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Thread
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 from absl import logging
 
 import runtime as rt
+from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, LooperThread, failed
 from harness.monitoring.cluster_scalars import SeriesThread
-from harness.training import defaults, readiness, services, session_retry
-from harness.training.grace_period import failed
-from harness.training.looper import LooperThread
+from harness.training import readiness, services
+from harness.training.global_step import can_count, get_global_step
+from harness.training.lifecycle import Lifecycle
 from harness.training.managed_session import ManagedSession
 from harness.training.policy import Role
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
-from harness.training.supervisor_parts import SupervisorParts
 
 _LOG_SECS = 10.0
 _OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
 """What a stop, or the end of the input, leads to in steps that are under way: no errors of the program's own."""
 
 
-class Supervisor(SupervisorParts):
+_DEFAULTS: Mapping[str, Callable[[rt.Graph], Any]] = {
+    "ready_op": readiness.ready_op,
+    "ready_for_local_init_op": lambda graph: readiness.first_of(graph, rt.GraphKeys.READY_FOR_LOCAL_INIT_OP),
+    "init_op": readiness.init_op,
+    "local_init_op": readiness.local_init_op,
+    "global_step": get_global_step,
+    "summary_op": readiness.summary_op,
+}
+"""Operation that a Supervisor was not told of -> what gives it."""
+
+_METHODS = {
+    "saver": ("save", "restore"),
+    "session_manager": ("prepare_session", "wait_for_session"),
+    "summary_writer": ("add_summary", "close"),
+}
+"""What an object given in place of ours must have."""
+
+
+class Supervisor:
     """A training helper that checkpoints models and computes summaries, and recovers what dies.
 
         sv = Supervisor(is_chief=True, logdir="/tmp/run", global_step=global_step)
@@ -64,9 +86,179 @@ class Supervisor(SupervisorParts):
         ValueError: a number of seconds is negative.
     """
 
-    _checkpoints: services.Checkpoints | None = None
-    _summaries: services.Summaries | None = None
-    _services: Sequence[Thread] = ()
+    USE_DEFAULT: Final = 0
+    """Stands for "the default"; compared by identity, as None means "off"."""
+
+    def __init__(
+        self,
+        graph: rt.Graph | None = None,
+        ready_op: Any = USE_DEFAULT,
+        ready_for_local_init_op: Any = USE_DEFAULT,
+        is_chief: bool = True,
+        init_op: Any = USE_DEFAULT,
+        init_feed_dict: Mapping[Any, Any] | None = None,
+        local_init_op: Any = USE_DEFAULT,
+        logdir: str | os.PathLike[str] | None = None,
+        summary_op: Any = USE_DEFAULT,
+        saver: Any = USE_DEFAULT,
+        global_step: Any = USE_DEFAULT,
+        save_summaries_secs: float = 120,
+        save_model_secs: float = 600,
+        recovery_wait_secs: float = 30,
+        stop_grace_secs: float = STOP_GRACE_SECS,
+        checkpoint_basename: str = "model.ckpt",
+        session_manager: SessionManager | None = None,
+        summary_writer: Any = USE_DEFAULT,
+        init_fn: Callable[[rt.Session], object] | None = None,
+    ) -> None:
+        _check_seconds(off=True, save_summaries_secs=save_summaries_secs, save_model_secs=save_model_secs)
+        _check_seconds(recovery_wait_secs=recovery_wait_secs, stop_grace_secs=stop_grace_secs)
+        _check_values(
+            graph=graph,
+            is_chief=is_chief,
+            logdir=logdir,
+            checkpoint_basename=checkpoint_basename,
+            init_feed_dict=init_feed_dict,
+            init_fn=init_fn,
+        )
+        given = {
+            "ready_op": ready_op,
+            "ready_for_local_init_op": ready_for_local_init_op,
+            "init_op": init_op,
+            "local_init_op": local_init_op,
+            "global_step": global_step,
+            "summary_op": summary_op,
+            "saver": saver,
+            "summary_writer": summary_writer,
+        }
+        told = {name: value for name, value in given.items() if value is not self.USE_DEFAULT}
+        _check_parts(
+            saver=told.get("saver"), session_manager=session_manager, summary_writer=told.get("summary_writer")
+        )
+        self._graph = graph if graph is not None else rt.get_default_graph()
+        self._is_chief = is_chief
+        self._stop_grace_secs = min(stop_grace_secs, LONGEST_SECS)
+        self._coord = Coordinator()
+        self._life = Lifecycle(self._coord, is_chief, self._stop_grace_secs)
+        self._logdir = (
+            rt.lowlevel.storage.absolute(os.fspath(logdir)) if logdir else None
+        )  # tasks may run in other directories
+        with self._graph.as_default():
+            operations = {name: told[name] if name in told else make(self._graph) for name, make in _DEFAULTS.items()}
+            if "saver" not in told:  # the others neither save nor restore
+                told["saver"] = readiness.saver(self._graph) if is_chief else None
+            _check_operations(self._graph, **operations)
+            asked = told.get("ready_for_local_init_op") is not None
+            if asked and operations["local_init_op"] is None and "local_init_op" not in told:
+                operations["local_init_op"] = rt.no_op()  # no local variables; what was asked for is looked at still
+            self._ready_op = operations["ready_op"]
+            self._ready_for_local_init_op = operations["ready_for_local_init_op"]
+            self._init_op = operations["init_op"]
+            self._local_init_op = operations["local_init_op"]
+            self._global_step = operations["global_step"]
+            self._summary_op = operations["summary_op"]
+            self._saver = told["saver"]
+            local = asked or self._local_init_op is not None
+            self._session_manager = session_manager or SessionManager(
+                local_init_op=self._local_init_op,
+                ready_op=self._ready_op,
+                ready_for_local_init_op=self._ready_for_local_init_op if local else None,
+                graph=self._graph,
+                recovery_wait_secs=recovery_wait_secs,
+                grace_period=self._life.grace_period,
+            )
+            if isinstance(session_manager, SessionManager):
+                session_manager.stop_with(self._life.grace_period)
+        self._init_feed_dict = init_feed_dict
+        self._init_fn = init_fn
+        self._save_model_secs = save_model_secs if is_chief else None
+        self._save_summaries_secs = save_summaries_secs if is_chief else None
+        self._save_path: str | None = None
+        self._summary_writer: Any = told.get("summary_writer") if is_chief else None
+        if is_chief and self._logdir is not None:
+            self._save_path = os.path.join(self._logdir, checkpoint_basename)
+            if "summary_writer" not in told:
+                from harness.tensorboard.writer import FileWriter
+
+                self._summary_writer = FileWriter(self._logdir)
+        self._writer_closed = False
+        self._graph_written = False
+        self._checkpoints: services.Checkpoints | None = None
+        self._summaries: services.Summaries | None = None
+        self._services: Sequence[Thread] = ()
+        self._graph.finalize()
+
+    # -- what it is made of --------------------------------------------------------------------------------
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this task is the chief."""
+        return self._is_chief
+
+    @property
+    def session_manager(self) -> SessionManager:
+        """What opens sessions."""
+        return self._session_manager
+
+    @property
+    def coord(self) -> Coordinator:
+        """What stops the threads."""
+        return self._coord
+
+    @property
+    def init_op(self) -> Any:
+        """What gives the variables their first values."""
+        return self._init_op
+
+    @property
+    def init_feed_dict(self) -> Mapping[Any, Any] | None:
+        """Feeds of ``init_op``."""
+        return self._init_feed_dict
+
+    @property
+    def ready_op(self) -> Any:
+        """What tells whether the model is ready."""
+        return self._ready_op
+
+    @property
+    def ready_for_local_init_op(self) -> Any:
+        """What tells whether ``local_init_op`` may run."""
+        return self._ready_for_local_init_op
+
+    @property
+    def summary_writer(self) -> Any:
+        """What writes events; None on tasks that are not the chief."""
+        return self._summary_writer
+
+    @property
+    def summary_op(self) -> Any:
+        """What the summary timer runs."""
+        return self._summary_op
+
+    @property
+    def save_summaries_secs(self) -> float | None:
+        """Seconds between summaries; None on tasks that are not the chief."""
+        return self._save_summaries_secs
+
+    @property
+    def global_step(self) -> Any:
+        """The global step."""
+        return self._global_step
+
+    @property
+    def saver(self) -> Any:
+        """What saves and restores; None on tasks that are not the chief."""
+        return self._saver
+
+    @property
+    def save_model_secs(self) -> float | None:
+        """Seconds between checkpoints; None on tasks that are not the chief."""
+        return self._save_model_secs
+
+    @property
+    def save_path(self) -> str | None:
+        """First part of the checkpoints' paths; None where none are written."""
+        return self._save_path
 
     # -- a session ---------------------------------------------------------------------------------------------
 
@@ -164,7 +356,7 @@ class Supervisor(SupervisorParts):
             config = readiness.with_start_timeout(config, max_wait_secs)
         own = isinstance(manager, SessionManager)
 
-        recovering_config = session_retry.for_recovery(config)
+        recovering_config = readiness.for_recovery(config)
 
         def open_ready(recovering: bool) -> rt.Session:
             chosen = recovering_config if recovering else config
@@ -201,7 +393,7 @@ class Supervisor(SupervisorParts):
                 writer.add_graph(self._graph)
                 self._graph_written = True
                 if self._logdir is not None:
-                    defaults.write_graph_text(self._graph, self._logdir)
+                    readiness.write_graph_text(self._graph, self._logdir)
             if start_standard_services and not self._life.late:
                 if self._is_chief and self._logdir is not None:
                     self.start_standard_services(session)
@@ -422,3 +614,86 @@ class Supervisor(SupervisorParts):
     StopOnException = stop_on_exception
     WaitForStop = wait_for_stop
     SummaryComputed = summary_computed
+
+
+def _check_seconds(*, off: bool = False, **given: Any) -> None:
+    """Numbers of seconds.
+
+    Args:
+        off: None is one too, and stands for 0.
+        **given: what is checked, by name.
+
+    Raises:
+        TypeError: one is no number.
+        ValueError: one is negative or NaN.
+    """
+    for name, secs in given.items():
+        if secs is None and off:
+            continue
+        if not isinstance(secs, numbers.Real) or isinstance(secs, bool):
+            raise TypeError(f"{name} is a number of seconds, not {secs!r}")
+        if secs < 0 or math.isnan(secs):
+            rest = "; 0 turns a service off" if off else ""
+            raise ValueError(f"{name} is a number of seconds and cannot be {secs:g}{rest}")
+
+
+def _check_values(
+    *, graph: Any, is_chief: Any, logdir: Any, checkpoint_basename: Any, init_feed_dict: Any, init_fn: Any
+) -> None:
+    """What is neither a number nor an operation.
+
+    Raises:
+        TypeError: one is of another type.
+        ValueError: the name of the checkpoints cannot be one.
+    """
+    if graph is not None and not isinstance(graph, rt.Graph):
+        raise TypeError(f"graph is a runtime.Graph or None, not {graph!r}")
+    if not isinstance(is_chief, numbers.Integral | np.bool_):
+        raise TypeError(f"is_chief is True or False, not {is_chief!r}")
+    if logdir is not None and not isinstance(logdir, str | os.PathLike):
+        raise TypeError(f"logdir is the path of a directory or None, not {logdir!r}")
+    if not isinstance(checkpoint_basename, str):
+        raise TypeError(f"checkpoint_basename is a name, not {checkpoint_basename!r}")
+    services.check_basename(checkpoint_basename)
+    if init_feed_dict is not None and not isinstance(init_feed_dict, Mapping):
+        raise TypeError(f"init_feed_dict is a dict of tensors to values, not {init_feed_dict!r}")
+    if init_fn is not None and not callable(init_fn):
+        raise TypeError(f"init_fn is a function of the session, not {init_fn!r}")
+
+
+def _check_operations(graph: rt.Graph, **given: Any) -> None:
+    """Operations, tensors or their names; None is nothing.
+
+    Raises:
+        TypeError: one is of another type.
+        ValueError: one is not in the graph, or is a summary or a global step of the wrong type.
+    """
+    for name, item in given.items():
+        if item is None:
+            continue
+        try:
+            element = graph.as_graph_element(item)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: {error}") from None
+        dtype = np.dtype(element.dtype) if isinstance(element, rt.Tensor) else None
+        if name == "summary_op" and (dtype is None or dtype.kind not in "OSUT"):
+            raise ValueError(f"summary_op is a string tensor of a serialized summary, not {element!r}")
+        if name == "global_step" and (dtype is None or not can_count(element)):
+            raise ValueError(f"global_step is a variable that holds a number, not {element!r}")
+
+
+def _check_parts(**given: Any) -> None:
+    """Objects that stand in for ours.
+
+    Args:
+        **given: what is checked, by name; None stands for ours, or for none.
+
+    Raises:
+        TypeError: one lacks a method; names it.
+    """
+    for name, part in given.items():
+        if part is None:
+            continue
+        lacking = [method for method in _METHODS[name] if not callable(getattr(part, method, None))]
+        if lacking:
+            raise TypeError(f"{name} has no {'() and no '.join(lacking)}(): {part!r}")

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.coordinator import Coordinator
-from harness.training.looper import LooperThread
+from harness.coordinator import Coordinator, LooperThread
 from runtime.errors import AbortedError, OutOfRangeError
 
 LIMIT = 30.0

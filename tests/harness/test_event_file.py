@@ -18,7 +18,7 @@ from tensorboardX.record_writer import masked_crc32c
 import runtime as rt
 from harness import FileWriter
 from harness.tensorboard import event_file
-from harness.tensorboard.restart_points import points_to_repeat, read_events
+from harness.tensorboard.writer import points_to_repeat, read_events
 
 _pwrite = os.pwrite
 

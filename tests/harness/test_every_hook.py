@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import harness
-from harness.tensorboard.restart_points import read_events
+from harness.tensorboard.writer import read_events
 from harness.testing import PRELOAD, FaultPlan, LocalCluster, no_leaks
 
 pytestmark = pytest.mark.chaos

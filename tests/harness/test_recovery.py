@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import SessionLog
 
-from harness.tensorboard.restart_points import read_events
+from harness.tensorboard.writer import read_events
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import consistent
 

@@ -15,7 +15,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.checkpoints import saving
+from harness.checkpoints import saver as saver_module
 from harness.checkpoints.manifest import read_manifest
 
 pytestmark = pytest.mark.disk
@@ -192,8 +192,8 @@ def test_what_is_due_while_a_supervisor_saves_is_skipped_and_counted(tmp_path: p
 def test_how_far_a_long_save_is_is_told(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert saving.PROGRESS_SECS == 2.0
-    monkeypatch.setattr(saving, "PROGRESS_SECS", 0.05)
+    assert saver_module.PROGRESS_SECS == 2.0
+    monkeypatch.setattr(saver_module, "PROGRESS_SECS", 0.05)
     saver_step, _ = _model(1 << 20)
     with rt.Session("") as sess, caplog.at_level(std_logging.INFO, logger="absl"):
         sess.run(rt.global_variables_initializer())

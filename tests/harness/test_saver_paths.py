@@ -13,7 +13,7 @@ from etils import epath
 import harness
 import runtime as rt
 from harness.checkpoints import inspection, layout
-from harness.training import defaults
+from harness.training import readiness
 from runtime.lowlevel import storage
 from tests.harness import checkpoint_kit as ckit
 
@@ -108,7 +108,7 @@ def test_the_text_of_the_graph_goes_where_the_checkpoints_go(
     monkeypatch.chdir(tmp_path / "here")
     with rt.Graph().as_default() as graph:
         rt.Variable(np.float32(1), name="a")
-        defaults.write_graph_text(graph, "gs://bucket/run")
+        readiness.write_graph_text(graph, "gs://bucket/run")
     assert os.listdir(tmp_path / "here") == []
     assert os.listdir(tmp_path / "store" / "bucket" / "run") == ["graph.pbtxt"]
     assert 'name: "a"' in (tmp_path / "store" / "bucket" / "run" / "graph.pbtxt").read_text()

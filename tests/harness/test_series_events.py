@@ -9,7 +9,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.tensorboard.restart_points import read_events
+from harness.tensorboard.writer import read_events
 from tests.harness import cluster_kit
 from tests.runtime.kit import TARGET, servers
 

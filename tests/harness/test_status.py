@@ -23,7 +23,7 @@ from harness.monitoring.cluster_scalars import LAYOUT, scalars
 from harness.monitoring.prometheus import _HELP, MetricsServer
 from harness.monitoring.rates import figures, sizes, table
 from harness.tensorboard.plugin_messages import custom_scalars_summary
-from harness.tensorboard.restart_points import read_events
+from harness.tensorboard.writer import read_events
 from tests.kit.processes import ROOT
 from tests.runtime.kit import TARGET, addresses, servers
 

@@ -12,7 +12,7 @@ from tensorboardX.proto import event_pb2, summary_pb2
 import runtime as rt
 from harness import FileWriter, FileWriterCache
 from harness.tensorboard.graph_def import graph_def
-from harness.tensorboard.restart_points import points_to_repeat, read_events
+from harness.tensorboard.writer import points_to_repeat, read_events
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

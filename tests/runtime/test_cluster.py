@@ -127,9 +127,7 @@ def test_no_default_task_in_an_empty_cluster() -> None:
 
 @pytest.mark.cluster
 def test_fingerprint_is_the_same_in_another_process() -> None:
-    code = (
-        "from runtime.cluster.spec import ClusterSpec; print(ClusterSpec({'worker': ['w:1'], 'ps': ['p:1']}).fingerprint())"
-    )
+    code = "import runtime as rt; print(rt.ClusterSpec({'worker': ['w:1'], 'ps': ['p:1']}).fingerprint())"
     printed = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
     ).stdout

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import runtime as rt
 from harness.coordinator import Coordinator
@@ -81,3 +81,14 @@ class SessionRunHook:
 
     def end(self, session: rt.Session) -> None:
         """Called at the end when no error but the end of the input ended training; the session is open."""
+
+
+@runtime_checkable
+class FollowsLeader(Protocol):
+    """A hook that acts only while the chief leads.
+
+    Attributes:
+        leads: whether this chief still leads; a monitored session sets it.
+    """
+
+    leads: Callable[[], bool]

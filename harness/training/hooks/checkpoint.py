@@ -10,12 +10,11 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.training import supervisor_checks
 from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from harness.training.hooks.control import required_global_step
 from harness.training.hooks.observe import writer_of
 from harness.training.hooks.timer import SecondOrStepTimer
-from harness.training.services import Checkpoints, costs_this_one, log_full
+from harness.training.services import Checkpoints, check_basename, costs_this_one, log_full
 
 
 class CheckpointSaverListener:
@@ -69,7 +68,7 @@ class CheckpointSaverHook(SessionRunHook):
     ) -> None:
         if saver is not None and scaffold is not None:
             raise ValueError("You cannot provide both saver and scaffold.")
-        supervisor_checks.basename(checkpoint_basename)
+        check_basename(checkpoint_basename)
         self._dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir))  # tasks may run in other directories
         self._path = os.path.join(self._dir, checkpoint_basename)
         self._saver = saver
@@ -97,7 +96,7 @@ class CheckpointSaverHook(SessionRunHook):
                 self._get_saver(), self._path, self._step, self._writer, lambda: self.leads()
             )
             if self._save_graph_def:
-                from harness.training.defaults import write_graph_text
+                from harness.training.readiness import write_graph_text
 
                 write_graph_text(session.graph, self._dir)
                 self._writer.add_graph(session.graph)
@@ -174,7 +173,7 @@ class CheckpointSaverHook(SessionRunHook):
         if self._saver is None and self._scaffold is not None:
             self._saver = self._scaffold.saver
         if self._saver is None:
-            from harness.training.defaults import saver
+            from harness.training.readiness import saver
 
             self._saver = saver(rt.get_default_graph())
         return self._saver

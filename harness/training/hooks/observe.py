@@ -278,7 +278,7 @@ class ProfilerHook(SessionRunHook):
         if self._next is None:  # as if the first step had been traced
             self._timer.update_last_triggered_step(step)
         elif self._requested and run_values.run_metadata is not None:
-            from harness import timeline
+            from harness.monitoring import timeline
 
             self._timer.update_last_triggered_step(step)
             path = os.path.join(self._output_dir, f"timeline-{step}.json")

@@ -1,0 +1,88 @@
+"""A managed session is a session to whoever is given one, and what a saver or a hook offers is told by its type."""
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+import runtime as rt
+from harness import CheckpointSaverHook, ManagedSession, Saver, SessionRunHook, Supervisor
+from harness.training.hooks.base import FollowsLeader
+from harness.training.managed_session import underlying
+from harness.training.services import BackgroundSaver, ComparingSaver
+from harness.training.session_manager import DirectorySaver
+
+_OF_ITS_OWN_RUN = {"as_default", "make_callable", "reset", "__enter__"}
+"""What a managed session inherits: it has no state but the session it is called on."""
+
+
+@pytest.fixture
+def session(graph: rt.Graph) -> Iterator[ManagedSession]:
+    rt.Variable(1.0, name="v")
+    with Supervisor().managed_session() as managed:
+        yield managed
+
+
+@pytest.fixture
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+def test_nothing_of_a_session_is_inherited_that_needs_a_sessions_own_state() -> None:
+    public = {name for name in vars(rt.Session) if not name.startswith("_")} | {"__enter__", "__exit__"}
+    assert public - _OF_ITS_OWN_RUN <= set(vars(ManagedSession))
+
+
+def test_it_answers_as_the_session_underneath(session: ManagedSession) -> None:
+    raw = session.raw
+    (variable,) = rt.global_variables()
+    assert isinstance(session, rt.Session) and underlying(session) is raw and underlying(raw) is raw
+    for name in ("lives", "task", "id", "silent_secs", "left_tasks", "shards", "graph", "config", "target"):
+        assert getattr(session, name) == getattr(raw, name), name
+    assert session.list_devices() == raw.list_devices()
+    assert session.placement([variable]) == raw.placement([variable])
+
+
+def test_it_answers_as_the_session_after_a_recovery(session: ManagedSession) -> None:
+    before = session.raw
+    session.recover(before, rt.AbortedError("a task was lost"))
+    assert session.raw is not before and underlying(session) is session.raw
+    assert session.id == session.raw.id
+    with pytest.raises(RuntimeError, match="closed"):
+        before.run("v:0")
+
+
+def test_it_is_the_default_session_and_makes_callables(session: ManagedSession) -> None:
+    (variable,) = rt.global_variables()
+    with session.as_default():
+        assert rt.get_default_session() is session
+        assert variable.eval() == 1.0
+    assert session.make_callable(variable)() == 1.0
+
+
+def test_it_has_no_other_names(session: ManagedSession) -> None:
+    with pytest.raises(AttributeError):
+        _ = session.no_such_name  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        _ = session._engine  # a session's own state is not reached through it
+
+
+class _OfAnotherMake:
+    def save(self, sess: rt.Session, save_path: str, global_step: object = None) -> str:
+        raise NotImplementedError
+
+    def restore(self, sess: rt.Session, save_path: str) -> None:
+        raise NotImplementedError
+
+
+def test_what_a_saver_offers_is_told_by_its_type(graph: rt.Graph) -> None:
+    rt.Variable(1.0, name="v")
+    for offered in (BackgroundSaver, ComparingSaver, DirectorySaver):
+        assert isinstance(Saver(), offered)
+        assert not isinstance(_OfAnotherMake(), offered)
+
+
+def test_what_a_hook_follows_is_told_by_its_type(tmp_path: pathlib.Path) -> None:
+    assert isinstance(CheckpointSaverHook(str(tmp_path), save_secs=1), FollowsLeader)
+    assert not isinstance(SessionRunHook(), FollowsLeader)
