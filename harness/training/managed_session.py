@@ -285,7 +285,7 @@ class ManagedSession(rt.Session):
         return self.raw.left_tasks
 
     @property
-    def shards(self) -> rt.lowlevel.CheckpointCoordinator:
+    def checkpoint_coordinator(self) -> rt.lowlevel.CheckpointCoordinator:
         """As ``Session.checkpoint_coordinator``, of the present session."""
         return self.raw.checkpoint_coordinator
 

@@ -61,7 +61,7 @@ class Carrier(Protocol):
 
 
 class CheckpointCoordinator:
-    """Saves and restores variables where they live. Get it from ``Session.shards``.
+    """Saves and restores variables where they live. Get it from ``Session.checkpoint_coordinator``.
 
     Args:
         carrier: takes orders and byte ranges to the tasks.

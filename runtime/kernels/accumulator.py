@@ -67,6 +67,12 @@ class AccumulatorResource(Resource):
         with self._changed:
             return self._counts
 
+    @property
+    def dropped_gradients(self) -> int:
+        """How many gradients it has dropped as stale or repeated."""
+        counts = self.counts
+        return counts.stale + counts.repeated
+
     def set_global_step(self, step: int) -> None:
         """Makes ``step`` the present step: gradients of older ones are dropped when they come."""
         with self._changed:

@@ -38,7 +38,17 @@ def test_it_answers_as_the_session_underneath(session: ManagedSession) -> None:
     raw = session.raw
     (variable,) = rt.global_variables()
     assert isinstance(session, rt.Session) and underlying(session) is raw and underlying(raw) is raw
-    for name in ("lives", "task", "id", "silent_secs", "left_tasks", "shards", "graph", "config", "target"):
+    for name in (
+        "value_ids",
+        "task",
+        "id",
+        "silent_secs",
+        "left_tasks",
+        "checkpoint_coordinator",
+        "graph",
+        "config",
+        "target",
+    ):
         assert getattr(session, name) == getattr(raw, name), name
     assert session.list_devices() == raw.list_devices()
     assert session.placement([variable]) == raw.placement([variable])

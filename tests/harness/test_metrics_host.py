@@ -58,7 +58,7 @@ def test_the_flag_says_where(server: rt.Server, monkeypatch: pytest.MonkeyPatch)
         made.append(MetricsServer(*arguments))  # type: ignore[arg-type]
         return made[-1]
 
-    monkeypatch.setattr(prometheus, "Endpoint", note)
+    monkeypatch.setattr(prometheus, "MetricsServer", note)
     with flagsaver.flagsaver(metrics_port=0), monitoring.watched(server):
         assert listens("127.0.0.1", made[0].port) and not listens("127.0.0.3", made[0].port)
     with flagsaver.flagsaver(metrics_port=0, metrics_host="127.0.0.3"), monitoring.watched(server):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 from absl.testing import flagsaver
 
 import runtime as rt
@@ -80,7 +81,7 @@ def test_without_a_launcher_the_port_is_the_flags_and_0_is_any(monkeypatch: pyte
 def test_a_port_that_cannot_be_had_costs_the_figures_only(
     number: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monitoring.FLAGS.mark_as_parsed()
+    flags.FLAGS.mark_as_parsed()
     monkeypatch.setenv("BELLWETHER_TASK_NUMBER", number)
     with socket.create_server(("", 0)) as taken, rt.Server({"worker": ["localhost:0"]}, "worker", 0) as server:
         port = taken.getsockname()[1]

@@ -365,7 +365,7 @@ class TestDownload:
     def test_lock_that_is_never_released_is_named(
         self, cache: Path, files: dict[str, bytes], make_mirror: MakeMirror, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(mnist_files, "_SAY_SECS", 0.1)
+        monkeypatch.setattr(mnist_files, "_LOG_SECS", 0.1)
         monkeypatch.setattr(mnist_files, "_LOCK_SECS", 0.3)
         cache.mkdir(parents=True)
         with (cache / "lock").open("w") as holder:

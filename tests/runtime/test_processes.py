@@ -217,7 +217,7 @@ def test_a_session_waits_for_every_task_and_says_for_whom() -> None:
 
 
 def test_a_waiting_session_speaks(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.master.tasks.LOG_EVERY_SECS", 0.3)
+    monkeypatch.setattr("runtime.timeouts.LOG_EVERY_SECS", 0.3)
     cluster = addresses(ps=1, worker=1)
     with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
         with pytest.raises(rt.DeadlineExceededError):

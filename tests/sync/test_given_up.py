@@ -305,7 +305,7 @@ def test_nobody_takes_an_element_that_is_there_for_a_caller_that_has_just_gone(
     """It goes between the beginning of its call and the queue's turn for it: nothing has to be waited for then."""
     ps = cluster["/job:ps/task:0"]
     client.put(1)
-    (queue,) = (found.what for key, found in ps.worker.store.resources() if key[1].endswith(":numbers"))
+    (queue,) = (found for found in ps.worker.store.resources() if found.described["name"] == "numbers")
     other = Client(cluster[TARGET].target)
     with other.session:
         with queue._changed:
