@@ -65,6 +65,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
     if _unit_test is not None and event in _STARTS:
         what = str(arguments[0])[:100] if arguments else ""
+        if what.rpartition("/")[2] == "lscpu":  # older numpy.testing looks at the processor when it is imported
+            return
         pytest.fail(
             f"{_unit_test} is a unit test and starts a process ({event} {what}): mark it with another tier, as in "
             "`pytestmark = pytest.mark.cluster`",
