@@ -12,6 +12,8 @@ import pytest
 import harness.tf1 as tf
 from harness.tf1 import listing
 
+pytestmark = pytest.mark.cluster  # its sentences are those of the locked versions of JAX: not for other ones
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tf1.md").read_text()
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
