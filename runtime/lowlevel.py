@@ -13,11 +13,12 @@ from runtime.errors import GroupLostError, MissingFeedError, SnapshotError, Take
 from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.host_ops import host_call
-from runtime.observe.process_metrics import metrics
+from runtime.observe.process_metrics import METRICS, metrics
 from runtime.session.run_options import data_type_number
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 
 __all__ = [
+    "METRICS",
     "Array",
     "CheckpointCoordinator",
     "CheckpointFile",

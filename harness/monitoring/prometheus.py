@@ -24,61 +24,6 @@ REQUESTS = 8
 REQUEST_SECS = 5.0
 """How long a request may take, from its connection to the end of its answer."""
 _PREFIX = "bellwether_"
-_HELP = {
-    "applied_total": "updates that came over the network and were applied",
-    "apply_seconds_total": "time for those updates, waiting for their turn included",
-    "bytes_received_total": "bytes that came over the tensor channel",
-    "bytes_sent_total": "bytes that went out over the tensor channel",
-    "calls_total": "calls over the tensor channel",
-    "checkpoint_bytes_total": "bytes of the checkpoints that this task coordinated",
-    "checkpoint_seconds_total": "time from taking the values to the last file of those checkpoints",
-    "checkpoints_failed_total": "checkpoints that could not be saved",
-    "checkpoints_skipped_total": "checkpoints that were due while one was being saved",
-    "checkpoints_total": "checkpoints that this task coordinated",
-    "compute_seconds_total": "of the time for training steps, computing",
-    "connections": "connections to the tensor channel",
-    "cpu_seconds_total": "CPU time of the process, all its threads",
-    "device_limit_bytes": "memory that the process may take of the accelerator",
-    "device_memory_bytes": "memory in use on the accelerator",
-    "device_peak_memory_bytes": "the most memory that was in use on the accelerator",
-    "errors_total": "calls that failed",
-    "events_lost_total": "events for TensorBoard that a full or failing disk did not take",
-    "global_step": "the global step, on the task that holds it",
-    "host_cpus": "CPU cores of the host",
-    "host_load": "load average of the host over a minute",
-    "host_memory_bytes": "memory of the host",
-    "host_memory_used_bytes": "memory in use on the host",
-    "memory_bytes": "resident memory of the process",
-    "backup_bytes_total": "bytes sent to this task's backup",
-    "backup_sendings_total": "times this task's backup was brought up to date",
-    "backup_lag_steps": "updates of this task that are not in its backup",
-    "backup_lag_steps_max": "the most updates that were not in the backup since somebody last asked",
-    "backup_recoveries_total": "times this task went on from its backup",
-    "backup_seconds_total": "time for sending to the backup",
-    "backup_usable": "1 while this task could go on from its backup",
-    "backup_wait_seconds_total": "time that updates waited for the backup",
-    "other_step_seconds_total": "time for the steps that do not train",
-    "other_steps_total": "steps that do not train: reading values, summaries",
-    "pull_seconds_total": "of the time for training steps, reading the variables",
-    "push_seconds_total": "of the time for training steps, sending updates until they are applied",
-    "queue_depth": "calls that run or wait now",
-    "queue_depth_max": "calls that ran or waited at once, at the most since somebody last asked",
-    "recoveries_total": "recoveries of this task's sessions after a loss",
-    "recovery_seconds_total": "time that training stood still for them",
-    "remote_calls": "steps that run or wait for clients elsewhere, and sessions that are being opened for them",
-    "remote_sessions": "sessions of clients in other processes whose steps this task runs",
-    "sessions": "sessions that are open on this task",
-    "step_bytes_total": "tensor bytes that training steps sent and received",
-    "step_seconds_total": "time for training steps",
-    "steps_lost_total": "global steps that recoveries went back",
-    "steps_total": "training steps that sessions on this task ran",
-    "threads": "threads of the process",
-    "updates_behind_total": "updates, by how many others had moved the variables on meanwhile; 64+ is 64 or more",
-    "updates_dropped_total": "gradients that synchronous training refused as stale or repeated",
-    "updates_total": "updates of this task's variables",
-    "variable_bytes": "bytes of the variables of this task",
-    "variables": "variables of this task",
-}
 
 
 class TaskCollector(Collector):
@@ -100,15 +45,14 @@ class TaskCollector(Collector):
             by_name.setdefault(base, []).append((device, value))
         for name, values in sorted(by_name.items()):
             labels = [*_LABELS, "device"] if values[0][0] else list(_LABELS)
-            text = _HELP.get(name, name.removesuffix("_total").replace("_", " "))
             kind: Any = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            family = kind(_PREFIX + name, text, labels=labels)
+            family = kind(_PREFIX + name, rt.lowlevel.METRICS[name], labels=labels)
             for device, value in values:
                 family.add_metric([job, index, device] if device else [job, index], value)
             yield family
         stale = CounterMetricFamily(
             f"{_PREFIX}updates_behind",
-            _HELP["updates_behind_total"],
+            rt.lowlevel.METRICS["updates_behind_total"],
             labels=[*_LABELS, "behind"],
         )
         last = len(report.staleness) - 1

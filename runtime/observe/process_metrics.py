@@ -1,4 +1,4 @@
-"""Figures of this process that no hot path owns: checkpoints, recoveries, the last error. Servers report them.
+"""The table of all figures that a task reports, and the count of those of this process that no hot path owns.
 
 Names end in ``_total`` when they only grow; a reader takes differences of those.
 """
@@ -8,14 +8,72 @@ from __future__ import annotations
 import logging as std_logging
 import threading
 import time
+from collections.abc import Mapping
 
 from absl import logging
 
 from runtime.errors import one_line
 
+METRICS: Mapping[str, str] = {
+    "applied_total": "updates that came over the network and were applied",
+    "apply_seconds_total": "time for those updates, waiting for their turn included",
+    "bytes_received_total": "bytes that came over the tensor channel",
+    "bytes_sent_total": "bytes that went out over the tensor channel",
+    "calls_total": "calls over the tensor channel",
+    "checkpoint_bytes_total": "bytes of the checkpoints that this task coordinated",
+    "checkpoint_seconds_total": "time from taking the values to the last file of those checkpoints",
+    "checkpoints_failed_total": "checkpoints that could not be saved",
+    "checkpoints_skipped_total": "checkpoints that were due while one was being saved",
+    "checkpoints_total": "checkpoints that this task coordinated",
+    "compute_seconds_total": "of the time for training steps, computing",
+    "connections": "connections to the tensor channel",
+    "cpu_seconds_total": "CPU time of the process, all its threads",
+    "device_limit_bytes": "memory that the process may take of the accelerator",
+    "device_memory_bytes": "memory in use on the accelerator",
+    "device_peak_memory_bytes": "the most memory that was in use on the accelerator",
+    "errors_total": "calls that failed",
+    "events_lost_total": "events for TensorBoard that a full or failing disk did not take",
+    "global_step": "the global step, on the task that holds it",
+    "host_cpus": "CPU cores of the host",
+    "host_load": "load average of the host over a minute",
+    "host_memory_bytes": "memory of the host",
+    "host_memory_used_bytes": "memory in use on the host",
+    "memory_bytes": "resident memory of the process",
+    "backup_bytes_total": "bytes sent to this task's backup",
+    "backup_sendings_total": "times this task's backup was brought up to date",
+    "backup_lag_steps": "updates of this task that are not in its backup",
+    "backup_lag_steps_max": "the most updates that were not in the backup since somebody last asked",
+    "backup_recoveries_total": "times this task went on from its backup",
+    "backup_seconds_total": "time for sending to the backup",
+    "backup_usable": "1 while this task could go on from its backup",
+    "backup_wait_seconds_total": "time that updates waited for the backup",
+    "other_step_seconds_total": "time for the steps that do not train",
+    "other_steps_total": "steps that do not train: reading values, summaries",
+    "pull_seconds_total": "of the time for training steps, reading the variables",
+    "push_seconds_total": "of the time for training steps, sending updates until they are applied",
+    "queue_depth": "calls that run or wait now",
+    "queue_depth_max": "calls that ran or waited at once, at the most since somebody last asked",
+    "recoveries_total": "recoveries of this task's sessions after a loss",
+    "recovery_seconds_total": "time that training stood still for them",
+    "remote_calls": "steps that run or wait for clients elsewhere, and sessions that are being opened for them",
+    "remote_sessions": "sessions of clients in other processes whose steps this task runs",
+    "sessions": "sessions that are open on this task",
+    "step_bytes_total": "tensor bytes that training steps sent and received",
+    "step_seconds_total": "time for training steps",
+    "steps_lost_total": "global steps that recoveries went back",
+    "steps_total": "training steps that sessions on this task ran",
+    "threads": "threads of the process",
+    "updates_behind_total": "updates, by how many others had moved the variables on meanwhile; 64+ is 64 or more",
+    "updates_dropped_total": "gradients that synchronous training refused as stale or repeated",
+    "updates_total": "updates of this task's variables",
+    "variable_bytes": "bytes of the variables of this task",
+    "variables": "variables of this task",
+}
+"""Every figure of a task, by name, and what it tells. No other name may be counted."""
+
 
 class Metrics:
-    """Named numbers. Thread safe; for events that happen now and then, not for steps."""
+    """Numbers with the names of ``METRICS``. Thread safe; for events that happen now and then, not for steps."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,14 +81,9 @@ class Metrics:
         self._error = ("", 0.0)
 
     def add(self, name: str, amount: float = 1.0) -> None:
-        """Adds to a number that only grows; its name ends in ``_total``."""
+        """Adds to a number that only grows; its name ends in ``_total``. An unknown name is a ``KeyError``."""
         with self._lock:
-            self._values[name] = self._values.get(name, 0.0) + amount
-
-    def set(self, name: str, value: float) -> None:
-        """Sets a number that goes up and down."""
-        with self._lock:
-            self._values[name] = float(value)
+            self._values[_known(name)] = self._values.get(name, 0.0) + amount
 
     def read(self) -> dict[str, float]:
         """A copy of all numbers."""
@@ -46,6 +99,12 @@ class Metrics:
     def last_error(self) -> tuple[str, float]:
         """The last error and when it was (seconds since the epoch); an empty text and 0 when there was none."""
         return self._error
+
+
+def _known(name: str) -> str:
+    if name not in METRICS:
+        raise KeyError(f"{name} is not in METRICS of runtime.observe.process_metrics, where every figure is explained")
+    return name
 
 
 class _ErrorNoter(std_logging.Handler):

@@ -20,7 +20,7 @@ import harness
 import runtime as rt
 from harness.monitoring import status
 from harness.monitoring.cluster_scalars import LAYOUT, scalars
-from harness.monitoring.prometheus import _HELP, MetricsServer
+from harness.monitoring.prometheus import MetricsServer
 from harness.monitoring.rates import figures, sizes, table
 from harness.tensorboard.plugin_messages import custom_scalars_summary
 from harness.tensorboard.writer import read_events
@@ -323,7 +323,7 @@ def test_prometheus_scrapes_the_same_figures() -> None:
 
 
 def test_the_documented_series_are_those_that_there_are() -> None:
-    values = dict.fromkeys(_HELP, 1.0) | {"device_memory_bytes/GPU:0": 1.0}
+    values = dict.fromkeys(rt.lowlevel.METRICS, 1.0) | {"device_memory_bytes/GPU:0": 1.0}
     values |= {"device_peak_memory_bytes/GPU:0": 1.0, "device_limit_bytes/GPU:0": 1.0}
     found = {tag.partition("/")[0] for tag in scalars("/job:ps/task:0", None, report(values, (1, 0, 0)), 1.0)}
     rows = re.findall(r"^\| (`.*?) \| (.*?) \| (.*?) \| (.*?) \|$", (ROOT / "docs" / "monitoring.md").read_text(), re.M)
@@ -341,7 +341,7 @@ def test_the_figures_of_a_ps_with_a_backup_are_shown() -> None:
         now = rt.probe(made[0].address)
         found = scrape(stack.enter_context(MetricsServer(made[0], 0)).port)
     backup = {name for name in now.values if name.startswith("backup_")}
-    assert backup and now.values.keys() <= _HELP.keys()
+    assert backup and now.values.keys() <= rt.lowlevel.METRICS.keys()
     assert {f"bellwether_{name.removesuffix('_total')}" for name in backup} <= found.keys()
     assert {"backup_usable/ps_0"} <= scalars("/job:ps/task:0", None, now, 1.0).keys()
     lost = report({"backup_usable": 0.0, "backup_recoveries_total": 2.0})
