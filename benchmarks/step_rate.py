@@ -12,6 +12,7 @@ time that all processes of the system together take for a step: it depends less 
 
 import json
 import os
+import pathlib
 import signal
 import statistics
 import subprocess
@@ -36,6 +37,7 @@ class System:
     distributed: bool = True
     environment: tuple[tuple[str, str], ...] = ()
     options: str = "{}"
+    checkout: pathlib.Path = ROOT
 
 
 def _systems() -> dict[str, System]:
@@ -97,9 +99,10 @@ class Running:
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("BENCH_STDERR") else subprocess.DEVNULL,
             text=True,
-            cwd=ROOT,
+            cwd=system.checkout,
             env={
                 **os.environ,
+                "PYTHONPATH": str(system.checkout),
                 "JAX_PLATFORMS": self._platform,
                 "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the workers share what accelerators there are
                 **dict(system.environment),

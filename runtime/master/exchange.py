@@ -143,7 +143,8 @@ class Exchange:
         """
         run = self._run
         if arrays is None:
-            arrays = [np.asarray(value) for value in run.inputs(call)]
+            values = run.values
+            arrays = [np.asarray(values[slot]) for slot in call.inline]
         self._lanes[call].send(
             call.handle,
             run.step,
@@ -179,6 +180,10 @@ class Exchange:
 
 def run_phase(phase: Phase, run: Run, exchange: Exchange) -> None:
     """Runs the calls of a phase: sent to all tasks first, so that they work at the same time, then collected."""
+    if not phase.remote:
+        for local in phase.local:
+            run.execute(local)
+        return
     try:
         exchange.open(phase.remote)
         for call in phase.remote:
@@ -187,8 +192,9 @@ def run_phase(phase: Phase, run: Run, exchange: Exchange) -> None:
             run.execute(local)
         for call in phase.remote:
             run.put(call.reply_slots, exchange.receive(call))
-    finally:
+    except BaseException:
         exchange.close()
+        raise
 
 
 class TracedExchange(Exchange):

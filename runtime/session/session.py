@@ -132,7 +132,7 @@ class Session:
         if self.config.operation_timeout_secs is not None and timeout_secs is None:
             timeout_secs = self.config.operation_timeout_secs
         tensors, values = self._feeds(feed_dict) if feed_dict else ((), [])
-        key = (_fetch_key(fetches), tuple((t, v.shape) for t, v in zip(tensors, values, strict=True)))
+        key = (_fetch_key(fetches), tuple([(t, v.shape) for t, v in zip(tensors, values, strict=True)]))
         prepared = self._planned(key, fetches)
         if prepared is None:
             prepared = self._prepare(key, fetches, tensors, values)
@@ -437,7 +437,7 @@ def _fetch_key(fetches: object) -> Any:
         try:
             key = tuple(fetches)
             hash(key)
-            if all(_is_leaf(f) for f in key):
+            if all(map(_is_leaf, key)):
                 return key
         except TypeError:
             pass

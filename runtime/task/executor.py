@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from runtime.state.store import Claim, Store
 from runtime.state.write_gate import Gate
 from runtime.task.compiler import Compiler, Executable
 from runtime.task.host_kernels import RAW, Context, find_kernel
-from runtime.task.interrupts import HeldBack
+from runtime.task.interrupts import uninterrupted
 from runtime.tensor_spec import Array, TensorSpec
 
 _process_compiler = Compiler()
@@ -76,6 +77,12 @@ class Executor:
         return PreparedStage(self, stage, device, generation)
 
 
+@functools.lru_cache(4096)
+def _same_object(spec: TensorSpec) -> TensorSpec:
+    """One object for all equal ones: stages that share a variable compare its spec in every step, by identity first."""
+    return spec
+
+
 class PreparedStage:
     """A stage that is ready to run on this task."""
 
@@ -87,7 +94,7 @@ class PreparedStage:
         self._generation = generation
         self._slots = [self._store.slot(v.container, v.name) for v in stage.variables]
         self._claim = Claim(self._slots)
-        self._specs = [TensorSpec(v.shape, v.dtype) for v in stage.variables]
+        self._specs = [_same_object(TensorSpec(v.shape, v.dtype)) for v in stage.variables]
         self._reads = [(self._slots[i], self._specs[i], i in stage.writes) for i in stage.reads]
         self._writes = [(self._slots[i], self._specs[i]) for i in stage.writes]
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
@@ -106,6 +113,7 @@ class PreparedStage:
             for o in stage.outputs
             if isinstance(o, VariableOutput)
         ]
+        self._handed_slots = [slot for _, slot, _ in self._handed_out]
         if stage.program is not None and device is not None:
             donate = [k for k, i in enumerate(stage.reads) if i in stage.writes]
             self._executable = executor.compiler.executable(stage.program, donate, device)
@@ -149,7 +157,7 @@ class PreparedStage:
                 results = self._computed(inputs)
             else:
                 # The program may run on this thread, so only who needs the same variables waits for it.
-                with HeldBack(), self._claim:
+                with uninterrupted(self._claim):
                     results = self._computed(inputs)
                     handed = self._exchanged(results)
                 if handed:
@@ -163,7 +171,7 @@ class PreparedStage:
             raise
         finally:
             if handed:
-                self._store.release(slot for _, slot, _ in self._handed_out)
+                self._store.release(self._handed_slots)
         computed = results[len(self._writes) :]
         done = computed[0] if computed else None
         if not pinned:
@@ -204,7 +212,7 @@ class PreparedStage:
             if fresh:
                 store.changed.notify_all()
             handed = [slot.checked(spec, self._task) for _, slot, spec in self._handed_out]
-            for _, slot, _ in self._handed_out:
+            for slot in self._handed_slots:
                 slot.readers += 1
             return handed
 

@@ -101,11 +101,11 @@ class Peer:
             DeadlineExceededError: the deadline has passed.
             CancelledError: this peer is closed.
         """
-        while not self._lost and not self._closed.is_set():
+        while not self._lost:
             try:
                 lane = self._idle.pop()
             except IndexError:
-                return self._open(deadline)
+                return self._open(deadline)  # of a closed peer an error
             if lane.usable:
                 return lane
             self._discard(lane)
@@ -115,11 +115,11 @@ class Peer:
 
     def release(self, lane: Lane) -> None:
         """Takes a lane back; one that is broken or has a call under way is closed and dropped."""
-        if lane.usable and not self._lost and not self._closed.is_set():
+        if lane.usable and not self._lost:
             self._idle.append(lane)
             if not self._closed.is_set():
                 return
-            try:  # close() ran at this moment and may or may not have seen the lane
+            try:  # close() ran before or at this moment, and may or may not have seen the lane
                 self._idle.remove(lane)
             except ValueError:
                 return
