@@ -38,7 +38,7 @@ mnist: $(STAMP) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends wi
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
 		$(BIN)/python -m models.mnist.trainer --flagfile=configs/mnist_async.flags --logdir=$(LOGDIR)/$(RUN)
 
-test: $(STAMP) ## Run the tests but the longest, in a few minutes; one file: make test TESTS=tests/harness/test_launch.py
+test: $(STAMP) ## Run the tests but the longest, in a few minutes; one file: make test TESTS=tests/harness/launch/test_launch.py
 	$(PYTEST) -m "not chaos" $(TESTS)
 
 test-unit: JOBS = 2

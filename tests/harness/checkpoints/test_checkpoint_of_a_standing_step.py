@@ -1,0 +1,133 @@
+"""What was trained is saved, also where the global step does not tell that anything was."""
+
+import logging as stdlib_logging
+import os
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+import optax
+import pytest
+
+import harness
+import runtime as rt
+from tests.harness.checkpoints import checkpoint_kit as ckit
+
+pytestmark = pytest.mark.disk
+
+
+def _until(condition: Callable[[], bool], work: Callable[[], object]) -> None:
+    for _ in range(100_000):
+        if condition():
+            return
+        work()
+    raise AssertionError("it never came")
+
+
+def _graph() -> tuple[rt.Variable, rt.Variable, rt.Operation]:
+    step = harness.get_or_create_global_step()
+    v = rt.Variable(np.float32(0), name="v")
+    loss = -v
+
+    return v, step, harness.Optimizer(optax.sgd(1.0)).minimize(loss)  # the classic mistake: global_step is not given
+
+
+def _saved(logdir: pathlib.Path) -> float:
+    """What the newest checkpoint has; -1 while there is none, or while it is replaced by one of the same step."""
+    try:
+        path = harness.latest_checkpoint(str(logdir))
+        return -1.0 if path is None else float(harness.load_variable(path, "v"))
+    except (rt.DataLossError, rt.NotFoundError, ValueError):
+        return -1.0
+
+
+def test_the_end_saves_what_was_trained_and_tells_that_the_step_stands_still(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for run in range(2):
+        with rt.Graph().as_default():
+            v, step, train = _graph()
+            supervisor = harness.Supervisor(logdir=str(tmp_path), global_step=step, summary_op=None)
+            with caplog.at_level(stdlib_logging.WARNING), supervisor.managed_session() as sess:
+                assert sess.run(v) == 10 * run
+                for _ in range(10):
+                    sess.run(train)
+        assert _saved(tmp_path) == 10 * (run + 1)
+    told = [r.message for r in caplog.records if "global step stays at 0" in r.message]
+    assert told and "pass global_step to minimize()" in told[0]
+
+
+def test_the_timer_saves_a_step_again_only_when_something_was_trained(tmp_path: pathlib.Path) -> None:
+    with rt.Graph().as_default():
+        v, step, train = _graph()
+        saver = harness.Saver()
+        supervisor = harness.Supervisor(
+            logdir=str(tmp_path), global_step=step, saver=saver, save_model_secs=0.1, summary_op=None
+        )
+        with supervisor.managed_session() as sess:
+            _until(lambda: _saved(tmp_path) >= 5, lambda: sess.run(train))
+    assert os.listdir(tmp_path / "model.ckpt") == ["0"]
+
+
+def test_a_hook_saves_what_was_trained(tmp_path: pathlib.Path) -> None:
+    told = []
+
+    class Listener(harness.CheckpointSaverListener):
+        def after_save(self, session: rt.Session, global_step_value: int) -> None:
+            told.append(float(session.run("v:0")))
+
+    def last_value(logdir: pathlib.Path, listeners: list[harness.CheckpointSaverListener]) -> float:
+        with rt.Graph().as_default():
+            v, _, train = _graph()
+            hook = harness.CheckpointSaverHook(str(logdir), save_secs=0.05, listeners=listeners)
+            creator = harness.ChiefSessionCreator(checkpoint_dir=str(logdir))
+            with harness.MonitoredSession(creator, [hook]) as sess:
+                _until(lambda: _saved(logdir) >= 3, lambda: sess.run(train))
+                last = float(sess.run(v)) + 1
+                sess.run(train)
+        return last
+
+    assert last_value(tmp_path / "alone", []) == _saved(tmp_path / "alone")
+    last = last_value(tmp_path / "told", [Listener()])
+    assert last == _saved(tmp_path / "told")
+    assert told[-1] == last and len(told) >= 3
+
+
+def test_what_has_not_changed_is_not_saved_again(tmp_path: pathlib.Path) -> None:
+    written = []
+    for run in range(3):  # initialised, then restored twice; in the last one the path is written in another way
+        with rt.Graph().as_default():
+            v, step, _ = _graph()
+            saver = harness.Saver()
+            logdir = str(tmp_path) if run < 2 else f"{tmp_path}/../{tmp_path.name}//."
+            supervisor = harness.Supervisor(
+                logdir=logdir, global_step=step, saver=saver, save_model_secs=0.02, summary_op=None
+            )
+            with supervisor.managed_session() as sess:
+                assert supervisor._checkpoints is not None
+                for _ in range(20):
+                    supervisor._checkpoints.save(sess)
+        manifest = tmp_path / "model.ckpt" / "0" / "bellwether.json"
+        written.append(manifest.stat().st_mtime_ns)
+    assert len(set(written)) == 1
+
+
+def test_tasks_know_whether_a_variable_has_changed(tmp_path: pathlib.Path) -> None:
+    graph, v = ckit.make_graph({"a": np.zeros(3), "b": np.array([b"x"], object), "c": np.float32(1)}, {"b": 1})
+    with graph.as_default():
+        with ckit.cluster(2) as (server, _), ckit.session(server, graph) as sess:
+            ckit.initialize(sess, list(v.values()))
+            savers = [harness.Saver([v["a"], v["b"]]), harness.Saver()]
+            first, all_of_it = (s.save(sess, tmp_path / f"m{i}", 1) for i, s in enumerate(savers))
+            assert [s.changed_since(sess, p) for s, p in zip(savers, (first, all_of_it), strict=True)] == [False, False]
+            sess.run(v["c"].assign(2.0).op)
+            assert [s.changed_since(sess, p) for s, p in zip(savers, (first, all_of_it), strict=True)] == [False, True]
+            sess.run(v["b"].assign(np.array([b"y"], object)).op)
+            assert savers[0].changed_since(sess, first) is True
+            savers[0].restore(sess, first)
+            assert savers[0].changed_since(sess, first) is False
+            sess.run(v["a"].assign_add(np.ones(3)).op)
+            assert savers[0].changed_since(sess, first) is True
+        with ckit.cluster(2) as (server, _), ckit.session(server, graph) as sess:
+            ckit.initialize(sess, list(v.values()))
+            assert savers[0].changed_since(sess, first) is None

@@ -1,0 +1,738 @@
+"""The Saver against a session of its own: what is saved comes back, and what does not fit is told by name."""
+
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from etils import epath
+from hypothesis.extra import numpy as hnp
+
+import harness
+import runtime as rt
+from tests.examples import costly
+from tests.harness.checkpoints.checkpoint_kit import plain_orbax
+
+pytestmark = pytest.mark.disk
+
+VALUES: dict[str, Any] = {
+    "scalar": np.float32(1.5),
+    "step": np.int64(2**40),
+    "flag": np.bool_(True),
+    "layer/w": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "layer/w/slot": np.arange(24, dtype=np.float64).reshape(2, 3, 4),
+    "half": np.array([1, 2.5, -3], ml_dtypes.bfloat16),
+    "small": np.array([1, 2], ml_dtypes.float8_e4m3fn),
+    "bytes": np.arange(5, dtype=np.uint8),
+    "four": np.zeros((2, 1, 3, 2), np.int16),
+    "complex": np.array([1 + 2j], np.complex64),
+    "empty": np.zeros((0, 3), np.float32),
+    "words": np.array([[b"a", b""], [b"\x00\xff", "\u00e4".encode()]], object),
+}
+
+
+@pytest.fixture
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture
+def sess(graph: rt.Graph) -> Iterator[rt.Session]:
+    with rt.Session("", graph) as sess:
+        yield sess
+
+
+def _variables(values: dict[str, Any]) -> dict[str, rt.Variable]:
+    return {
+        name: rt.Variable(value, name=name, dtype=np.asarray(value).dtype, trainable=False)
+        for name, value in values.items()
+    }
+
+
+def _initialize(sess: rt.Session) -> None:
+    sess.run(rt.global_variables_initializer())
+
+
+def _assert_equal(found: Any, wanted: Any) -> None:
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    assert found.dtype == wanted.dtype
+    assert found.shape == wanted.shape
+    assert found.tolist() == wanted.tolist()
+
+
+def _flip(path: pathlib.Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(bytes(data))
+
+
+def _largest_file(directory: str) -> pathlib.Path:
+    files = [p for p in pathlib.Path(directory).rglob("*") if p.is_file() and p.parent.name == "d"]
+    return max(files, key=lambda p: p.stat().st_size)
+
+
+# -- round trips -----------------------------------------------------------------------------------------------------
+
+
+def test_every_dtype_and_shape_comes_back(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    variables = _variables(VALUES)
+    _initialize(sess)
+    saver = harness.Saver()
+    path = saver.save(sess, tmp_path / "m", 7)
+    assert path == f"{tmp_path}/m/7"
+    for name, variable in variables.items():
+        value = np.full(variable.shape, b"x", object) if name == "words" else np.zeros(variable.shape, variable.dtype)
+        sess.run(variable.assign(value))
+    saver.restore(sess, path)
+    for name, variable in variables.items():
+        _assert_equal(sess.run(variable), VALUES[name])
+        _assert_equal(harness.load_variable(path, name), VALUES[name])
+
+
+def test_plain_orbax_restores_full_arrays_by_name(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    _variables(VALUES)
+    _initialize(sess)
+    harness.Saver().save(sess, tmp_path / "m", 7)
+    step, found = plain_orbax(tmp_path / "m")
+    assert step == 7
+    assert found.keys() == VALUES.keys()
+    for name in VALUES.keys() - {"words"}:
+        _assert_equal(found[name], VALUES[name])
+
+
+_SETS = st.dictionaries(
+    st.from_regex(r"[a-z]{1,3}(/[a-z0-9]{1,3}){0,2}", fullmatch=True),
+    st.builds(
+        lambda dtype, shape, seed: np.random.RandomState(seed).randint(0, 2, shape).astype(dtype),
+        st.sampled_from([np.float32, np.int64, ml_dtypes.bfloat16, np.bool_, np.uint8]),
+        hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+        st.integers(0, 2**31),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@costly(10)
+@hypothesis.given(_SETS)
+def test_any_set_of_variables_comes_back(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
+    directory = tmp_path_factory.mktemp("any")
+    with rt.Graph().as_default() as graph, rt.Session("", graph) as sess:
+        variables = _variables(values)
+        _initialize(sess)
+        saver = harness.Saver()
+        path = saver.save(sess, directory / "m", 0)
+        for variable in variables.values():
+            sess.run(variable.assign(np.zeros(variable.shape, variable.dtype)))
+        saver.restore(sess, path)
+        for name, variable in variables.items():
+            assert np.asarray(sess.run(variable)).tobytes() == values[name].tobytes()
+
+
+def test_a_slice_of_a_partitioned_variable_is_a_part_of_one_array(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    table = np.arange(40, dtype=np.float32).reshape(10, 4)
+    parts = []
+    for i, (first, last) in enumerate([(0, 4), (4, 8), (8, 10)]):
+        part = rt.Variable(table[first:last], name=f"table/part_{i}", trainable=False)
+        _belongs(part, "table", table.shape, (first, 0))
+        parts.append(part)
+    _initialize(sess)
+    path = harness.Saver().save(sess, tmp_path / "m", 1)
+    _assert_equal(plain_orbax(tmp_path / "m")[1]["table"], table)
+    with rt.Graph().as_default() as other, rt.Session("", other) as fresh:
+        again = [rt.Variable(np.zeros((5, 4), np.float32), name=f"other/part_{i}", trainable=False) for i in range(2)]
+        for i, part in enumerate(again):
+            _belongs(part, "table", table.shape, (5 * i, 0))
+        harness.Saver().restore(fresh, path)
+        _assert_equal(np.concatenate(fresh.run(again)), table)
+
+
+def _belongs(part: rt.Variable, name: str, shape: tuple[int, ...], offset: tuple[int, ...]) -> None:
+    class Info:
+        full_name, full_shape, var_offset = name, shape, offset
+
+    part.save_slice_info = Info()
+
+
+def test_a_moved_directory_restores(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    variable = rt.Variable(np.float32(3), name="v")
+    _initialize(sess)
+    saver = harness.Saver()
+    saver.save(sess, tmp_path / "here" / "m", 1)
+    assert not [p for p in (tmp_path / "here").rglob("*.json") if str(tmp_path) in p.read_text()]
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    sess.run(variable.assign(0.0))
+    saver.restore(sess, harness.latest_checkpoint(str(tmp_path / "there")))
+    assert sess.run(variable) == 3
+    assert harness.latest_checkpoint(str(tmp_path / "here")) is None
+
+
+def test_a_checkpoint_of_another_program_is_restored_with_a_map(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    tree = {"params": {"dense": {"kernel": np.ones((2, 3), np.float32), "bias": np.full(3, 2.0, np.float32)}}, "n": 4}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "theirs", tree)
+    kernel = rt.Variable(np.zeros((2, 3), np.float32), name="w")
+    bias = rt.Variable(np.zeros(3, np.float32), name="b")
+    harness.Saver({"params/dense/kernel": kernel, "params/dense/bias": bias}).restore(sess, str(tmp_path / "theirs"))
+    _assert_equal(sess.run(kernel), tree["params"]["dense"]["kernel"])
+    _assert_equal(sess.run(bias), tree["params"]["dense"]["bias"])
+    assert ("params/dense/bias", (3,)) in harness.list_variables(str(tmp_path / "theirs"))
+
+
+def test_a_checkpoint_of_an_optax_training_loop_is_restored_with_a_map(
+    sess: rt.Session, tmp_path: pathlib.Path
+) -> None:
+    dense = {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3, jnp.bfloat16)}
+    params = {"dense": dense, "scale": [3.0, 4.0]}
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+    gradients = jax.tree.map(jnp.ones_like, params)
+    state = optimizer.update(gradients, optimizer.init(params))[1]
+    with ocp.CheckpointManager(tmp_path / "theirs") as manager:
+        for step in (6, 7):
+            tree = {"step": step, "params": params, "opt_state": state}
+            manager.save(step, args=ocp.args.StandardSave(tree))
+        manager.wait_until_finished()
+    newest = harness.latest_checkpoint(str(tmp_path))
+    assert newest == f"{tmp_path}/theirs/7"
+    shapes = dict(harness.list_variables(newest))
+    assert shapes["params/scale/1"] == () and shapes["opt_state/1/0/mu/dense/kernel"] == (2, 3)
+    kernel = rt.Variable(np.zeros((2, 3), np.float32), name="w")
+    bias = rt.Variable(np.zeros(3, ml_dtypes.bfloat16), dtype=ml_dtypes.bfloat16, name="b")
+    mu = rt.Variable(np.zeros((2, 3), np.float32), name="w/adam/mu")
+    count = rt.Variable(0, dtype=np.int32, name="w/adam/count", trainable=False)
+    names = {
+        "params/dense/kernel": kernel,
+        "params/dense/bias": bias,
+        "opt_state/1/0/mu/dense/kernel": mu,
+        "opt_state/1/0/count": count,
+    }
+    harness.Saver(names).restore(sess, newest)
+    _assert_equal(sess.run(kernel), dense["kernel"])
+    _assert_equal(sess.run(bias), dense["bias"])
+    _assert_equal(sess.run(mu), state[1][0].mu["dense"]["kernel"])
+    assert sess.run(count) == 1
+    with rt.Graph().as_default() as other, rt.Session("", other) as fresh:
+        mine = rt.Variable(np.zeros((2, 3), np.float32), name="mlp/kernel")
+        rt.Variable(np.zeros(3, ml_dtypes.bfloat16), dtype=ml_dtypes.bfloat16, name="mlp/bias")
+        harness.init_from_checkpoint(str(tmp_path / "theirs"), {"params/dense/": "mlp/"})
+        _initialize(fresh)
+        _assert_equal(fresh.run(mine), dense["kernel"])
+
+
+def test_where_variables_lived_travels_as_orbax_metadata(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    table = np.arange(8, dtype=np.float32).reshape(4, 2)
+    parts = [rt.Variable(table[i : i + 2], name=f"table/part_{i}", trainable=False) for i in (0, 2)]
+    harness.partitioned("table", parts)
+    _initialize(sess)
+    path = harness.Saver().save(sess, tmp_path / "m", 7)
+    with ocp.CheckpointManager(tmp_path / "m") as manager:
+        assert manager.metadata(7).custom_metadata["bellwether"]["sequence"] == 1
+    metadata = ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / "default")
+    assert metadata.custom_metadata == {
+        "bellwether": {"table": {"dtype": "float32", "shape": [4, 2], "tasks": [sess.task, sess.task]}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("shapes", "match"),
+    [([], "needs parts"), ([()], "needs parts"), ([(2, 3), (2, 4)], r"first dimension only: .*float32\[2, 4\]")],
+)
+def test_parts_that_do_not_fit_together(graph: rt.Graph, shapes: list[tuple[int, ...]], match: str) -> None:
+    parts = [rt.Variable(np.zeros(shape, np.float32), name=f"part_{i}") for i, shape in enumerate(shapes)]
+    with pytest.raises(rt.InvalidArgumentError, match=match):
+        harness.partitioned("table", parts)
+
+
+# -- names, steps, retention -----------------------------------------------------------------------------------------
+
+
+def test_the_step_is_the_one_inside(sess: rt.Session, graph: rt.Graph, tmp_path: pathlib.Path) -> None:
+    step = rt.Variable(41, dtype=np.int64, name="global_step", trainable=False)
+    graph.add_to_collection(rt.GraphKeys.GLOBAL_STEP, step)
+    _initialize(sess)
+    saver = harness.Saver()
+    assert saver.save(sess, tmp_path / "a", step) == f"{tmp_path}/a/41"
+    assert saver.save(sess, tmp_path / "b", "global_step:0") == f"{tmp_path}/b/41"
+    assert saver.save(sess, tmp_path / "c") == f"{tmp_path}/c/41"
+    assert saver.save(sess, tmp_path / "d", 5) == f"{tmp_path}/d/5"
+
+
+def test_without_any_step_the_next_number_is_taken(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    saver = harness.Saver()
+    assert [os.path.basename(saver.save(sess, tmp_path / "m")) for _ in range(3)] == ["0", "1", "2"]
+
+
+def test_retention_goes_by_the_order_of_saving(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    saver = harness.Saver(max_to_keep=2)
+    for step in (10, 20, 5, 6):  # somebody went back to step 4 and trains anew
+        saver.save(sess, tmp_path / "m", step)
+    assert [os.path.basename(p) for p in saver.last_checkpoints] == ["5", "6"]
+    assert harness.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/m/6"
+    assert sorted(os.listdir(tmp_path / "m")) == ["5", "6"]
+
+
+def test_retention_survives_a_restart(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    for step in range(4):
+        harness.Saver(max_to_keep=2).save(sess, tmp_path / "m", step)
+    state = harness.get_checkpoint_state(str(tmp_path))
+    assert state is not None
+    assert [os.path.basename(p) for p in state.all_model_checkpoint_paths] == ["2", "3"]
+    assert state.model_checkpoint_path == state.all_model_checkpoint_paths[-1]
+
+
+@pytest.mark.parametrize("keep", [None, 0])
+def test_none_and_zero_keep_all(sess: rt.Session, tmp_path: pathlib.Path, keep: int | None) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    saver = harness.Saver(max_to_keep=keep)
+    for step in range(7):
+        saver.save(sess, tmp_path / "m", step)
+    assert len(saver.last_checkpoints) == 7
+
+
+def test_the_best_are_kept_besides_the_last(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    saver = harness.Saver(max_to_keep=1, max_to_keep_best=2, best_metric="loss")
+    for step, loss in enumerate([5.0, 1.0, 4.0, 2.0, 9.0, 8.0]):
+        saver.save(sess, tmp_path / "m", step, metrics={"loss": loss})
+    assert [os.path.basename(p) for p in saver.last_checkpoints] == ["1", "3", "5"]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_survive_restarts_saves_without_metrics_and_nan(
+    sess: rt.Session, tmp_path: pathlib.Path, mode: str
+) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    harness.Saver(max_to_keep=None).save(sess, tmp_path / "m", 0, metrics={"other": 1.0})
+    sign = 1 if mode == "max" else -1
+    for step, value in enumerate([0.1, 0.9, 0.5, None, 0.7, np.nan, 0.2], 1):
+        saver = harness.Saver(max_to_keep=1, max_to_keep_best=2, best_metric="score", best_mode=mode)
+        saver.save(sess, tmp_path / "m", step, metrics=None if value is None else {"score": np.float32(sign * value)})
+    assert [os.path.basename(p) for p in saver.last_checkpoints] == ["2", "5", "7"]
+
+
+def test_metrics_that_do_not_tell_which_is_best_are_refused(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    saver = harness.Saver(max_to_keep_best=1, best_metric="loss")
+    with pytest.raises(ValueError, match="metrics has no 'loss', which is best_metric: it has accuracy"):
+        saver.save(sess, tmp_path / "m", 1, metrics={"accuracy": 0.5})
+    with pytest.raises(ValueError, match="the metric 'loss' must be a number"):
+        saver.save(sess, tmp_path / "m", 1, metrics={"loss": "small"})  # type: ignore[dict-item]
+
+
+def test_one_for_every_so_many_hours_is_kept_besides_the_last(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    hours = 0.5 / 3600
+    began = {}
+    for step in range(6):
+        began[step] = time.monotonic()
+        harness.Saver(max_to_keep=1, keep_checkpoint_every_n_hours=hours).save(sess, tmp_path / "m", step)
+        time.sleep(0.3)  # what counts is how old they are
+    kept = sorted(int(name) for name in os.listdir(tmp_path / "m"))
+    assert kept[0] == 0 and kept[-1] == 5  # the last one is kept as the last
+    for one, after in itertools.pairwise(kept):
+        if after < 5:
+            assert began[after + 1] - began[one] >= 0.5  # not sooner than asked for
+        if after - one > 1:
+            assert began[after - 1] - began[one + 1] < 0.5  # nor later
+
+
+def test_the_same_step_again_replaces_the_old_one(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    variable = rt.Variable(1.0, name="v")
+    _initialize(sess)
+    saver = harness.Saver()
+    saver.save(sess, tmp_path / "m", 3)
+    sess.run(variable.assign(2.0))
+    path = saver.save(sess, tmp_path / "m", 3)
+    assert harness.load_variable(path, "v") == 2
+    assert os.listdir(tmp_path / "m") == ["3"]
+
+
+def test_padded_step_numbers(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    variable = rt.Variable(1.0, name="v")
+    _initialize(sess)
+    saver = harness.Saver(pad_step_number=True)
+    assert saver.save(sess, tmp_path / "m", 3) == f"{tmp_path}/m/00000003"
+    sess.run(variable.assign(5.0))
+    saver.restore(sess, harness.latest_checkpoint(str(tmp_path)))
+    assert sess.run(variable) == 1
+
+
+def test_tf1_spelling_of_a_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    variable = rt.Variable(1.0, name="v")
+    _initialize(sess)
+    saver = harness.Saver()
+    saver.save(sess, tmp_path / "model.ckpt", 3)
+    assert harness.checkpoint_exists(f"{tmp_path}/model.ckpt-3")
+    assert not harness.checkpoint_exists(f"{tmp_path}/model.ckpt-4")
+    sess.run(variable.assign(5.0))
+    saver.restore(sess, f"{tmp_path}/model.ckpt-3")
+    assert sess.run(variable) == 1
+
+
+def test_recovered_checkpoints_are_listed(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    path = harness.Saver().save(sess, tmp_path / "m", 3)
+    other = harness.Saver()
+    assert other.last_checkpoints == []
+    other.recover_last_checkpoints([f"{tmp_path}/m/2", path])
+    assert other.last_checkpoints == [path]
+
+
+# -- what does not fit -----------------------------------------------------------------------------------------------
+
+
+def test_an_uninitialized_variable_is_named_and_nothing_remains(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="never")
+    with pytest.raises(rt.FailedPreconditionError, match="never"):
+        harness.Saver().save(sess, tmp_path / "m", 1)
+    assert not (tmp_path / "m").exists()
+
+
+def test_all_that_does_not_fit_is_listed_at_once(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(np.zeros((2, 3), np.float32), name="a")
+    rt.Variable(np.zeros(4, np.int32), dtype=np.int64, name="b")
+    rt.Variable(np.zeros(1, np.float32), name="only_there")
+    _initialize(sess)
+    path = harness.Saver().save(sess, tmp_path / "m", 1)
+    with rt.Graph().as_default() as other, rt.Session("", other) as fresh:
+        kept = rt.Variable(np.zeros((3, 2), np.float32), name="a")
+        rt.Variable(np.zeros(4, np.int32), name="b")
+        rt.Variable(np.zeros(7, np.float32), name="only_here")
+        _initialize(fresh)
+        with pytest.raises(rt.InvalidArgumentError) as error:
+            harness.Saver().restore(fresh, path)
+        text = str(error.value)
+        for part in ("a: ", "float32[3, 2]", "float32[2, 3]", "b: ", "int32[4]", "int64[4]"):
+            assert part in text
+        for part in ("only_here float32[7]", "only_there float32[1]", "partial=True"):
+            assert part in text
+        assert fresh.run(kept).shape == (3, 2)
+
+
+def test_partial_restore_is_asked_for(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="a")
+    _initialize(sess)
+    path = harness.Saver().save(sess, tmp_path / "m", 1)
+    with rt.Graph().as_default() as other, rt.Session("", other) as fresh:
+        a, b = rt.Variable(0.0, name="a"), rt.Variable(9.0, name="b")
+        _initialize(fresh)
+        saver = harness.Saver()
+        with pytest.raises(rt.NotFoundError, match="Key b .*not found in checkpoint"):
+            saver.restore(fresh, path)
+        saver.restore(fresh, path, partial=True)
+        assert fresh.run([a, b]) == [1, 9]
+
+
+def test_no_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    saver = harness.Saver()
+    with pytest.raises(ValueError, match="Can't load save_path when it is None"):
+        saver.restore(sess, None)
+    with pytest.raises(ValueError, match="not a valid checkpoint"):
+        saver.restore(sess, str(tmp_path / "nothing"))
+    assert harness.latest_checkpoint(str(tmp_path)) is None
+    assert harness.get_checkpoint_state(str(tmp_path / "nothing")) is None
+    assert saver.restore_latest(sess, str(tmp_path)) is None
+    with pytest.raises(ValueError, match="Couldn't find a checkpoint"):
+        harness.load_checkpoint(str(tmp_path))
+
+
+def test_what_a_saver_refuses(graph: rt.Graph, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="No variables to save"):
+        harness.Saver()
+    v = rt.Variable(1.0, name="v")
+    with pytest.raises(ValueError, match="restored with two names"):
+        harness.Saver({"a": v, "b": v})
+    with pytest.raises(ValueError, match="two variables have the same name"):
+        harness.Saver({"a": [v, rt.Variable(1.0, name="w")]})
+    with pytest.raises(TypeError, match="only variables can be saved"):
+        harness.Saver([1])
+    with pytest.raises(TypeError, match="must be a list or a dictionary"):
+        harness.Saver(v)
+    with pytest.raises(ValueError, match="transfer"):
+        harness.Saver(transfer="pigeon")
+    with rt.Session("", graph) as sess:
+        _initialize(sess)
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ValueError, match="is a file"):
+            harness.Saver().save(sess, tmp_path / "file" / "m", 1)
+        with pytest.raises(rt.InvalidArgumentError, match="negative"):
+            harness.Saver().save(sess, tmp_path / "m", -1)
+
+
+def test_saving_nothing_when_allowed(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    saver = harness.Saver(allow_empty=True)
+    assert saver.save(sess, tmp_path / "m", 1) is None
+    saver.restore(sess, "anything")
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+def _two_checkpoints(sess: rt.Session, directory: pathlib.Path) -> tuple[harness.Saver, rt.Variable]:
+    variable = rt.Variable(np.zeros(5000, np.float32), name="v")
+    _initialize(sess)
+    saver = harness.Saver()
+    for step in (1, 2):
+        sess.run(variable.assign(np.full(5000, step, np.float32)))
+        saver.save(sess, directory / "m", step)
+    return saver, variable
+
+
+def test_a_flipped_bit_is_found_and_the_one_before_is_used(
+    sess: rt.Session, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saver, variable = _two_checkpoints(sess, tmp_path)
+    _flip(_largest_file(f"{tmp_path}/m/2"), 9000)
+    with pytest.raises(rt.DataLossError, match=r"m/2 is damaged: .*checksum"):
+        saver.restore(sess, f"{tmp_path}/m/2")
+    sess.run(variable.assign(np.zeros(5000, np.float32)))
+    assert saver.restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/1"
+    assert sess.run(variable)[0] == 1
+    assert "m/2 is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["shard", "manifest", "tree"])
+def test_a_missing_file_is_found_and_the_one_before_is_used(
+    sess: rt.Session, tmp_path: pathlib.Path, what: str
+) -> None:
+    saver, _ = _two_checkpoints(sess, tmp_path)
+    newest = f"{tmp_path}/m/2"
+    files = {
+        "shard": _largest_file(newest),
+        "manifest": pathlib.Path(newest, "bellwether.json"),
+        "tree": pathlib.Path(newest, "default", "_METADATA"),
+    }
+    files[what].unlink()
+    assert harness.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/m/1"
+    assert saver.restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/1"
+
+
+def test_a_changed_manifest_is_found(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    _two_checkpoints(sess, tmp_path)
+    path = tmp_path / "m" / "2" / "bellwether.json"
+    body = json.loads(path.read_text())
+    body["manifest"]["step"] = 99
+    path.write_text(json.dumps(body))
+    with pytest.raises(rt.DataLossError, match="m/2 is damaged"):
+        harness.load_checkpoint(f"{tmp_path}/m/2")
+    assert harness.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/m/1"
+
+
+def test_nothing_is_initialized_silently_when_all_are_damaged(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    saver, _ = _two_checkpoints(sess, tmp_path)
+    for step in (1, 2):
+        _largest_file(f"{tmp_path}/m/{step}").unlink()
+    with pytest.raises(rt.DataLossError, match=r"all checkpoints .* are damaged"):
+        saver.restore_latest(sess, str(tmp_path))
+
+
+def test_a_damaged_step_is_replaced_when_training_gets_there_again(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    saver, variable = _two_checkpoints(sess, tmp_path)
+    _largest_file(f"{tmp_path}/m/2").unlink()
+    saver.restore_latest(sess, str(tmp_path))
+    sess.run(variable.assign(np.full(5000, 2, np.float32)))
+    saver.save(sess, tmp_path / "m", 2)
+    assert saver.restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/2"
+
+
+def test_what_a_dead_chief_left_is_cleaned_away(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    _two_checkpoints(sess, tmp_path)
+    again = tmp_path / "again"
+    series = again / "m"
+    shutil.copytree(tmp_path / "m" / "1", series / "1")
+    shutil.copytree(tmp_path / "m" / "2", series / "replaced" / "2")  # died before the new 2 was there
+    shutil.copytree(tmp_path / "m" / "1", series / "removed" / "0")  # died while it removed 0
+    for name in ("3.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-synced"):
+        (series / name / "default").mkdir(parents=True)
+    harness.Saver().save(sess, series, 4)
+    assert sorted(os.listdir(series)) == ["1", "2", "4"]
+
+
+# -- background ------------------------------------------------------------------------------------------------------
+
+
+def test_a_background_save_holds_the_values_of_its_beginning(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    variable = rt.Variable(np.ones(1 << 20, np.float32), name="v")
+    _initialize(sess)
+    handle = harness.Saver().save(sess, tmp_path / "m", 1, wait=False)
+    for _ in range(20):
+        sess.run(variable.assign_add(np.ones(1 << 20, np.float32)).op)
+    path = handle.result(60)
+    assert handle.done() and handle.exception() is None
+    assert np.all(harness.load_variable(path, "v") == 1)
+    assert sess.run(variable)[0] == 21
+
+
+def test_a_save_that_is_due_while_another_runs_is_skipped_and_counted(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(np.ones(1 << 22, np.float32), name="v")
+    _initialize(sess)
+    saver = harness.Saver()
+    handles = [saver.save(sess, tmp_path / "m", step, wait=False) for step in range(50)]
+    saver.wait()
+    assert handles[0] is not None
+    assert saver.skipped == sum(h is None for h in handles) > 0
+    assert len(saver.last_checkpoints) == min(5, 50 - saver.skipped)
+
+
+def test_a_failure_in_the_background_surfaces_and_training_goes_on(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    variable = rt.Variable(np.ones(1000, np.float32), name="v")
+    _initialize(sess)
+    saver = harness.Saver()
+    good = saver.save(sess, tmp_path / "m", 1)
+    os.symlink("/proc/self/nothing", tmp_path / "m" / "2.orbax-checkpoint-tmp")  # no directory can be made there
+    handle = saver.save(sess, tmp_path / "m", 2, wait=False)
+    with pytest.raises(rt.OpError):
+        handle.result(60)
+    with pytest.raises(rt.OpError):
+        saver.check_for_errors()
+    assert saver.failed == 1
+    sess.run(variable.assign_add(np.ones(1000, np.float32)).op)
+    assert saver.last_checkpoints == [good]
+
+
+def test_threads_end_with_the_saves(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    before = set(threading.enumerate())
+    saver = harness.Saver()
+    for step in range(3):
+        saver.save(sess, tmp_path / "m", step)
+    started = set(threading.enumerate()) - before
+    for thread in started:
+        thread.join(60)
+    assert [t.name for t in started if t.is_alive()] == []
+
+
+# -- what else resumes -----------------------------------------------------------------------------------------------
+
+
+def test_states_ride_in_the_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    state: dict[str, Any] = {"epoch": 3, "rng": np.arange(4, dtype=np.uint32), "name": "x", "b": b"\x00", "t": (1, [2])}
+    harness.checkpointable("data", lambda: state, lambda value: taken.append(value))
+    taken: list[Any] = []
+    try:
+        saver = harness.Saver()
+        path = saver.save(sess, tmp_path / "m", 1)
+        state = {"epoch": 4}
+        saver.restore(sess, path)
+        assert taken[0]["epoch"] == 3
+        assert taken[0]["rng"].dtype == np.uint32 and taken[0]["rng"].tolist() == [0, 1, 2, 3]
+        assert (taken[0]["name"], taken[0]["b"], taken[0]["t"]) == ("x", b"\x00", (1, [2]))
+        assert harness.restore_states(path, "/job:worker/task:5") == []
+    finally:
+        harness.forget_checkpointable("data")
+
+
+def test_states_that_cannot_be_saved_are_refused() -> None:
+    from harness.checkpoints.states import encode
+
+    with pytest.raises(rt.InvalidArgumentError, match="holds a set"):
+        encode({"x": {1, 2}})
+    with pytest.raises(rt.InvalidArgumentError, match="empty or has a space"):
+        harness.checkpointable("a b", lambda: 0, lambda value: None)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.from_regex(r"[a-z]+", fullmatch=True), inner) | st.tuples(inner),
+    max_leaves=10,
+)
+
+
+@hypothesis.given(_JSON)
+def test_any_state_comes_back(value: Any) -> None:
+    from harness.checkpoints.states import decode, encode
+
+    assert decode(json.loads(encode(value))) == value
+
+
+# -- initial values --------------------------------------------------------------------------------------------------
+
+
+def test_initial_values_from_a_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(np.full(3, 7.0, np.float32), name="old/w")
+    rt.Variable(np.full(2, 8.0, np.float32), name="old/b")
+    rt.Variable(np.arange(4, dtype=np.float32), name="table")
+    _initialize(sess)
+    harness.Saver().save(sess, tmp_path / "m", 1)
+    with rt.Graph().as_default() as other, rt.Session("", other) as fresh:
+        w = rt.Variable(np.zeros(3, np.float32), name="new/w")
+        b = rt.Variable(np.zeros(2, np.float32), name="new/b")
+        parts = [rt.Variable(np.zeros(2, np.float32), name=f"part_{i}") for i in range(2)]
+        rest = rt.Variable(np.float32(5), name="rest")
+        harness.init_from_checkpoint(str(tmp_path), {"old/": "new/", "table": parts})
+        _initialize(fresh)
+        found = fresh.run([w, b, *parts, rest])
+        assert [f.tolist() for f in found] == [[7, 7, 7], [8, 8], [0, 1], [2, 3], 5]
+
+
+def test_initial_values_that_do_not_fit_are_listed_at_once(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(np.zeros(3, np.float32), name="w")
+    _initialize(sess)
+    harness.Saver().save(sess, tmp_path / "m", 1)
+    with rt.Graph().as_default():
+        rt.Variable(np.zeros(4, np.int32), name="w")
+        with pytest.raises(ValueError) as error:
+            harness.init_from_checkpoint(str(tmp_path), {"w": "w", "nothing": "w", "/": "nowhere/"})
+    for part in ("shape (3,)", "(4,)", "float32", "int32", "'nothing' is not in the checkpoint", "nowhere/"):
+        assert part in str(error.value)
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_reader(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    _variables(VALUES)
+    _initialize(sess)
+    harness.Saver().save(sess, tmp_path / "m", 1)
+    reader = harness.load_checkpoint(str(tmp_path))
+    assert reader.get_variable_to_shape_map()["layer/w"] == (3, 4)
+    assert reader.get_variable_to_dtype_map()["half"] == np.dtype(ml_dtypes.bfloat16)
+    assert reader.has_tensor("scalar:0") and not reader.has_tensor("zz")
+    with pytest.raises(rt.NotFoundError, match="Key zz not found"):
+        reader.get_tensor("zz")
+    assert "layer/w float32 [3, 4]" in reader.debug_string()
+    assert harness.list_variables(str(tmp_path)) == sorted((n, np.shape(v)) for n, v in VALUES.items())
+
+
+def test_iterating_over_new_checkpoints(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    saver = harness.Saver()
+    seen = []
+    saver.save(sess, tmp_path / "m", 0)
+    for path in harness.checkpoints_iterator(str(tmp_path), timeout=0.05):
+        seen.append(os.path.basename(path))
+        if len(seen) < 3:
+            saver.save(sess, tmp_path / "m", len(seen))
+    assert seen == ["0", "1", "2"]

@@ -1,0 +1,256 @@
+"""Saves in the background of a training loop: what is skipped, what fails, what is told, and how it ends."""
+
+import logging as std_logging
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness
+import runtime as rt
+from harness.checkpoints import saver as saver_module
+from harness.checkpoints.manifest import read_manifest
+
+pytestmark = pytest.mark.disk
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as graph:
+        yield graph
+
+
+def _model(size: int = 1000) -> tuple[rt.Variable, rt.Operation]:
+    v = rt.Variable(np.zeros(size, np.float32), name="v")
+    step = harness.get_or_create_global_step()
+    return step, rt.group(v.assign_add(np.ones(size, np.float32)).op, step.assign_add(1).op)
+
+
+class _HeldSaver(harness.Saver):
+    """Does not begin to write before it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.go = threading.Event()
+
+    def _write(self, *arguments: Any) -> str:
+        self.begun.set()
+        assert self.go.wait(60)
+        return super()._write(*arguments)
+
+
+def _steps(logdir: pathlib.Path) -> list[int]:
+    return sorted(int(p.name) for p in (logdir / "model.ckpt").glob("[0-9]*") if p.name.isdigit())
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+def test_a_recovery_during_a_save_costs_that_checkpoint_alone(tmp_path: pathlib.Path, monitored: bool) -> None:
+    server = rt.Server.create_local_server()
+    _, train = _model()
+    saver = _HeldSaver()
+    if monitored:
+        hook = harness.CheckpointSaverHook(str(tmp_path), save_secs=0.05, saver=saver)
+        creator = harness.ChiefSessionCreator(master=server.target)
+        opened: Any = harness.MonitoredSession(creator, [hook])
+    else:
+        sv = harness.Supervisor(logdir=str(tmp_path), saver=saver, save_model_secs=0.05, summary_op=None)
+        opened = sv.managed_session(server.target)
+    with opened as sess:
+        assert saver.begun.wait(60)  # step 0
+        managed = sess._session if monitored else sess
+        managed.recover(managed.raw, rt.AbortedError("a task was lost"))  # closes the session that is saved in
+        saver.go.set()
+        done = 0
+        while not any(_steps(tmp_path)):  # of a step after 0
+            sess.run(train)
+            done += 1
+            assert done < 100_000
+    assert saver.failed == 1
+    assert _steps(tmp_path)[-1] == done
+    server.stop()
+
+
+def test_a_hook_saves_while_training_goes_on_and_skips_what_is_due_meanwhile(tmp_path: pathlib.Path) -> None:
+    step, train = _model()
+    saver = _HeldSaver()
+    hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=10, saver=saver)
+    with harness.MonitoredSession(harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]) as sess:
+        assert saver.begun.wait(60)  # step 0
+        for _ in range(35):
+            sess.run(train)
+        assert saver.skipped == 3  # 10, 20, 30
+        saver.go.set()
+        saver.wait()
+        for _ in range(5):
+            sess.run(train)
+        saver.wait()
+        sess.run(train)
+    assert _steps(tmp_path) == [0, 40, 41]
+
+
+def test_a_hook_whose_last_save_was_skipped_saves_at_the_end(tmp_path: pathlib.Path) -> None:
+    step, train = _model()
+    saver = _HeldSaver()
+    hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=10, saver=saver)
+    with harness.MonitoredSession(harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]) as sess:
+        for _ in range(10):
+            sess.run(train)
+        assert saver.skipped == 1
+        saver.go.set()
+    assert _steps(tmp_path) == [0, 10]
+
+
+def test_an_error_in_the_loop_lets_the_save_under_way_end_and_saves_nothing_more(tmp_path: pathlib.Path) -> None:
+    step, train = _model()
+    saver = _HeldSaver()
+    hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=1000, saver=saver)
+    with pytest.raises(ZeroDivisionError):
+        with harness.MonitoredSession(harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]) as sess:
+            sess.run(train)
+            threading.Timer(0.2, saver.go.set).start()
+            raise ZeroDivisionError
+    assert _steps(tmp_path) == [0]
+
+
+@pytest.mark.parametrize("interruption", [SystemExit, KeyboardInterrupt])
+def test_an_interrupted_monitored_session_saves_where_it_is(
+    tmp_path: pathlib.Path, interruption: type[BaseException]
+) -> None:
+    step, train = _model()
+    with pytest.raises(interruption):
+        with harness.MonitoredTrainingSession("", checkpoint_dir=str(tmp_path), save_checkpoint_secs=3600) as sess:
+            for _ in range(7):
+                sess.run(train)
+            raise interruption
+    assert _steps(tmp_path)[-1] == 7
+
+
+class _FailingSaver(harness.Saver):
+    """Its second save fails in the background."""
+
+    writes = 0
+
+    def _write(self, *arguments: Any) -> str:
+        self.writes += 1
+        if self.writes == 2:
+            raise rt.InternalError("the controller of the disk is on fire")
+        return super()._write(*arguments)
+
+
+@pytest.mark.parametrize("kind", ["supervisor", "monitored"])
+def test_a_failure_in_the_background_ends_the_training_loop_with_its_error(tmp_path: pathlib.Path, kind: str) -> None:
+    step, train = _model()
+    saver = _FailingSaver()
+    if kind == "supervisor":
+        supervisor = harness.Supervisor(
+            logdir=str(tmp_path), global_step=step, saver=saver, save_model_secs=0.05, summary_op=None
+        )
+        session = supervisor.managed_session("")
+    else:
+        session = harness.MonitoredTrainingSession(
+            "", checkpoint_dir=str(tmp_path), scaffold=harness.Scaffold(saver=saver), save_checkpoint_steps=5
+        )
+    with pytest.raises(rt.InternalError, match="the disk is on fire"):
+        with session as sess:
+            deadline = time.monotonic() + 60
+            while not (supervisor.should_stop() if kind == "supervisor" else sess.should_stop()):
+                sess.run(train)
+                assert time.monotonic() < deadline
+    assert saver.failed == 1 and len(_steps(tmp_path)) == 1
+
+
+def test_what_is_due_while_a_supervisor_saves_is_skipped_and_counted(tmp_path: pathlib.Path) -> None:
+    step, train = _model()
+    saver = _HeldSaver()
+    supervisor = harness.Supervisor(
+        logdir=str(tmp_path), global_step=step, saver=saver, save_model_secs=0.05, summary_op=None
+    )
+    with supervisor.managed_session("") as sess:
+        assert saver.begun.wait(60)
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            sess.run(train)
+        saver.go.set()
+        saver.wait()
+        deadline = time.monotonic() + 60
+        while not saver.skipped:
+            sess.run(train)
+            assert time.monotonic() < deadline
+        assert saver.skipped >= 5
+
+
+def test_how_far_a_long_save_is_is_told(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert saver_module.PROGRESS_SECS == 2.0
+    monkeypatch.setattr(saver_module, "PROGRESS_SECS", 0.05)
+    saver_step, _ = _model(1 << 20)
+    with rt.Session("") as sess, caplog.at_level(std_logging.INFO, logger="absl"):
+        sess.run(rt.global_variables_initializer())
+        saver = _HeldSaver()
+        handle = saver.save(sess, tmp_path / "m", 3, wait=False)
+        assert handle is not None
+        deadline = time.monotonic() + 60
+        while "saving step 3: 0% of 4.2 MB after" not in caplog.text:
+            assert time.monotonic() < deadline
+            handle.wait(0.01)
+        saver.go.set()
+        handle.result(60)
+
+
+def test_a_state_that_cannot_be_had_costs_itself_only(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    rt.Variable(1.0, name="v")
+    harness.checkpointable("good", lambda: 17, lambda value: None)
+    harness.checkpointable("bad", lambda: 1 // 0, lambda value: None)
+    try:
+        with rt.Session("") as sess:
+            sess.run(rt.global_variables_initializer())
+            path = harness.Saver().save(sess, tmp_path / "m", 1)
+            manifest = read_manifest(path)
+            assert manifest is not None and manifest.states == {sess.task: {"good": 17}}
+        assert "the state 'bad'" in caplog.text and "ZeroDivisionError" in caplog.text
+    finally:
+        harness.forget_checkpointable("good")
+        harness.forget_checkpointable("bad")
+
+
+# -- a disk that is really full ------------------------------------------------------------------------------------
+
+
+def _full_disk(kind: str, directory: pathlib.Path) -> str:
+    """Runs the program of this test on a small file system of its own; skips where none can be mounted."""
+    mount = f"mount -t tmpfs -o size=8m tmpfs {directory}"
+    try:
+        if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, timeout=30).returncode:
+            pytest.skip("needs the right to mount a small file system")
+    except OSError:
+        pytest.skip("needs unshare")
+    program = f"{mount} && exec {sys.executable} -m tests.harness.checkpoints.full_disk_program {kind} {directory}"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", ["supervisor", "monitored"])
+def test_a_full_disk_costs_checkpoints_not_training(tmp_path: pathlib.Path, kind: str) -> None:
+    told = _full_disk(kind, tmp_path)
+    assert "is full" in told and "training goes on, without this checkpoint: make room" in told
+    for line in ("TRAINED ON", "KEPT", "SAVED AGAIN", "ENDED WITH ResourceExhaustedError", "EVENTS GO ON"):
+        assert line in told, told[-3000:]

@@ -1,0 +1,191 @@
+"""Directories of checkpoints of every name: what is saved there can be restored, and a save looks before it says so."""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+from etils import epath
+
+import harness
+import runtime as rt
+from harness.checkpoints import inspection, layout
+from harness.training import readiness
+from runtime.lowlevel import storage
+from tests.harness.checkpoints import checkpoint_kit as ckit
+
+pytestmark = pytest.mark.disk
+
+ODD = [
+    "layers=[100,50]",
+    "a*b?c",
+    "[!a]",
+    "sp ace",
+    "per%20cent",
+    "ünï#c",
+    "q'uo\"te{}",
+    "tilde~",
+    "-dash",
+    "new\nline",
+]
+
+
+def _variables() -> tuple[rt.Graph, dict[str, rt.Variable]]:
+    words = np.array([b"x", b"yy"], object)
+    values = {"a": np.arange(6.0), "b": np.float32(3), "words": words, "none": np.zeros((0, 2))}
+    return ckit.make_graph(values, {"b": 1, "words": 1})
+
+
+@pytest.mark.parametrize("transfer", ["shared", "stream"])
+def test_a_directory_may_have_any_name(tmp_path: pathlib.Path, transfer: str) -> None:
+    graph, v = _variables()
+    with ckit.cluster(2) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
+        names = ODD if transfer == "shared" else ODD[:2]
+        for name in names:
+            saver = harness.Saver(transfer=transfer)
+            ckit.initialize(sess, list(v.values()))
+            path = saver.save(sess, tmp_path / name / "model.ckpt", 1)
+            saver.save(sess, tmp_path / name / "model.ckpt", 2)
+            sess.run([v["a"].assign(np.zeros(6)).op, v["words"].assign(np.array([b"", b""], object)).op])
+            assert harness.latest_checkpoint(str(tmp_path / name)) == str(tmp_path / name / "model.ckpt" / "2")
+            saver.restore(sess, path)
+            assert sess.run(v["a"]).tolist() == [0, 1, 2, 3, 4, 5] and sess.run(v["words"]).tolist() == [b"x", b"yy"]
+            assert harness.load_variable(path, "b") == 3
+            assert inspection.main([str(tmp_path / name)]) == 0
+    assert sorted(os.listdir(tmp_path)) == sorted(names)
+    for name in ODD[:2]:
+        step, arrays = ckit.plain_orbax(tmp_path / name / "model.ckpt")
+        assert step == 2 and arrays["a"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_backslash_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+    with rt.Graph().as_default(), rt.Session() as sess:
+        rt.Variable(np.float32(1), name="a")
+        sess.run(rt.global_variables_initializer())
+        with pytest.raises(ValueError, match="has a backslash"):
+            harness.Saver().save(sess, tmp_path / "back\\slash" / "m", 1)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sub/model.ckpt", "..", ".", "replaced", "", "a/"])
+def test_a_basename_under_which_nothing_would_be_found_again_is_refused(tmp_path: pathlib.Path, name: str) -> None:
+    with rt.Graph().as_default():
+        harness.get_or_create_global_step()
+        with pytest.raises(ValueError, match="checkpoint_basename is the first part"):
+            harness.Supervisor(logdir=str(tmp_path), checkpoint_basename=name)
+        with pytest.raises(ValueError, match="checkpoint_basename is the first part"):
+            harness.CheckpointSaverHook(str(tmp_path), save_steps=1, checkpoint_basename=name)
+
+
+def test_the_text_of_the_graph_goes_where_the_checkpoints_go(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bucket(type(epath.backend.os_backend)):  # type: ignore[misc]
+        """A store of objects whose names begin with gs://, kept below a directory."""
+
+        def open(self, path: str, mode: str) -> Any:
+            return super().open(self._at(path), mode)
+
+        def mkdir(self, path: str, **options: Any) -> None:
+            super().mkdir(self._at(path), **options)
+
+        def makedirs(self, path: str, **options: Any) -> None:
+            super().makedirs(self._at(path), **options)
+
+        def replace(self, path: str, dst: str) -> None:
+            super().replace(self._at(path), self._at(dst))
+
+        def _at(self, path: str) -> str:
+            assert str(path).startswith("gs://")
+            return str(tmp_path / "store" / str(path).removeprefix("gs://"))
+
+    monkeypatch.setitem(epath.gpath._PREFIX_TO_BACKEND, "gs", Bucket())
+    monkeypatch.setattr(epath.gpath, "_is_tf_installed", lambda: False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with rt.Graph().as_default() as graph:
+        rt.Variable(np.float32(1), name="a")
+        readiness.write_graph_text(graph, "gs://bucket/run")
+    assert os.listdir(tmp_path / "here") == []
+    assert os.listdir(tmp_path / "store" / "bucket" / "run") == ["graph.pbtxt"]
+    assert 'name: "a"' in (tmp_path / "store" / "bucket" / "run" / "graph.pbtxt").read_text()
+
+
+def test_a_run_goes_on_in_a_directory_with_brackets(tmp_path: pathlib.Path) -> None:
+    logdir = str(tmp_path / "lr=[0.1]")
+    for expected in (0, 5):
+        graph = rt.Graph()
+        with graph.as_default():
+            step = harness.get_or_create_global_step()
+            op = step.assign_add(1)
+            supervisor = harness.Supervisor(logdir=logdir, global_step=step, save_model_secs=3600, summary_op=None)
+            with supervisor.managed_session() as sess:
+                assert sess.run(step) == expected
+                for _ in range(5):
+                    sess.run(op)
+    assert {"5", "10"} < set(os.listdir(f"{logdir}/model.ckpt"))
+
+
+def test_a_save_that_cannot_be_read_again_fails_and_is_not_seen(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, v = _variables()
+    with ckit.cluster(2) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
+        ckit.initialize(sess, list(v.values()))
+        saver = harness.Saver()
+        saver.save(sess, tmp_path / "m", 1)
+        merge = storage.merge
+        # b is left out
+        monkeypatch.setattr(storage, "merge", lambda directory, parts: merge(directory, list(parts)[:1]))
+        with pytest.raises(rt.DataLossError, match="step 2 cannot be read again: 'b' cannot be opened"):
+            saver.save(sess, tmp_path / "m", 2)
+        monkeypatch.setattr(storage, "merge", lambda directory, parts: None)
+        with pytest.raises(rt.DataLossError, match="step 3 cannot be read again"):
+            saver.save(sess, tmp_path / "m", 3)
+        monkeypatch.undo()
+        assert os.listdir(tmp_path / "m") == ["1"]
+        saver.save(sess, tmp_path / "m", 4)
+        assert sorted(os.listdir(tmp_path / "m")) == ["1", "4"]
+
+
+def test_what_a_store_lacks_is_named(tmp_path: pathlib.Path) -> None:
+    half = storage.Placed("half", (2,), np.dtype(np.float32), (4,), (0,), (2,))
+    whole = storage.Placed("whole", (2,), np.dtype(np.float32), (2,), (0,), (2,))
+    storage.write_store(str(tmp_path / "s"), [(half, np.ones(2, np.float32)), (whole, np.ones(2, np.float32))])
+    wanted = {"whole": ((2,), "float32"), "half": ((4,), "float32")}
+    assert storage.lacking(str(tmp_path / "s"), wanted) == ["'half' has 1 chunks instead of 2"]
+    assert storage.lacking(str(tmp_path / "s"), {"whole": ((2,), "int32")}) == [
+        "'whole' is float32[2] instead of int32[2]"
+    ]
+    assert storage.lacking(str(tmp_path / "s"), {"whole": ((2,), "float32")}) == []
+
+
+def _unmerge(step: pathlib.Path) -> None:
+    """Makes of a checkpoint what earlier versions left in a directory with brackets."""
+    item = step / layout.DEFAULT_ITEM
+    (item / layout.MERGED_STORE).unlink()
+    shutil.rmtree(item / "d")
+    manifest = layout.read_manifest(str(step))
+    assert manifest is not None
+    kept = [f for f in manifest.files if (step / f.path).exists()]
+    (step / layout.FILE_NAME).write_text(dataclasses.replace(manifest, files=kept).to_json())
+
+
+def test_what_was_never_merged_is_merged_when_it_is_restored(tmp_path: pathlib.Path) -> None:
+    graph, v = _variables()
+    with ckit.cluster(2) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
+        ckit.initialize(sess, list(v.values()))
+        saver = harness.Saver()
+        series = tmp_path / "lr=[0.1]" / "model.ckpt"
+        saver.save(sess, series, 7)
+        _unmerge(series / "7")
+        with pytest.raises(rt.FailedPreconditionError, match=r"7 was never put together .*Saver.restore does it"):
+            harness.load_variable(str(series / "7"), "a")
+        sess.run(v["a"].assign(np.zeros(6)).op)
+        assert saver.restore_latest(sess, str(tmp_path / "lr=[0.1]")) == str(series / "7")
+        assert sess.run(v["a"]).tolist() == [0, 1, 2, 3, 4, 5]
+        assert sess.run(v["words"]).tolist() == [b"x", b"yy"]
+        assert harness.load_variable(str(series / "7"), "b") == 3

@@ -1,0 +1,110 @@
+"""The launcher's own output: whatever happens to it, the cluster goes on, or ends in order."""
+
+import array
+import errno
+import fcntl
+import io
+import os
+import pathlib
+import subprocess
+import sys
+import termios
+import time
+from typing import Any
+
+import pytest
+
+from harness.launch.output import Printer
+
+pytestmark = pytest.mark.cluster
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+TASK = """
+import sys
+for number in range(3000):
+    print("line", number, "x" * 100, flush=True)
+open(sys.argv[1], "w").write("trained to the end")
+"""
+
+
+def command(tmp_path: pathlib.Path) -> list[str]:
+    task = tmp_path / "task.py"
+    task.write_text(TASK)
+    launch = [sys.executable, "-m", "harness.launch", "--ps=0", "--workers=1", "--max_restarts=0"]
+    return [*launch, "--", "python", str(task), str(tmp_path / "done")]
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_full_disk_below_the_output_costs_lines_not_the_cluster(tmp_path: pathlib.Path, both: bool) -> None:
+    with open("/dev/full", "wb") as full:
+        run = subprocess.run(
+            command(tmp_path), cwd=ROOT, stdout=full, stderr=full if both else subprocess.PIPE, timeout=60
+        )
+    assert run.returncode == 0
+    assert (tmp_path / "done").read_text() == "trained to the end"
+    if not both:
+        (line,) = run.stderr.decode().splitlines()
+        assert line.startswith("launch   | the tasks' output cannot be written: ") and "the tasks go on" in line
+
+
+def test_an_output_that_does_not_block_is_waited_for(tmp_path: pathlib.Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    try:
+        run = subprocess.Popen(command(tmp_path), cwd=ROOT, stdout=writing, stderr=subprocess.PIPE)
+    finally:
+        os.close(writing)
+    waiting, deadline = array.array("i", [0]), time.monotonic() + 60
+    while waiting[0] < 60_000:  # the pipe is as good as full
+        fcntl.ioctl(reading, termios.FIONREAD, waiting)
+        assert run.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    with open(reading, "rb") as stream:
+        lines = stream.read().decode().splitlines()
+    _, messages = run.communicate(timeout=60)
+    assert (run.returncode, messages) == (0, b"")
+    assert [line.split()[3] for line in lines] == [str(number) for number in range(3000)]
+
+
+class _Stream(io.RawIOBase):
+    """A file on a disk with a certain room."""
+
+    def __init__(self) -> None:
+        self.room = 1 << 40
+        self.data = b""
+
+    def write(self, data: Any) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = bytes(data)[: self.room]
+        self.room -= len(taken)
+        self.data += taken
+        return len(taken)
+
+
+def test_lines_go_on_when_there_is_room_and_those_that_are_missing_are_counted() -> None:
+    stream = _Stream()
+    printer = Printer(stream, ["worker/0"], colour=False)
+    printer.write("worker/0", ["one", "two"])
+    assert printer.failure == ""
+    stream.room = 4
+    printer.write("worker/0", ["three", "four"])
+    printer.write("worker/0", ["five"])
+    assert "No space left" in printer.failure
+    stream.room = 1 << 40
+    printer.write("worker/0", ["six"])
+    assert printer.failure == ""
+    assert stream.data.decode().splitlines() == [
+        "worker/0 | one",
+        "worker/0 | two",
+        "work",
+        "... 3 lines are missing: [Errno 28] No space left on device",
+        "worker/0 | six",
+    ]
+
+
+def test_a_reader_that_has_left_is_an_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb", buffering=0) as stream, pytest.raises(BrokenPipeError):
+        Printer(stream, ["worker/0"], colour=False).write("worker/0", ["one"])

@@ -1,0 +1,108 @@
+"""A cluster of real processes for synchronous training; workers may be threads of the test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import runtime as rt
+from harness.launch.ports import free_ports
+from runtime.master.config import SessionConfig
+from tests.harness.optimizers.task import RULES, initial, loss_fn, run
+from tests.kit.processes import Task
+
+
+def start(job: str, index: int, options: dict[str, Any]) -> Task:
+    """One task in a process of its own."""
+    return Task(run, job, index, options)
+
+
+def steps(task: Task) -> list[tuple[int, bool]]:
+    """(step, counted) of each training step of a worker so far."""
+    return task.said_so_far("STEP")
+
+
+def free_addresses(count: int) -> list[str]:
+    """Addresses of this machine that nobody listens on."""
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
+
+
+@contextmanager
+def cluster(ps: int, workers: int) -> Iterator[dict[str, list[str]]]:
+    """ps processes that serve, and the addresses of all tasks."""
+    with serving(ps, workers) as (spec, _):
+        yield spec
+
+
+@contextmanager
+def serving(ps: int, workers: int) -> Iterator[tuple[dict[str, list[str]], list[Task]]]:
+    """The addresses of all tasks, and the ps processes that serve."""
+    ports = free_addresses(ps + workers)
+    spec = {"ps": ports[:ps], "worker": ports[ps:]}
+    processes = [start("ps", i, {"cluster": spec}) for i in range(ps)]
+    try:
+        for process in processes:
+            process.hear("SERVING")
+        yield spec, processes
+    finally:
+        for process in processes:
+            process.close()
+
+
+def in_threads(actions: list[Callable[[], Any]], secs: float = 100.0) -> list[Any]:
+    """Runs actions at the same time; gives their results, raises the first error."""
+    results: list[Any] = [None] * len(actions)
+
+    def run(i: int) -> None:
+        try:
+            results[i] = actions[i]()
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(secs)
+    assert not any(t.is_alive() for t in threads), results
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits for what no event tells; fails after a minute."""
+    for _ in range(6000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come to that")
+
+
+def alone(rule: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """What one process gets on the concatenated batches: ``x`` and ``y`` are [steps, workers, rows, ...]."""
+    transformation = RULES[rule]()
+    values: list[Any] = [jnp.asarray(v) for v in initial()]
+    states = [transformation.init(v) for v in values]
+    gradient = jax.jit(jax.grad(loss_fn, argnums=(0, 1)))
+    for k in range(len(x)):
+        grads = gradient(*values, x[k].reshape(-1, x.shape[-1]), y[k].reshape(-1, y.shape[-1]))
+        for i, g in enumerate(grads):
+            change, states[i] = transformation.update(g, states[i], values[i])
+            values[i] = optax.apply_updates(values[i], change)
+    return [np.asarray(v) for v in values]
+
+
+def reset(server: rt.Server, containers: list[str] | None = None) -> None:
+    """Clears containers on all ps; all of them by default."""
+    session = server.master.create_session(SessionConfig(device_filters=("/job:ps",)))
+    session.clear(containers)
+    server.master.close_session(session)

@@ -1,0 +1,167 @@
+"""Synchronous training whose workers are stopped and killed: no aggregate is lost or applied twice."""
+
+import itertools
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import harness
+import runtime as rt
+from tests.harness.optimizers.kit import alone, reset, serving, start, steps, wait_until
+from tests.harness.optimizers.task import STEPS, Model, Replica, batches
+from tests.kit.processes import Task
+
+pytestmark = pytest.mark.chaos
+
+Spec = dict[str, list[str]]
+ADMIN = 4
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1ps", "2ps"])
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[Spec, list[Task]]]:
+    with serving(request.param, ADMIN + 1) as found:
+        yield found
+
+
+@pytest.fixture
+def spec(served: tuple[Spec, list[Task]]) -> Spec:
+    with rt.Server(served[0], "worker", ADMIN) as server:
+        reset(server)
+    return served[0]
+
+
+def test_backup_workers(spec: Spec) -> None:
+    """Three of four are aggregated; one is stopped in the middle: the others go on, and its gradients do not count."""
+    options = {"cluster": spec, "needed": 3, "total": 4, "steps": 10**9}
+    processes = [start("worker", i, options) for i in range(4)]
+    try:
+        for process in processes:
+            process.wait_for(lambda said: len(said) > 5)
+        stopped = processes[2]
+        stopped.freeze()
+        others = [processes[0], processes[1], processes[3]]
+        for other in others:
+            goal = len(other.said) + 100
+            other.wait_for(lambda said, goal=goal: len(said) > goal)  # type: ignore[misc]
+        at = len(stopped.said)
+        assert steps(others[0])[-1][0] > steps(stopped)[-1][0] + 50
+        stopped.thaw()
+        stopped.wait_for(lambda said: len(said) > at + 10)
+        for process in processes:
+            process.freeze()
+        with rt.Server(spec, "worker", ADMIN) as server:
+            accepted, dropped, step = _counts(server)
+        assert accepted == 3 * step  # whatever is under way, each aggregate has had three
+
+        def refused() -> int:
+            return sum(not counted for p in processes for _, counted in steps(p))
+
+        wait_until(lambda: refused() >= dropped - len(processes))  # each may have one answer that it has not said
+        assert 0 < refused() <= dropped
+    finally:
+        for process in processes:
+            process.close()
+
+
+def _counts(server: rt.Server) -> list[int]:
+    """Gradients accepted and dropped, and the global step."""
+    replica = Replica(server, "sgd", lambda o: harness.SyncReplicas(o, 3, 4, worker=0, is_chief=False), chief=False)
+    sync = replica.optimizer
+    found = [int(n) for n in replica.session.run([sync.accepted_gradients, sync.dropped_gradients, replica.step])]
+    replica.close()
+    return found
+
+
+def test_a_dead_worker_is_waited_for_until_it_is_back(spec: Spec) -> None:
+    options = {"cluster": spec, "needed": 2, "total": 2, "steps": 200}
+    processes = [start("worker", i, options) for i in range(2)]
+    try:
+        processes[1].wait_for(lambda said: len(said) > 10)
+        processes[1].kill()
+        before = len(steps(processes[0]))
+        processes.append(start("worker", 1, options))
+        for process in (processes[0], processes[2]):
+            process.hear("END")
+        assert before < 200
+        assert [s for s, _ in steps(processes[0])] == list(range(1, 201))  # none lost, none twice
+    finally:
+        for process in processes:
+            process.close()
+
+
+def test_a_dead_worker_may_be_left_behind(spec: Spec, served: tuple[Spec, list[Task]]) -> None:
+    """And whoever decides says so in its log: the ps when there is one, else the chief."""
+    options = {"cluster": spec, "needed": 2, "total": 2, "steps": 10**9, "timeout": 1.0}
+    processes = [start("worker", i, options) for i in range(2)]
+    decides = served[1][0] if len(served[1]) == 1 else processes[0]
+    try:
+        processes[1].wait_for(lambda said: len(said) > 10)
+        processes[1].kill()
+        goal = len(processes[0].said) + 100
+        processes[0].wait_for(lambda said: len(said) > goal)
+        decides.expect("goes on")
+        reached = [s for s, _ in steps(processes[0])]
+        assert all(after - before in (0, 1) for before, after in itertools.pairwise(reached))
+    finally:
+        for process in processes:
+            process.close()
+
+
+# -- the chief -----------------------------------------------------------------------------------------------------
+
+
+def test_a_chief_that_was_killed_goes_on_where_it_was(spec: Spec) -> None:
+    options = {"cluster": spec, "needed": 2, "total": 2, "steps": 200}
+    processes = [start("worker", i, options) for i in range(2)]
+    try:
+        processes[1].wait_for(lambda said: len(said) > 10)
+        processes[0].kill()
+        reborn = start("worker", 0, options)
+        processes.append(reborn)
+        for process in (processes[1], reborn):
+            process.hear("END")
+        assert [s for s, _ in steps(processes[1])] == list(range(1, 201))
+    finally:
+        for process in processes:
+            process.close()
+
+
+@pytest.mark.parametrize(
+    ("ps", "when", "says"),
+    [
+        (2, "gathered", "waiting for the chief to apply them"),
+        (3, "half", "waiting for the chief to apply them"),
+        (2, "half", "waiting for the chief to apply them"),
+        (2, "committed", "gradients of workers [1] are in"),
+    ],
+)
+def test_a_chief_that_dies_inside_a_step_leaves_it_to_the_next(ps: int, when: str, says: str) -> None:
+    """Killed before, between and after the orders of one aggregate: applied once on each ps, as the values show."""
+    with serving(ps, 3) as (spec, _), rt.Server(spec, "worker", 2) as server:
+        options = {"cluster": spec, "needed": 2, "total": 2, "steps": STEPS, "rule": "slow"}
+        processes = [start("worker", 0, {**options, "dies": [20, when]}), start("worker", 1, options)]
+        try:
+            assert processes[0].wait() == -signal.SIGKILL
+            with _watching(server) as waiting_for:
+                wait_until(lambda: says in waiting_for())
+            answered = 21 if when == "committed" else 20
+            processes[1].wait_for(lambda said: said[-1:] == [("STEP", (answered, True))])
+            processes.append(start("worker", 0, options))
+            last, _ = [process.hear("END")[1] for process in processes[1:]]
+            assert [s for s, _ in steps(processes[1])] == list(range(1, STEPS + 1))
+            for mine, wanted in zip(last["values"], alone("slow", *batches(2)), strict=True):
+                np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
+        finally:
+            for process in processes:
+                process.close()
+
+
+@contextmanager
+def _watching(server: rt.Server) -> Iterator[Callable[[], str]]:
+    """Looks at whom the step waits for, as anybody can."""
+    model = Model(server, "slow", lambda o: harness.SyncReplicas(o, 2, 2, worker=0, is_chief=False))
+    with rt.Session(server.target, model.graph, rt.SessionConfig(device_filters=("/job:ps",))) as session:
+        yield lambda: str(session.run(model.optimizer.waiting_for))

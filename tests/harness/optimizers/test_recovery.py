@@ -1,0 +1,39 @@
+"""Synchronous training under a Supervisor or a monitored session: a lost ps costs time, not exactness."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from tests.harness.optimizers.kit import alone, free_addresses, start
+from tests.harness.optimizers.task import STEPS, batches
+
+pytestmark = pytest.mark.chaos
+
+GOAL = 300
+
+
+@pytest.mark.parametrize(("lost", "monitored"), [(0, False), (1, False), (0, True), (1, True)])
+def test_a_ps_that_is_lost_comes_back_and_the_model_is_exact(
+    tmp_path: pathlib.Path, lost: int, monitored: bool
+) -> None:
+    """One of two ps is killed. Batches go by the step, so training again from a checkpoint ends at the same values."""
+    ports = free_addresses(4)
+    cluster = {"ps": ports[:2], "worker": ports[2:]}
+    options = {"cluster": cluster, "needed": 2, "total": 2, "steps": GOAL, "rule": "slow"}
+    options |= {"logdir": str(tmp_path), "save_secs": 0.3, "monitored": monitored}
+    processes = [start("ps", 0, options), start("ps", 1, options)]
+    workers = [start("worker", i, options) for i in range(2)]
+    try:
+        for worker in workers:
+            worker.wait_for(lambda said: len(said) > 30)
+        processes[lost].kill()
+        processes.append(start("ps", lost, options))
+        last, _ = [worker.hear("END")[1] for worker in workers]
+        x, y = batches(2)
+        order = [k % STEPS for k in range(GOAL)]
+        for mine, wanted in zip(last["values"], alone("slow", x[order], y[order]), strict=True):
+            np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
+    finally:
+        for process in [*workers, *processes]:
+            process.close()

@@ -1,0 +1,162 @@
+"""Synchronous training over real ps processes: the same model as one process on the concatenated batches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+
+import harness
+import runtime as rt
+from tests.harness.optimizers.kit import alone, cluster, in_threads, reset
+from tests.harness.optimizers.task import STEPS, Replica, batches
+
+pytestmark = pytest.mark.cluster
+
+WORKERS = 4
+Spec = dict[str, list[str]]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1ps", "2ps"])
+def spec(request: pytest.FixtureRequest) -> Iterator[Spec]:
+    with cluster(request.param, WORKERS) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def servers(spec: Spec) -> Iterator[list[rt.Server]]:
+    found = [rt.Server(spec, "worker", i) for i in range(WORKERS)]
+    yield found
+    for server in found:
+        server.stop()
+
+
+def _replicas(servers: list[rt.Server], count: int, rule: str, needed: int, total: int | None = None) -> list[Replica]:
+    reset(servers[0])
+
+    def wrap(optimizer: harness.Optimizer) -> Any:
+        return harness.SyncReplicas(optimizer, needed, total or count)
+
+    return in_threads(
+        [lambda i=i: Replica(servers[i], rule, wrap, chief=i == 0) for i in range(count)]  # type: ignore[misc]
+    )
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_model_is_that_of_one_process_on_all_batches(servers: list[rt.Server], count: int, rule: str) -> None:
+    x, y = batches(count)
+    replicas = _replicas(servers, count, rule, count)
+
+    def train(i: int) -> list[tuple[int, bool]]:
+        return [replicas[i].run(x[k, i], y[k, i]) for k in range(STEPS)]
+
+    outcomes = in_threads([lambda i=i: train(i) for i in range(count)])  # type: ignore[misc]
+    assert outcomes == [[(k + 1, True) for k in range(STEPS)]] * count  # one step each, and no wasted round
+    values = replicas[0].session.run(replicas[0].variables)
+    for mine, wanted in zip(values, alone(rule, x, y), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
+    assert replicas[0].session.run(replicas[0].optimizer.dropped_gradients) == 0
+    in_threads([r.close for r in replicas])
+
+
+def test_more_gradients_than_workers(servers: list[rt.Server]) -> None:
+    """Two workers give two gradients each to every aggregate: the model of one process on four batches."""
+    x, y = batches(4, 20)
+    replicas = _replicas(servers, 2, "sgd", needed=4, total=2)
+
+    def train(i: int) -> list[int]:
+        return [replicas[i].run(x[k, 2 * i + j], y[k, 2 * i + j])[0] for k in range(20) for j in range(2)]
+
+    for steps in in_threads([lambda: train(0), lambda: train(1)]):
+        assert steps[1::2] == list(range(1, 21))
+    values = replicas[0].session.run(replicas[0].variables)
+    for mine, wanted in zip(values, alone("sgd", x, y), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
+    in_threads([r.close for r in replicas])
+
+
+def test_a_model_that_is_initialised_anew_starts_again(servers: list[rt.Server]) -> None:
+    """Without a word to the chief, as a plain session can: the ps without the counter forget their step."""
+    replicas = _replicas(servers, 2, "sgd", 2)
+    x, y = batches(2, 6)
+
+    def train(i: int, start: int) -> list[int]:
+        return [replicas[i].run(x[k, i], y[k, i])[0] for k in range(start, start + 3)]
+
+    assert in_threads([lambda: train(0, 0), lambda: train(1, 0)]) == [[1, 2, 3]] * 2
+    replicas[0].session.run(replicas[0].init)
+
+    def train_again(i: int) -> None:
+        step = 0
+        while step < 3:  # what was pushed before the chief has noticed may have to be pushed again
+            step = replicas[i].run(x[3 + step, i], y[3 + step, i])[0]
+
+    in_threads([lambda: train_again(0), lambda: train_again(1)])
+    for mine, wanted in zip(replicas[0].session.run(replicas[0].variables), alone("sgd", x[3:], y[3:]), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=2e-6)
+    in_threads([r.close for r in replicas])
+
+
+# -- the classic optimizer's surface -------------------------------------------------------------------------------
+
+
+def _graph() -> tuple[Any, Any, Any]:
+    step = harness.get_or_create_global_step()
+    w = rt.Variable(np.ones(2, np.float32), name="w")
+    return step, w, rt.call(lambda v: (v**2).sum(), w)
+
+
+def test_what_must_be_given_is_asked_for() -> None:
+    sync = harness.SyncReplicas(harness.Optimizer(optax.sgd(0.1)), 2)
+    with rt.Graph().as_default():
+        step, w, loss = _graph()
+        with pytest.raises(ValueError, match="Must supply at least one variable"):
+            sync.apply_gradients([], step)
+        with pytest.raises(ValueError, match="Global step is required to check staleness"):
+            sync.minimize(loss)
+        for early in (
+            sync.get_chief_queue_runner,
+            sync.get_init_tokens_op,
+            sync.make_session_run_hook(True).begin,
+            lambda: sync.accepted,
+        ):
+            with pytest.raises(ValueError, match="apply_gradients should be called"):
+                early()
+        sync.minimize(loss, step)
+        assert sync.get_chief_queue_runner().create_threads(None) == []  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="Too few tokens"):
+            harness.SyncReplicas(harness.Optimizer(optax.sgd(0.1)), 4, 2).get_init_tokens_op(1)
+    with pytest.raises(ValueError, match="0 gradients"):
+        harness.SyncReplicas(harness.Optimizer(optax.sgd(0.1)), 0)
+    with pytest.raises(ValueError, match="worker 2 is not among the 2"):
+        harness.SyncReplicas(harness.Optimizer(optax.sgd(0.1)), 2, worker=2)
+
+
+def test_a_step_takes_two_round_trips_to_each_ps(servers: list[rt.Server]) -> None:
+    replicas = _replicas(servers, 1, "adam", 1)
+    x, y = batches(1)
+    replicas[0].run(x[0, 0], y[0, 0])
+    plan = max((p.plan for p in replicas[0].session._plans.values()), key=lambda plan: len(plan.stages))
+    waves: dict[int, set[str]] = {}
+    for call in plan.stages:
+        waves.setdefault(call.wave, set()).add(call.stage.device.job)
+    assert [waves[w] for w in sorted(waves)] == [{"ps"}, {"worker"}, {"ps"}]
+    ps = [c.stage.device.task for c in plan.stages if c.stage.device.job == "ps"]
+    assert {ps.count(task) for task in ps} == {2}
+    replicas[0].close()
+
+
+def test_works_in_one_process_without_a_cluster() -> None:
+    with rt.Graph().as_default():
+        step, w, loss = _graph()
+        sync = harness.SyncReplicas(harness.Optimizer(optax.sgd(0.25)), 1)
+        train = sync.minimize(loss, step)
+        init = rt.global_variables_initializer()
+        with rt.Session() as session:
+            session.run(init)
+            assert [int(session.run([train, step])[1]) for _ in range(3)] == [1, 2, 3]
+            np.testing.assert_allclose(session.run(w), 0.125 * np.ones(2))
+            summaries = session.run(harness.summary.merge_all())
+            assert b"dropped_gradients" in summaries

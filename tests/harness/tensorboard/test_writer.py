@@ -1,0 +1,175 @@
+"""FileWriter: files, order, threads, failures, and what a restart leaves of a crashed run."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+from tensorboardX.proto import event_pb2, summary_pb2
+
+import runtime as rt
+from harness import FileWriter, FileWriterCache
+from harness.tensorboard.graph_def import graph_def
+from harness.tensorboard.writer import points_to_repeat, read_events
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def files(logdir: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(logdir.glob("events.out.tfevents.*"))
+
+
+def events(logdir: pathlib.Path) -> list:
+    return [event for path in files(logdir) for event in read_events(str(path))]
+
+
+def test_names_and_first_record(tmp_path: pathlib.Path) -> None:
+    FileWriter(tmp_path / "new" / "dir", filename_suffix=".worker1").close()
+    (path,) = files(tmp_path / "new" / "dir")
+    assert re.fullmatch(r"events\.out\.tfevents\.\d{10}\..+\.worker1", path.name)
+    assert [e.file_version for e in read_events(str(path))] == ["brain.Event:2"]
+
+
+def test_events_are_in_the_file_in_the_order_they_were_added(tmp_path: pathlib.Path) -> None:
+    with FileWriter(tmp_path, rt.Graph()) as writer:
+        writer.add_session_log("START", 3)
+        writer.add_summary(summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag="a", simple_value=1)]), 4)
+        writer.add_scalars({"b": 2.0}, 5)
+        writer.add_session_log("CHECKPOINT", 5, checkpoint_path="model.ckpt")
+        writer.add_session_log("STOP")
+    found = events(tmp_path)
+    kinds = [e.WhichOneof("what") for e in found]
+    assert kinds == ["file_version", "graph_def", "session_log", "summary", "summary", "session_log", "session_log"]
+    assert [e.step for e in found] == [0, 0, 3, 4, 5, 5, 0]
+    assert found[5].session_log.checkpoint_path == "model.ckpt"
+
+
+def test_flush_returns_when_everything_is_on_disk(tmp_path: pathlib.Path) -> None:
+    with FileWriter(tmp_path, max_queue=1000, flush_secs=1000) as writer:
+        for step in range(500):
+            writer.add_scalars({"a": step}, step)
+        writer.flush()
+        assert [e.step for e in events(tmp_path)[1:]] == list(range(500))
+
+
+def test_by_default_what_was_written_is_soon_on_disk(tmp_path: pathlib.Path) -> None:
+    with FileWriter(tmp_path) as writer:
+        for step in range(2):  # the second comes after the flush at the start
+            writer.add_scalars({"a": step}, step)
+            for _ in range(3000):
+                if len(events(tmp_path)) == step + 2:
+                    break
+                threading.Event().wait(0.01)
+            assert [e.step for e in events(tmp_path)[1:]] == list(range(step + 1))
+
+
+def test_many_threads_lose_nothing(tmp_path: pathlib.Path) -> None:
+    with FileWriter(tmp_path, max_queue=2) as writer:
+        threads = [
+            threading.Thread(target=lambda k=k: [writer.add_scalars({f"t{k}": i}, i) for i in range(50)])
+            for k in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = events(tmp_path)[1:]
+    for k in range(4):
+        assert [e.step for e in found if e.summary.value[0].tag == f"t{k}"] == list(range(50))
+
+
+def test_reopening_within_a_second_writes_over_nothing(tmp_path: pathlib.Path) -> None:
+    writer = FileWriter(tmp_path)
+    for step in range(3):
+        writer.add_scalars({"a": 1.0}, step)
+        writer.close()
+        writer.reopen()
+    writer.close()
+    assert len(files(tmp_path)) == 4
+    assert [e.step for e in events(tmp_path) if e.HasField("summary")] == [0, 1, 2]
+
+
+def test_closed_writer_drops_and_warns_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = FileWriter(tmp_path)
+    writer.close()
+    writer.close()
+    writer.add_scalars({"a": 1.0}, 1)
+    writer.add_scalars({"a": 1.0}, 2)
+    writer.flush()
+    assert caplog.text.count("closed FileWriter") == 1
+    assert len(events(tmp_path)) == 1
+
+
+@pytest.mark.cluster
+def test_a_program_that_forgets_to_close_loses_nothing(tmp_path: pathlib.Path) -> None:
+    code = "import sys, harness; harness.FileWriter(sys.argv[1], flush_secs=1000).add_scalars({'a': 1.0}, 7)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, timeout=60)
+    assert [e.step for e in events(tmp_path)[1:]] == [7]
+
+
+def test_wrong_arguments_are_refused(tmp_path: pathlib.Path) -> None:
+    with FileWriter(tmp_path) as writer:
+        with pytest.raises(TypeError, match="add_summary takes"):
+            writer.add_summary("text", 1)
+        with pytest.raises(TypeError, match="add_graph takes"):
+            writer.add_graph("text")
+        writer.add_run_metadata(rt.RunMetadata(), "step 1", 1)
+        with pytest.raises(ValueError, match="'step 1' was already used"):
+            writer.add_run_metadata(rt.RunMetadata(), "step 1", 2)
+
+
+def test_cache_gives_one_writer_per_directory(tmp_path: pathlib.Path) -> None:
+    try:
+        assert FileWriterCache.get(tmp_path / "a") is FileWriterCache.get(str(tmp_path / "a"))
+        assert FileWriterCache.get(tmp_path / "a") is not FileWriterCache.get(tmp_path / "b")
+    finally:
+        FileWriterCache.clear()
+
+
+def test_graph_has_scopes_devices_shapes_and_edges() -> None:
+    with rt.Graph().as_default() as graph:
+        with rt.device("/job:ps/task:1"):
+            w = rt.Variable([1.0, 2.0], name="w")
+        with rt.device("/job:worker/task:0"), rt.name_scope("model"), rt.control_dependencies([w.initializer]):
+            rt.placeholder("float32", [None, 2], "x")
+            rt.identity(w, name="y")
+        w.assign_add([1.0, 1.0], name="add")
+    nodes = {node.name: node for node in graph_def(graph).node}
+    assert nodes["model/y"].device == "/job:worker/task:0"
+    assert nodes["w"].device == "/job:ps/task:1"
+    assert [d.size for d in nodes["model/x"].attr["_output_shapes"].list.shape[0].dim] == [-1, 2]
+    assert "w/read_1" in nodes["model/y"].input  # a read of its own, after the initializer
+    assert any(i.startswith("^w/") for i in nodes["model/y"].input)
+    assert "w" in nodes["add"].input
+    assert all(i.lstrip("^").split(":")[0] in nodes for node in nodes.values() for i in node.input)
+
+
+def write_run(logdir: pathlib.Path, start: int, steps: range, tags: dict[str, float], suffix: str = "") -> None:
+    with FileWriter(logdir, filename_suffix=suffix) as writer:
+        writer.add_session_log("START", start)
+        for step in steps:
+            writer.add_scalars({tag: base + step for tag, base in tags.items()}, step)
+
+
+def test_a_restart_repeats_the_last_good_point_of_tags_that_went_too_far(tmp_path: pathlib.Path) -> None:
+    with FileWriter(tmp_path) as writer:
+        writer.add_scalars({"short": 0.0}, 10)
+    write_run(tmp_path, 0, range(100), {"elsewhere": 0}, suffix=".worker1")
+    write_run(tmp_path, 0, range(0, 60, 10), {"loss": 0})
+    (event,) = points_to_repeat(str(tmp_path), 35)
+    assert (event.step, event.summary.value[0].tag, event.summary.value[0].simple_value) == (30, "loss", 30)
+    write_run(tmp_path, 35, range(40, 100, 10), {"loss": 1000})
+    assert [e.step for e in points_to_repeat(str(tmp_path), 95)] == []
+    (event,) = points_to_repeat(str(tmp_path), 65)
+    assert (event.step, event.summary.value[0].simple_value) == (60, 1060)
+
+
+def test_a_file_that_was_cut_off_is_read_up_to_there(tmp_path: pathlib.Path) -> None:
+    write_run(tmp_path, 0, range(5), {"a": 0})
+    (path,) = files(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data[:-7])
+    assert [e.step for e in read_events(str(path)) if e.HasField("summary")] == [0, 1, 2, 3]
+    assert isinstance(next(iter(read_events(str(path)))), event_pb2.Event)

@@ -1,0 +1,554 @@
+"""Small programs in TensorFlow 1's names, each run both by TensorFlow and by harness.tf1.
+
+What TensorFlow gives for them is in ``tensorflow_2_21.json``. To write that file anew, in an environment that has
+TensorFlow and nothing of ours: ``python tests/harness/tf1/behaviours.py tests/harness/tf1/tensorflow_2_21.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Case = Callable[[Any], Any]
+CASES: dict[str, Case] = {}
+"""Name -> a function of the module ``tf`` that builds a graph, runs it, and gives what came out."""
+
+ROWS = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+
+
+def case(fn: Case) -> Case:
+    """Adds a program under its own name."""
+    CASES[fn.__name__] = fn
+    return fn
+
+
+def cases(**programs: Case) -> None:
+    """Adds several short ones."""
+    CASES.update(programs)
+
+
+def run(tf: Any, fetches: Any, feeds: Any = None, steps: int = 1) -> Any:
+    """Runs ``fetches`` so often in a session with initialised variables; what the last time gives."""
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for _ in range(steps - 1):
+            sess.run(fetches, feeds)
+        return sess.run(fetches, feeds)
+
+
+def fed(tf: Any, value: Any, build: Callable[[Any], Any], dtype: Any = np.int32) -> Any:
+    """``build`` of a placeholder that is fed with ``value``, so that nothing is known before the step."""
+    x = tf.placeholder(dtype, np.shape(value))
+    return run(tf, build(x), {x: value})
+
+
+def slope(tf: Any, value: Any, build: Callable[[Any], Any]) -> Any:
+    """The derivative of ``build`` (of a fed float32 tensor) at ``value``."""
+    return fed(tf, value, lambda x: tf.gradients(build(x), x)[0], np.float32)
+
+
+# -- control dependencies: gradients, and reads of variables -------------------------------------------------------
+
+
+@case
+def gradients_run_what_they_were_made_under(tf: Any) -> Any:
+    w, counter = tf.Variable(3.0), tf.Variable(0, trainable=False)
+    loss = tf.square(w)
+    with tf.control_dependencies([tf.assign_add(counter, 1)]):
+        (pair,) = tf.train.GradientDescentOptimizer(0.1).compute_gradients(loss)
+        direct = tf.gradients(loss, [w])[0]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        seen = [sess.run(pair[0]), sess.run(counter), sess.run(direct), sess.run(counter)]
+        sess.run(loss)
+        return [*seen, sess.run(counter)]
+
+
+@case
+def gradients_of_a_tensor_itself_run_what_they_were_made_under(tf: Any) -> Any:
+    x, counter = tf.constant(2.0), tf.Variable(0)
+    with tf.control_dependencies([tf.assign_add(counter, 1)]):
+        g = tf.gradients(x, x)[0]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        return [sess.run(g), sess.run(counter)]
+
+
+@case
+def minimize_runs_what_it_was_made_under(tf: Any) -> Any:
+    w, counter = tf.Variable(3.0), tf.Variable(0, trainable=False)
+    loss = tf.square(w)
+    with tf.control_dependencies([tf.assign_add(counter, 1)]):
+        train = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train)
+        return sess.run([w, counter])
+
+
+def _read_after(read: Callable[[Any, Any], Any]) -> Case:
+    def program(tf: Any) -> Any:
+        v = tf.Variable([1.0, 2.0])
+        with tf.control_dependencies([tf.assign_add(v, [10.0, 10.0])]):
+            after = read(tf, v)
+        return run(tf, after)
+
+    return program
+
+
+cases(
+    identity_after_an_update=_read_after(lambda tf, v: tf.identity(v)),
+    sum_after_an_update=_read_after(lambda tf, v: v + 1.0),
+    operand_after_an_update=_read_after(lambda tf, v: tf.multiply(v, 2.0)),
+    slice_after_an_update=_read_after(lambda tf, v: v[0]),
+    value_after_an_update=_read_after(lambda tf, v: v.value() + 0.0),
+    read_value_after_an_update=_read_after(lambda tf, v: v.read_value()),
+    convert_after_an_update=_read_after(lambda tf, v: tf.convert_to_tensor(v) * 1.0),
+    twice_after_an_update=_read_after(lambda tf, v: [v + 1.0, v * 2.0]),
+    list_after_an_update=_read_after(lambda tf, v: tf.stack([v, v])),
+)
+
+
+@case
+def copy_after_an_update(tf: Any) -> Any:
+    v, copy = tf.Variable(1.0), tf.Variable(0.0)
+    with tf.control_dependencies([tf.assign_add(v, 10.0)]):
+        done = tf.assign(copy, v)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(done)
+        return sess.run([v, copy])
+
+
+@case
+def read_after_training(tf: Any) -> Any:
+    v = tf.Variable(1.0)
+    train = tf.train.GradientDescentOptimizer(1.0).minimize(-10.0 * v)
+    with tf.control_dependencies([train]):
+        after = tf.identity(v)
+    return run(tf, after, steps=2)
+
+
+@case
+def gradient_through_a_read_after_an_update(tf: Any) -> Any:
+    v = tf.Variable(3.0)
+    with tf.control_dependencies([tf.assign_add(v, 1.0)]):
+        loss = tf.square(v)
+    return run(tf, [loss, tf.gradients(loss, v)[0]])
+
+
+def _averages(optimizer: Callable[[Any], Any], counted: bool) -> Case:
+    def program(tf: Any) -> Any:
+        v = tf.Variable([1.0, -2.0])
+        step = tf.Variable(0, trainable=False)
+        train = optimizer(tf.train).minimize(tf.reduce_sum(tf.square(v) * [1.0, 2.0]), global_step=step)
+        ema = tf.train.ExponentialMovingAverage(0.5, num_updates=step if counted else None)
+        with tf.control_dependencies([train]):
+            both = ema.apply([v])
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            for _ in range(3):
+                sess.run(both)
+            return sess.run([v, ema.average(v), step])
+
+    return program
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda train: train.GradientDescentOptimizer(0.1),
+    "momentum": lambda train: train.MomentumOptimizer(0.1, 0.9),
+    "nesterov": lambda train: train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+    "adagrad": lambda train: train.AdagradOptimizer(0.1),
+    "adam": lambda train: train.AdamOptimizer(0.1),
+    "rmsprop": lambda train: train.RMSPropOptimizer(0.1),
+    "centered": lambda train: train.RMSPropOptimizer(0.1, momentum=0.5, centered=True),
+    "adadelta": lambda train: train.AdadeltaOptimizer(0.5),
+}
+for _name, _optimizer in OPTIMIZERS.items():
+    CASES[f"average_after_{_name}"] = _averages(_optimizer, False)
+CASES["average_with_num_updates"] = _averages(OPTIMIZERS["sgd"], True)
+
+
+def _variable_in_two_pairs(optimizer: Callable[[Any], Any]) -> Case:
+    def program(tf: Any) -> Any:
+        v = tf.Variable([1.0, -1.0])
+        opt = optimizer(tf.train)
+        train = opt.apply_gradients([(tf.constant([1.0, 2.0]), v), (tf.constant([1.0, 2.0]), v)])
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            sess.run(train)
+            return sess.run(v)
+
+    return program
+
+
+for _name in ("sgd", "momentum", "adagrad", "rmsprop", "adadelta"):
+    CASES[f"variable_in_two_pairs_{_name}"] = _variable_in_two_pairs(OPTIMIZERS[_name])
+
+
+# -- joining and cutting -------------------------------------------------------------------------------------------
+
+
+def _split_unknown(tf: Any, size: int) -> Any:
+    x = tf.placeholder(np.float32, [None])
+    return run(tf, tf.split(x, [2, 3]), {x: np.arange(size)})
+
+
+def _index_unknown(tf: Any, index: int) -> Any:
+    x = tf.placeholder(np.float32, [None, 2])
+    return run(tf, x[index], {x: ROWS})
+
+
+cases(
+    split_by_sizes=lambda tf: run(tf, tf.split(np.arange(5), [2, 3])),
+    split_by_sizes_and_rest=lambda tf: run(tf, tf.split(np.arange(10), [2, -1, 3])),
+    split_by_sizes_that_are_too_few=lambda tf: run(tf, tf.split(np.arange(10), [2, 3])),
+    split_by_sizes_that_are_too_many=lambda tf: run(tf, tf.split(np.arange(10), [8, 3])),
+    split_with_a_rest_below_zero=lambda tf: run(tf, tf.split(np.arange(10), [8, -1, 3])),
+    split_in_uneven_parts=lambda tf: run(tf, tf.split(np.arange(10), 3)),
+    split_of_unknown_size=lambda tf: _split_unknown(tf, 5),
+    split_of_unknown_size_by_sizes_that_are_too_few=lambda tf: _split_unknown(tf, 10),
+    slice_beyond_the_end=lambda tf: run(tf, tf.slice(tf.constant(ROWS), [1, 0], [3, 2])),
+    slice_to_the_end=lambda tf: run(tf, tf.slice(tf.constant(ROWS), [1, 0], [-1, 1])),
+    slice_from_below_zero=lambda tf: run(tf, tf.slice(tf.constant(ROWS), [-1, 0], [1, 2])),
+    index_literal=lambda tf: run(tf, tf.constant(ROWS)[-1]),
+    index_literal_beyond=lambda tf: run(tf, tf.constant(ROWS)[5]),
+    index_literal_below=lambda tf: run(tf, tf.constant(ROWS)[-4]),
+    index_beyond_in_a_later_axis=lambda tf: run(tf, tf.constant(ROWS)[:, 2]),
+    index_beyond_after_an_ellipsis=lambda tf: run(tf, tf.constant(ROWS)[..., 2]),
+    index_beyond_after_a_new_axis=lambda tf: run(tf, tf.constant(ROWS)[None, 3]),
+    index_of_unknown_size=lambda tf: _index_unknown(tf, -3),
+    index_of_unknown_size_beyond=lambda tf: _index_unknown(tf, 3),
+    index_computed=lambda tf: fed(tf, 1, lambda i: tf.constant(ROWS)[i]),
+    index_computed_negative=lambda tf: fed(tf, -1, lambda i: tf.constant(ROWS)[i]),
+    index_computed_beyond=lambda tf: fed(tf, 5, lambda i: tf.constant(ROWS)[i]),
+    index_computed_below=lambda tf: fed(tf, -4, lambda i: tf.constant(ROWS)[i]),
+    index_of_a_variable_beyond=lambda tf: run(tf, tf.Variable(ROWS)[3]),
+    slice_beyond_in_python=lambda tf: run(tf, tf.constant(ROWS)[1:100]),
+    gather_literal=lambda tf: run(tf, tf.gather(tf.constant(ROWS), [2, 0])),
+    gather_literal_negative=lambda tf: run(tf, tf.gather(tf.constant(ROWS), [-1])),
+    gather_literal_beyond=lambda tf: run(tf, tf.gather(tf.constant(ROWS), [3])),
+    gather_negative=lambda tf: fed(tf, [0, -1], lambda i: tf.gather(tf.constant(ROWS), i)),
+    gather_beyond=lambda tf: fed(tf, [0, 3], lambda i: tf.gather(tf.constant(ROWS), i)),
+    gather_of_integers_beyond=lambda tf: fed(tf, [0, 3], lambda i: tf.gather(tf.constant([7, 8, 9]), i)),
+    gather_of_a_later_axis_negative=lambda tf: fed(tf, [-1], lambda i: tf.gather(tf.constant(ROWS), i, axis=1)),
+    gather_nd_literal=lambda tf: run(tf, tf.gather_nd(tf.constant(ROWS), [[0, 1], [2, 0]])),
+    gather_nd_rows=lambda tf: run(tf, tf.gather_nd(tf.constant(ROWS), [[2], [0]])),
+    gather_nd_literal_negative=lambda tf: run(tf, tf.gather_nd(tf.constant(ROWS), [[-1]])),
+    gather_nd_literal_beyond=lambda tf: run(tf, tf.gather_nd(tf.constant([1.0, 2.0, 3.0]), [[5]])),
+    gather_nd_negative=lambda tf: fed(tf, [[0, 1], [-1, 0]], lambda i: tf.gather_nd(tf.constant(ROWS), i)),
+    gather_nd_beyond=lambda tf: fed(tf, [[0, 1], [0, 2]], lambda i: tf.gather_nd(tf.constant(ROWS), i)),
+    scatter_nd_adds=lambda tf: run(tf, tf.scatter_nd([[1], [1], [3]], [1.0, 2.0, 4.0], [5])),
+    scatter_nd_literal_negative=lambda tf: run(tf, tf.scatter_nd([[-1]], [1.0], [3])),
+    scatter_nd_negative=lambda tf: fed(tf, [[0], [-1]], lambda i: tf.scatter_nd(i, [1.0, 2.0], [3])),
+    scatter_nd_beyond=lambda tf: fed(tf, [[0], [3]], lambda i: tf.scatter_nd(i, [1.0, 2.0], [3])),
+    embedding_negative=lambda tf: fed(tf, [0, -1], lambda i: tf.nn.embedding_lookup(tf.constant(ROWS), i)),
+    embedding_beyond=lambda tf: fed(tf, [0, 3], lambda i: tf.nn.embedding_lookup(tf.constant(ROWS), i)),
+    embedding_literal_negative=lambda tf: run(tf, tf.nn.embedding_lookup(tf.constant(ROWS), [0, -1])),
+    embedding_of_parts=lambda tf: fed(
+        tf, [0, 1, 2, 3], lambda i: tf.nn.embedding_lookup([tf.constant(ROWS), tf.constant(ROWS)], i)
+    ),
+    embedding_of_parts_negative=lambda tf: fed(
+        tf, [0, -1], lambda i: tf.nn.embedding_lookup([tf.constant(ROWS), tf.constant(ROWS)], i)
+    ),
+    invert_permutation=lambda tf: run(tf, tf.invert_permutation([2, 0, 1])),
+    invert_no_permutation=lambda tf: run(tf, tf.invert_permutation([2, 0, 0])),
+    reverse_axis=lambda tf: run(tf, tf.reverse(tf.constant(ROWS), [-1])),
+    segment_sum_unsorted=lambda tf: fed(tf, [0, 2, 0], lambda i: tf.unsorted_segment_sum(tf.constant(ROWS), i, 3)),
+    segment_sum_negative_is_dropped=lambda tf: fed(
+        tf, [0, -1, 0], lambda i: tf.unsorted_segment_sum(tf.constant(ROWS), i, 3)
+    ),
+    segment_sum_beyond=lambda tf: fed(tf, [0, 3, 0], lambda i: tf.unsorted_segment_sum(tf.constant(ROWS), i, 3)),
+    segment_sum_literal_beyond=lambda tf: run(tf, tf.unsorted_segment_sum(tf.constant(ROWS), [0, 3, 0], 3)),
+)
+
+
+def _scattered(kind: str, indices: Any, literal: bool) -> Case:
+    def program(tf: Any) -> Any:
+        v = tf.Variable(ROWS)
+        where = tf.constant(indices) if literal else tf.placeholder(np.int32, [None])
+        updates = tf.constant([[10.0, 10.0]] * len(indices))
+        change = getattr(tf, f"scatter_{kind}")(v, indices if literal else where, updates)
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            try:
+                sess.run(change, {} if literal else {where: indices})
+                return sess.run(v)
+            except tf.errors.InvalidArgumentError:
+                return ["InvalidArgumentError", sess.run(v)]
+
+    return program
+
+
+for _kind in ("add", "sub", "update", "mul"):
+    CASES[f"scatter_{_kind}"] = _scattered(_kind, [2, 0, 2] if _kind != "update" else [2, 0], False)
+    CASES[f"scatter_{_kind}_negative"] = _scattered(_kind, [0, -1], False)
+    CASES[f"scatter_{_kind}_beyond"] = _scattered(_kind, [0, 3], False)
+    CASES[f"scatter_{_kind}_literal_negative"] = _scattered(_kind, [-1], True)
+
+
+# -- arithmetic ----------------------------------------------------------------------------------------------------
+
+NUMERATORS, DENOMINATORS = [7, -7, 7, -7, 16777217, 0], [2, 2, -2, -2, 1, 5]
+
+
+def _divided(kind: str, dtype: Any) -> Case:
+    def program(tf: Any) -> Any:
+        x, y = tf.placeholder(dtype, [None]), tf.placeholder(dtype, [None])
+        return run(tf, getattr(tf, kind)(x, y), {x: NUMERATORS, y: DENOMINATORS})
+
+    return program
+
+
+for _kind in ("truncatediv", "truncatemod", "floordiv", "floormod", "div", "mod", "divide", "truediv"):
+    for _dtype in (np.int32, np.int64, np.float32):
+        if not (_kind in ("truncatediv", "truncatemod") and _dtype == np.float32):
+            CASES[f"{_kind}_{np.dtype(_dtype).name}"] = _divided(_kind, _dtype)
+for _kind in ("floordiv", "floormod", "div", "mod", "truncatediv", "truncatemod"):
+    CASES[f"{_kind}_by_zero"] = lambda tf, kind=_kind: fed(tf, [0, 1], lambda y: getattr(tf, kind)([3, 4], y))
+
+
+def _reduced(kind: str, dtype: Any, values: Any, axis: Any = None) -> Case:
+    return lambda tf: fed(tf, values, lambda x: getattr(tf, f"reduce_{kind}")(x, axis), dtype)
+
+
+for _kind in ("mean", "sum", "prod", "max", "min"):
+    CASES[f"reduce_{_kind}_of_int32"] = _reduced(_kind, np.int32, [-1, -2])
+    CASES[f"reduce_{_kind}_of_int64_rows"] = _reduced(_kind, np.int64, [[-1, -2], [3, -4], [2, 3]], 1)
+    CASES[f"reduce_{_kind}_of_uint8"] = _reduced(_kind, np.uint8, [200, 100, 51])
+    CASES[f"reduce_{_kind}_of_int8"] = _reduced(_kind, np.int8, [100, 100, 51])
+    CASES[f"reduce_{_kind}_of_float16"] = _reduced(_kind, np.float16, [1.5, 2.5, 4.0])
+    CASES[f"reduce_{_kind}_with_nan"] = _reduced(_kind, np.float32, [1.0, np.nan, 2.0])
+cases(
+    reduce_mean_that_overflows=_reduced("mean", np.int32, [2**31 - 1, 2**31 - 1, 2]),
+    cumsum_of_int8=lambda tf: fed(tf, [100, 100], lambda x: tf.cumsum(x), np.int8),
+    cumsum_exclusive_reverse=lambda tf: fed(tf, [1, 2, 3], lambda x: tf.cumsum(x, exclusive=True, reverse=True)),
+    cumprod_exclusive=lambda tf: fed(tf, [2, 3, 4], lambda x: tf.cumprod(x, exclusive=True)),
+    argmax_tie=lambda tf: fed(tf, [1.0, 3.0, 3.0], lambda x: tf.argmax(x, 0), np.float32),
+    saturate_int64=lambda tf: fed(tf, [1, -2], lambda x: tf.saturate_cast(x, tf.int64)),
+    saturate_uint8=lambda tf: fed(tf, [1, -2, 300], lambda x: tf.saturate_cast(x, tf.uint8)),
+    saturate_float_to_int32=lambda tf: fed(
+        tf, [1.7, -2.7, 3e10, -3e10], lambda x: tf.saturate_cast(x, tf.int32), np.float32
+    ),
+    saturate_float_to_uint8=lambda tf: fed(tf, [1.7, -2.7, 300.0], lambda x: tf.saturate_cast(x, tf.uint8), np.float32),
+    saturate_int64_to_int32=lambda tf: fed(tf, [2**40, -(2**40), 5], lambda x: tf.saturate_cast(x, tf.int32), np.int64),
+    saturate_uint8_to_int8=lambda tf: fed(tf, [1, 200], lambda x: tf.saturate_cast(x, tf.int8), np.uint8),
+    saturate_int8_to_uint32=lambda tf: fed(tf, [1, -100], lambda x: tf.saturate_cast(x, tf.uint16), np.int8),
+    saturate_to_float=lambda tf: fed(tf, [1, -100], lambda x: tf.saturate_cast(x, tf.float32)),
+    saturate_double_to_float=lambda tf: fed(tf, [1e300, -1.0], lambda x: tf.saturate_cast(x, tf.float32), np.float64),
+    cast_fraction=lambda tf: fed(tf, [1.7, -1.7], lambda x: tf.cast(x, tf.int32), np.float32),
+    cast_int64_wraps=lambda tf: fed(tf, [2**32 + 5, -1], lambda x: tf.cast(x, tf.int32), np.int64),
+    cast_to_bool=lambda tf: fed(tf, [0.0, 0.5, -1.0], lambda x: tf.cast(x, tf.bool), np.float32),
+    round_half=lambda tf: fed(tf, [0.5, 1.5, 2.5, -0.5], lambda x: tf.round(x), np.float32),
+    pow_int=lambda tf: fed(tf, [2, -3], lambda x: tf.pow(x, 3)),
+    sign_of_nan=lambda tf: fed(tf, [np.nan, -0.0, 2.0], lambda x: tf.sign(x), np.float32),
+    maximum_with_nan=lambda tf: fed(tf, [np.nan, 1.0], lambda x: [tf.maximum(x, 0.0), tf.minimum(0.0, x)], np.float32),
+    relu_of_nan=lambda tf: fed(tf, [np.nan, -1.0], lambda x: [tf.nn.relu(x), tf.nn.relu6(x)], np.float32),
+    norm_of_axes=lambda tf: fed(tf, [ROWS, ROWS], lambda x: tf.norm(x, axis=[1, 2]), np.float32),
+    norm_of_an_axis=lambda tf: fed(tf, ROWS, lambda x: tf.norm(x, axis=1), np.float32),
+    norm_of_an_axis_in_a_list=lambda tf: fed(tf, ROWS, lambda x: tf.norm(x, axis=[1]), np.float32),
+    norm_of_all=lambda tf: fed(tf, ROWS, lambda x: tf.norm(x, keepdims=True), np.float32),
+    norm_1_of_axes=lambda tf: fed(tf, ROWS, lambda x: tf.norm(x, 1, axis=[0, 1]), np.float32),
+    norm_inf=lambda tf: fed(tf, ROWS, lambda x: tf.norm(x, np.inf, axis=(0, 1)), np.float32),
+    norm_euclidean_of_three=lambda tf: fed(tf, [ROWS, ROWS], lambda x: tf.norm(x), np.float32),
+    norm_fro=lambda tf: fed(tf, ROWS, lambda x: tf.norm(x, "fro", axis=[0, 1]), np.float32),
+    norm_3=lambda tf: fed(tf, ROWS, lambda x: tf.norm(x, 3), np.float32),
+)
+
+
+# -- other values --------------------------------------------------------------------------------------------------
+
+cases(
+    one_hot=lambda tf: fed(tf, [0, 2, -1, 5], lambda i: tf.one_hot(i, 3), np.int64),
+    one_hot_on_value=lambda tf: fed(tf, [0, 2], lambda i: tf.one_hot(i, 3, on_value=1), np.int64),
+    one_hot_on_and_off=lambda tf: fed(tf, [0, 2], lambda i: tf.one_hot(i, 3, 5.0, -1.0), np.int64),
+    one_hot_off_value=lambda tf: fed(tf, [0, 2], lambda i: tf.one_hot(i, 3, off_value=7), np.uint8),
+    one_hot_bool=lambda tf: fed(tf, [0, 2], lambda i: tf.one_hot(i, 3, True, False), np.int32),
+    one_hot_dtype=lambda tf: fed(tf, [0, 2], lambda i: tf.one_hot(i, 3, dtype=tf.int64), np.int32),
+    one_hot_axis=lambda tf: fed(tf, [0, 2], lambda i: tf.one_hot(i, 3, axis=0), np.int32),
+    piecewise_of_ints=lambda tf: fed(tf, 7, lambda s: tf.train.piecewise_constant(s, [5, 10], [1, 2, 3])),
+    piecewise_of_floats=lambda tf: fed(tf, 7, lambda s: tf.train.piecewise_constant(s, [5, 10], [1.0, 0.5, 0.25])),
+    piecewise_at_the_boundary=lambda tf: fed(
+        tf, 5, lambda s: tf.train.piecewise_constant(s, [5, 10], [1.0, 0.5, 0.25]), np.int64
+    ),
+    piecewise_of_doubles=lambda tf: fed(
+        tf, 7.0, lambda s: tf.train.piecewise_constant(s, [5.0], [np.float64(1.0), np.float64(2.5)]), np.float32
+    ),
+    exponential_decay_of_double=lambda tf: fed(
+        tf, 0.5, lambda r: tf.train.exponential_decay(r, tf.constant(3), 2, 0.5), np.float64
+    ),
+    polynomial_decay_dtype=lambda tf: fed(tf, 3, lambda s: tf.train.polynomial_decay(0.5, s, 10, cycle=True), np.int64),
+    cosine_decay_dtype=lambda tf: fed(tf, 3, lambda s: tf.train.cosine_decay(0.5, s, 10), np.int64),
+    inverse_time_decay_staircase=lambda tf: fed(
+        tf, 7, lambda s: tf.train.inverse_time_decay(0.5, s, 5, 0.5, staircase=True), np.int64
+    ),
+    natural_exp_decay_staircase=lambda tf: fed(
+        tf, 7, lambda s: tf.train.natural_exp_decay(0.5, s, 5, 0.5, staircase=True), np.int64
+    ),
+    unknown_distribution=lambda tf: run(tf, tf.variance_scaling_initializer(distribution="banana")([2, 2])),
+    scale_of_variance_scaling=lambda tf: np.round(
+        np.std(run(tf, tf.variance_scaling_initializer(100.0, distribution="normal")([100, 400]))), 1
+    ),
+    scale_of_untruncated_variance_scaling=lambda tf: np.round(
+        np.std(run(tf, tf.variance_scaling_initializer(100.0, distribution="untruncated_normal")([100, 400]))), 1
+    ),
+    unknown_mode=lambda tf: run(tf, tf.variance_scaling_initializer(mode="banana")([2, 2])),
+    scale_below_zero=lambda tf: run(tf, tf.variance_scaling_initializer(scale=-1.0)([2, 2])),
+)
+
+
+# -- neural networks -----------------------------------------------------------------------------------------------
+
+LOGITS = [[1.0, 2.0, 3.0], [3.0, 1.0, 0.0]]
+
+
+def _sparse(labels: Any) -> Case:
+    def program(tf: Any) -> Any:
+        logits, classes = tf.placeholder(np.float32, [2, 3]), tf.placeholder(np.int32, [2])
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
+        return run(tf, [loss, tf.gradients(loss, logits)[0]], {logits: LOGITS, classes: labels})
+
+    return program
+
+
+def _dense(labels: Any, version: str) -> Case:
+    def program(tf: Any) -> Any:
+        logits, wanted = tf.placeholder(np.float32, [2, 3]), tf.placeholder(np.float32, [2, 3])
+        loss = getattr(tf.nn, f"softmax_cross_entropy_with_logits{version}")(labels=wanted, logits=logits)
+        by = [logits, wanted] if version else [logits]  # TensorFlow has none for the labels in the first version
+        return run(tf, [loss, *tf.gradients(tf.reduce_sum(loss * [1.0, 2.0]), by)], {logits: LOGITS, wanted: labels})
+
+    return program
+
+
+def _in_top(predictions: Any, targets: Any, k: int) -> Case:
+    def program(tf: Any) -> Any:
+        p, t = tf.placeholder(np.float32, [None, 3]), tf.placeholder(np.int32, [None])
+        return run(tf, tf.nn.in_top_k(p, t, k), {p: predictions, t: targets})
+
+    return program
+
+
+NOT_FINITE = [[np.nan, 1.0, 2.0], [1.0, np.nan, 0.0], [np.inf, 1.0, 2.0], [-np.inf, 1.0, 2.0], [np.nan] * 3]
+cases(
+    sparse_xent=_sparse([2, 0]),
+    sparse_xent_negative=_sparse([2, -1]),
+    sparse_xent_beyond=_sparse([3, 0]),
+    softmax_xent=_dense([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]], ""),
+    softmax_xent_of_labels_that_are_no_distribution=_dense([[2.0, 0.0, 1.0], [0.0, 0.0, 0.0]], ""),
+    softmax_xent_v2_of_labels_that_are_no_distribution=_dense([[2.0, 0.0, 1.0], [0.0, 0.0, 0.5]], "_v2"),
+    in_top_1=_in_top(LOGITS, [2, 1], 1),
+    in_top_2_with_ties=_in_top([[1.0, 1.0, 1.0], [2.0, 1.0, 1.0]], [2, 2], 2),
+    in_top_1_not_finite_target_0=_in_top(NOT_FINITE, [0] * 5, 1),
+    in_top_1_not_finite_target_2=_in_top(NOT_FINITE, [2] * 5, 1),
+    in_top_3_not_finite=_in_top(NOT_FINITE, [1] * 5, 3),
+    in_top_k_target_negative=_in_top(LOGITS, [-1, 0], 3),
+    in_top_k_target_beyond=_in_top(LOGITS, [3, 0], 3),
+    top_k_values=lambda tf: fed(tf, LOGITS, lambda x: tf.nn.top_k(x, 2).values, np.float32),
+    top_k_indices=lambda tf: fed(tf, [1.0, 3.0, 3.0], lambda x: tf.nn.top_k(x, 2).indices, np.float32),
+    top_k_too_many=lambda tf: fed(tf, LOGITS, lambda x: tf.nn.top_k(x, 4)[0], np.float32),
+    moments=lambda tf: fed(tf, ROWS, lambda x: list(tf.nn.moments(x, [0])), np.float32),
+    zero_fraction=lambda tf: fed(tf, [0.0, 1.0, 2.0], lambda x: tf.nn.zero_fraction(x), np.float32),
+    l2_normalize_of_zeros=lambda tf: fed(tf, [0.0, 0.0], lambda x: tf.nn.l2_normalize(x, 0), np.float32),
+)
+
+
+# -- slopes where a function has a corner --------------------------------------------------------------------------
+
+AROUND = [-1.0, 0.0, 1.0, 6.0, 7.0]
+cases(
+    slope_of_maximum_with_0=lambda tf: slope(tf, AROUND, lambda x: tf.maximum(x, 0.0)),
+    slope_of_0_with_maximum=lambda tf: slope(tf, AROUND, lambda x: tf.maximum(0.0, x)),
+    slope_of_minimum=lambda tf: slope(tf, AROUND, lambda x: tf.minimum(x, 1.0)),
+    slope_of_minimum_second=lambda tf: slope(tf, AROUND, lambda x: tf.minimum(1.0, x)),
+    slopes_of_maximum_of_equals=lambda tf: fed(
+        tf, [1.0, 2.0], lambda x: tf.gradients(tf.maximum(tf.identity(x), x * 1.0), x)[0], np.float32
+    ),
+    slope_of_maximum_of_a_row=lambda tf: slope(tf, [[1.0, 0.0], [0.0, 0.0]], lambda x: tf.maximum(x, [0.0, 0.0])),
+    slope_of_clip_by_value=lambda tf: slope(tf, AROUND, lambda x: tf.clip_by_value(x, 0.0, 6.0)),
+    slope_of_clip_by_equal_values=lambda tf: slope(tf, AROUND, lambda x: tf.clip_by_value(x, 1.0, 1.0)),
+    slope_of_relu=lambda tf: slope(tf, AROUND, lambda x: tf.nn.relu(x)),
+    slope_of_relu6=lambda tf: slope(tf, AROUND, lambda x: tf.nn.relu6(x)),
+    slope_of_elu=lambda tf: slope(tf, AROUND, lambda x: tf.nn.elu(x)),
+    slope_of_selu=lambda tf: slope(tf, AROUND, lambda x: tf.nn.selu(x)),
+    slope_of_leaky_relu=lambda tf: slope(tf, AROUND, lambda x: tf.nn.leaky_relu(x)),
+    slope_of_softplus=lambda tf: slope(tf, AROUND, lambda x: tf.nn.softplus(x)),
+    slope_of_softsign=lambda tf: slope(tf, AROUND, lambda x: tf.nn.softsign(x)),
+    slope_of_abs=lambda tf: slope(tf, AROUND, lambda x: tf.abs(x)),
+    slope_of_sqrt=lambda tf: slope(tf, [0.0, 4.0], lambda x: tf.sqrt(x)),
+    slope_of_norm_at_zero=lambda tf: slope(tf, [0.0, 0.0], lambda x: tf.norm(x)),
+    slope_of_clip_by_norm_at_its_edge=lambda tf: slope(tf, [3.0, 4.0], lambda x: tf.clip_by_norm(x, 5.0)),
+    slope_of_clip_by_norm_within=lambda tf: slope(tf, [3.0, 4.0], lambda x: tf.clip_by_norm(x, 6.0)),
+    clip_by_global_norm_of_infinity=lambda tf: fed(
+        tf, [1.0, np.inf], lambda x: tf.clip_by_global_norm([x, tf.constant([2.0])], 1.0), np.float32
+    ),
+    slope_of_clip_by_norm_beyond=lambda tf: slope(tf, [3.0, 4.0], lambda x: tf.clip_by_norm(x, 4.0)),
+    slope_of_clip_by_norm_at_zero=lambda tf: slope(tf, [0.0, 0.0], lambda x: tf.clip_by_norm(x, 4.0)),
+    slope_of_reduce_max_of_equals=lambda tf: slope(tf, [1.0, 3.0, 3.0], lambda x: tf.reduce_max(x)),
+    slope_of_reduce_min_of_equals=lambda tf: slope(tf, [1.0, 1.0, 3.0], lambda x: tf.reduce_min(x)),
+    slope_of_reduce_prod_with_zero=lambda tf: slope(tf, [0.0, 2.0, 3.0], lambda x: tf.reduce_prod(x)),
+    slope_of_squared_difference=lambda tf: slope(tf, [1.0, 2.0], lambda x: tf.squared_difference(x, 1.0)),
+    slope_of_sigmoid_xent=lambda tf: slope(
+        tf, [-1.0, 0.0, 1.0], lambda x: tf.nn.sigmoid_cross_entropy_with_logits(labels=[0.0, 0.3, 1.0], logits=x)
+    ),
+    slope_of_weighted_xent=lambda tf: slope(
+        tf, [-1.0, 0.0, 1.0], lambda x: tf.nn.weighted_cross_entropy_with_logits([0.0, 0.3, 1.0], x, 2.0)
+    ),
+    slope_of_max_pool_of_equals=lambda tf: slope(
+        tf, np.zeros([1, 2, 4, 1]).tolist(), lambda x: tf.nn.max_pool(x, [1, 2, 2, 1], [1, 2, 2, 1], "VALID")
+    ),
+    slope_of_max_pool_that_overlaps=lambda tf: slope(
+        tf, np.ones([1, 3, 3, 1]).tolist(), lambda x: tf.nn.max_pool(x, [1, 2, 2, 1], [1, 1, 1, 1], "VALID")
+    ),
+    slope_of_top_k=lambda tf: slope(tf, [1.0, 3.0, 3.0], lambda x: tf.nn.top_k(x, 1)[0]),
+    slope_of_pow_at_zero=lambda tf: slope(tf, [0.0, 2.0], lambda x: tf.pow(x, 2.0)),
+    slope_of_exponent_at_zero=lambda tf: slope(tf, [1.0, 2.0], lambda x: tf.pow([0.0, 3.0], x)),
+    slope_of_atan2=lambda tf: slope(tf, [1.0, -1.0], lambda x: tf.atan2(x, 2.0)),
+    slope_of_floormod=lambda tf: slope(tf, [5.5, -5.5], lambda x: tf.floormod(x, 2.0)),
+    slope_of_sign_and_floor=lambda tf: slope(tf, [0.5, 1.0], lambda x: x + tf.sign(x) + tf.floor(x) + tf.round(x)),
+    slope_of_l2_normalize_of_zeros=lambda tf: slope(tf, [0.0, 0.0], lambda x: tf.nn.l2_normalize(x, 0)),
+    slope_of_l2_loss=lambda tf: slope(tf, [1.0, 2.0], lambda x: tf.nn.l2_loss(x)),
+    slope_of_gather_twice=lambda tf: slope(tf, [1.0, 2.0, 3.0], lambda x: tf.gather(tf.square(x), [0, 0, 2])),
+    slope_of_reduce_logsumexp=lambda tf: slope(tf, [1.0, 2.0, 2.0], lambda x: tf.reduce_logsumexp(x)),
+)
+
+
+# -- running and writing down --------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """What a program gave, for JSON: lists of {dtype, values}."""
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, str):
+        return value
+    array = np.asarray(value)
+    return {"dtype": array.dtype.name, "values": array.tolist()}
+
+
+def outcome(tf: Any, program: Case) -> Any:
+    """What ``program`` gives under ``tf``: values, or {"error": its type}."""
+    with tf.Graph().as_default():
+        try:
+            return plain(program(tf))
+        except Exception as error:
+            return {"error": type(error).__name__}
+
+
+def _record(path: str) -> None:
+    import tensorflow.compat.v1 as tf
+
+    tf.disable_v2_behavior()
+    tf.disable_resource_variables()
+    found = {name: outcome(tf, program) for name, program in CASES.items()}
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
+    with open(path, "w") as out:
+        out.write(f'{{"tensorflow": "{tf.__version__}", "cases": {{\n{lines}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    _record(sys.argv[1])

@@ -1,0 +1,92 @@
+"""harness.tf1 gives what TensorFlow gives: the programs of ``behaviours.py`` against what TensorFlow gave for them.
+
+What is different on purpose is in ``DIFFERENT``, and in docs/tf1.md.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness.tf1 as tf
+from tests.harness.tf1 import behaviours
+
+pytestmark = pytest.mark.cluster
+
+RECORD = json.loads((pathlib.Path(__file__).parent / "tensorflow_2_21.json").read_text())["cases"]
+
+NAN, LEAST = float("nan"), -(2**31)
+FIRST, UNCHANGED = [[1.0, 2.0], [NAN, NAN]], {"dtype": "float32", "values": behaviours.ROWS}
+
+
+def _is(dtype: str, values: Any) -> Any:
+    return {"dtype": dtype, "values": values}
+
+
+DIFFERENT: dict[str, Any] = {
+    # The gradient at the value that the loss was computed from. TensorFlow races: its loss is that of after the update.
+    "gradient_through_a_read_after_an_update": [_is("float32", 16.0), _is("float32", 8.0)],
+    # A compiled program cannot raise: what is computed in the step and lies outside is NaN or the smallest integer.
+    "index_computed_beyond": _is("float32", [NAN, NAN]),
+    "index_computed_below": _is("float32", [NAN, NAN]),
+    "index_of_unknown_size_beyond": _is("float32", [NAN, NAN]),
+    "gather_negative": _is("float32", FIRST),
+    "gather_beyond": _is("float32", FIRST),
+    "gather_of_integers_beyond": _is("int32", [7, LEAST]),
+    "gather_of_a_later_axis_negative": _is("float32", [[NAN], [NAN], [NAN]]),
+    "gather_nd_negative": _is("float32", [2.0, NAN]),
+    "gather_nd_beyond": _is("float32", [2.0, NAN]),
+    "embedding_negative": _is("float32", FIRST),
+    "embedding_beyond": _is("float32", FIRST),
+    "embedding_of_parts_negative": _is("float32", FIRST),
+    "sparse_xent_negative": [
+        _is("float32", [0.407606, NAN]),
+        _is("float32", [[0.0900306, 0.2447285, -0.3347591], [NAN, NAN, NAN]]),
+    ],
+    "sparse_xent_beyond": [
+        _is("float32", [NAN, 0.169846]),
+        _is("float32", [[NAN, NAN, NAN], [-0.1562053, 0.1141952, 0.0420101]]),
+    ],
+    # As TensorFlow has it on GPU: it is left out.
+    "scatter_nd_negative": _is("float32", [1.0, 0.0, 0.0]),
+    "scatter_nd_beyond": _is("float32", [1.0, 0.0, 0.0]),
+    "segment_sum_beyond": _is("float32", [[6.0, 8.0], [0.0, 0.0], [0.0, 0.0]]),
+    # docs/tf1.md: what XLA gives.
+    "floordiv_by_zero": _is("int32", [-2, 4]),
+    "div_by_zero": _is("int32", [-2, 4]),
+    "floormod_by_zero": _is("int32", [0, 0]),
+    "mod_by_zero": _is("int32", [0, 0]),
+    "truncatediv_by_zero": _is("int32", [-1, 4]),
+    "truncatemod_by_zero": _is("int32", [0, 0]),
+    # docs/tf1.md: int32 / int32 is float32.
+    "divide_int32": _is("float32", [3.5, -3.5, -3.5, 3.5, 16777216.0, 0.0]),
+    "truediv_int32": _is("float32", [3.5, -3.5, -3.5, 3.5, 16777216.0, 0.0]),
+}
+for _kind in ("add", "sub", "update", "mul"):  # the same error, but TensorFlow has changed the rows before it
+    DIFFERENT[f"scatter_{_kind}_negative"] = DIFFERENT[f"scatter_{_kind}_beyond"] = ["InvalidArgumentError", UNCHANGED]
+    DIFFERENT[f"scatter_{_kind}_literal_negative"] = {"error": "InvalidArgumentError"}  # as soon as it is built
+
+
+def _agrees(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(_agrees, found, wanted))
+    if isinstance(wanted, str) or "error" in wanted:
+        return bool(found == wanted) or "error" in wanted and "error" in found
+    if "error" in found or found["dtype"] != wanted["dtype"]:
+        return False
+    x, y = (np.asarray(v["values"], v["dtype"]) for v in (found, wanted))
+    rtol = 0 if x.dtype.kind in "iub" else 2e-3 if x.dtype == np.float16 else 2e-5
+    return x.shape == y.shape and np.allclose(x, y, rtol=rtol, atol=rtol and 1e-6, equal_nan=True)
+
+
+def test_the_record_is_of_these_programs() -> None:
+    assert set(RECORD) == set(behaviours.CASES)
+    assert [name for name, value in DIFFERENT.items() if _agrees(value, RECORD[name])] == []
+
+
+@pytest.mark.parametrize("name", behaviours.CASES)
+def test_a_program_gives_what_tensorflow_gives(name: str) -> None:
+    found, wanted = behaviours.outcome(tf, behaviours.CASES[name]), DIFFERENT.get(name, RECORD[name])
+    assert _agrees(found, wanted), f"{name}: {found}, not {wanted}; TensorFlow gives {RECORD[name]}"

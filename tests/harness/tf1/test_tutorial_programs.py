@@ -1,0 +1,84 @@
+"""TensorFlow 1 programs as a user starts them: one process for each task, flags, Supervisor, checkpoints, events."""
+
+import glob
+import os
+import re
+
+import pytest
+
+import harness.tf1 as tf
+from tests.harness.tf1.kit import programs
+from tests.kit.processes import ROOT
+from tests.runtime.kit import addresses
+
+pytestmark = pytest.mark.chaos
+
+REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
+
+
+def _hosts(cluster: dict[str, list[str]]) -> list[str]:
+    return [f"--{job}_hosts={','.join(hosts)}" for job, hosts in cluster.items()]
+
+
+def test_a_ps_and_two_workers_count_without_losing_one() -> None:
+    flags = [*_hosts(addresses(ps=1, worker=2)), "--times=200"]
+    with programs() as start:
+        start("counter", *flags, "--job_name=ps")
+        workers = [start("counter", *flags, "--job_name=worker", f"--task_index={i}") for i in range(2)]
+        assert [re.findall(r"total (\d+)", w.result()) for w in workers] == [["400"], ["400"]]
+
+
+@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+def test_two_ps_and_two_workers_train_and_a_restart_goes_on(tmp_path, sync: bool) -> None:
+    def train(last_step: int) -> list[str]:
+        flags = [*_hosts(addresses(ps=2, worker=2)), f"--logdir={tmp_path}", f"--last_step={last_step}"]
+        flags += ["--sync"] if sync else []
+        with programs() as start:
+            for i in range(2):
+                start("trainer", *flags, "--job_name=ps", f"--task_index={i}")
+            workers = [start("trainer", *flags, "--job_name=worker", f"--task_index={i}") for i in range(2)]
+            return [w.result() for w in workers]
+
+    for said in train(200):
+        found = re.search(r"line ([-\d.]+) ([-\d.]+) step (\d+)", said)
+        assert found, said
+        assert [float(v) for v in found.groups()[:2]] == [pytest.approx(3, abs=0.1), pytest.approx(-1, abs=0.1)]
+        assert int(found[3]) >= 200
+        assert "devices /job:ps/task:1 /job:ps/task:0 /job:ps/task:0" in said
+    newest = tf.train.latest_checkpoint(str(tmp_path))
+    assert newest is not None and int(re.findall(r"\d+", newest)[-1]) >= 200
+    assert "line/slope" in dict(tf.train.list_variables(str(tmp_path)))
+    assert glob.glob(str(tmp_path / "events.out.tfevents.*"))
+    if not sync:
+        (step, *_) = [int(s) for said in train(10) for s in re.findall(r"step (\d+)", said)]
+        assert step >= 200, "the second run began where the first one ended"
+
+
+def test_two_devices_of_one_machine_share_a_matrix_product() -> None:
+    with programs() as start:
+        said = start("split_matmul").result()
+    assert re.search(r"devices 2 ran on \['CPU:0', 'CPU:1'\] in [\d.]+", said), said
+
+
+@pytest.mark.skipif(
+    not os.path.isdir(REAL_MNIST), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there"
+)
+def test_the_mnist_classifier_learns_and_writes_events(tmp_path) -> None:
+    cluster = addresses(ps=1, worker=1)
+    flags = [f"--{job}_host={hosts[0]}" for job, hosts in cluster.items()] + [f"--logdir={tmp_path}"]
+    with programs() as start:
+        start("mnist_softmax", *flags, "--job_name=ps", MNIST_DIR=REAL_MNIST)
+        said = start("mnist_softmax", *flags, "--job_name=worker", MNIST_DIR=REAL_MNIST).result()
+    accuracy = float(re.search(r"accuracy ([\d.]+)", said)[1])
+    assert accuracy > 0.75 and said.rstrip().endswith("done")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path)).Reload()
+    costs = events.Scalars("cost")
+    assert len(costs) == 150 and costs[-1].value < costs[0].value
+    nodes = {node.name: node.device for node in _graph(events).node}
+    assert nodes["weights/Variable"].startswith("/job:ps") and nodes["softmax/MatMul"].startswith("/job:worker")
+
+
+def _graph(events):
+    return events.Graph()

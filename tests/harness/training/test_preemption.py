@@ -1,0 +1,100 @@
+"""SIGTERM in real processes: the chief saves where it is, ends with code 143, and goes on from there when restarted."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness.testing import PRELOAD, LocalCluster, no_leaks
+from harness.training.preemption import EXIT_CODE
+
+pytestmark = pytest.mark.cluster
+
+COMMAND = ["python", "-m", "tests.harness.training.preemption_program"]
+
+
+@contextlib.contextmanager
+def started(logdir: Path, *flags: str, workers: int = 1, start: bool = True) -> Iterator[LocalCluster]:
+    command = [*COMMAND, f"--logdir={logdir}", *flags]
+    env = {"JAX_PLATFORMS": "cpu"}
+    with no_leaks(), LocalCluster(command, workers=workers, preload=PRELOAD, env=env, start=start) as cluster:
+        yield cluster
+
+
+def saved_step(logdir: Path) -> int:
+    path = harness.latest_checkpoint(str(logdir))
+    assert path is not None
+    return int(Path(path).name)
+
+
+def test_the_exit_code_is_that_of_a_process_ended_by_the_signal() -> None:
+    assert EXIT_CODE == 128 + signal.SIGTERM == 143  # what docs/guarantees.md says
+
+
+def test_a_chief_saves_its_step_and_its_place_in_the_data_and_goes_on_there(tmp_path: Path) -> None:
+    with started(tmp_path) as cluster:
+        reached = cluster.wait_step(200)
+        cluster.stop("worker:0")
+        cluster.expect("worker:0", "SIGTERM: ending within 20 s")
+        place = cluster.expect("worker:0", r"AT (\S+)")[1]
+        assert cluster.wait("worker:0") == EXIT_CODE
+        step = cluster.step()
+        assert step is not None and step >= reached
+        assert saved_step(tmp_path) == step  # the present one, not that of a timer an hour ago
+        assert not cluster.lines("worker:0", "Traceback")
+        cluster.start("worker:0")
+        cluster.expect("worker:0", "keep the live model")
+        assert cluster.expect("worker:0", r"FROM (\S+ \S+)")[1] == f"{step} {place}"
+        cluster.wait_step(step + 50)
+
+
+def test_all_tasks_go_on_from_what_a_preempted_chief_has_saved(tmp_path: Path) -> None:
+    with started(tmp_path, "--steps=100000000") as cluster:
+        cluster.wait_step(100)
+        cluster.stop("worker:0")
+        place = cluster.expect("worker:0", r"AT (\S+)")[1]
+        assert cluster.wait("worker:0") == EXIT_CODE
+        cluster.stop("ps:0")  # after the workers, as harness.launch does
+        assert cluster.wait("ps:0") == 0
+    step = saved_step(tmp_path)
+    with started(tmp_path, f"--steps={step + 50}") as cluster:
+        assert cluster.expect("worker:0", r"FROM (\S+ \S+)")[1] == f"{step} {place}"
+        assert cluster.wait("worker:0") == 0
+    assert saved_step(tmp_path) == step + 50
+
+
+def test_another_worker_leaves_and_nobody_minds(tmp_path: Path) -> None:
+    with started(tmp_path, workers=2) as cluster:
+        cluster.expect("worker:1", "FROM ")
+        cluster.wait_step(200)
+        cluster.stop("worker:1")
+        assert cluster.wait("worker:1") == EXIT_CODE
+        assert not cluster.lines("worker:1", "Traceback")
+        cluster.wait_step((cluster.step() or 0) + 50)
+        assert not cluster.lines("worker:0", "recovering|lost")
+        cluster.start("worker:1")
+        cluster.expect("worker:1", "start number 2")
+        cluster.expect("worker:1", "FROM ")
+        cluster.wait_step((cluster.step() or 0) + 50)
+
+
+def test_what_is_not_done_in_time_is_cut_off(tmp_path: Path) -> None:
+    with started(tmp_path, "--grace_secs=1") as cluster:
+        cluster.wait_step(100)
+        cluster.freeze("ps:0")  # the last checkpoint has to wait for it
+        cluster.stop("worker:0")
+        cluster.expect("worker:0", "not done 1 s after SIGTERM: ending now, what was not saved is lost")
+        assert cluster.wait("worker:0") == EXIT_CODE
+        cluster.thaw("ps:0")
+
+
+def test_a_task_that_still_waits_for_the_others_leaves_at_once(tmp_path: Path) -> None:
+    with started(tmp_path, start=False) as cluster:
+        cluster.start("worker:0")
+        cluster.expect("worker:0", "OPENING")
+        cluster.stop("worker:0")
+        assert cluster.wait("worker:0") == EXIT_CODE
+        assert not cluster.lines("worker:0", "Traceback")

@@ -1,0 +1,144 @@
+"""The classifiers: reproducible, right in their gradients, and able to learn the digits they are made for."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import Array
+from jax.typing import ArrayLike
+
+from models.mnist import data
+from models.mnist.model import MODELS, Model
+
+REAL_MNIST = Path(os.environ.get("MNIST_DIR") or Path(__file__).parents[4] / "shared" / "mnist")
+
+
+def arrays(values: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+
+
+by_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+
+
+@by_model
+def test_parameters_follow_from_seed_and_size(model: Model) -> None:
+    first, again, other = model.init(3, 20), model.init(3, 20), model.init(4, 20)
+    assert all(value.dtype == np.float32 for value in first.values())
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, again[name])
+    assert any((value != other[name]).any() for name, value in first.items())
+    assert first["w2"].shape == (20, 10)
+    assert model.init(3, 21)["w1"].shape == (first["w1"].shape[0], 21)
+
+
+def test_sizes_of_the_classic_recipe() -> None:
+    shapes = {name: value.shape for name, value in MODELS["mlp"].init(0, 100).items()}
+    assert shapes == {"w1": (784, 100), "b1": (100,), "w2": (100, 10), "b2": (10,)}
+
+
+def test_weights_are_truncated_normal() -> None:
+    weights = MODELS["mlp"].init(0, 100)["w1"] * np.sqrt(784)
+    assert np.abs(weights).max() <= 2
+    assert weights.mean() == pytest.approx(0, abs=0.02)
+    assert weights.std() == pytest.approx(0.88, abs=0.01)  # a normal cut at two deviations
+
+
+@by_model
+def test_loss_and_accuracy_by_their_definitions(model: Model) -> None:
+    rng = np.random.default_rng(0)
+    params = arrays({name: rng.normal(scale=0.2, size=value.shape) for name, value in model.init(0, 8).items()})
+    images, labels = jnp.asarray(rng.random((7, 784), np.float32)), jnp.asarray(rng.integers(0, 10, 7), jnp.int32)
+    logits = np.asarray(jax.jit(model.logits)(params, images), np.float64)
+    assert logits.shape == (7, 10)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    loss = jax.jit(model.loss_fn)(params, images, labels)
+    assert loss.shape == () and loss.dtype == jnp.float32
+    assert float(loss) == pytest.approx(-np.log(probabilities[np.arange(7), labels]).mean(), rel=1e-4)
+    best = jnp.asarray(logits.argmax(axis=1), jnp.int32)
+    assert float(model.accuracy(params, images, best)) == 1
+    assert float(model.accuracy(params, images, best.at[:3].add(1))) == pytest.approx(4 / 7)
+
+
+def test_mlp_against_numpy() -> None:
+    params = MODELS["mlp"].init(1, 5)
+    images = np.random.default_rng(1).random((4, 784), np.float32)
+    hidden = 1 / (1 + np.exp(-(images @ params["w1"] + params["b1"])))
+    expected = hidden @ params["w2"] + params["b2"]
+    np.testing.assert_allclose(
+        MODELS["mlp"].logits(arrays(params), jnp.asarray(images)), expected, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_cnn_sees_where_things_are() -> None:
+    images = np.zeros((3, 28, 28), np.float32)
+    images[1, 5:8, 5:8] = images[2, 20:23, 20:23] = 1
+    logits = MODELS["cnn"].logits(arrays(MODELS["cnn"].init(0, 10)), jnp.asarray(images.reshape(3, 784)))
+    assert np.abs(logits[0]).max() == 0  # nothing to see, and all biases start at zero
+    assert np.abs(logits[1] - logits[2]).max() > 1e-3
+
+
+@by_model
+def test_gradient_matches_finite_differences(model: Model) -> None:
+    params = arrays(model.init(0, 6))
+    rng = np.random.default_rng(0)
+    images, labels = jnp.asarray(rng.random((5, 784), np.float32)), jnp.asarray(rng.integers(0, 10, 5), jnp.int32)
+    loss, gradient = jax.jit(model.loss_fn), jax.jit(jax.grad(model.loss_fn))(params, images, labels)
+    length = float(optax.tree.norm(gradient))
+    assert length > 0.01
+
+    def loss_at(distance: float) -> float:
+        moved = jax.tree.map(lambda value, slope: value + distance / length * slope, params, gradient)
+        return float(loss(moved, images, labels))
+
+    assert (loss_at(0.01) - loss_at(-0.01)) / 0.02 == pytest.approx(length, rel=0.02)
+
+
+def train(model: Model, mnist: data.Mnist, tx: optax.GradientTransformation, steps: int) -> float:
+    """Returns the test accuracy after `steps` batches of 100 in one plain JAX loop."""
+    params = arrays(model.init(0, 100))
+    slots = tx.init(params)
+
+    @jax.jit
+    def step(
+        params: dict[str, Array], slots: optax.OptState, images: Array, labels: Array
+    ) -> tuple[dict[str, Array], optax.OptState]:
+        updates, slots = tx.update(jax.grad(model.loss_fn)(params, images, labels), slots, params)
+        return optax.apply_updates(params, updates), slots
+
+    batches = data.Batches(mnist.train, 100, seed=0)
+    for _ in range(steps):
+        params, slots = step(params, slots, *batches.next())
+    accuracy = jax.jit(model.accuracy)
+    right = sum(float(accuracy(params, *chunk)) * len(chunk[1]) for chunk in mnist.test.chunks(1000))
+    return right / len(mnist.test)
+
+
+learning = pytest.mark.parametrize(
+    ("name", "rate", "steps", "expected"), [("mlp", 0.01, 300, 0.92), ("cnn", 0.003, 40, 0.85)]
+)
+
+
+@pytest.mark.chaos
+@learning
+@pytest.mark.skipif(not REAL_MNIST.is_dir(), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there")
+def test_learns_mnist(name: str, rate: float, steps: int, expected: float) -> None:
+    mnist = data.load(str(REAL_MNIST))
+    assert mnist.name == "mnist"
+    assert train(MODELS[name], mnist, optax.adam(rate), steps) > expected
+
+
+@pytest.mark.chaos
+@learning
+def test_learns_digits(
+    name: str, rate: float, steps: int, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("MNIST_DIR", raising=False)
+    mnist = data.load(mirrors=[])
+    assert mnist.name == "digits"
+    assert train(MODELS[name], mnist, optax.adam(rate), steps) > expected

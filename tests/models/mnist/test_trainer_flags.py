@@ -1,0 +1,179 @@
+"""The trainer's flags: what is refused in one line, what a value means, and runs that are meant to go on for ever."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+import harness
+import runtime as rt
+from models.mnist import config as config_flags
+from models.mnist import modes, trainer
+from models.mnist.config import Config
+from runtime.checkpoint.roots import roots_of
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def parsed() -> Iterator[Any]:
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        yield flags.FLAGS
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("seed", "-1", "seed"),
+        ("clip_norm", "0", "leave it out"),
+        ("clip_norm", "-1", "leave it out"),
+        ("clip_norm", "nan", "leave it out"),
+        ("epochs", "inf", "1e9"),
+        ("epochs", "nan", "1e9"),
+        ("epochs", "-1", "epochs"),
+        ("learning_rate", "nan", "learning_rate"),
+        ("batch_size", "0", "batch_size"),
+        ("metrics_port", "65536", "metrics_port"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(parsed: Any, name: str, value: str, says: str) -> None:
+    with pytest.raises((flags.IllegalFlagValueError, flags.ValidationError), match=says):
+        parsed[name].parse(value)
+        parsed.validate_all_flags()
+
+
+def test_defaults_and_ordinary_values_are_taken(parsed: Any) -> None:
+    parsed.validate_all_flags()
+    for name, value in [("seed", "0"), ("clip_norm", "0.5"), ("epochs", "1e9")]:
+        parsed[name].parse(value)
+    parsed.validate_all_flags()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
+def test_a_run_that_is_meant_to_be_stopped_by_hand_can_begin(parsed: Any, optimizer: str) -> None:
+    parsed.optimizer = optimizer
+    parsed.decay = "linear"
+    rule = trainer.update_rule(Config.from_flags(), round(1e9 * 600))
+    weights = {"w": jnp.ones(2)}
+    updates, _ = rule.update({"w": jnp.ones(2)}, rule.init(weights), weights)
+    expected = {"sgd": -0.5, "momentum": -0.05, "adagrad": -0.0953, "adam": -0.005}[optimizer]
+    assert updates["w"].tolist() == pytest.approx([expected, expected], rel=1e-2)
+
+
+def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(parsed: Any, tmp_path: pathlib.Path) -> None:
+    parsed(["trainer", "--ps_hosts=localhost:0", "--job_name=ps"])
+    assert Config.from_flags().checkpoint_root is None  # only the chief was given one: the ps takes its word for it
+    for value, allowed in ((str(tmp_path / "run"), (str(tmp_path / "run"),)), ("", ())):
+        parsed(["trainer", "--ps_hosts=localhost:0", "--job_name=ps", f"--logdir={value}"])
+        with modes.server(Config.from_flags()) as server:
+            roots = server.worker.checkpoint_participant.roots
+            assert roots.paths == allowed
+            with pytest.raises(rt.PermissionDeniedError):
+                roots.check(str(tmp_path / "elsewhere"))
+    roots_of((str(tmp_path / "run"),), {}).check(str(tmp_path / "run" / "model.ckpt" / "5" / "default"))
+
+
+@pytest.mark.cluster
+def test_data_that_cannot_be_used_is_one_line() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "models.mnist.trainer", "--logdir="],
+        cwd=ROOT,
+        env={**os.environ, "MNIST_DIR": "/nowhere/at/all"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("worker 0: MNIST_DIR=/nowhere/at/all has neither train-images")
+
+
+@pytest.mark.cluster
+def test_help_lists_the_flags_of_all_its_modules() -> None:
+    names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(trainer)}
+    assert {
+        "logdir",
+        "sync",
+        "max_staleness",
+        "ps_backups",
+        "metrics_port",
+        "metrics_host",
+        "log_json",
+        "profile_steps",
+    } <= names
+
+
+def test_the_config_holds_every_flag_and_cannot_change(parsed: Any) -> None:
+    key = {flag.name for flag in parsed.get_key_flags_for_module(config_flags)}
+    config = Config.from_flags()
+    assert {field.name for field in dataclasses.fields(config)} == key | {"checkpoint_root"}
+    assert {name: parsed[name].value or None for name in key} == {
+        name: list(value) if isinstance(value, tuple) and value else value or None
+        for name, value in dataclasses.asdict(config).items()
+        if name in key
+    }
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 2  # type: ignore[misc]
+    hash(config)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("mnist_*.flags")), ids=lambda path: path.stem)
+def test_a_flag_file_gives_what_it_says(parsed: Any, path: pathlib.Path) -> None:
+    parsed(["trainer", f"--flagfile={path}"])
+    config = Config.from_flags()
+    said = dict(line[2:].split("=") for line in path.read_text().splitlines() if line.startswith("--"))
+    assert said and {name: str(getattr(config, name)) for name in said} == {
+        name: str(type(getattr(config, name))(value)) for name, value in said.items()
+    }
+    assert config.problem() is None
+
+
+def test_only_the_config_reads_flags() -> None:
+    """Everything else is given what it needs: `minimal` alone, which shows all in one page, has flags of its own."""
+    for path in sorted((ROOT / "models" / "mnist").glob("*.py")):
+        if path.name not in ("config.py", "minimal.py"):
+            assert "FLAGS" not in path.read_text(), path.name
+
+
+REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(
+    not os.path.isdir(REAL_MNIST), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there"
+)
+def test_the_log_says_where_a_run_is_kept_and_how_it_goes_on(tmp_path: pathlib.Path) -> None:
+    def trained(*arguments: str) -> str:
+        command = [sys.executable, "-m", "models.mnist.trainer", f"--data_dir={REAL_MNIST}", f"--logdir={tmp_path}"]
+        run = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert run.returncode == 0, run.stderr
+        return run.stderr
+
+    first = trained("--train_steps=30")
+    assert f"checkpoints and TensorBoard events go to {tmp_path}\n" in first
+    assert f"saved {tmp_path}/model.ckpt/30\n" in first
+    assert f"the newest checkpoint is {tmp_path}/model.ckpt/30\n" in first
+    again = trained("--train_steps=30")
+    assert "going on from global step 30: training ends at 30, so nothing is left" in again
+    assert again.count("going on with the data at epoch 0.05") == 1
+
+
+@pytest.mark.cluster
+def test_a_log_directory_that_is_away_at_the_end_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(directory: str) -> str:
+        raise rt.UnavailableError(f"cannot look into {directory}: Stale file handle")
+
+    monkeypatch.setattr(harness, "latest_checkpoint", away)
+    trainer.tell_newest("/runs/one")
+    assert "is not known: cannot look into /runs/one" in caplog.text

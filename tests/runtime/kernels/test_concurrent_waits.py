@@ -1,0 +1,185 @@
+"""Operations of one step that wait do so at the same time, whatever was made first and wherever they are."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runtime as rt
+from tests.harness.optimizers.kit import wait_until
+from tests.runtime.kit import TARGET, servers, target_of_kind
+
+pytestmark = pytest.mark.cluster
+
+LIMIT = 60.0
+
+
+@pytest.fixture(scope="module", params=["private", "local master", "remote master"])
+def target(request: Any) -> Iterator[str]:
+    with target_of_kind(request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def place(target: str) -> str:
+    return "/job:ps/task:0" if target else ""
+
+
+@pytest.fixture
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+def _queue(place: str, name: str, capacity: int = 1) -> Any:
+    with rt.device(place):
+        return rt.FIFOQueue(capacity, np.float32, [[]], name=name)
+
+
+def _session(target: str) -> rt.Session:
+    session = rt.Session(target)
+    session.run(rt.global_variables_initializer())
+    return session
+
+
+def _in_thread(action: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
+
+
+@pytest.mark.parametrize("enqueue_first", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_double_buffering(target: str, place: str, graph: rt.Graph, enqueue_first: bool, full: bool) -> None:
+    queue = _queue(place, f"double_{enqueue_first}_{full}")
+    x = rt.placeholder(np.float32, [])
+    with rt.device(place):
+        total = rt.Variable(np.float32(0), name=f"total_{enqueue_first}_{full}")
+    put = queue.enqueue(x) if enqueue_first else None
+    taken = queue.dequeue()
+    train = total.assign_add(taken * 2.0)
+    put = put or queue.enqueue(x)
+    with _session(target) as session:
+        if full:
+            session.run(put, {x: 0}, timeout_secs=LIMIT)
+        seen = [float(session.run([taken, train, put], {x: k}, timeout_secs=LIMIT)[0]) for k in range(1, 11)]
+        assert seen == list(range(0 if full else 1, 10 if full else 11))
+        assert float(session.run(total)) == 2 * sum(seen)
+        assert int(session.run(queue.size())) == full
+
+
+def test_an_element_that_is_computed_is_added_while_the_same_step_waits_for_one(
+    target: str, place: str, graph: rt.Graph
+) -> None:
+    """What it is computed from is read and computed where the step's other operations wait for the dequeue."""
+    queue = _queue(place, "computed")
+    with rt.device(place):
+        w = rt.Variable(np.float32(3), name="w_of_computed")
+        made = w * 2.0
+        taken = queue.dequeue()
+        seen = taken + w
+        train = w.assign_add(taken)
+    put = queue.enqueue(rt.numpy.sqrt(made * made))
+    after = queue.enqueue(rt.numpy.sqrt(taken))
+    with _session(target) as session:
+        first, second, _, _ = session.run([taken, seen, train.op, put], timeout_secs=LIMIT)
+        assert float(first) == 6 and float(second) in (9, 15)
+        assert float(session.run(w)) == 9
+        session.run([put, taken, after], timeout_secs=LIMIT)  # one in, out, in again: room for one is enough
+        assert int(session.run(queue.size())) == 1
+
+
+@pytest.mark.parametrize("answer_first", [False, True])
+def test_request_and_answer_in_one_step(target: str, place: str, graph: rt.Graph, answer_first: bool) -> None:
+    requests, answers = _queue(place, f"requests_{answer_first}"), _queue(place, f"answers_{answer_first}")
+    x = rt.placeholder(np.float32, [])
+    answered = answers.dequeue() if answer_first else None
+    ask = requests.enqueue(x)
+    if answered is None:
+        answered = answers.dequeue()
+    asked = requests.dequeue()
+    answer = answers.enqueue(asked + 1.0)
+    with _session(target) as session:
+        # all four in one step, and as two steps of two threads
+        assert float(session.run([answered, ask, answer], {x: 1}, timeout_secs=LIMIT)[0]) == 2
+        serving, served = _in_thread(lambda: [session.run(answer, timeout_secs=LIMIT) for _ in range(10)])
+        found = [float(session.run([ask, answered], {x: k}, timeout_secs=LIMIT)[1]) for k in range(10)]
+        serving.join(LIMIT)
+        assert served == [[None] * 10]
+        assert found == list(range(1, 11))
+
+
+def test_many_waits_of_one_step(target: str, place: str, graph: rt.Graph) -> None:
+    """A ring of queues, each emptied into the next: with room for one element each it must turn as a whole."""
+    queues = [_queue(place, f"ring_{i}") for i in range(6)]
+    turn = [queues[(i + 1) % 6].enqueue(queues[i].dequeue() + 1.0) for i in range(6)]
+    fill = [q.enqueue(float(i)) for i, q in enumerate(queues)]
+    drain = [q.dequeue() for q in queues]
+    with _session(target) as session:
+        session.run(fill, timeout_secs=LIMIT)
+        for _ in range(5):
+            session.run(turn, timeout_secs=LIMIT)
+        assert sorted(float(v) for v in session.run(drain, timeout_secs=LIMIT)) == [float(i + 5) for i in range(6)]
+
+
+def test_a_step_that_fails_ends_its_waits(target: str, place: str, graph: rt.Graph) -> None:
+    queue = _queue(place, "failing")
+    with rt.device(place):
+        missing = rt.Variable(np.float32(0), name="never_initialised")
+        x = rt.placeholder(np.float32, [])
+        put, taken = queue.enqueue(x), queue.dequeue()
+    with rt.Session(target) as session:
+        for _ in range(3):
+            with pytest.raises(rt.FailedPreconditionError, match="never_initialised"):
+                session.run([taken, missing], timeout_secs=LIMIT)
+        session.run(put, {x: 5}, timeout_secs=LIMIT)
+        assert float(session.run(taken, timeout_secs=LIMIT)) == 5
+
+
+def test_a_closed_session_ends_all_waits_of_a_step(target: str, place: str, graph: rt.Graph) -> None:
+    first, second = _queue(place, "first"), _queue(place, "second")
+    x = rt.placeholder(np.float32, [])
+    both, begun = [first.dequeue(), second.dequeue(), first.enqueue(x), first.dequeue()], second.size()
+    session = _session(target)
+    thread, results = _in_thread(lambda: session.run(both, {x: 1}))
+    thread.join(0.5)
+    session.run(begun)  # others are not held up
+    assert not results
+    session.close()
+    thread.join(LIMIT)
+    assert isinstance(results[0], rt.CancelledError)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_waits_whose_connections_were_cut_still_do_not_wait_for_each_other(graph: rt.Graph, first: int) -> None:
+    """One is over and lets another operation begin while the other, whose call was sent again, goes on waiting."""
+    place = "/job:ps/task:0"
+    sources, results = ([_queue(place, f"{what}_{i}") for i in range(2)] for what in ("source", "result"))
+    x = rt.placeholder(np.float32, [])
+    fill = [queue.enqueue(x) for queue in sources]
+    move = [result.enqueue(source.dequeue() + 1.0) for source, result in zip(sources, results, strict=True)]
+    taken = [queue.dequeue() for queue in results]
+    with servers(sockets=True, ps=1, worker=1) as made, rt.Session(made[TARGET].target) as session:
+        ps = made[place].worker
+        thread, moved = _in_thread(lambda: session.run(move, timeout_secs=LIMIT))
+        wait_until(lambda: sum(map(len, list(ps._waits.values()))) == 2)
+        peer: Any = session._engine._session.tasks[place].peer  # type: ignore[attr-defined]
+        before = {lane: lane.connected_at for lane in peer._all_lanes()}
+        for lane in before:
+            lane.interrupt()
+        wait_until(lambda: any(lane.connected_at > at for lane, at in before.items()))
+        for i in (first, 1 - first):
+            session.run(fill[i], {x: i}, timeout_secs=LIMIT)
+            assert float(session.run(taken[i], timeout_secs=LIMIT)) == i + 1
+        thread.join(LIMIT)
+        assert moved == [[None, None]]

@@ -1,0 +1,323 @@
+"""A wait ends exactly when nobody waits any more: an element goes to one caller that gets it, or stays in its queue."""
+
+import contextlib
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runtime as rt
+from runtime.master import flow
+from runtime.transport.peer import Peer
+from tests.harness.optimizers.kit import free_addresses, serving, wait_until
+from tests.kit.processes import Program, programs
+from tests.runtime.kit import TARGET, servers
+
+pytestmark = pytest.mark.cluster
+
+LONG = 60.0
+
+
+class Client:
+    """A session with two queues on the ps, and steps that do more there than wait."""
+
+    def __init__(self, target: str, capacity: int = 10) -> None:
+        self.graph = rt.Graph()
+        with self.graph.as_default(), rt.device("/job:ps/task:0"):
+            self.numbers = rt.FIFOQueue(capacity, np.int32, [[]], name="numbers")
+            self.labels = rt.FIFOQueue(capacity, np.int32, [[]], name="labels")
+            self.value = rt.placeholder(np.int32, [])
+            self.values = rt.placeholder(np.int32, [None])
+            self.put_one = self.numbers.enqueue(self.value)
+            self.put_many = self.numbers.enqueue_many(self.values)
+            self.take_one = self.numbers.dequeue()
+            self.size = self.numbers.size()
+            text = rt.Variable("a", name="text")
+            self.init = text.initializer
+            self.steps: dict[str, list[Any]] = {
+                "alone": [self.take_one],
+                "with its size": [self.take_one, self.size],
+                "of two queues": [self.take_one, self.labels.dequeue()],
+                "with a string": [self.take_one, text],
+                "printed": [rt.Print(self.take_one, [self.take_one], "took", first_n=0)],
+            }
+        config = rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=LONG)
+        self.session = rt.Session(target, self.graph, config)
+
+    def put(self, value: int) -> None:
+        self.session.run(self.put_one, {self.value: value}, timeout_secs=LONG)
+
+    def take(self, timeout_secs: float = LONG) -> int:
+        return int(self.session.run(self.take_one, timeout_secs=timeout_secs))
+
+    def peer(self) -> Peer:
+        found: Peer = self.session._engine._session.tasks["/job:ps/task:0"].peer  # type: ignore[attr-defined]
+        return found
+
+    def cut(self) -> None:
+        for lane in self.peer()._all_lanes():
+            lane.interrupt()
+
+
+@pytest.fixture
+def cluster() -> Iterator[dict[str, rt.Server]]:
+    with servers(sockets=True, ps=1, worker=2) as made:
+        yield made
+
+
+@pytest.fixture
+def client(cluster: dict[str, rt.Server]) -> Iterator[Client]:
+    found = Client(cluster[TARGET].target)
+    with found.session:
+        found.session.run(found.init)
+        yield found
+
+
+def _in_thread(action: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
+
+
+def _waiting(server: rt.Server) -> int:
+    return sum(map(len, list(server.worker._waits.values())))
+
+
+STEPS = ("alone", "with its size", "of two queues", "with a string", "printed")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_that_was_given_up_takes_nothing_later(cluster: dict[str, rt.Server], client: Client, step: str) -> None:
+    ps = cluster["/job:ps/task:0"]
+    client.put(0)
+    assert client.take() == 0
+    wait_until(lambda: ps.transport_counters.connections <= 3)
+    before = ps.transport_counters.connections
+    for _ in range(5):
+        with pytest.raises(rt.DeadlineExceededError):
+            client.session.run(client.steps[step], timeout_secs=0.2)
+    wait_until(lambda: _waiting(ps) == 0)
+    wait_until(lambda: ps.transport_counters.connections <= before)  # no thread, no connection stays behind
+    for value in (1, 2, 3):
+        client.put(value)
+    assert [client.take() for _ in range(3)] == [1, 2, 3]
+
+
+def test_what_is_added_under_a_time_limit_is_added_once(client: Client) -> None:
+    for value in range(10):
+        client.put(value)
+    with pytest.raises(rt.DeadlineExceededError):
+        client.session.run(client.put_many, {client.values: [10, 11]}, timeout_secs=0.2)
+    thread, results = _in_thread(lambda: client.session.run(client.put_many, {client.values: [10, 11]}))
+    assert [client.take() for _ in range(12)] == list(range(12))
+    thread.join(LONG)
+    assert results == [None]
+    assert int(client.session.run(client.size)) == 0
+
+
+def test_what_was_added_before_a_time_limit_stays(client: Client) -> None:
+    for value in range(8):
+        client.put(value)
+    with pytest.raises(rt.DeadlineExceededError):
+        client.session.run(client.put_many, {client.values: [8, 9, 10, 11]}, timeout_secs=0.5)
+    assert [client.take() for _ in range(10)] == list(range(10))
+    assert int(client.session.run(client.size)) == 0
+
+
+def test_many_are_added_once_through_cuts(cluster: dict[str, rt.Server], client: Client) -> None:
+    ps = cluster["/job:ps/task:0"]
+    values = list(range(20))
+    thread, results = _in_thread(lambda: client.session.run(client.put_many, {client.values: values}))
+    other = Client(cluster["/job:worker/task:1"].target)
+    taken = []
+    with other.session:
+        for _ in values:
+            wait_until(lambda: _waiting(ps) == 1 or not thread.is_alive())
+            client.cut()
+            taken.append(other.take())
+        thread.join(LONG)
+        assert results == [None]
+        assert taken == values
+        assert int(other.session.run(other.size)) == 0
+
+
+def test_a_repeated_wait_keeps_what_it_fetched_from_a_third_task(cluster: dict[str, rt.Server]) -> None:
+    ps, graph = cluster["/job:ps/task:0"], rt.Graph()
+    with graph.as_default():
+        x = rt.placeholder(np.float32, [3])
+        with rt.device("/job:ps/task:0"):
+            queue = rt.FIFOQueue(1, np.float32, [[3]], name="vectors")
+        with rt.device("/job:worker/task:1"):
+            made = x * 2.0
+        put, take = queue.enqueue(made), queue.dequeue()
+    with rt.Session(cluster[TARGET].target, graph) as session:
+        session.run(put, {x: np.ones(3)})
+        thread, results = _in_thread(lambda: session.run(put, {x: np.full(3, 2.0)}, timeout_secs=LONG))
+        for _ in range(3):
+            wait_until(lambda: _waiting(ps) == 1 or bool(results))
+            seen = ps.transport_counters.accepted
+            for lane in session._engine._session.tasks["/job:ps/task:0"].peer._all_lanes():  # type: ignore[attr-defined]
+                lane.interrupt()
+            wait_until(lambda seen=seen: ps.transport_counters.accepted > seen or bool(results))  # type: ignore[misc]
+        assert session.run(take, timeout_secs=LONG).tolist() == [2, 2, 2]
+        thread.join(LONG)
+        assert results == [None]
+        assert session.run(take, timeout_secs=LONG).tolist() == [4, 4, 4]
+    wait_until(lambda: all(len(server.worker.rendezvous) == 0 for server in cluster.values()))
+
+
+DYING = """
+import json, sys
+import runtime as rt
+from tests.runtime.kernels.test_given_up import Client
+cluster, what = json.loads(sys.argv[1])
+client = Client(rt.Server(cluster, "worker", 1).target)
+if what == "put_many":
+    client.session.run(client.put_many, {client.values: list(range(100, 120))})
+else:
+    client.session.run(client.steps[what])
+"""
+
+
+@pytest.mark.parametrize("what", ["with its size", "of two queues", "put_many"])
+def test_a_caller_that_is_killed_takes_and_adds_nothing(what: str) -> None:
+    ports = free_addresses(3)
+    spec = {"ps": ports[:1], "worker": ports[1:]}
+    with rt.Server(spec, "ps", 0) as ps, rt.Server(spec, "worker", 0) as server:
+        client = Client(server.target)
+        client.session.run(client.init)
+        process = Program("python", "-c", DYING, json.dumps([spec, what]))
+        try:
+            wait_until(lambda: _waiting(ps) == (2 if what == "of two queues" else 1))
+            process.kill()
+            expected = list(range(100, 110)) if what == "put_many" else [1, 2]
+            if what != "put_many":  # at once: nobody has told the ps that the caller is dead
+                client.put(1)
+                client.put(2)
+            assert [client.take() for _ in expected] == expected
+            assert int(client.session.run(client.size)) == 0
+        finally:
+            process.close()
+            client.session.close()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("trouble", ["time limits", "cuts"])
+@pytest.mark.parametrize("step", ["alone", "with its size"])
+def test_polling_callers_lose_and_double_nothing(step: str, trouble: str) -> None:
+    """Callers with time limits of the length of the pauses between elements, or connections that are cut."""
+    count, draw = 300, random.Random(5)
+    with serving(1, 2) as (spec, _), contextlib.ExitStack() as stack:
+        made = [stack.enter_context(rt.Server(spec, "worker", i)) for i in range(2)]
+        takers = [Client(server.target) for server in made]
+        giver = Client(made[0].target)
+        for one in (*takers, giver):
+            stack.enter_context(one.session)
+        giver.session.run(giver.init)
+        taken: list[int] = []
+
+        def take(one: Client, seed: int) -> None:
+            limits, got = random.Random(seed), -1
+            while got < count:
+                limit = limits.uniform(0.001, 0.03) if trouble == "time limits" else LONG
+                with contextlib.suppress(rt.DeadlineExceededError):
+                    got = int(one.session.run(one.steps[step], timeout_secs=limit)[0])
+                    taken.append(got)
+
+        threads = [_in_thread(lambda one=one, i=i: take(one, i)) for i, one in enumerate(takers)]  # type: ignore[misc]
+        pause = threading.Event()
+        for value in range(count):
+            giver.put(value)
+            if trouble == "cuts" and value % 10 == 0:
+                draw.choice(takers).cut()
+            pause.wait(draw.uniform(0, 0.01))
+        for last in range(len(takers)):
+            giver.put(count + last)
+        for thread, results in threads:
+            thread.join(LONG)
+            assert results == [None]
+        assert sorted(taken) == list(range(count + len(takers)))
+
+
+POLLING = """
+import json, sys
+import runtime as rt
+from tests.runtime.kernels.test_given_up import Client
+cluster, index = json.loads(sys.argv[1])
+client = Client(rt.Server(cluster, "worker", index).target)
+print("ready", flush=True)
+while True:
+    try:
+        print(int(client.session.run(client.steps["with its size"], timeout_secs=0.5)[0]), flush=True)
+    except rt.DeadlineExceededError:
+        pass
+"""
+
+
+@pytest.mark.chaos
+def test_killed_callers_take_nothing_along() -> None:
+    """Processes that poll are killed while they wait, one after the other; elements come as each is dead."""
+    workers = 3
+    with serving(1, workers + 1) as (spec, _), rt.Server(spec, "worker", 0) as server, programs() as start:
+        giver = Client(server.target)
+        giver.session.run(giver.init)
+        pollers = [start("python", "-c", POLLING, json.dumps([spec, i + 1])) for i in range(workers)]
+        for poller in pollers:
+            poller.expect("^ready$")
+
+        def taken() -> list[int]:
+            return [int(line) for poller in pollers for line in poller.lines(r"^\d+$")]
+
+        given = 0
+        for poller in pollers[1:]:
+            poller.kill()
+            for _ in range(5):
+                giver.put(given)
+                given += 1
+            wait_until(lambda given=given: len(taken()) >= given)  # type: ignore[misc]
+        assert sorted(taken()) == list(range(given))
+        giver.session.close()
+
+
+def test_a_time_limit_in_a_step_of_several_waits_is_kept(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit itself wakes the step, not its next look at who has answered."""
+    monkeypatch.setattr(flow, "_TICK_SECS", 7200.0)
+    with pytest.raises(rt.DeadlineExceededError):
+        client.session.run(client.steps["of two queues"], timeout_secs=0.05)
+
+
+@pytest.mark.parametrize("end", ["closes its session", "hangs up"])
+def test_nobody_takes_an_element_that_is_there_for_a_caller_that_has_just_gone(
+    cluster: dict[str, rt.Server], client: Client, end: str
+) -> None:
+    """It goes between the beginning of its call and the queue's turn for it: nothing has to be waited for then."""
+    ps = cluster["/job:ps/task:0"]
+    client.put(1)
+    (queue,) = (found for found in ps.worker.store.resources() if found.described["name"] == "numbers")
+    other = Client(cluster[TARGET].target)
+    with other.session:
+        with queue._changed:
+            thread, results = _in_thread(other.take)
+            wait_until(lambda: _waiting(ps) == 1)
+            if end == "hangs up":
+                other.peer().cancel_calls()
+            else:
+                other.session.close()
+            ((_, cancelled),) = next(iter(ps.worker._waits.values()))
+            wait_until(cancelled.is_set)
+        thread.join(LONG)
+        assert isinstance(results[0], rt.CancelledError)
+    assert int(client.session.run(client.size)) == 1
+    assert client.take() == 1

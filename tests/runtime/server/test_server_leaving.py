@@ -1,0 +1,47 @@
+"""A server that leaves at the end of training: what comes meanwhile is told so, and takes it for no failure."""
+
+import threading
+from typing import Any
+
+import pytest
+
+import runtime as rt
+from tests.harness.optimizers.kit import wait_until
+from tests.runtime.kit import TARGET, servers
+
+PS = "/job:ps/task:0"
+
+
+@pytest.mark.parametrize(
+    ("leaving", "error", "words"),
+    [(True, rt.TaskLeftError, "training is over"), (False, rt.UnavailableError, "its server has stopped")],
+)
+def test_a_step_that_comes_while_a_server_stops(leaving: bool, error: type[Exception], words: str) -> None:
+    """Here it still waits for a stage that it is asked to compile."""
+    compiling, go_on = threading.Event(), threading.Event()
+    with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:
+        server, prepare = made[PS], made[PS].worker.executor.prepare
+
+        def slow(*arguments: Any) -> Any:
+            compiling.set()
+            assert go_on.wait(60)
+            return prepare(*arguments)
+
+        with rt.device(PS):
+            v, w = rt.Variable(2.0, name="v"), rt.Variable(2.0, name="w")
+        with rt.Session(made[TARGET].target) as session:
+            session.run(v.initializer)
+            session.run(v)
+            server.worker.executor.prepare = slow  # type: ignore[method-assign]
+            other = threading.Thread(target=lambda: pytest.raises(rt.OpError, session.run, w.initializer), daemon=True)
+            other.start()
+            assert compiling.wait(60)
+            stop = threading.Thread(target=server.stop, args=(30.0,), kwargs={"leaving": leaving}, daemon=True)
+            stop.start()
+            wait_until(lambda: server.worker._gone is not None)
+            with pytest.raises(error, match=words):
+                session.run(v)
+            go_on.set()
+            stop.join(60)
+            other.join(60)
+        assert not stop.is_alive() and not other.is_alive()
