@@ -16,7 +16,7 @@ from tests.harness.checkpoints import checkpoint_kit as ckit
 from tests.kit.processes import Program
 from tests.runtime import kit
 
-pytestmark = pytest.mark.disk
+pytestmark = pytest.mark.chaos
 
 SIZE = 1 << 18
 GRAPH = f"""

@@ -62,7 +62,7 @@ def test_a_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
         pytest.skip("no real MNIST: MNIST_DIR is unset and ../shared/mnist not there")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "MNIST_DIR": REAL_MNIST, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "tf1" / "run_notebook.py"), str(path)],
+        [sys.executable, str(ROOT / "tests" / "harness" / "tf1" / "run_notebook.py"), str(path)],
         env={**env, "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -87,6 +87,6 @@ def test_a_failing_cell_fails(tmp_path: pathlib.Path) -> None:
     cells = [{"cell_type": "code", "source": [line]} for line in ("x = 6 * 7", "x", "x / 0")]
     path = tmp_path / "broken.ipynb"
     path.write_text(json.dumps({"cells": cells}))
-    runner = ROOT / "tests" / "tf1" / "run_notebook.py"
+    runner = ROOT / "tests" / "harness" / "tf1" / "run_notebook.py"
     done = subprocess.run([sys.executable, str(runner), str(path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout.startswith("42\ncell 3 failed:")

@@ -8,7 +8,7 @@ from tests.harness import cluster_kit
 from tests.harness.cluster_kit import Cluster, consistent
 from tests.kit.processes import Task
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 
 def saved_steps(logdir: Path) -> set[int]:

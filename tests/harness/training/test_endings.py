@@ -13,7 +13,7 @@ import harness
 from harness.testing import PRELOAD, LocalCluster, no_leaks
 from harness.training.preemption import EXIT_CODE
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 COMMAND = ["python", "-m", "benchmarks.endings_task"]
 
@@ -87,6 +87,7 @@ def all_well(c: LocalCluster) -> bool:
 # -- everybody comes to an end --------------------------------------------------------------------------------------
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("style", ["stop", "block", "close", "managed", "monitored"])
 def test_loops_of_different_lengths_the_chief_first(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, workers=3, STYLE=style, STEP_SECS=0.002) as c:
@@ -107,7 +108,6 @@ def test_loops_of_different_lengths_the_chief_last_and_two_ps(tmp_path: Path) ->
         assert saved(tmp_path) == 345
 
 
-@pytest.mark.chaos
 def test_a_worker_that_is_busy_for_longer_than_any_limit_keeps_its_ps(tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE="stop", GRACE_SECS=1) as c:
         chief, busy = chief_and_other(c, tmp_path)
@@ -163,6 +163,7 @@ def test_a_worker_that_is_dead_is_given_up_by_chief_and_ps(tmp_path: Path) -> No
         assert saved(tmp_path) == 15
 
 
+@pytest.mark.cluster
 def test_a_worker_that_is_killed_and_comes_back_at_once_is_waited_for(tmp_path: Path) -> None:
     with cluster(tmp_path, GRACE_SECS=20) as c:
         chief, other = chief_and_other(c, tmp_path)
@@ -175,7 +176,6 @@ def test_a_worker_that_is_killed_and_comes_back_at_once_is_waited_for(tmp_path: 
         assert saved(tmp_path) == 10 + 5 + 7
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize(("style", "code"), [("stop", 1), ("managed", 0), ("monitored", 0)])
 def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(style: str, code: int, tmp_path: Path) -> None:
     with cluster(tmp_path, ps=2, STYLE=style) as c:
@@ -190,7 +190,6 @@ def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(style: str, code: 
         assert code or c.lines(frozen, "what was done here since the last checkpoint is not saved")
 
 
-@pytest.mark.chaos
 def test_what_is_trained_after_the_chief_has_given_a_worker_up_is_told(tmp_path: Path) -> None:
     with cluster(tmp_path, workers=3, LATE_SECS=60) as c:  # the third worker keeps the ps there
         chief, frozen = chief_and_other(c, tmp_path)
@@ -209,6 +208,7 @@ def test_what_is_trained_after_the_chief_has_given_a_worker_up_is_told(tmp_path:
 # -- processes that just exit ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.cluster
 def test_a_worker_that_just_exits_is_given_up(tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE="managed") as c:
         chief, other = chief_and_other(c, tmp_path, PAUSE_AT=-1, STYLE="close", EXITS=1)
@@ -242,7 +242,6 @@ def test_ps_that_are_stopped_before_the_end_say_what_that_costs(tmp_path: Path) 
 # -- work after the loop ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.chaos
 def test_an_evaluation_after_request_stop_takes_as_long_as_it_likes(tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1, STYLE="managed", EVALUATE_SECS=6, GRACE_SECS=1) as c:
         chief = start(c, 0)
@@ -261,7 +260,6 @@ def test_an_error_after_request_stop_comes_out_when_all_is_saved(tmp_path: Path)
         assert saved(tmp_path) == 10
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize("style", ["stop", "monitored"])
 def test_a_last_save_takes_as_long_as_it_takes(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1, STYLE=style, SAVE_SECS=6, HOOK_SECS=6, GRACE_SECS=1) as c:
@@ -282,6 +280,7 @@ def test_no_grace_at_all_is_enough_for_a_good_end(style: str, tmp_path: Path) ->
 # -- SIGTERM and Ctrl-C on the way out -------------------------------------------------------------------------------
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("style", ["stop", "monitored"])
 def test_a_chief_that_is_preempted_while_it_waits_saves(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE=style, GRACE_SECS=60) as c:
@@ -345,7 +344,6 @@ def test_synchronous_training_ends_with_the_first_who_is_through(first: int, tmp
 # -- recoveries ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize("style", ["managed", "monitored"])
 def test_the_time_limit_of_the_start_does_not_bound_a_recovery(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE=style, START_SECS=3, GRACE_SECS=30) as c:
@@ -395,6 +393,7 @@ def test_a_chief_that_is_preempted_during_the_last_save_tells_nobody_that_traini
         assert saved(tmp_path) == 13
 
 
+@pytest.mark.cluster
 def test_a_ps_that_is_started_again_knows_who_was_through_before(tmp_path: Path) -> None:
     with cluster(tmp_path, ps=2, STYLE="managed", LATE_SECS=600) as c:
         chief = start(c, 0, PAUSE_AT=2)

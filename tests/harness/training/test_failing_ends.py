@@ -177,6 +177,7 @@ def in_the_collector(number: int) -> None:
     gc.collect()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("arrives", [at_the_end_of_an_object, in_the_collector])
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_within_a_callback_whose_exceptions_python_discards_comes_out_all_the_same(

@@ -148,6 +148,7 @@ def test_what_jax_computes_with_is_let_in_unless_it_needs_a_custom_call(
     assert not calls or f"custom call {calls[0]!r}" in str(caught.value)
 
 
+@pytest.mark.chaos
 def test_only_what_jax_emits_is_allowed() -> None:
     """Every allowed operation is one that JAX makes of some computation."""
     square, whole = np.ones((4, 4), np.float32), np.ones((4, 4), np.int32)
