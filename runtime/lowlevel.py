@@ -14,10 +14,14 @@ from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.host_ops import host_call
 from runtime.observe.process_metrics import METRICS, metrics
+from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
 from runtime.session.run_options import data_type_number
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 
 __all__ = [
+    "ClusterDef",
+    "JobDef",
+    "ServerDef",
     "METRICS",
     "Array",
     "CheckpointCoordinator",

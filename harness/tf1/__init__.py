@@ -28,7 +28,21 @@ from harness.tf1.missing import absent as _absent
 
 _shapes.install()
 
-NAMESPACES = ("app", "compat", "errors", "flags", "gfile", "logging", "nn", "summary", "train")
+NAMESPACES = (
+    "app",
+    "compat",
+    "contrib",
+    "errors",
+    "flags",
+    "gfile",
+    "layers",
+    "logging",
+    "losses",
+    "nn",
+    "summary",
+    "test",
+    "train",
+)
 """The modules below, imported on first use."""
 
 NAMES: dict[str, Any] = {
@@ -62,24 +76,37 @@ VERSION = __version__ = "1.0.0"
 """The release of TensorFlow whose names these are."""
 
 
+GIT_VERSION = __git_version__ = "bellwether"
+"""Not a commit of TensorFlow's."""
+
+LATER: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "AggregationMethod", "AttrValue", "Event", "GraphDef", "HistogramProto", "LogMessage", "NodeDef",
+            "SessionLog", "Summary",
+        ),
+        "messages",
+    ),
+    **dict.fromkeys(
+        (
+            "audio_summary", "histogram_summary", "image_summary", "merge_all_summaries", "merge_summary",
+            "scalar_summary",
+        ),
+        "summary",
+    ),
+}  # fmt: skip
+"""TensorFlow's name in ``tf`` -> the module that has it, imported on first use."""
+
+
 def __getattr__(name: str) -> Any:
     if name in NAMES:
         return NAMES[name]
-    if name.startswith("__"):
-        raise AttributeError(name)
+    if name in LATER:
+        return getattr(importlib.import_module(f"{__name__}.{LATER[name]}"), name)
     if name in NAMESPACES:
         return importlib.import_module(f"{__name__}.{name}")
-    old = _old_summaries().get(name) if name.endswith(("_summary", "_summaries")) else None
-    if old is None:
-        raise _absent("tf", name)
-    return old
-
-
-def _old_summaries() -> dict[str, Any]:
-    from harness.tf1.summary import OLD
-
-    return dict(OLD)
+    raise AttributeError(name) if name.startswith("__") else _absent("tf", name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*NAMES, *NAMESPACES, *_old_summaries()])
+    return sorted([*NAMES, *NAMESPACES, *LATER, "VERSION", "__version__", "GIT_VERSION", "__git_version__"])

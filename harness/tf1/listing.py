@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 import harness.tf1 as tf
 import runtime as rt
@@ -30,7 +31,7 @@ from harness.tf1 import (
     value_ops,
     variables,
 )
-from harness.tf1.missing import INSTEAD
+from harness.tf1.missing import INSTEAD, THE_REST, Namespace
 
 _SENTENCE = re.compile(r"(?:``.*?``|[^.:`]|[.:](?=\S))*")  # up to a stop that is not within code
 BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
@@ -64,14 +65,18 @@ def page() -> str:
     for namespace in tf.NAMESPACES:
         module = importlib.import_module(f"harness.tf1.{namespace}")
         parts.append(_table(f"tf.{namespace}", members(namespace, module)))
-    missing = "\n".join(f"| `{name}` | {advice} |" for name, advice in sorted(INSTEAD.items()))
+        for name in sorted(dir(module)):
+            if isinstance(inner := getattr(module, name), Namespace):
+                parts.append(_table(f"tf.{namespace}.{name}", members(f"{namespace}.{name}", inner)))
+    instead = INSTEAD | {f"{name}.*": what for name, what in THE_REST.items()}
+    missing = "\n".join(f"| `{name}` | {advice} |" for name, advice in sorted(instead.items()))
     parts.append(f"### What is not there\n\n| name | instead |\n|---|---|\n{missing}\n")
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
 def members(namespace: str, module: Any) -> Iterable[tuple[str, Any]]:
     """The names of a module of ``tf`` in full, and what they are."""
-    if hasattr(module, "NAMES"):
+    if hasattr(module, "NAMES") or isinstance(module, Namespace):
         names = sorted(dir(module))
     else:
         names = sorted(n for n in vars(module) if not n.startswith("_") and n not in _NOT_NAMES)
@@ -91,11 +96,15 @@ _NOT_NAMES = {
 
 def _table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
     lines = "\n".join(f"| `{name}{signature(value)}` | {described(value)} |" for name, value in rows)
+    if not lines:
+        return ""
     return f"### {title}\n\n| name | what it is |\n|---|---|\n{lines}\n"
 
 
 def signature(value: object) -> str:
     """The arguments of a function or class with their defaults: ``(x, name=None)``; nothing for a value."""
+    if isinstance(value, type) and issubclass(value, Message):
+        return "(...)"
     if not callable(value) or isinstance(value, dtypes.DType) or _elsewhere(value):
         return ""
     try:
@@ -112,8 +121,10 @@ def signature(value: object) -> str:
 
 
 def _default(value: object) -> str:
-    if isinstance(value, np.dtype | type):
+    if isinstance(value, np.dtype) or isinstance(value, type) and issubclass(value, np.generic):
         return repr(dtypes.as_dtype(value))
+    if callable(value):
+        return str(getattr(value, "__name__", "..."))
     text = repr(value)
     return "..." if " at 0x" in text else text
 
@@ -125,6 +136,8 @@ def described(value: object) -> str:
     elsewhere = _elsewhere(value)
     if elsewhere:
         return f"`{elsewhere}`"
+    if isinstance(value, type) and issubclass(value, Message):
+        return f"the message `{value.DESCRIPTOR.full_name}`"
     first = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
     sentence = _SENTENCE.match(first)
     return (sentence[0] if sentence else first).replace("``", "`").replace("|", "\\|")

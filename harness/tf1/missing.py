@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _IN_CALL = "write it in JAX inside rt.call"
@@ -56,17 +58,17 @@ INSTEAD: dict[str, str] = {
     "tf.FixedLengthRecordReader": _FILES,
     "tf.image": "jax.image inside rt.call, or prepare the images before feeding",
     "tf.data": _INPUT,
-    "tf.contrib": "tf.contrib has no counterpart as a whole; optax, Flax and Orbax do most of it",
+    "tf.contrib.learn": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
+    "tf.contrib.metrics": "compute it with tf.equal and tf.reduce_mean, and average in Python",
+    "tf.contrib.factorization": "scikit-learn, or write it in JAX",
+    "tf.contrib.session_bundle": "jax.export",
     "tf.estimator": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
-    "tf.layers": _LAYERS,
     "tf.keras": _LAYERS,
-    "tf.losses": "tf.reduce_mean of a tf.nn loss; add it to tf.GraphKeys.LOSSES yourself",
     "tf.metrics": "compute it with tf.equal and tf.reduce_mean, and average in Python",
     "tf.distribute": "tf.train.replica_device_setter for parameter servers, or plain jax.sharding for all-reduce",
     "tf.enable_eager_execution": _EAGER,
     "tf.function": "jax.jit",
     "tf.GradientTape": "jax.grad, or tf.gradients of a graph",
-    "tf.test": "pytest, and numpy.testing",
     "tf.profiler": "tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) and harness.timeline",
     "tf.saved_model": "jax.export",
     "tf.string_join": _STRINGS,
@@ -81,10 +83,7 @@ INSTEAD: dict[str, str] = {
     "tf.min_max_variable_partitioner": "one variable for each part, on a device of its own",
     "tf.variable_axis_size_partitioner": "one variable for each part, on a device of its own",
     "tf.PartitionedVariable": "one variable for each part, on a device of its own",
-    "tf.nn.rnn": _RNN,
-    "tf.nn.dynamic_rnn": _RNN,
-    "tf.nn.bidirectional_dynamic_rnn": _RNN,
-    "tf.nn.rnn_cell": _RNN,
+    "tf.nn.raw_rnn": _RNN,
     "tf.nn.conv1d": "jax.lax.conv inside rt.call, or tf.nn.conv2d with a height of 1",
     "tf.nn.conv3d": "jax.lax.conv_general_dilated inside rt.call",
     "tf.nn.max_pool_with_argmax": _IN_CALL,
@@ -103,8 +102,6 @@ INSTEAD: dict[str, str] = {
     "tf.train.slice_input_producer": _INPUT,
     "tf.train.range_input_producer": _INPUT,
     "tf.train.limit_epochs": _INPUT,
-    "tf.train.ClusterDef": "tf.train.ClusterSpec(...).as_cluster_def()",
-    "tf.train.ServerDef": "the server_def of a tf.train.Server",
     "tf.train.Example": _FILES,
     "tf.train.FtrlOptimizer": "tf.train.AdagradOptimizer, or a transformation of your own in harness.Optimizer",
     "tf.train.ProximalGradientDescentOptimizer": "harness.Optimizer with a transformation of your own",
@@ -120,6 +117,21 @@ INSTEAD: dict[str, str] = {
 }
 """TensorFlow's name -> what to use instead. A name above (``tf.image``) answers for all that it holds."""
 
+THE_REST: dict[str, str] = {
+    "tf.contrib": "optax, Flax and Orbax do most of what tf.contrib did",
+    "tf.contrib.rnn": _RNN,
+    "tf.nn.rnn_cell": _RNN,
+    "tf.test": "pytest, and numpy.testing",
+}
+"""Module of TensorFlow's that is here in part -> what to use instead of what is not."""
+
+
+def advice(full: str) -> str:
+    """What to use instead of a name such as "tf.nn.ctc_loss", or of what it lies in; empty where nobody has said."""
+    parts = full.split(".")
+    known = THE_REST | INSTEAD
+    return next((known[name] for n in range(len(parts), 1, -1) if (name := ".".join(parts[:n])) in known), "")
+
 
 def absent(namespace: str, name: str) -> AttributeError:
     """The error for a name that is not there, with advice where there is some.
@@ -129,18 +141,36 @@ def absent(namespace: str, name: str) -> AttributeError:
         name: what was looked for in it.
     """
     full = f"{namespace}.{name}"
-    advice = INSTEAD.get(full)
-    if advice is None:
-        return AttributeError(f"{full} is not in harness.tf1; docs/tf1.md lists what is")
-    return AttributeError(f"{full} is not in harness.tf1: {advice}")
+    said = advice(full)
+    return AttributeError(f"{full} is not in harness.tf1{f': {said}' if said else '; docs/tf1.md lists what is'}")
 
 
-def fallback(namespace: str) -> Any:
-    """A module's ``__getattr__`` that fails with advice."""
+def namespace(full: str, names: Mapping[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A module's ``__getattr__`` and ``__dir__``: what is in ``names``, and advice for the rest.
+
+    Args:
+        full: TensorFlow's name of the module, such as "tf.nn".
+        names: TensorFlow's name -> what it is here.
+    """
 
     def __getattr__(name: str) -> Any:
+        if name in names:
+            return names[name]
         if name.startswith("__"):
             raise AttributeError(name)
-        raise absent(namespace, name)
+        raise absent(full, name)
 
-    return __getattr__
+    return __getattr__, lambda: sorted(names)
+
+
+class Namespace(types.ModuleType):
+    """A module of TensorFlow's: what is in ``names``, and advice for the rest.
+
+    Args:
+        full: TensorFlow's name of the module, such as "tf.contrib.slim".
+        names: TensorFlow's name -> what it is here.
+    """
+
+    def __init__(self, full: str, names: Mapping[str, Any]) -> None:
+        super().__init__(full)
+        self.__getattr__, self.__dir__ = namespace(full, names)  # type: ignore[method-assign]

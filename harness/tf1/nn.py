@@ -5,20 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from harness.tf1.conv import OPS as _CONV
-from harness.tf1.missing import absent
+from harness.tf1.missing import Namespace, namespace
 from harness.tf1.nn_ops import OPS as _NN
+from harness.tf1.rnn import CELLS as _CELLS
+from harness.tf1.rnn import OPS as _RNN
 
-NAMES: dict[str, Any] = _NN | _CONV
+NAMES: dict[str, Any] = _NN | _CONV | _RNN | {"rnn_cell": Namespace("tf.nn.rnn_cell", _CELLS)}
 """TensorFlow's name -> the function."""
 
-
-def __getattr__(name: str) -> Any:
-    if name in NAMES:
-        return NAMES[name]
-    if name.startswith("__"):
-        raise AttributeError(name)
-    raise absent("tf.nn", name)
-
-
-def __dir__() -> list[str]:
-    return sorted(NAMES)
+__getattr__, __dir__ = namespace("tf.nn", NAMES)

@@ -15,6 +15,12 @@ from harness.tensorboard.summary import merge_all as merge_all
 from harness.tensorboard.summary import scalar as scalar
 from harness.tensorboard.summary import text as text
 from harness.tensorboard.writer import FileWriterCache as FileWriterCache
+from harness.tf1.messages import Event as Event
+from harness.tf1.messages import SessionLog as SessionLog
+from harness.tf1.messages import Summary as Summary
+from harness.tf1.messages import SummaryDescription as SummaryDescription
+from harness.tf1.messages import TaggedRunMetadata as TaggedRunMetadata
+from harness.tf1.missing import absent as _absent
 from harness.tf1.saver import FileWriter as FileWriter
 
 SummaryWriter = FileWriter
@@ -87,3 +93,7 @@ OLD: dict[str, Callable[..., Any]] = {
     "scalar_summary": scalar_summary,
 }
 """The names before 1.0, which stood in ``tf`` itself."""
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(name) if name.startswith("__") else _absent("tf.summary", name)

@@ -125,7 +125,11 @@ LAZY: dict[str, str] = {
 NAMES: dict[str, Any] = {
     **DECAYS,
     **OPTIMIZERS,
+    "ClusterDef": rt.lowlevel.ClusterDef,
+    "JobDef": rt.lowlevel.JobDef,
     "Server": Server,
+    "ServerDef": rt.lowlevel.ServerDef,
+    "SyncReplicasOptimizerV2": OPTIMIZERS["SyncReplicasOptimizer"],
     "global_step": global_step,
     "replica_device_setter": replica_device_setter,
 }

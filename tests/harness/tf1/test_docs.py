@@ -11,6 +11,7 @@ import pytest
 
 import harness.tf1 as tf
 from harness.tf1 import listing
+from harness.tf1.missing import Namespace
 
 pytestmark = pytest.mark.cluster  # its sentences are those of the locked versions of JAX: not for other ones
 
@@ -28,11 +29,15 @@ def test_the_page_lists_what_is_there() -> None:
 def test_every_name_exists_and_says_what_it_is() -> None:
     everything = [(f"tf.{name}", value) for name, value in tf.NAMES.items()]
     for namespace in tf.NAMESPACES:
-        everything += listing.members(namespace, getattr(tf, namespace))
+        module = getattr(tf, namespace)
+        everything += listing.members(namespace, module)
+        for name in dir(module):
+            if isinstance(inner := getattr(module, name), Namespace):
+                everything += listing.members(f"{namespace}.{name}", inner)
     undocumented = [
         name
         for name, value in everything
-        if callable(value) and value is not tf.RunMetadata and not (value.__doc__ or "").strip()  # that is protobuf's
+        if callable(value) and not hasattr(value, "DESCRIPTOR") and not (value.__doc__ or "").strip()
     ]
     assert len(everything) > 400
     assert undocumented == []

@@ -1,0 +1,43 @@
+"""Runs a TensorFlow 1 program unchanged: ``python -m harness.tf1 program.py args...``.
+
+    python -m harness.tf1 mnist_replica.py --job_name=worker --task_index=0
+    python -m harness.tf1 -m package.module args...
+
+The program's ``import tensorflow`` lines find ``harness.tf1``; see docs/tf1.md for what is there and what is not.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from harness.tf1 import modules
+
+USAGE = "usage: python -m harness.tf1 (program.py | -m module) [args...]"
+
+
+def main(argv: list[str]) -> None:
+    """Runs the program ``argv[0]``, or the module ``argv[1]`` after ``-m``, with the rest as its arguments."""
+    if argv[:1] in (["-h"], ["--help"]):
+        print(f"{__doc__}\n{USAGE}")
+        return
+    as_module = argv[:1] == ["-m"]
+    if len(argv) < 1 + as_module or not as_module and argv[0].startswith("-"):
+        sys.exit(USAGE)
+    modules.install()
+    program, *arguments = argv[as_module:]
+    if as_module:
+        sys.argv = [program, *arguments]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return
+    if not os.path.isfile(program):
+        sys.exit(f"python -m harness.tf1: there is no program {program}")
+    sys.argv = [program, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(program))
+    runpy.run_path(program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
