@@ -27,6 +27,7 @@ from harness.tf1 import variables as _variables
 from harness.tf1.missing import absent as _absent
 
 _shapes.install()
+_framework.install()
 
 NAMESPACES = (
     "app",

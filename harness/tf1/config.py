@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,7 +13,15 @@ import runtime as rt
 
 
 class _Options:
-    """A group of options without an effect here: any name may be set and read."""
+    """A group of options without an effect here. Any may be set; one that was not has the value it has in TensorFlow."""
+
+    defaults: Mapping[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.defaults[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}, and it was not set") from None
 
     def __init__(self, **options: Any) -> None:
         self.__dict__.update(options)
@@ -28,11 +38,26 @@ class _Options:
 class GPUOptions(_Options):
     """Accepted, without an effect: JAX takes GPU memory by XLA_PYTHON_CLIENT_PREALLOCATE and _MEM_FRACTION."""
 
+    defaults = {
+        "allocator_type": "",
+        "allow_growth": False,
+        "deferred_deletion_bytes": 0,
+        "per_process_gpu_memory_fraction": 0.0,
+        "visible_device_list": "",
+    }
+
 
 class OptimizerOptions(_Options):
     """Accepted, without an effect: XLA compiles every step."""
 
     L0, L1, OFF, ON_1, ON_2 = -1, 0, -1, 1, 2
+    defaults = {
+        "do_common_subexpression_elimination": False,
+        "do_constant_folding": False,
+        "do_function_inlining": False,
+        "global_jit_level": 0,
+        "opt_level": 0,
+    }
 
 
 class GraphOptions(_Options):
@@ -122,6 +147,10 @@ class ConfigProto(rt.SessionConfig):
         limit = value / 1000 if value else None
         for field in ("operation_timeout_secs", "start_timeout_secs"):
             setattr(self, field, limit)
+
+    def CopyFrom(self, other: ConfigProto) -> None:  # noqa: N802 - TensorFlow's name
+        """Takes over all options of another one."""
+        self.__dict__.update(copy.deepcopy(vars(other)))
 
     def apply(self) -> None:
         """Makes as many host devices as ``device_count`` asks for, if JAX has not started yet; warns if it has."""

@@ -127,11 +127,14 @@ def conv2d_transpose(
     data_format: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """The transpose of ``conv2d`` from ``output_shape``; ``filter`` is [height, width, out, in]."""
+    """The transpose of ``conv2d`` from ``output_shape``, whose batch is that of ``value``.
+
+    ``filter`` is [height, width, out, in].
+    """
     value = jnp.asarray(value)
     forward = jax.linear_transpose(
         lambda images: _convolve(images, filter, strides, padding, data_format),
-        jax.ShapeDtypeStruct(tuple(output_shape), value.dtype),
+        jax.ShapeDtypeStruct((value.shape[0], *output_shape[1:]), value.dtype),
     )
     return forward(value)[0]
 

@@ -15,6 +15,9 @@ class FlagValues:
     """The flags of the program. Reading one parses the command line; flags that nobody defined are left alone."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__flags":  # how programs listed them before there was another way
+            self._parse_flags()
+            return absl_flags.FLAGS.flag_values_dict()
         if name.startswith("__"):
             raise AttributeError(name)
         values = absl_flags.FLAGS
@@ -30,6 +33,11 @@ class FlagValues:
 
     def __contains__(self, name: str) -> bool:
         return name in absl_flags.FLAGS
+
+    def _parse_flags(self, args: list[str] | None = None) -> None:
+        """Parses the command line now, as programs asked for before TensorFlow 1.5."""
+        if not absl_flags.FLAGS.is_parsed() or args is not None:
+            absl_flags.FLAGS([sys.argv[0], *(sys.argv[1:] if args is None else args)], known_only=True)
 
     def __call__(self, argv: list[str], known_only: bool = True) -> list[str]:
         """Parses ``argv``; gives back what are no flags."""
@@ -57,12 +65,25 @@ def _definer(shown: str, kind: str, define: Callable[..., Any]) -> Callable[...,
         return define(flag_name, default_value, docstring, **options)
 
     define_flag.__name__ = define_flag.__qualname__ = shown
-    define_flag.__doc__ = f"Defines a flag that is {kind}; ``absl.flags.{define.__name__}``."
+    define_flag.__doc__ = f"Defines a flag that is {kind}; ``absl.flags.{shown}``."
     return define_flag
 
 
+class _IntegerParser(absl_flags.IntegerParser):
+    """Takes the infinite number of ``np.inf`` too, which programs give as a default that no number reaches."""
+
+    def parse(self, argument: Any) -> Any:
+        return argument if argument == float("inf") else super().parse(argument)
+
+
+def _define_integer(name: str, default: Any, help: str, **options: Any) -> Any:  # noqa: A002
+    """Defines a flag that is a whole number."""
+    serializer = absl_flags.ArgumentSerializer[Any]()
+    return absl_flags.DEFINE(_IntegerParser(), name, default, help, serializer=serializer, **options)
+
+
 DEFINE_string = _definer("DEFINE_string", "a string", absl_flags.DEFINE_string)
-DEFINE_integer = _definer("DEFINE_integer", "a whole number", absl_flags.DEFINE_integer)
+DEFINE_integer = _definer("DEFINE_integer", "a whole number", _define_integer)
 DEFINE_float = _definer("DEFINE_float", "a number", absl_flags.DEFINE_float)
 DEFINE_boolean = _definer("DEFINE_boolean", "true or false", absl_flags.DEFINE_boolean)
 DEFINE_bool = _definer("DEFINE_bool", "true or false", absl_flags.DEFINE_boolean)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import runtime as rt
@@ -53,6 +55,39 @@ class InteractiveSession(rt.InteractiveSession):
 
     def __init__(self, target: str = "", graph: rt.Graph | None = None, config: Any = None) -> None:
         super().__init__(target, graph, _apply(config))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(rt.RunOptions):
+    """``rt.RunOptions``; ``output_partition_graphs`` is accepted, without an effect."""
+
+    output_partition_graphs: bool = False
+
+
+def _as_graph_def(graph: rt.Graph, from_version: int | None = None, add_shapes: bool = False) -> Any:
+    """The graph as TensorFlow's message, as event files hold it."""
+    from harness.tensorboard.graph_def import graph_def
+
+    return graph_def(graph)
+
+
+def install() -> None:
+    """Gives graphs, sessions, operations and variables the names that scripts use of them."""
+    additions: Sequence[Any] = [
+        (rt.Graph, "as_graph_def", _as_graph_def),
+        (rt.Graph, "_unsafe_unfinalize", rt.Graph.unsafe_unfinalize),
+        (rt.Session, "graph_def", property(lambda session: _as_graph_def(session.graph))),
+        (rt.Operation, "values", lambda op: [*op.outputs]),
+        (
+            rt.Operation,
+            "node_def",
+            property(lambda op: SimpleNamespace(name=op.name, op=op.type, device=op.device)),
+        ),
+        (rt.Variable, "_ref", lambda variable: variable),
+        (rt.DeviceSpec, "from_string", staticmethod(rt.DeviceSpec.parse)),
+    ]
+    for target, name, value in additions:
+        setattr(target, name, value)
 
 
 # -- scopes --------------------------------------------------------------------------------------------------------
@@ -232,7 +267,7 @@ OPS |= {
     "Graph": rt.Graph,
     "Operation": rt.Operation,
     "RunMetadata": rt.RunMetadata,
-    "RunOptions": rt.RunOptions,
+    "RunOptions": RunOptions,
     "Tensor": rt.Tensor,
     "assert_equal": _assert_of("assert_equal", "equal", "=="),
     "assert_greater": _assert_of("assert_greater", "greater", ">"),

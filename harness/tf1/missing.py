@@ -109,7 +109,6 @@ INSTEAD: dict[str, str] = {
     "tf.train.AdagradDAOptimizer": "tf.train.AdagradOptimizer",
     "tf.train.import_meta_graph": "graphs are built by the program, not loaded; tf.train.Saver restores variables",
     "tf.train.export_meta_graph": "graphs are built by the program; the event file shows them in TensorBoard",
-    "tf.train.write_graph": "tf.summary.FileWriter(logdir, graph) shows the graph in TensorBoard",
     "tf.train.update_checkpoint_state": "tf.train.Saver keeps the list of checkpoints",
     "tf.train.generate_checkpoint_state_proto": "tf.train.Saver keeps the list of checkpoints",
     "tf.summary.tensor_summary": "tf.summary.histogram, or tf.summary.text",

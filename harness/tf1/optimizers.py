@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import runtime as rt
@@ -266,7 +267,12 @@ class ExponentialMovingAverage:
         self._averages: dict[Any, rt.Variable] = {}
 
     def apply(self, var_list: Sequence[rt.Variable] | None = None) -> rt.Operation:
-        """One operation that updates the shadows of ``var_list`` (all trainable variables), made at the first call."""
+        """One operation that updates the shadows of ``var_list`` (all trainable variables), made at the first call.
+
+        Args:
+            var_list: variables, whose shadows begin at their initial values; and tensors of a known shape, whose
+                shadows begin at 0.
+        """
         done = []
         for variable in rt.trainable_variables() if var_list is None else var_list:
             shadow = self._averages.get(variable) or self._shadow(variable)
@@ -283,8 +289,9 @@ class ExponentialMovingAverage:
 
     def _shadow(self, variable: rt.Variable) -> rt.Variable:
         with rt.name_scope(None), rt.control_dependencies(None), rt.device(variable.device or None):
-            shadow = rt.Variable(variable.initial_value, name=self.average_name(variable), trainable=False)
-        variable.graph.add_to_collection("moving_average_variables", variable)
+            shadow = rt.Variable(_begin(variable), name=self.average_name(variable), trainable=False)
+        if isinstance(variable, rt.Variable):
+            variable.graph.add_to_collection("moving_average_variables", variable)
         self._averages[variable] = shadow
         return shadow
 
@@ -303,6 +310,15 @@ class ExponentialMovingAverage:
         shadows = set(self._averages.values())
         rest = {v.op.name: v for v in rt.global_variables() if v not in averaged and v not in shadows}
         return names | rest
+
+
+def _begin(averaged: rt.Variable | rt.Tensor) -> Any:
+    """What the shadow of a variable or a tensor begins at."""
+    if isinstance(averaged, rt.Variable):
+        return averaged.initial_value
+    if averaged.shape is None or None in averaged.shape:
+        raise ValueError(f"the moving average of {averaged.name!r} needs its shape, and that is {averaged.shape}")
+    return np.zeros([int(size or 0) for size in averaged.shape], averaged.dtype)
 
 
 class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ignore[misc]

@@ -307,6 +307,13 @@ def get_variable(
     return _get(scope, full, **options)
 
 
+@OPS.add()
+def get_local_variable(name: str, *args: Any, **kwargs: Any) -> Any:
+    """``get_variable`` of a variable that each session has for itself; its arguments, but for the collections."""
+    collections = [*(kwargs.pop("collections", None) or ()), rt.GraphKeys.LOCAL_VARIABLES]
+    return get_variable(name, *args, **(kwargs | {"collections": collections, "trainable": False}))
+
+
 def _get(
     scope: VariableScope,
     full: str,

@@ -194,10 +194,10 @@ def set_shape(tensor: Any, shape: Any) -> None:
 
 
 def install() -> None:
-    """Gives tensors and variables ``get_shape``, and tensors ``set_shape``: the names that scripts use everywhere."""
+    """Gives tensors and variables ``get_shape`` and ``set_shape``: the names that scripts use everywhere."""
     for target in (rt.Tensor, rt.Variable):
         setattr(target, "get_shape", get_shape)  # noqa: B010 - the classes do not declare them
-    setattr(rt.Tensor, "set_shape", set_shape)  # noqa: B010
+        setattr(target, "set_shape", set_shape)  # noqa: B010
     setattr(rt.Tensor, "consumers", consumers)  # noqa: B010
 
 

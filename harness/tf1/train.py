@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -63,6 +64,27 @@ def replica_device_setter(
 ) -> Any:
     """``rt.replica_device_setter``."""
     return rt.replica_device_setter(ps_tasks, ps_device, worker_device, merge_devices, cluster, ps_ops, ps_strategy)
+
+
+def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool = True) -> str:
+    """Writes a graph as TensorFlow's ``GraphDef`` message; gives the path of the file.
+
+    Args:
+        graph_or_graph_def: a graph, or such a message.
+        logdir: a directory, which is made.
+        name: of the file.
+        as_text: as text, or else in the wire format.
+    """
+    from google.protobuf import text_format
+
+    message = graph_or_graph_def
+    if isinstance(message, rt.Graph):
+        message = message.as_graph_def()  # type: ignore[attr-defined]  # installed by harness.tf1
+    os.makedirs(logdir, exist_ok=True)
+    path = os.path.join(logdir, name)
+    with open(path, "wb") as file:
+        file.write(text_format.MessageToString(message).encode() if as_text else message.SerializeToString())
+    return path
 
 
 LAZY: dict[str, str] = {
@@ -132,6 +154,7 @@ NAMES: dict[str, Any] = {
     "SyncReplicasOptimizerV2": OPTIMIZERS["SyncReplicasOptimizer"],
     "global_step": global_step,
     "replica_device_setter": replica_device_setter,
+    "write_graph": write_graph,
 }
 """TensorFlow's name -> what this module gives for it at once."""
 

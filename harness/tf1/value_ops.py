@@ -45,7 +45,7 @@ def convert_to_tensor(
 @OPS.add()
 def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | None = None) -> Any:
     """A tensor to feed; see ``rt.placeholder``. A shape may hold None. What its dtype cannot hold is cut to fit."""
-    sizes = None if shape is None else static_number(shape, "the shape")
+    sizes = None if shape is None else static_number([shape] if isinstance(shape, int) else shape, "the shape")
     return rt.placeholder(as_dtype(dtype).dtype, sizes, name, casting="unsafe")
 
 

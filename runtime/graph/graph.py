@@ -6,6 +6,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from runtime.graph.op_kinds import Body, Nothing, Shape
@@ -447,13 +448,18 @@ class Graph:
 
 
 class _OpInfo:
-    """What a device function may look at while the operation is being made."""
+    """What a device function may look at while the operation is being made; ``node_def`` as in TensorFlow 1."""
 
     def __init__(self, type: str, name: str, outputs: Sequence[tuple[Shape | None, DType]]) -> None:  # noqa: A002
         self.type = type
         self.name = name
         self.device = ""
         self.outputs = [_OutputInfo(shape, dtype) for shape, dtype in outputs]
+
+    @property
+    def node_def(self) -> SimpleNamespace:
+        """Its ``name``, its type as ``op``, and its ``device``."""
+        return SimpleNamespace(name=self.name, op=self.type, device=self.device)
 
 
 class _OutputInfo:

@@ -204,8 +204,10 @@ def _apply(name: str, fn: Callable[..., Any], *operands: Any) -> Any:
 
 
 def _literal(tensor: Any, other: Any) -> Any:
-    """A list beside a tensor is an array, of the tensor's dtype where that loses nothing."""
-    if not isinstance(other, list | tuple):
+    """A list beside a tensor, or an array of Python numbers, is an array, of the tensor's dtype if that loses nothing."""
+    if isinstance(other, np.ndarray) and other.dtype == object:
+        other = other.tolist()
+    elif not isinstance(other, list | tuple):
         return other
     array = np.asarray(other)
     whole, floating = array.dtype.kind in "iu", jnp.issubdtype(tensor.dtype, np.floating)
