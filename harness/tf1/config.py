@@ -13,7 +13,7 @@ import runtime as rt
 
 
 class _Options:
-    """A group of options without an effect here. Any may be set; one that was not has the value it has in TensorFlow."""
+    """Options without an effect here. Any may be set; one that was not has TensorFlow's default."""
 
     defaults: Mapping[str, Any] = {}
 

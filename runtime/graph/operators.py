@@ -204,7 +204,7 @@ def _apply(name: str, fn: Callable[..., Any], *operands: Any) -> Any:
 
 
 def _literal(tensor: Any, other: Any) -> Any:
-    """A list beside a tensor, or an array of Python numbers, is an array, of the tensor's dtype if that loses nothing."""
+    """A list of numbers, or an array of Python's, becomes an array: of the tensor's dtype if that loses nothing."""
     if isinstance(other, np.ndarray) and other.dtype == object:
         other = other.tolist()
     elif not isinstance(other, list | tuple):
