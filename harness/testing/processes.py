@@ -250,8 +250,7 @@ class Processes:
                 else:
                     life = self._lives[message["ended"]]
                     for fd in [fd for fd, owner in self._open.items() if owner is life]:
-                        while self._read(fd):
-                            pass
+                        self._read_rest(fd)
                     life.code, life.ended_at = message["code"], time.monotonic()
                 self.changed.notify_all()
             return True
@@ -268,11 +267,18 @@ class Processes:
             return False
         texts = life.buffer.feed(data) if data else life.buffer.flush()
         if not data:
-            self._selector.unregister(fd)
-            del self._open[fd]
-            os.close(fd)
+            self._drop(fd)
         self._add(life, texts)
         return bool(data)
+
+    def _read_rest(self, fd: int) -> None:
+        while self._read(fd):
+            pass
+
+    def _drop(self, fd: int) -> None:
+        if self._open.pop(fd, None) is not None:
+            self._selector.unregister(fd)
+            os.close(fd)
 
     def _add(self, life: Life, texts: Sequence[str]) -> None:
         if not texts:
@@ -289,12 +295,8 @@ class Processes:
         with self.changed:
             self._channel.close()
         for fd in list(self._open):
-            while self._read(fd):
-                pass
-            if fd in self._open:
-                self._selector.unregister(fd)
-                del self._open[fd]
-                os.close(fd)
+            self._read_rest(fd)
+            self._drop(fd)  # whoever the task has left behind may hold its other end
         now = time.monotonic()
         with self.changed:
             for life in self._lives:
@@ -326,18 +328,13 @@ class Processes:
         Raises:
             RuntimeError: the task runs already, or the cluster is closed.
         """
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
         with self.changed:
             if not self._thread.is_alive():
-                os.close(reader)
-                os.close(writer)
                 raise RuntimeError(f"{task} cannot be started: the cluster is closed")
-            running = self.running(task)
-            if running is not None:
-                os.close(reader)
-                os.close(writer)
+            if (running := self.running(task)) is not None:
                 raise RuntimeError(f"{task} runs already, as process {running.pid}")
+            reader, writer = os.pipe()
+            os.set_blocking(reader, False)
             number = len(self._lives)
             life = Life(task, len(self.lives(task)), started_at=time.monotonic())
             self._lives.append(life)
