@@ -177,12 +177,12 @@ class StepProfiler:
         self._marked: Any = None
 
     @classmethod
-    def from_flags(cls, directory: str, here: bool = True) -> StepProfiler | _NoProfiler:
+    def from_flags(cls, directory: str, here: bool = True) -> StepProfiler:
         """The profiler that ``--profile_steps`` asks for; arguments and errors as in ``from_text``."""
         return cls.from_text(FLAGS.profile_steps, directory, here)
 
     @classmethod
-    def from_text(cls, steps: str | None, directory: str, here: bool = True) -> StepProfiler | _NoProfiler:
+    def from_text(cls, steps: str | None, directory: str, here: bool = True) -> StepProfiler:
         """The profiler of the steps that a text names; one that does nothing where it is None or empty.
 
         Args:
@@ -194,7 +194,9 @@ class StepProfiler:
             ValueError: the text is not of that form, or there is no directory.
         """
         if not steps or not here:
-            return _NoProfiler()
+            nothing = cls(0, 1, directory)
+            nothing._state = "done"
+            return nothing
         found = re.fullmatch(r"(\d+):(\d+)", steps)
         if not found:
             raise ValueError(f"--profile_steps={steps}: give the first step and the end, as in 100:105")
@@ -252,17 +254,3 @@ class StepProfiler:
     def __exit__(self, *_: object) -> None:
         """Writes a profile that is still running."""
         self.close()
-
-
-class _NoProfiler:
-    def step(self, step: int) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-    def __enter__(self) -> _NoProfiler:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
