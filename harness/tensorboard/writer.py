@@ -10,10 +10,10 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsInt
 
 from absl import logging
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from tensorboardX.proto import event_pb2, summary_pb2
 from tensorboardX.record_writer import masked_crc32c
 
@@ -69,7 +69,6 @@ class FileWriter:
         self._described_at_loss = 0
         self._warned = False
         self._file: EventFile | None = None
-        self._finalizer: Any = None
         self._open()
         if graph is not None:
             self.add_graph(graph)
@@ -97,7 +96,7 @@ class FileWriter:
 
     # -- adding ------------------------------------------------------------------------------------------------
 
-    def add_summary(self, summary: Any, global_step: Any = None) -> None:
+    def add_summary(self, summary: bytes | Message, global_step: SupportsInt | None = None) -> None:
         """Adds a summary.
 
         Args:
@@ -109,17 +108,14 @@ class FileWriter:
         """
         if isinstance(summary, bytes):
             message = summary_pb2.Summary.FromString(summary)
-        elif isinstance(summary, summary_pb2.Summary):
-            message = summary_pb2.Summary()
-            message.CopyFrom(summary)
-        elif hasattr(summary, "SerializeToString"):  # the same message as another package made it
+        elif isinstance(summary, Message):  # perhaps the same message as another package made it
             message = summary_pb2.Summary.FromString(summary.SerializeToString())
         else:
             raise TypeError(f"add_summary takes bytes or a Summary, not {type(summary).__name__}")
         self._describe_once(message)
         self._add(event_pb2.Event(summary=message), global_step)
 
-    def _describe_once(self, message: Any) -> None:
+    def _describe_once(self, message: summary_pb2.Summary) -> None:
         """Takes out what has been said about tags: readers keep what the first value of a tag says about it."""
         with self._lock:
             lost = 0 if self._file is None else self._file.lost
@@ -132,7 +128,7 @@ class FileWriter:
                         value.ClearField("metadata")
                     self._described.add(value.tag)
 
-    def add_scalars(self, values: Mapping[str, float], global_step: Any = None) -> None:
+    def add_scalars(self, values: Mapping[str, float], global_step: SupportsInt | None = None) -> None:
         """Adds one number for each tag."""
         message = summary_pb2.Summary(
             value=[summary_pb2.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()]
@@ -147,19 +143,18 @@ class FileWriter:
         """Groups scalars into charts of TensorBoard's custom-scalars page: category -> chart -> patterns of tags."""
         self.add_summary(custom_scalars_summary(layout))
 
-    def add_graph(self, graph: Any, global_step: Any = None) -> None:
+    def add_graph(self, graph: rt.Graph | Message, global_step: SupportsInt | None = None) -> None:
         """Adds a graph, for TensorBoard's graph page.
 
         Raises:
             TypeError: it is neither a Graph nor a GraphDef message.
         """
-        if isinstance(graph, rt.Graph):
-            graph = graph_def(graph)
-        elif not hasattr(graph, "node") or not hasattr(graph, "SerializeToString"):
+        message = graph_def(graph) if isinstance(graph, rt.Graph) else graph
+        if not hasattr(message, "node"):
             raise TypeError(f"add_graph takes a Graph or a GraphDef, not {type(graph).__name__}")
-        self._add(event_pb2.Event(graph_def=graph.SerializeToString()), global_step)
+        self._add(event_pb2.Event(graph_def=message.SerializeToString()), global_step)
 
-    def add_run_metadata(self, run_metadata: Any, tag: str, global_step: Any = None) -> None:
+    def add_run_metadata(self, run_metadata: Message, tag: str, global_step: SupportsInt | None = None) -> None:
         """Adds what a traced step found out: compute times and bytes, shown on the graph page under ``tag``.
 
         Args:
@@ -178,7 +173,11 @@ class FileWriter:
         self._add(event_pb2.Event(tagged_run_metadata=tagged), global_step)
 
     def add_session_log(
-        self, session_log: Any, global_step: Any = None, checkpoint_path: str = "", msg: str = ""
+        self,
+        session_log: str | event_pb2.SessionLog,
+        global_step: SupportsInt | None = None,
+        checkpoint_path: str = "",
+        msg: str = "",
     ) -> None:
         """Adds a mark of the run's life.
 
@@ -200,7 +199,7 @@ class FileWriter:
             for event in points_to_repeat(self._logdir, int(global_step), suffix=self._options[2], but=path):
                 self.add_event(event)
 
-    def add_event(self, event: Any) -> None:
+    def add_event(self, event: event_pb2.Event) -> None:
         """Adds an Event message as it is."""
         file = self._file
         if file is None:
@@ -210,7 +209,7 @@ class FileWriter:
             return
         file.put(event)
 
-    def _add(self, event: Any, global_step: Any) -> None:
+    def _add(self, event: event_pb2.Event, global_step: SupportsInt | None) -> None:
         event.wall_time = time.time()
         if global_step is not None:
             event.step = int(global_step)
@@ -311,7 +310,7 @@ def read_records(path: str) -> Iterator[Record]:
         logging.warning("event file %s cannot be read: %s; the rest of it is skipped", path, error)
 
 
-def _parsed(path: str) -> Iterator[tuple[Record, Any]]:
+def _parsed(path: str) -> Iterator[tuple[Record, event_pb2.Event]]:
     bad = 0
     for record in read_records(path):
         try:
@@ -324,7 +323,7 @@ def _parsed(path: str) -> Iterator[tuple[Record, Any]]:
         )
 
 
-def read_events(path: str) -> Iterator[Any]:
+def read_events(path: str) -> Iterator[event_pb2.Event]:
     """The Event messages of a file, up to where it ends or was cut off by a crash; damaged ones are left out.
 
     Of the checksums only those of the lengths are looked at: a damaged event that is a message still is not noticed.
@@ -333,7 +332,7 @@ def read_events(path: str) -> Iterator[Any]:
         yield event
 
 
-def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "") -> list[Any]:
+def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "") -> list[event_pb2.Event]:
     """Events that repeat the last point before ``step`` of every tag that has points at ``step`` or later.
 
     TensorBoard's slow loader drops later points when it reads a session log START with a step. Its fast loader, the
@@ -348,9 +347,9 @@ def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "")
         suffix: only of files whose names end so.
         but: path of a file to leave out.
     """
-    good: dict[str, tuple[float, int, Any, Record]] = {}
+    good: dict[str, tuple[float, int, summary_pb2.Summary.Value, Record]] = {}
     went_too_far: set[str] = set()
-    described: dict[str, Any] = {}
+    described: dict[str, summary_pb2.SummaryMetadata] = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(logdir), f"events.out.tfevents.*{glob.escape(suffix)}"))):
         if path == but:
             continue
