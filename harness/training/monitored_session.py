@@ -10,7 +10,8 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
 
 from absl import logging
 
@@ -43,6 +44,14 @@ USE_DEFAULT: Final = object()
 """Stands for an interval that is not given; setting the other of a pair turns it off."""
 _SAVE_SECS = 600
 _SUMMARY_STEPS = 100
+
+
+class SessionCreator(Protocol):
+    """What makes the sessions of a monitored session."""
+
+    def create_session(self) -> rt.Session:
+        """A session whose model is ready."""
+        ...
 
 
 class StepContext:
@@ -87,7 +96,7 @@ class MonitoredSession:
 
     def __init__(
         self,
-        session_creator: Any = None,
+        session_creator: SessionCreator | None = None,
         hooks: Sequence[SessionRunHook] | None = None,
         stop_grace_period_secs: float = STOP_GRACE_SECS,
     ) -> None:
@@ -96,7 +105,7 @@ class MonitoredSession:
         self._hooks = list(hooks or ())
         self._grace_secs = min(stop_grace_period_secs, LONGEST_SECS)
         self._coord = Coordinator(clean_stop_exception_types=[])
-        creator = session_creator or ChiefSessionCreator()
+        creator: SessionCreator = session_creator or ChiefSessionCreator()
         chief = is_chief(creator)
         self._checkpoint_dir: str | None = getattr(creator, "checkpoint_dir", None) if chief else None
         self._life = Lifecycle(self._coord, chief, self._grace_secs)
@@ -112,8 +121,7 @@ class MonitoredSession:
         def ready(recovering: bool) -> rt.Session:
             if own is not None:
                 own.recovering = recovering
-            session: rt.Session = creator.create_session()
-            return session
+            return creator.create_session()
 
         self._session: ManagedSession | None = self._life.open(
             ready,
@@ -175,8 +183,8 @@ class MonitoredSession:
         self,
         fetches: Any,
         feed_dict: Mapping[Any, Any] | None = None,
-        options: Any = None,
-        run_metadata: Any = None,
+        options: rt.RunOptions | None = None,
+        run_metadata: rt.RunMetadata | None = None,
     ) -> Any:
         """Runs one step with what the hooks add to it.
 
@@ -249,8 +257,8 @@ class MonitoredSession:
         raw: rt.Session,
         fetches: Any,
         feed_dict: Mapping[Any, Any] | None = None,
-        options: Any = None,
-        run_metadata: Any = None,
+        options: rt.RunOptions | None = None,
+        run_metadata: rt.RunMetadata | None = None,
     ) -> Any:
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict, options), raw)
         requested: dict[int, Any] = {}
@@ -293,7 +301,9 @@ class MonitoredSession:
         """Gives the session itself."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: Any) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
         """Ends training; the end of the input is no error."""
         clean = kind is None or kind in _CLEAN_END
         self._close(clean=clean, interrupted=kind is not None and not issubclass(kind, Exception))
@@ -377,7 +387,7 @@ class SingularMonitoredSession(MonitoredSession):
     def __init__(
         self,
         hooks: Sequence[SessionRunHook] | None = None,
-        scaffold: Any = None,
+        scaffold: Scaffold | None = None,
         master: str = "",
         config: rt.SessionConfig | None = None,
         checkpoint_dir: str | None = None,
@@ -394,7 +404,7 @@ class SingularMonitoredSession(MonitoredSession):
         return self._session.raw
 
 
-def merged_options(first: Any, second: Any) -> Any:
+def merged_options(first: rt.RunOptions | None, second: rt.RunOptions | None) -> rt.RunOptions | None:
     """Two ``RunOptions`` in one: the higher trace level, the longer time limit; None is none."""
     if first is None or second is None:
         return second if first is None else first
