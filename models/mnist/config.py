@@ -190,6 +190,14 @@ class Config:
             return self.replicas_to_aggregate or self.workers
         return self.workers if self.sync == COLLECTIVE else 1
 
+    def steps_per_epoch(self, examples: int) -> float:
+        """How many global steps a pass over so many training examples takes."""
+        return examples / (self.batch_size * self.accumulate * self.batches_per_step)
+
+    def last_step(self, examples: int) -> int:
+        """The global step at which training on so many examples ends."""
+        return round(self.epochs * self.steps_per_epoch(examples)) if self.train_steps is None else self.train_steps
+
     def problem(self) -> str | None:
         """What is wrong with the flags together, None when they fit."""
         hosts = {"ps": self.ps_hosts, "worker": self.worker_hosts or ("localhost:0",)}[self.job_name]
