@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from tensorboardX import summary
@@ -15,7 +14,7 @@ Layout = Mapping[str, Mapping[str, Sequence[str]]]
 """Category -> chart -> regular expressions of the tags of scalars that the chart shows."""
 
 
-def hparams_summary(values: Mapping[str, Any], metrics: Sequence[str] = (), now: float | None = None) -> Summary:
+def hparams_summary(values: Mapping[str, object], metrics: Sequence[str] = (), now: float | None = None) -> Summary:
     """The Summary message that gives a run its row in TensorBoard's table of hyperparameters.
 
     Args:

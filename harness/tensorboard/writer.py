@@ -9,8 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, SupportsInt
+from typing import SupportsInt
 
 from absl import logging
 from google.protobuf.message import DecodeError, Message
@@ -135,7 +134,7 @@ class FileWriter:
         )
         self._add(event_pb2.Event(summary=message), global_step)
 
-    def add_hparams(self, values: Mapping[str, Any], metrics: Sequence[str] = ()) -> None:
+    def add_hparams(self, values: Mapping[str, object], metrics: Sequence[str] = ()) -> None:
         """Gives the run its row in TensorBoard's table of hyperparameters; see ``summary.hparams``."""
         self.add_summary(hparams_summary(values, metrics))
 
@@ -269,29 +268,13 @@ class FileWriterCache:
             writer.close()
 
 
-@dataclass(frozen=True)
-class Record:
-    """One record of an event file.
+def _records(path: str) -> Iterator[tuple[event_pb2.Event, bytes, int]]:
+    """The events of a file, each with its bytes and the masked CRC-32C that these should have.
 
-    Attributes:
-        data: a serialized Event.
-        checksum: what stands behind it, the masked CRC-32C that the data should have.
+    They end where the file ends or was cut off by a crash. A length that is not the one that was written (its checksum
+    tells) makes the rest unreadable, as does an error of the disk: that is logged, and so is how many records are none.
     """
-
-    data: bytes
-    checksum: int
-
-    def whole(self) -> bool:
-        """Whether the data is as it was written. Slow (5 MB/s): for the few records that something depends on."""
-        return bool(masked_crc32c(self.data) == self.checksum)
-
-
-def read_records(path: str) -> Iterator[Record]:
-    """The records of a file, up to where it ends or was cut off by a crash.
-
-    A length that is not the one that was written (its checksum tells) makes the rest unreadable, as does an error of
-    the disk: that is logged.
-    """
+    bad = 0
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -301,22 +284,19 @@ def read_records(path: str) -> Iterator[Record]:
                     at = file.tell() - _HEADER_BYTES
                     if any(header) or any(file.read()):  # zeros are what a power cut leaves of what was not written
                         logging.warning("event file %s is damaged at byte %d: the rest of it is skipped", path, at)
-                    return
+                    break
                 if length + _FOOTER_BYTES > size - file.tell():
-                    return
+                    break
                 data = file.read(length)
-                yield Record(data, *_CHECKSUM.unpack(file.read(_FOOTER_BYTES)))
+                (checksum,) = _CHECKSUM.unpack(file.read(_FOOTER_BYTES))
+                try:
+                    event = event_pb2.Event.FromString(data)
+                except DecodeError:
+                    bad += 1
+                else:
+                    yield event, data, checksum
     except (OSError, struct.error) as error:  # the latter: somebody has made the file shorter meanwhile
         logging.warning("event file %s cannot be read: %s; the rest of it is skipped", path, error)
-
-
-def _parsed(path: str) -> Iterator[tuple[Record, event_pb2.Event]]:
-    bad = 0
-    for record in read_records(path):
-        try:
-            yield record, event_pb2.Event.FromString(record.data)
-        except DecodeError:
-            bad += 1
     if bad:
         logging.warning(
             "event file %s is damaged: %d record%s of it skipped", path, bad, " is" if bad == 1 else "s are"
@@ -328,7 +308,7 @@ def read_events(path: str) -> Iterator[event_pb2.Event]:
 
     Of the checksums only those of the lengths are looked at: a damaged event that is a message still is not noticed.
     """
-    for _, event in _parsed(path):
+    for event, _, _ in _records(path):
         yield event
 
 
@@ -347,18 +327,18 @@ def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "")
         suffix: only of files whose names end so.
         but: path of a file to leave out.
     """
-    good: dict[str, tuple[float, int, summary_pb2.Summary.Value, Record]] = {}
+    good: dict[str, tuple[event_pb2.Event, summary_pb2.Summary.Value, bytes, int]] = {}
     went_too_far: set[str] = set()
     described: dict[str, summary_pb2.SummaryMetadata] = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(logdir), f"events.out.tfevents.*{glob.escape(suffix)}"))):
         if path == but:
             continue
-        for record, event in _parsed(path):
+        for event, data, checksum in _records(path):
             if event.WhichOneof("what") == "session_log" and event.session_log.status == event_pb2.SessionLog.START:
                 # An earlier restart: what lay behind it then is gone, and what was repeated then follows.
                 if event.step <= step:
                     went_too_far.clear()
-                good = {tag: point for tag, point in good.items() if point[1] < event.step}
+                good = {tag: point for tag, point in good.items() if point[0].step < event.step}
                 continue
             for value in event.summary.value:
                 if value.HasField("metadata"):
@@ -366,16 +346,16 @@ def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "")
                 if event.step >= step:
                     went_too_far.add(value.tag)
                 else:
-                    good[value.tag] = (event.wall_time, event.step, value, record)
+                    good[value.tag] = (event, value, data, checksum)
     repeated = []
     for tag in sorted(went_too_far & good.keys()):
-        when, at, value, record = good[tag]
-        if not record.whole():
-            logging.warning(
-                "the event of %s at step %d is damaged: TensorBoard may show what was lost after it", tag, at
-            )
+        event, value, data, checksum = good[tag]
+        if masked_crc32c(data) != checksum:  # looked at here only: it takes a second for 5 MB
+            text = "the event of %s at step %d is damaged: TensorBoard may show what was lost after it"
+            logging.warning(text, tag, event.step)
             continue
         if tag in described:
             value.metadata.CopyFrom(described[tag])
-        repeated.append(event_pb2.Event(wall_time=when, step=at, summary=summary_pb2.Summary(value=[value])))
+        summary = summary_pb2.Summary(value=[value])
+        repeated.append(event_pb2.Event(wall_time=event.wall_time, step=event.step, summary=summary))
     return repeated
