@@ -18,12 +18,15 @@ import logging as std_logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
 import runtime as rt
 from harness.launch.tasks import ATTEMPT_VARIABLE, NUMBER_VARIABLE
+
+if TYPE_CHECKING:
+    import jax
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer(
@@ -84,7 +87,7 @@ class JsonFormatter(std_logging.Formatter):
     def format(self, record: std_logging.LogRecord) -> str:
         """The line."""
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
-        entry: dict[str, Any] = {
+        entry: dict[str, str] = {
             "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "task": self._task,
@@ -131,27 +134,24 @@ def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host:
     if port is None:
         yield
         return
-    with _endpoint(server, metrics_port(port, os.environ), host):
+    from harness.monitoring.prometheus import MetricsServer
+
+    port = metrics_port(port, os.environ)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(MetricsServer(server, port, host))
+        except (OSError, OverflowError) as error:
+            logging.error(
+                "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 for any free one, or "
+                "another --metrics_host",
+                *(port, host, error),
+            )
         yield
 
 
 def metrics_port(first: int, environ: Mapping[str, str]) -> int:
     """The port of this task where several tasks of one host were given the same flag; 0 stays any free one."""
     return first and first + int(environ.get(NUMBER_VARIABLE, "0"))
-
-
-def _endpoint(server: rt.Server, port: int, host: str) -> contextlib.AbstractContextManager[object]:
-    from harness.monitoring.prometheus import MetricsServer
-
-    try:
-        return MetricsServer(server, port, host)
-    except (OSError, OverflowError) as error:
-        logging.error(
-            "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 for any free one, or "
-            "another --metrics_host",
-            *(port, host, error),
-        )
-        return contextlib.nullcontext()
 
 
 class StepProfiler:
@@ -174,7 +174,7 @@ class StepProfiler:
         self._directory = directory
         self._state = "new"
         self._left = end - first
-        self._marked: Any = None
+        self._marked: jax.profiler.StepTraceAnnotation | None = None
 
     @classmethod
     def from_flags(cls, directory: str, here: bool = True) -> StepProfiler:
