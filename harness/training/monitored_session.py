@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from absl import logging
 
@@ -40,14 +41,24 @@ from harness.training.scaffold import (
 from harness.training.session_manager import GIVE_UP_SECS, LOST_CONTACT, TrainingOver
 
 _CLEAN_END = (rt.OutOfRangeError, rt.TaskLeftError, TrainingOver, StopIteration)
-USE_DEFAULT: Final = object()
+
+
+class Default(enum.Enum):
+    """An interval that is not given."""
+
+    USE_DEFAULT = enum.auto()
+
+
+USE_DEFAULT: Final = Default.USE_DEFAULT
 """Stands for an interval that is not given; setting the other of a pair turns it off."""
-_SAVE_SECS = 600
+_SAVE_SECS = 600.0
 _SUMMARY_STEPS = 100
+_T = TypeVar("_T")
+_S = TypeVar("_S")
 
 
-class SessionCreator(Protocol):
-    """What makes the sessions of a monitored session."""
+class OpensSessions(Protocol):
+    """What makes the sessions of a monitored session: a ``SessionCreator``, or any object with its method."""
 
     def create_session(self) -> rt.Session:
         """A session whose model is ready."""
@@ -96,7 +107,7 @@ class MonitoredSession:
 
     def __init__(
         self,
-        session_creator: SessionCreator | None = None,
+        session_creator: OpensSessions | None = None,
         hooks: Sequence[SessionRunHook] | None = None,
         stop_grace_period_secs: float = STOP_GRACE_SECS,
     ) -> None:
@@ -105,7 +116,7 @@ class MonitoredSession:
         self._hooks = list(hooks or ())
         self._grace_secs = min(stop_grace_period_secs, LONGEST_SECS)
         self._coord = Coordinator(clean_stop_exception_types=[])
-        creator: SessionCreator = session_creator or ChiefSessionCreator()
+        creator: OpensSessions = session_creator or ChiefSessionCreator()
         chief = is_chief(creator)
         self._checkpoint_dir: str | None = getattr(creator, "checkpoint_dir", None) if chief else None
         self._life = Lifecycle(self._coord, chief, self._grace_secs)
@@ -421,14 +432,14 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     scaffold: Scaffold | None = None,
     hooks: Sequence[SessionRunHook] | None = None,
     chief_only_hooks: Sequence[SessionRunHook] | None = None,
-    save_checkpoint_secs: Any = USE_DEFAULT,
-    save_summaries_steps: Any = USE_DEFAULT,
-    save_summaries_secs: Any = USE_DEFAULT,
+    save_checkpoint_secs: float | None | Default = USE_DEFAULT,
+    save_summaries_steps: int | None | Default = USE_DEFAULT,
+    save_summaries_secs: float | None | Default = USE_DEFAULT,
     config: rt.SessionConfig | None = None,
     stop_grace_period_secs: float = STOP_GRACE_SECS,
     log_step_count_steps: int | None = 100,
     max_wait_secs: float = GIVE_UP_SECS,
-    save_checkpoint_steps: Any = USE_DEFAULT,
+    save_checkpoint_steps: int | None | Default = USE_DEFAULT,
     summary_dir: str | None = None,
     save_graph_def: bool = True,
 ) -> MonitoredSession:
@@ -456,42 +467,34 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
         ValueError: both intervals of the checkpoints were given.
         RuntimeError: the hooks need a global step and there is none.
     """
-    save_summaries_steps, save_summaries_secs = _pair(save_summaries_steps, save_summaries_secs, (_SUMMARY_STEPS, None))
-    save_checkpoint_secs, save_checkpoint_steps = _pair(save_checkpoint_secs, save_checkpoint_steps, (_SAVE_SECS, None))
+    summary_steps, summary_secs = _pair(save_summaries_steps, save_summaries_secs, (_SUMMARY_STEPS, None))
+    save_secs, save_steps = _pair(save_checkpoint_secs, save_checkpoint_steps, (_SAVE_SECS, None))
     scaffold = scaffold or Scaffold()
     if not is_chief:
         creator = WorkerSessionCreator(scaffold, master, config, max_wait_secs)
         return MonitoredSession(creator, hooks, stop_grace_period_secs)
-    if save_checkpoint_secs and save_checkpoint_steps:
+    if save_secs and save_steps:
         raise ValueError("Can not provide both every_secs and every_steps for checkpoints: leave one of the two out")
     all_hooks: list[SessionRunHook] = list(chief_only_hooks or ())
     checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
     summary_dir = summary_dir or checkpoint_dir
-    if summary_dir:
-        if log_step_count_steps:
-            all_hooks.append(StepCounterHook(log_step_count_steps, output_dir=summary_dir))
-        if save_summaries_steps or save_summaries_secs:
-            all_hooks.append(
-                SummarySaverHook(
-                    save_summaries_steps or None, save_summaries_secs or None, summary_dir, scaffold=scaffold
-                )
-            )
-    if checkpoint_dir and (save_checkpoint_secs or save_checkpoint_steps):
+    if summary_dir and log_step_count_steps:
+        all_hooks.append(StepCounterHook(log_step_count_steps, output_dir=summary_dir))
+    if summary_dir and (summary_steps or summary_secs):
+        all_hooks.append(SummarySaverHook(summary_steps or None, summary_secs or None, summary_dir, scaffold=scaffold))
+    if checkpoint_dir and (save_secs or save_steps):
+        intervals = (save_secs or None, save_steps or None)
         all_hooks.append(
-            CheckpointSaverHook(
-                checkpoint_dir,
-                save_checkpoint_secs or None,
-                save_checkpoint_steps or None,
-                scaffold=scaffold,
-                save_graph_def=save_graph_def,
-            )
+            CheckpointSaverHook(checkpoint_dir, *intervals, scaffold=scaffold, save_graph_def=save_graph_def)
         )
     all_hooks.extend(hooks or ())
     chief = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, max_wait_secs=max_wait_secs)
     return MonitoredSession(chief, all_hooks, stop_grace_period_secs)
 
 
-def _pair(first: Any, second: Any, default: tuple[Any, Any]) -> tuple[Any, Any]:
+def _pair(
+    first: _T | None | Default, second: _S | None | Default, default: tuple[_T | None, _S | None]
+) -> tuple[_T | None, _S | None]:
     if first is USE_DEFAULT and second is USE_DEFAULT:
         return default
     return (None if first is USE_DEFAULT else first), (None if second is USE_DEFAULT else second)

@@ -112,7 +112,7 @@ class NanTensorHook(SessionRunHook):
         fail_on_nan_loss: whether to raise NanLossDuringTrainingError; else training just stops.
     """
 
-    def __init__(self, loss_tensor: Any, fail_on_nan_loss: bool = True) -> None:
+    def __init__(self, loss_tensor: rt.TensorLike, fail_on_nan_loss: bool = True) -> None:
         self._tensor = loss_tensor
         self._fail = fail_on_nan_loss
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 from absl import logging
@@ -54,11 +54,11 @@ class LoggingTensorHook(SessionRunHook):
 
     def __init__(
         self,
-        tensors: Mapping[str, Any] | Sequence[Any],
+        tensors: Mapping[str, rt.TensorLike] | Sequence[rt.Tensor | rt.Variable | str],
         every_n_iter: int | None = None,
         every_n_secs: float | None = None,
         at_end: bool = False,
-        formatter: Callable[[Mapping[str, Any]], str] | None = None,
+        formatter: Callable[[Mapping[str, object]], str] | None = None,
     ) -> None:
         if every_n_iter is not None and every_n_secs is not None or (not at_end and every_n_iter == every_n_secs):
             raise ValueError("exactly one of every_n_iter and every_n_secs must be provided, or at_end=True")
@@ -93,7 +93,7 @@ class LoggingTensorHook(SessionRunHook):
         if self._at_end:
             self._log(session.run(self._tensors))
 
-    def _log(self, values: Mapping[str, Any]) -> None:
+    def _log(self, values: Mapping[str, object]) -> None:
         secs = self._timer.update_last_triggered_step(self._steps)[0] if self._timer is not None else None
         if self._formatter is not None:
             logging.info("%s", self._formatter(values))
@@ -102,7 +102,7 @@ class LoggingTensorHook(SessionRunHook):
         logging.info("%s%s", line, "" if secs is None else f" ({secs:.3f} sec)")
 
 
-def _tag(tensor: Any) -> str:
+def _tag(tensor: rt.Tensor | rt.Variable | str) -> str:
     return tensor if isinstance(tensor, str) else str(tensor.name)
 
 
@@ -152,7 +152,7 @@ class StepCounterHook(GlobalStepHook):
             )
         self._last = step
 
-    def _trains(self, fetches: Any) -> bool:
+    def _trains(self, fetches: object) -> bool:
         """Whether a step writes any variable: one that only evaluates need not move the global step."""
         elements = map(self._step.graph.as_graph_element, jax.tree.leaves(fetches))
         operations = frozenset(e if isinstance(e, rt.Operation) else e.op for e in elements)
@@ -199,7 +199,7 @@ class SummarySaverHook(GlobalStepHook):
         output_dir: str | None = None,
         summary_writer: FileWriter | None = None,
         scaffold: Scaffold | None = None,
-        summary_op: Any = None,
+        summary_op: rt.Tensor | Sequence[rt.Tensor] | None = None,
     ) -> None:
         if (scaffold is None) == (summary_op is None):
             raise ValueError("Exactly one of scaffold or summary_op must be provided.")
