@@ -18,13 +18,13 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app, flags, logging
+from numpy.typing import NDArray
 
 import harness
 import runtime as rt
@@ -293,7 +293,7 @@ class Tests:
         if self._writer is not None and not step:
             self._writer.add_hparams(hyperparameters(config), ["test_accuracy", "cost"])
 
-    def after(self, step: int, feeds: Mapping[rt.Tensor, Any]) -> None:
+    def after(self, step: int, feeds: Mapping[rt.Tensor, NDArray]) -> None:
         """Does what is due after a training step that was run with these feeds."""
         if not self._between:
             return
