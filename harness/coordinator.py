@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
 
 from runtime import CancelledError, OutOfRangeError
 
@@ -220,7 +219,7 @@ def _names(threads: Iterable[threading.Thread]) -> str:
 
 
 @contextlib.contextmanager
-def while_open(session: Any) -> Iterator[None]:
+def while_open(session: object) -> Iterator[None]:
     """What a service does with a session: it is no failure when the program closes that meanwhile."""
     try:
         yield
@@ -254,8 +253,8 @@ class LooperThread(threading.Thread):
         coord: Coordinator,
         timer_interval_secs: float | None,
         target: Callable[..., object] | None = None,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
     ) -> None:
         """See the class."""
         if not isinstance(coord, Coordinator):
@@ -276,8 +275,8 @@ class LooperThread(threading.Thread):
         coord: Coordinator,
         timer_interval_secs: float | None,
         target: Callable[..., object],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
     ) -> LooperThread:
         """Starts a thread that calls `target(*args, **kwargs)` every `timer_interval_secs` seconds."""
         looper = LooperThread(coord, timer_interval_secs, target=target, args=args, kwargs=kwargs)

@@ -24,13 +24,13 @@ KILL_SIGNAL = signal.SIGUSR2
 """Asks the guard to SIGKILL everything at once; SIGKILL itself would not let it clean up."""
 CANNOT_START = 127
 WATCHED = frozenset({signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, KILL_SIGNAL})
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
     """Makes this process inherit the orphans among its descendants, so that it can end them."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_children() -> None:
@@ -48,7 +48,7 @@ def main(launcher: int, command: list[str]) -> NoReturn:
     """Runs `command` until it ends or the process `launcher` does; never returns."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     become_subreaper()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != launcher:  # It died before the kernel knew that we want to be told.
         sys.exit(1)
     guard = os.getpid()
@@ -60,13 +60,13 @@ def main(launcher: int, command: list[str]) -> NoReturn:
     while os.waitid(os.P_PID, task, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         signum = signal.sigwait(WATCHED)
         if signum == KILL_SIGNAL or os.getppid() != launcher:
-            _signal_group(task, signal.SIGKILL)
+            signal_group(task, signal.SIGKILL)
         elif signum == signal.SIGCHLD:
             _reap_orphans(task)
         else:
-            _signal_group(task, signum)
+            signal_group(task, signum)
     # Not reaped yet, so its number cannot have been given to another group.
-    _signal_group(task, signal.SIGKILL)
+    signal_group(task, signal.SIGKILL)
     _, status = os.waitpid(task, 0)
     end_children()
     _end_as(os.waitstatus_to_exitcode(status))
@@ -76,7 +76,7 @@ def _become(command: list[str], guard: int) -> NoReturn:
     """In the forked child: turns into the task."""
     try:
         os.setpgid(0, 0)
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:
             os._exit(1)
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these; a fresh program does not expect that.
@@ -100,7 +100,8 @@ def _end_as(returncode: int) -> NoReturn:
     os._exit(128 - returncode)
 
 
-def _signal_group(group: int, signum: int) -> None:
+def signal_group(group: int, signum: int) -> None:
+    """Sends a signal to a process group; nothing when it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signum)
 
@@ -130,7 +131,8 @@ def _parent(pid: int) -> int | None:
         return None
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """The system call of that name; does nothing off Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 

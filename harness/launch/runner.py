@@ -10,7 +10,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
@@ -18,7 +17,7 @@ from types import FrameType
 from harness.launch import guard, policy
 from harness.launch.output import LineBuffer, Printer
 from harness.launch.policy import Event, Instruction, LaunchTask
-from harness.launch.tasks import Topology, arguments, environment
+from harness.launch.tasks import Topology, arguments, environment, start_guarded
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_INTERRUPTS = 3
@@ -194,21 +193,13 @@ class Runner:
     def _start(self, task: LaunchTask, attempt: int) -> None:
         if task in self._held:
             self._held.pop(task).close()
-        script = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
-        # Blocked while the guard starts, so that an early signal waits for it instead of ending it half-way.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
-        try:
-            popen = subprocess.Popen(
-                script + arguments(self._command, self._topology, task),
-                env=environment(os.environ, self._topology, task, attempt),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-                start_new_session=True,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        popen = start_guarded(
+            arguments(self._command, self._topology, task),
+            environment(os.environ, self._topology, task, attempt),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+        )
         self._lines[task] = LineBuffer()
         process = self._processes[task] = _Process(popen, self._lines[task])
         self._selector.register(process.output, selectors.EVENT_READ, task)

@@ -1,9 +1,14 @@
-"""What each task of a local cluster is started with: its command line and its environment."""
+"""What each task of a local cluster is started with: its command line, its environment and its guard."""
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from harness.launch import guard
 from harness.launch.policy import PS, WORKER, LaunchTask
 
 ATTEMPT_VARIABLE = "BELLWETHER_ATTEMPT"
@@ -51,6 +56,25 @@ def environment(base: Mapping[str, str], topology: Topology, task: LaunchTask, a
     number = topology.tasks().index(task)
     own = {"PYTHONUNBUFFERED": "1", NUMBER_VARIABLE: str(number), ATTEMPT_VARIABLE: str(attempt)}
     return {**base, **own, **(_PS_ENVIRONMENT if task.job == PS else {})}
+
+
+def start_guarded(command: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a command under a guard, which ends its whole process tree with it, and with the thread that calls this.
+
+    Args:
+        command: program and arguments.
+        env: its environment.
+        **options: further ones of ``subprocess.Popen``.
+    """
+    script = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
+    # Blocked while the guard starts, so that an early signal waits for it instead of ending it half-way.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
+    try:
+        return subprocess.Popen(
+            [*script, *command], env=env, stdin=subprocess.DEVNULL, start_new_session=True, **options
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def claimed_flags(command: Sequence[str]) -> list[str]:

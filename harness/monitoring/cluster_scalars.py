@@ -7,20 +7,22 @@ is sent in training steps, and one event file holds the series of all tasks.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, LooperThread, while_open
-from harness.monitoring.rates import figures
+from harness.monitoring.rates import Figures, figures
+from harness.monitoring.status import probe_tasks
 from harness.tensorboard.plugin_messages import Layout
+
+if TYPE_CHECKING:
+    from harness.tensorboard.writer import FileWriter
 
 REQUEST_SECS = 2.0
 """How long a task has to answer before it is left out of one sample."""
-_AT_ONCE = 32
 
 LAYOUT: Layout = {
     "Speed": {
@@ -62,38 +64,14 @@ LAYOUT: Layout = {
 }
 """How TensorBoard's custom-scalars page groups the standard series."""
 
-_SPANS = (
-    "steps_per_sec",
-    "step_ms",
-    "pull_ms",
-    "compute_ms",
-    "push_ms",
-    "bytes_per_step",
-    "updates_per_sec",
-    "apply_ms",
-    "staleness_mean",
-    "staleness_max",
-    "cpu_percent",
-)
+_FIGURES = tuple(f.name for f in fields(Figures) if f.name != "gauges")
 _SERVING = ("queue_depth", "received_per_sec", "sent_per_sec")
-"""Only of tasks that others call."""
+"""Figures only of tasks that others call."""
 _GAUGES = ("memory_bytes", "host_memory_used_bytes", "host_load", "variable_bytes", "backup_lag_steps_max")
 _SWITCHES = ("backup_usable",)
 """Gauges whose 0 is what one wants to see."""
-_SUMS = {
-    "updates_dropped_total": "updates_dropped",
-    "recoveries_total": "recoveries",
-    "backup_recoveries_total": "backup_recoveries",
-    "steps_lost_total": "steps_lost",
-    "errors_total": "errors",
-}
-"""Sums that are shown as they are, from the first one on that is not zero."""
-_EACH = {
-    "checkpoint_seconds": ("checkpoint_seconds_total", "checkpoints_total"),
-    "checkpoint_bytes": ("checkpoint_bytes_total", "checkpoints_total"),
-    "recovery_seconds": ("recovery_seconds_total", "recoveries_total"),
-}
-"""Series of means: what is summed, and what counts."""
+_SUMS = ("updates_dropped", "recoveries", "backup_recoveries", "steps_lost", "errors")
+"""Sums that are shown as they are, from the first one on that is not zero; their figures end in ``_total``."""
 
 
 def scalars(task: str, before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) -> dict[str, float]:
@@ -107,34 +85,19 @@ def scalars(task: str, before: rt.TaskReport | None, now: rt.TaskReport, seconds
     """
     label = _label(task)
     span = figures(before, now, seconds)
-    names = [*_SPANS, *(_SERVING if now.values.get("calls_total") else ())]
-    found = {f"{name}/{label}": float(getattr(span, name)) for name in names if getattr(span, name) is not None}
+    found = {
+        f"{name}/{label}": float(value)
+        for name in _FIGURES
+        if (value := getattr(span, name)) is not None and (name not in _SERVING or now.values.get("calls_total"))
+    }
     found |= {f"{name}/{label}": span.gauges[name] for name in _GAUGES if span.gauges.get(name)}
     found |= {f"{name}/{label}": span.gauges[name] for name in _SWITCHES if name in span.gauges}
-    found |= {f"{tag}/{label}": now.values[name] for name, tag in _SUMS.items() if now.values.get(name)}
-    found |= _means(label, before, now)
+    found |= {f"{name}/{label}": total for name in _SUMS if (total := now.values.get(f"{name}_total"))}
     for name, value in span.gauges.items():
         base, _, device = name.partition("/")
         if device:
             found[f"{base}/{label}_{device.replace(':', '_')}"] = value
     return found
-
-
-def _means(label: str, before: rt.TaskReport | None, now: rt.TaskReport) -> dict[str, float]:
-    past: Mapping[str, float] = before.values if before and before.incarnation == now.incarnation else {}
-    found = {}
-    for tag, (total, count) in _EACH.items():
-        times = now.values.get(count, 0.0) - past.get(count, 0.0)
-        if times > 0:
-            found[f"{tag}/{label}"] = (now.values.get(total, 0.0) - past.get(total, 0.0)) / times
-    return found
-
-
-def _request(item: tuple[str, str]) -> rt.TaskReport | None:
-    try:
-        return rt.probe(item[1], REQUEST_SECS)
-    except rt.OpError:
-        return None
 
 
 def _label(task: str) -> str:
@@ -149,8 +112,8 @@ class StandardSeries:
         writer: what writes; gets the layout of the custom-scalars page at once.
     """
 
-    def __init__(self, cluster: rt.ClusterSpec, writer: Any) -> None:
-        self._tasks = [(str(task), address) for task, address in cluster.tasks().items()]
+    def __init__(self, cluster: rt.ClusterSpec, writer: FileWriter) -> None:
+        self._cluster = cluster
         self._writer = writer
         self._before: dict[str, tuple[rt.TaskReport, float]] = {}
         self._silent: set[str] = set()
@@ -173,16 +136,14 @@ class StandardSeries:
         return found
 
     def _probe(self) -> None:
-        silent: set[str] = set()
-        with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(self._tasks)))) as pool:
-            for (task, _), report in zip(self._tasks, pool.map(_request, self._tasks), strict=True):
-                if report is None:
-                    silent.add(task)
-                elif report.task == task:
-                    self._before[task] = (report, time.monotonic())
-        if gone := [task for task, _ in self._tasks if task in silent - self._silent]:
+        states = probe_tasks(self._cluster, REQUEST_SECS)
+        for state in states:
+            if state.report is not None and state.report.task == state.task:
+                self._before[state.task] = (state.report, time.monotonic())
+        silent = [state.task for state in states if state.report is None]
+        if gone := [task for task in silent if task not in self._silent]:
             logging.info("no figures from %s: not reached, or done", ", ".join(gone))
-        self._silent = silent
+        self._silent = set(silent)
 
 
 class SeriesThread(LooperThread):
@@ -197,7 +158,7 @@ class SeriesThread(LooperThread):
     """
 
     def __init__(
-        self, coord: Coordinator, secs: float, session: rt.Session, global_step: rt.TensorLike, writer: Any
+        self, coord: Coordinator, secs: float, session: rt.Session, global_step: rt.TensorLike, writer: FileWriter
     ) -> None:
         super().__init__(coord, secs)
         self.name = "write-series"

@@ -18,12 +18,15 @@ import logging as std_logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
 import runtime as rt
 from harness.launch.tasks import ATTEMPT_VARIABLE, NUMBER_VARIABLE
+
+if TYPE_CHECKING:
+    import jax
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer(
@@ -84,7 +87,7 @@ class JsonFormatter(std_logging.Formatter):
     def format(self, record: std_logging.LogRecord) -> str:
         """The line."""
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
-        entry: dict[str, Any] = {
+        entry: dict[str, str] = {
             "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "task": self._task,
@@ -131,27 +134,24 @@ def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host:
     if port is None:
         yield
         return
-    with _endpoint(server, metrics_port(port, os.environ), host):
+    from harness.monitoring.prometheus import MetricsServer
+
+    port = metrics_port(port, os.environ)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(MetricsServer(server, port, host))
+        except (OSError, OverflowError) as error:
+            logging.error(
+                "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 for any free one, or "
+                "another --metrics_host",
+                *(port, host, error),
+            )
         yield
 
 
 def metrics_port(first: int, environ: Mapping[str, str]) -> int:
     """The port of this task where several tasks of one host were given the same flag; 0 stays any free one."""
     return first and first + int(environ.get(NUMBER_VARIABLE, "0"))
-
-
-def _endpoint(server: rt.Server, port: int, host: str) -> contextlib.AbstractContextManager[object]:
-    from harness.monitoring.prometheus import MetricsServer
-
-    try:
-        return MetricsServer(server, port, host)
-    except (OSError, OverflowError) as error:
-        logging.error(
-            "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 for any free one, or "
-            "another --metrics_host",
-            *(port, host, error),
-        )
-        return contextlib.nullcontext()
 
 
 class StepProfiler:
@@ -174,15 +174,15 @@ class StepProfiler:
         self._directory = directory
         self._state = "new"
         self._left = end - first
-        self._marked: Any = None
+        self._marked: jax.profiler.StepTraceAnnotation | None = None
 
     @classmethod
-    def from_flags(cls, directory: str, here: bool = True) -> StepProfiler | _NoProfiler:
+    def from_flags(cls, directory: str, here: bool = True) -> StepProfiler:
         """The profiler that ``--profile_steps`` asks for; arguments and errors as in ``from_text``."""
         return cls.from_text(FLAGS.profile_steps, directory, here)
 
     @classmethod
-    def from_text(cls, steps: str | None, directory: str, here: bool = True) -> StepProfiler | _NoProfiler:
+    def from_text(cls, steps: str | None, directory: str, here: bool = True) -> StepProfiler:
         """The profiler of the steps that a text names; one that does nothing where it is None or empty.
 
         Args:
@@ -194,7 +194,9 @@ class StepProfiler:
             ValueError: the text is not of that form, or there is no directory.
         """
         if not steps or not here:
-            return _NoProfiler()
+            nothing = cls(0, 1, directory)
+            nothing._state = "done"
+            return nothing
         found = re.fullmatch(r"(\d+):(\d+)", steps)
         if not found:
             raise ValueError(f"--profile_steps={steps}: give the first step and the end, as in 100:105")
@@ -252,17 +254,3 @@ class StepProfiler:
     def __exit__(self, *_: object) -> None:
         """Writes a profile that is still running."""
         self.close()
-
-
-class _NoProfiler:
-    def step(self, step: int) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-    def __enter__(self) -> _NoProfiler:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass

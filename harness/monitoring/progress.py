@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, TextIO
+from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
@@ -22,7 +22,7 @@ class Progress:
         self._total = total
         self._every = every
         self._stream = stream or sys.stdout
-        self._bar: Any = None
+        self._bar: tqdm[NoReturn] | None = None
         if self._stream.isatty():
             self._bar = tqdm(total=total, unit="step", file=self._stream, dynamic_ncols=True, mininterval=0.2)
         self._first: tuple[int, float] | None = None

@@ -35,6 +35,9 @@ class Figures:
         received_per_sec: bytes that came over the tensor channel.
         sent_per_sec: bytes that went out over it.
         cpu_percent: of one core, 100 is one core busy.
+        checkpoint_seconds: mean time of a checkpoint that the task coordinated.
+        checkpoint_bytes: mean size of one.
+        recovery_seconds: mean time that training stood still for a recovery.
         gauges: figures that are not sums, as reported.
     """
 
@@ -52,6 +55,9 @@ class Figures:
     received_per_sec: float | None = None
     sent_per_sec: float | None = None
     cpu_percent: float | None = None
+    checkpoint_seconds: float | None = None
+    checkpoint_bytes: float | None = None
+    recovery_seconds: float | None = None
     gauges: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -96,6 +102,9 @@ def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) ->
         received_per_sec=rate("bytes_received_total"),
         sent_per_sec=rate("bytes_sent_total"),
         cpu_percent=(rate("cpu_seconds_total") or 0.0) * 100,
+        checkpoint_seconds=mean("checkpoint_seconds_total", "checkpoints_total"),
+        checkpoint_bytes=mean("checkpoint_bytes_total", "checkpoints_total"),
+        recovery_seconds=mean("recovery_seconds_total", "recoveries_total"),
         gauges={name: value for name, value in now.values.items() if not name.endswith("_total")},
     )
 

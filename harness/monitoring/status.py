@@ -14,10 +14,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import runtime as rt
 from harness.monitoring.rates import USAGE_ERROR, Figures, Parser, figures, sizes, table
@@ -102,43 +101,43 @@ def role(task: str) -> str:
 
 def as_rows(states: list[TaskStatus], spans: Mapping[str, Figures], now: float) -> list[list[str]]:
     """The table of tasks, with its heading."""
-    rows = [
-        ["TASK", "ROLE", "STATE", "INCARNATION", "STEP", "STEPS/S", "STEP MS", "PULL/COMP/PUSH", "STALE", "APPLY MS"]
-        + ["QUEUE", "VARS", "BYTES", "CONN", "MEM", "CPU", "LAST ERROR"]
-    ]
+    rows = [["TASK", "ROLE", "STATE", *_COLUMNS, "LAST ERROR"]]
     for state in states:
         report = state.report
         if report is None:
-            rows.append([state.task, role(state.task), state.problem, *[""] * 14])
+            rows.append([state.task, role(state.task), state.problem, *[""] * (len(rows[0]) - 3)])
             continue
-        span, value = spans[state.task], report.values
         up = f"up {_duration(now - report.started_unix_secs)}"
-        if value.get("backup_usable") == 0:
+        if report.values.get("backup_usable") == 0:
             up += ", no backup"  # a ps that has lost its backup trains on; absent where none is wanted
-        split = [span.pull_ms, span.compute_ms, span.push_ms]
         error = report.last_error and f"{_duration(now - report.last_error_unix_secs)} ago: {report.last_error}"
+        shown = [show(report, spans[state.task]) for show in _COLUMNS.values()]
         rows.append(
-            [
-                state.task,
-                role(state.task),
-                f"{up}, {state.problem}" if state.problem else up,
-                f"{report.incarnation:016x}"[:8],
-                f"{value['global_step']:.0f}" if "global_step" in value else "",
-                _number(span.steps_per_sec, 1),
-                _number(span.step_ms, 2),
-                "" if None in split else "/".join(_number(part, 2) for part in split),
-                "" if span.staleness_mean is None else f"{span.staleness_mean:.1f} max {span.staleness_max}",
-                _number(span.apply_ms, 2),
-                _number(span.queue_depth, 0),
-                f"{value.get('variables', 0):.0f}",
-                sizes(value.get("variable_bytes", 0)),
-                f"{value.get('connections', 0):.0f}",
-                sizes(value.get("memory_bytes", 0)),
-                f"{span.cpu_percent or 0:.0f}%",
-                error[:60],
-            ]
+            [state.task, role(state.task), f"{up}, {state.problem}" if state.problem else up, *shown, error[:60]]
         )
     return rows
+
+
+_COLUMNS: Mapping[str, Callable[[rt.TaskReport, Figures], str]] = {
+    "INCARNATION": lambda report, span: f"{report.incarnation:016x}"[:8],
+    "STEP": lambda report, span: _number(report.values.get("global_step"), 0),
+    "STEPS/S": lambda report, span: _number(span.steps_per_sec, 1),
+    "STEP MS": lambda report, span: _number(span.step_ms, 2),
+    "PULL/COMP/PUSH": lambda report, span: (
+        "" if span.pull_ms is None else f"{span.pull_ms:.2f}/{span.compute_ms:.2f}/{span.push_ms:.2f}"
+    ),
+    "STALE": lambda report, span: (
+        "" if span.staleness_mean is None else f"{span.staleness_mean:.1f} max {span.staleness_max}"
+    ),
+    "APPLY MS": lambda report, span: _number(span.apply_ms, 2),
+    "QUEUE": lambda report, span: _number(span.queue_depth, 0),
+    "VARS": lambda report, span: f"{report.values.get('variables', 0):.0f}",
+    "BYTES": lambda report, span: sizes(report.values.get("variable_bytes", 0)),
+    "CONN": lambda report, span: f"{report.values.get('connections', 0):.0f}",
+    "MEM": lambda report, span: sizes(report.values.get("memory_bytes", 0)),
+    "CPU": lambda report, span: f"{span.cpu_percent or 0:.0f}%",
+}
+"""What the table shows of a task that answers, by heading."""
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -158,22 +157,22 @@ def variable_rows(states: list[TaskStatus]) -> list[list[str]]:
     for state in states:
         for v in state.report.variables if state.report else ():
             name = f"{v.container}:{v.name}" if v.container else v.name
-            nbytes = _bytes(v)
+            nbytes = _bytes(v.dtype, v.shape)
             shown = "" if nbytes is None else sizes(nbytes)
             rows.append([name, state.task, rt.lowlevel.dtype_name(v.dtype), str(list(v.shape)), shown])
     return [rows[0], *sorted(rows[1:])]
 
 
-def _bytes(v: Any) -> int | None:
+def _bytes(dtype: rt.lowlevel.DType, shape: Sequence[int]) -> int | None:
     """Bytes of a variable's elements; None for strings, which have no fixed size."""
-    return None if v.dtype.hasobject else v.dtype.itemsize * math.prod(v.shape)
+    return None if dtype.hasobject else dtype.itemsize * math.prod(shape)
 
 
-def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str, Any]:
+def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str, object]:
     """The same as a JSON object."""
     tasks = []
     for state in states:
-        entry: dict[str, Any] = {
+        entry: dict[str, object] = {
             "task": state.task,
             "address": state.address,
             "role": role(state.task),
@@ -190,7 +189,7 @@ def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str,
                     "container": v.container,
                     "dtype": rt.lowlevel.dtype_name(v.dtype),
                     "shape": list(v.shape),
-                    "bytes": _bytes(v),
+                    "bytes": _bytes(v.dtype, v.shape),
                 }
                 for v in state.report.variables
             ]

@@ -20,7 +20,7 @@ import runtime as rt
 _STAGE = "stage"
 
 
-def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, Any]:
+def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, object]:
     """The trace as the JSON object of the Trace Event Format; times in microseconds from the step's first event.
 
     Args:
@@ -33,8 +33,8 @@ def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, Any]:
     if not devices:
         raise ValueError("this RunMetadata holds no trace: run the step with RunOptions(trace_level=FULL_TRACE)")
     origin = min(_start(node) for device in devices for node in device.node_stats)
-    names: list[dict[str, Any]] = []
-    events: list[dict[str, Any]] = []
+    names: list[dict[str, object]] = []
+    events: list[tuple[int, dict[str, object]]] = []
     for number, device in enumerate(devices, 1):
         names += _process(number, device.device)
         operations = _operations(device.node_stats)
@@ -46,9 +46,9 @@ def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, Any]:
             for row in _rows(nodes):
                 thread += 1
                 names += _thread(number, thread, title)
-                events += [_event(node, number, thread, origin, operations) for node in row]
-    events.sort(key=lambda event: float(event["ts"]))
-    return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+                events += [(_start(node), _event(node, number, thread, origin, operations)) for node in row]
+    events.sort(key=lambda timed: timed[0])
+    return {"traceEvents": names + [event for _, event in events], "displayTimeUnit": "ms"}
 
 
 def write(path: str | os.PathLike[str], run_metadata: rt.RunMetadata) -> None:
@@ -66,12 +66,12 @@ def write(path: str | os.PathLike[str], run_metadata: rt.RunMetadata) -> None:
         json.dump(trace, file)
 
 
-def _process(number: int, name: str) -> Iterable[dict[str, Any]]:
+def _process(number: int, name: str) -> Iterable[dict[str, object]]:
     yield {"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}}
     yield {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}
 
 
-def _thread(number: int, thread: int, title: str) -> Iterable[dict[str, Any]]:
+def _thread(number: int, thread: int, title: str) -> Iterable[dict[str, object]]:
     yield {"name": "thread_name", "ph": "M", "pid": number, "tid": thread, "args": {"name": title}}
     yield {"name": "thread_sort_index", "ph": "M", "pid": number, "tid": thread, "args": {"sort_index": thread}}
 
@@ -90,7 +90,9 @@ def _rows(nodes: Iterable[Any]) -> list[list[Any]]:
     return rows
 
 
-def _event(node: Any, process: int, thread: int, origin: int, operations: dict[Any, list[str]]) -> dict[str, Any]:
+def _event(
+    node: Any, process: int, thread: int, origin: int, operations: dict[tuple[int, int, int], list[str]]
+) -> dict[str, object]:
     kind, _, wave = node.node_name.partition(":")
     moved = node.output[0].tensor_description.allocation_description.requested_bytes if node.output else 0
     arguments = {"wave": int(wave), "bytes": moved, "what": node.timeline_label}
@@ -108,9 +110,9 @@ def _event(node: Any, process: int, thread: int, origin: int, operations: dict[A
     }
 
 
-def _operations(nodes: Iterable[Any]) -> dict[Any, list[str]]:
+def _operations(nodes: Iterable[Any]) -> dict[tuple[int, int, int], list[str]]:
     """The operations of each stage: they share its times."""
-    found: dict[Any, list[str]] = {}
+    found: dict[tuple[int, int, int], list[str]] = {}
     for node in nodes:
         if ":" not in node.node_name:
             found.setdefault(_identity(node), []).append(node.node_name)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 
-def accumulated(loss_fn: Callable[..., Any], steps: int) -> Callable[..., Any]:
+def accumulated(loss_fn: Callable[..., jax.Array], steps: int) -> Callable[..., jax.Array]:
     """The mean of a loss over ``steps`` batches that are fed as one, computed one after the other.
 
     A worker so pulls once, accumulates the gradients of ``steps`` batches at the same parameters, and pushes once. The
@@ -32,7 +31,7 @@ def accumulated(loss_fn: Callable[..., Any], steps: int) -> Callable[..., Any]:
     if steps == 1:
         return loss_fn
 
-    def mean_loss(params: Any, *batch: Any) -> Any:
+    def mean_loss(params: object, *batch: object) -> jax.Array:
         arrays, structure = jax.tree.flatten(batch)
         for array in arrays:
             if not jnp.ndim(array):
@@ -41,6 +40,7 @@ def accumulated(loss_fn: Callable[..., Any], steps: int) -> Callable[..., Any]:
                 raise ValueError(f"accumulated: {array.shape[0]} examples are not a multiple of {steps} steps")
         parts = zip(*(jnp.split(array, steps) for array in arrays), strict=True)
         # Unrolled, not scanned: XLA merges the forward passes of loss and gradient, which it does not do in loops.
-        return sum(loss_fn(params, *jax.tree.unflatten(structure, part)) for part in parts) / steps
+        first, *others = (loss_fn(params, *jax.tree.unflatten(structure, part)) for part in parts)
+        return sum(others, start=first) / steps
 
     return mean_loss

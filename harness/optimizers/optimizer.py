@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +46,7 @@ class Optimizer:
         transformation: optax.GradientTransformation,
         *,
         before_push: optax.GradientTransformation | None = None,
-        extra_args: Mapping[str, Any] | None = None,
+        extra_args: Mapping[str, rt.TensorLike] | None = None,
         name: str = "optimizer",
     ) -> None:
         self.name = name
@@ -133,9 +132,8 @@ class Optimizer:
         graph = pairs[0][1].graph
         with graph.as_default(), rt.name_scope(name or self.name):
             pairs = [(wire_precision.narrowed(g, v), v) for g, v in self._prepared(pairs)]
-            updates: dict[str, rt.Operation] = {}
-            for device, group in _by_device(pairs).items():
-                updates[device] = self._update(group)
+            devices = dict.fromkeys(v.device for _, v in pairs)
+            updates = {device: self._update([(g, v) for g, v in pairs if v.device == device]) for device in devices}
             done = list(updates.values())
             if global_step is not None:
                 # Beside this task's update, not after those of other tasks: that would cost a third round trip.
@@ -162,8 +160,9 @@ class Optimizer:
         if transform is None:
             return list(pairs)
 
-        def together(gradients: Any) -> Any:
-            return transform.update(gradients, transform.init(gradients))[0]
+        def together(gradients: list[jax.Array]) -> list[jax.Array]:
+            changed: list[jax.Array] = transform.update(gradients, transform.init(gradients))[0]
+            return changed
 
         changed = rt.call(together, [g for g, _ in pairs], name="before_push")
         return list(zip(changed, (v for _, v in pairs), strict=True))
@@ -176,7 +175,7 @@ class Optimizer:
         counts = [len(s) for s in slots]
         extra = [rt.as_tensor(value) for value in self._extra_args.values()]
 
-        def step(*arrays: Any) -> tuple[list[Any], tuple[()]]:
+        def step(*arrays: jax.Array) -> tuple[list[jax.Array], tuple[()]]:
             values = list(arrays[: len(variables)])
             stored = list(arrays[len(variables) : len(variables) + sum(counts)])
             gradients = arrays[len(variables) + sum(counts) : -len(extra) or None]
@@ -196,7 +195,7 @@ class Optimizer:
         applied: rt.Operation = rt.update(everything, step, [*(g for g, _ in pairs), *extra], name="apply")
         return applied
 
-    def _state(self, variable: rt.Variable) -> Any:
+    def _state(self, variable: rt.Variable) -> optax.OptState:
         return jax.eval_shape(self._transformation.init, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
 
     def _slots_of(self, variable: rt.Variable) -> dict[str, rt.Variable]:
@@ -220,7 +219,7 @@ class Optimizer:
     def _initial(self, variable: rt.Variable, index: int) -> Callable[[], rt.Tensor]:
         init, name = self._transformation.init, variable.spec.name
 
-        def begin(value: Any) -> Any:
+        def begin(value: jax.Array) -> jax.Array:
             return _stored(init(value), own_keys_of=name)[index]
 
         def make() -> rt.Tensor:
@@ -233,7 +232,7 @@ class Optimizer:
         return make
 
 
-def _stored(state: object, own_keys_of: str | None = None) -> list[Any]:
+def _stored(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.Array]:
     """The leaves of an optax state as slot variables hold them: the bits of random keys, all else as it is.
 
     Args:
@@ -247,7 +246,7 @@ def _stored(state: object, own_keys_of: str | None = None) -> list[Any]:
     return [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
 
 
-def _restored(leaves: Sequence[Any], first: object) -> Any:
+def _restored(leaves: Sequence[jax.Array], first: optax.OptState) -> optax.OptState:
     """The state that ``_stored`` gave ``leaves`` of; ``first`` is one of the same structure and kinds."""
     kinds, structure = jax.tree.flatten(first)
     whole = [
@@ -257,7 +256,7 @@ def _restored(leaves: Sequence[Any], first: object) -> Any:
     return jax.tree.unflatten(structure, whole)
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: jax.Array) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
@@ -269,14 +268,7 @@ def _abstract(value: object) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(value.dtype))
 
 
-def _by_device(pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> dict[str, list[tuple[rt.Tensor, rt.Variable]]]:
-    groups: dict[str, list[tuple[rt.Tensor, rt.Variable]]] = {}
-    for gradient, variable in pairs:
-        groups.setdefault(variable.device, []).append((gradient, variable))
-    return groups
-
-
-def _slot_name(state: Any, path: Sequence[Any]) -> str:
+def _slot_name(state: optax.OptState, path: Sequence[object]) -> str:
     """``adam/mu`` for the leaf at ``path`` of an optax state: the kind of state, then the field."""
     kind, fields = "", []
     for key in path:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import optax
+from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval
 
 _SHAPES = ((), (2,), (2, 3), (2, 2, 2, 3))
 """Shapes of the variables that are tried, each twice: what a transformation does may depend on the rank."""
 
 
-def what_mixes(transformation: optax.GradientTransformation, extra_args: Mapping[str, Any]) -> tuple[str, bool] | None:
+def what_mixes(
+    transformation: optax.GradientTransformation, extra_args: Mapping[str, object]
+) -> tuple[str, bool] | None:
     """The part of ``transformation`` whose update of one variable depends on other variables.
 
     The update is traced for several variables, not run: what it depends on does not depend on any values.
@@ -43,13 +47,13 @@ def _variables() -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(shape, "float32") for shape in _SHAPES for _ in range(2)]
 
 
-def _mixes(transformation: optax.GradientTransformation, extra_args: Mapping[str, Any]) -> bool | None:
+def _mixes(transformation: optax.GradientTransformation, extra_args: Mapping[str, object]) -> bool | None:
     """Whether an update depends on another variable, directly or by way of the state; None: it cannot be traced."""
     params = _variables()
     count = len(params)
     update = optax.with_extra_args_support(transformation).update
 
-    def step(gradients: Any, values: Any, state: Any, extra: Any) -> Any:
+    def step(gradients: object, values: object, state: optax.OptState, extra: Mapping[str, object]) -> object:
         return update(gradients, state, values, **extra)
 
     try:
@@ -71,7 +75,7 @@ def _mixes(transformation: optax.GradientTransformation, extra_args: Mapping[str
     return any(variables(of) - {i} for i, of in enumerate(used[:count]))
 
 
-def _inputs(closed: Any, output: int) -> set[int]:
+def _inputs(closed: ClosedJaxpr, output: int) -> set[int]:
     """The numbers of the inputs that output number ``output`` of a jaxpr is computed from."""
     wanted = [i == output for i in range(len(closed.out_avals))]
     _, used = partial_eval.dce_jaxpr(closed.jaxpr, wanted)
@@ -84,34 +88,19 @@ def _parts(transformation: optax.GradientTransformation) -> Iterator[optax.Gradi
     if "init_fns" in held and "update_fns" in held:  # optax.chain keeps them apart
         yield from map(optax.GradientTransformationExtraArgs, held["init_fns"], held["update_fns"])
     for value in held.values():
-        yield from _transformations(value)
+        for leaf in jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, optax.GradientTransformation)):
+            if isinstance(leaf, optax.GradientTransformation):
+                yield leaf
 
 
-def _held(fn: Any) -> dict[str, Any]:
+def _held(fn: Callable[..., object]) -> dict[str, Any]:
     """The variables that a function or method refers to besides its arguments."""
     fn = getattr(fn, "__wrapped__", fn)
     if hasattr(fn, "__self__"):
         return dict(vars(fn.__self__))
     names = getattr(getattr(fn, "__code__", None), "co_freevars", ())
-    return {name: cell.cell_contents for name, cell in zip(names, fn.__closure__ or (), strict=True) if _filled(cell)}
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # a variable that has no value yet
-        return False
-
-
-def _transformations(value: object) -> Iterator[optax.GradientTransformation]:
-    if isinstance(value, optax.GradientTransformation):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _transformations(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _transformations(item)
+    cells = zip(names, getattr(fn, "__closure__", None) or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}  # an empty one has no value
 
 
 def _name(transformation: optax.GradientTransformation) -> str:

@@ -15,7 +15,6 @@ import socket
 import struct
 import threading
 import time
-from typing import Any
 
 from absl import logging
 from tensorboardX.proto import event_pb2
@@ -105,12 +104,12 @@ class EventFile:
         self._waiting_bytes = 0  # their size
         self._logged_lost = 0
         self._failure = ""
-        self._queue: queue.Queue[Any] = queue.Queue(max(1, max_queue))
+        self._queue: queue.Queue[event_pb2.Event | threading.Event | None] = queue.Queue(max(1, max_queue))
         self._thread = threading.Thread(target=self._run, name=f"events {os.path.basename(self.path)}", daemon=True)
         self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._thread.start()
 
-    def put(self, event: Any) -> None:
+    def put(self, event: event_pb2.Event | threading.Event | None) -> None:
         """Queues an event; blocks while the queue is full."""
         while True:
             try:
@@ -141,7 +140,7 @@ class EventFile:
                 return  # its close() would try to write everything once more
         self._records.close()
 
-    def _write(self, event: Any) -> None:
+    def _write(self, event: event_pb2.Event) -> None:
         data = event.SerializeToString()
         if self._failure and self._waiting_bytes + len(data) > KEEP_BYTES:
             self._lose(1)

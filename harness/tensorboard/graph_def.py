@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tensorboardX.proto import attr_value_pb2, graph_pb2, node_def_pb2, tensor_shape_pb2
 
 import runtime as rt
@@ -11,7 +9,7 @@ import runtime as rt
 _PRODUCER = 22  # the version of GraphDef that these messages follow
 
 
-def graph_def(graph: rt.Graph) -> Any:
+def graph_def(graph: rt.Graph) -> graph_pb2.GraphDef:
     """The GraphDef of ``graph``: one node for each operation.
 
     A node has the operation's name (its name scopes are its path), type, device as asked for, inputs and control
@@ -29,7 +27,7 @@ def graph_def(graph: rt.Graph) -> Any:
     return message
 
 
-def _node(op: rt.Operation) -> Any:
+def _node(op: rt.Operation) -> node_def_pb2.NodeDef:
     node = node_def_pb2.NodeDef(name=op.name, op=op.type, device=op.device)
     node.input.extend(t.op.name if t.index == 0 else t.name for t in op.inputs)
     node.input.extend(f"^{control.name}" for control in op.control_inputs)
@@ -40,7 +38,7 @@ def _node(op: rt.Operation) -> Any:
     return node
 
 
-def _shape(tensor: rt.Tensor) -> Any:
+def _shape(tensor: rt.Tensor) -> tensor_shape_pb2.TensorShapeProto:
     if tensor.shape is None:
         return tensor_shape_pb2.TensorShapeProto(unknown_rank=True)
     sizes = (-1 if size is None else size for size in tensor.shape)

@@ -10,10 +10,10 @@ given to them inside the open name scope, with ``_1``, ``_2`` ... where the grap
 
 from __future__ import annotations
 
+import itertools
 import re
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -93,7 +93,7 @@ def image(
 def audio(
     name: str,
     tensor: rt.TensorLike,
-    sample_rate: Any,
+    sample_rate: rt.TensorLike,
     max_outputs: int = 3,
     collections: Iterable[str] | None = None,
     family: str | None = None,
@@ -134,7 +134,7 @@ def text(name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = N
 
 
 def hparams(
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     metrics: Sequence[str] = (),
     name: str = "hparams",
     collections: Iterable[str] | None = None,
@@ -154,7 +154,9 @@ def hparams(
     return _collected(tensor, () if collections is None else collections)
 
 
-def merge(inputs: Sequence[Any], collections: Iterable[str] | None = None, name: str | None = None) -> rt.Tensor:
+def merge(
+    inputs: Sequence[rt.TensorLike], collections: Iterable[str] | None = None, name: str | None = None
+) -> rt.Tensor:
     """One summary with all the values of ``inputs``.
 
     Args:
@@ -191,8 +193,8 @@ def _summary(
     kind: str,
     type: str,  # noqa: A002 - the field's own name
     name: str,
-    inputs: Sequence[Any],
-    attrs: Mapping[str, Any],
+    inputs: Sequence[rt.TensorLike],
+    attrs: Mapping[str, object],
     collections: Iterable[str] | None,
     family: str | None,
 ) -> rt.Tensor:
@@ -229,11 +231,8 @@ def _clean(name: str) -> str:
 
 
 def _free(tag: str, taken: Collection[str]) -> str:
-    candidate, count = tag, 0
-    while candidate in taken:
-        count += 1
-        candidate = f"{tag}_{count}"
-    return candidate
+    candidates = itertools.chain([tag], (f"{tag}_{count}" for count in itertools.count(1)))
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def _ranked(name: str, tensor: rt.TensorLike, ranks: tuple[int, ...], wanted: str) -> rt.Tensor:

@@ -9,11 +9,10 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import SupportsInt
 
 from absl import logging
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from tensorboardX.proto import event_pb2, summary_pb2
 from tensorboardX.record_writer import masked_crc32c
 
@@ -69,7 +68,6 @@ class FileWriter:
         self._described_at_loss = 0
         self._warned = False
         self._file: EventFile | None = None
-        self._finalizer: Any = None
         self._open()
         if graph is not None:
             self.add_graph(graph)
@@ -97,7 +95,7 @@ class FileWriter:
 
     # -- adding ------------------------------------------------------------------------------------------------
 
-    def add_summary(self, summary: Any, global_step: Any = None) -> None:
+    def add_summary(self, summary: bytes | Message, global_step: SupportsInt | None = None) -> None:
         """Adds a summary.
 
         Args:
@@ -109,17 +107,14 @@ class FileWriter:
         """
         if isinstance(summary, bytes):
             message = summary_pb2.Summary.FromString(summary)
-        elif isinstance(summary, summary_pb2.Summary):
-            message = summary_pb2.Summary()
-            message.CopyFrom(summary)
-        elif hasattr(summary, "SerializeToString"):  # the same message as another package made it
+        elif isinstance(summary, Message):  # perhaps the same message as another package made it
             message = summary_pb2.Summary.FromString(summary.SerializeToString())
         else:
             raise TypeError(f"add_summary takes bytes or a Summary, not {type(summary).__name__}")
         self._describe_once(message)
         self._add(event_pb2.Event(summary=message), global_step)
 
-    def _describe_once(self, message: Any) -> None:
+    def _describe_once(self, message: summary_pb2.Summary) -> None:
         """Takes out what has been said about tags: readers keep what the first value of a tag says about it."""
         with self._lock:
             lost = 0 if self._file is None else self._file.lost
@@ -132,14 +127,14 @@ class FileWriter:
                         value.ClearField("metadata")
                     self._described.add(value.tag)
 
-    def add_scalars(self, values: Mapping[str, float], global_step: Any = None) -> None:
+    def add_scalars(self, values: Mapping[str, float], global_step: SupportsInt | None = None) -> None:
         """Adds one number for each tag."""
         message = summary_pb2.Summary(
             value=[summary_pb2.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()]
         )
         self._add(event_pb2.Event(summary=message), global_step)
 
-    def add_hparams(self, values: Mapping[str, Any], metrics: Sequence[str] = ()) -> None:
+    def add_hparams(self, values: Mapping[str, object], metrics: Sequence[str] = ()) -> None:
         """Gives the run its row in TensorBoard's table of hyperparameters; see ``summary.hparams``."""
         self.add_summary(hparams_summary(values, metrics))
 
@@ -147,19 +142,18 @@ class FileWriter:
         """Groups scalars into charts of TensorBoard's custom-scalars page: category -> chart -> patterns of tags."""
         self.add_summary(custom_scalars_summary(layout))
 
-    def add_graph(self, graph: Any, global_step: Any = None) -> None:
+    def add_graph(self, graph: rt.Graph | Message, global_step: SupportsInt | None = None) -> None:
         """Adds a graph, for TensorBoard's graph page.
 
         Raises:
             TypeError: it is neither a Graph nor a GraphDef message.
         """
-        if isinstance(graph, rt.Graph):
-            graph = graph_def(graph)
-        elif not hasattr(graph, "node") or not hasattr(graph, "SerializeToString"):
+        message = graph_def(graph) if isinstance(graph, rt.Graph) else graph
+        if not hasattr(message, "node"):
             raise TypeError(f"add_graph takes a Graph or a GraphDef, not {type(graph).__name__}")
-        self._add(event_pb2.Event(graph_def=graph.SerializeToString()), global_step)
+        self._add(event_pb2.Event(graph_def=message.SerializeToString()), global_step)
 
-    def add_run_metadata(self, run_metadata: Any, tag: str, global_step: Any = None) -> None:
+    def add_run_metadata(self, run_metadata: Message, tag: str, global_step: SupportsInt | None = None) -> None:
         """Adds what a traced step found out: compute times and bytes, shown on the graph page under ``tag``.
 
         Args:
@@ -178,7 +172,11 @@ class FileWriter:
         self._add(event_pb2.Event(tagged_run_metadata=tagged), global_step)
 
     def add_session_log(
-        self, session_log: Any, global_step: Any = None, checkpoint_path: str = "", msg: str = ""
+        self,
+        session_log: str | event_pb2.SessionLog,
+        global_step: SupportsInt | None = None,
+        checkpoint_path: str = "",
+        msg: str = "",
     ) -> None:
         """Adds a mark of the run's life.
 
@@ -200,7 +198,7 @@ class FileWriter:
             for event in points_to_repeat(self._logdir, int(global_step), suffix=self._options[2], but=path):
                 self.add_event(event)
 
-    def add_event(self, event: Any) -> None:
+    def add_event(self, event: event_pb2.Event) -> None:
         """Adds an Event message as it is."""
         file = self._file
         if file is None:
@@ -210,7 +208,7 @@ class FileWriter:
             return
         file.put(event)
 
-    def _add(self, event: Any, global_step: Any) -> None:
+    def _add(self, event: event_pb2.Event, global_step: SupportsInt | None) -> None:
         event.wall_time = time.time()
         if global_step is not None:
             event.step = int(global_step)
@@ -270,29 +268,13 @@ class FileWriterCache:
             writer.close()
 
 
-@dataclass(frozen=True)
-class Record:
-    """One record of an event file.
+def _records(path: str) -> Iterator[tuple[event_pb2.Event, bytes, int]]:
+    """The events of a file, each with its bytes and the masked CRC-32C that these should have.
 
-    Attributes:
-        data: a serialized Event.
-        checksum: what stands behind it, the masked CRC-32C that the data should have.
+    They end where the file ends or was cut off by a crash. A length that is not the one that was written (its checksum
+    tells) makes the rest unreadable, as does an error of the disk: that is logged, and so is how many records are none.
     """
-
-    data: bytes
-    checksum: int
-
-    def whole(self) -> bool:
-        """Whether the data is as it was written. Slow (5 MB/s): for the few records that something depends on."""
-        return bool(masked_crc32c(self.data) == self.checksum)
-
-
-def read_records(path: str) -> Iterator[Record]:
-    """The records of a file, up to where it ends or was cut off by a crash.
-
-    A length that is not the one that was written (its checksum tells) makes the rest unreadable, as does an error of
-    the disk: that is logged.
-    """
+    bad = 0
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -302,38 +284,35 @@ def read_records(path: str) -> Iterator[Record]:
                     at = file.tell() - _HEADER_BYTES
                     if any(header) or any(file.read()):  # zeros are what a power cut leaves of what was not written
                         logging.warning("event file %s is damaged at byte %d: the rest of it is skipped", path, at)
-                    return
+                    break
                 if length + _FOOTER_BYTES > size - file.tell():
-                    return
+                    break
                 data = file.read(length)
-                yield Record(data, *_CHECKSUM.unpack(file.read(_FOOTER_BYTES)))
+                (checksum,) = _CHECKSUM.unpack(file.read(_FOOTER_BYTES))
+                try:
+                    event = event_pb2.Event.FromString(data)
+                except DecodeError:
+                    bad += 1
+                else:
+                    yield event, data, checksum
     except (OSError, struct.error) as error:  # the latter: somebody has made the file shorter meanwhile
         logging.warning("event file %s cannot be read: %s; the rest of it is skipped", path, error)
-
-
-def _parsed(path: str) -> Iterator[tuple[Record, Any]]:
-    bad = 0
-    for record in read_records(path):
-        try:
-            yield record, event_pb2.Event.FromString(record.data)
-        except DecodeError:
-            bad += 1
     if bad:
         logging.warning(
             "event file %s is damaged: %d record%s of it skipped", path, bad, " is" if bad == 1 else "s are"
         )
 
 
-def read_events(path: str) -> Iterator[Any]:
+def read_events(path: str) -> Iterator[event_pb2.Event]:
     """The Event messages of a file, up to where it ends or was cut off by a crash; damaged ones are left out.
 
     Of the checksums only those of the lengths are looked at: a damaged event that is a message still is not noticed.
     """
-    for _, event in _parsed(path):
+    for event, _, _ in _records(path):
         yield event
 
 
-def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "") -> list[Any]:
+def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "") -> list[event_pb2.Event]:
     """Events that repeat the last point before ``step`` of every tag that has points at ``step`` or later.
 
     TensorBoard's slow loader drops later points when it reads a session log START with a step. Its fast loader, the
@@ -348,18 +327,18 @@ def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "")
         suffix: only of files whose names end so.
         but: path of a file to leave out.
     """
-    good: dict[str, tuple[float, int, Any, Record]] = {}
+    good: dict[str, tuple[event_pb2.Event, summary_pb2.Summary.Value, bytes, int]] = {}
     went_too_far: set[str] = set()
-    described: dict[str, Any] = {}
+    described: dict[str, summary_pb2.SummaryMetadata] = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(logdir), f"events.out.tfevents.*{glob.escape(suffix)}"))):
         if path == but:
             continue
-        for record, event in _parsed(path):
+        for event, data, checksum in _records(path):
             if event.WhichOneof("what") == "session_log" and event.session_log.status == event_pb2.SessionLog.START:
                 # An earlier restart: what lay behind it then is gone, and what was repeated then follows.
                 if event.step <= step:
                     went_too_far.clear()
-                good = {tag: point for tag, point in good.items() if point[1] < event.step}
+                good = {tag: point for tag, point in good.items() if point[0].step < event.step}
                 continue
             for value in event.summary.value:
                 if value.HasField("metadata"):
@@ -367,16 +346,16 @@ def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "")
                 if event.step >= step:
                     went_too_far.add(value.tag)
                 else:
-                    good[value.tag] = (event.wall_time, event.step, value, record)
+                    good[value.tag] = (event, value, data, checksum)
     repeated = []
     for tag in sorted(went_too_far & good.keys()):
-        when, at, value, record = good[tag]
-        if not record.whole():
-            logging.warning(
-                "the event of %s at step %d is damaged: TensorBoard may show what was lost after it", tag, at
-            )
+        event, value, data, checksum = good[tag]
+        if masked_crc32c(data) != checksum:  # looked at here only: it takes a second for 5 MB
+            text = "the event of %s at step %d is damaged: TensorBoard may show what was lost after it"
+            logging.warning(text, tag, event.step)
             continue
         if tag in described:
             value.metadata.CopyFrom(described[tag])
-        repeated.append(event_pb2.Event(wall_time=when, step=at, summary=summary_pb2.Summary(value=[value])))
+        summary = summary_pb2.Summary(value=[value])
+        repeated.append(event_pb2.Event(wall_time=event.wall_time, step=event.step, summary=summary))
     return repeated

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+import psutil
+
 import runtime as rt
-from harness.launch.policy import PS, WORKER, LaunchTask
+from harness.launch.policy import PS, WORKER
 from harness.launch.ports import hold_ports
 from harness.launch.tasks import Topology, arguments, environment
 from harness.testing.links import How, Links
@@ -153,7 +155,7 @@ class LocalCluster:
         Raises:
             RuntimeError: it runs already.
         """
-        identity = self._task(task)
+        identity = self._ids[self._name(task)]
         attempt = len(self._processes.lives(task))
         environ = {**environment(self._env, self._topology, identity, attempt), **env}
         if self._links is not None:
@@ -290,24 +292,15 @@ class LocalCluster:
         undo: list[tuple[float, Fault]] = []
         for fault in plan.faults:
             due = began + fault.at_secs if fault.at_secs is not None else last + fault.after_secs
-            give_up = time.monotonic() + secs
-            while not until():
-                now = time.monotonic()
-                self._undo(undo, now)
-                if fault.at_step is None:
-                    if now >= due:
-                        break
-                elif (step := self.step()) is not None and step >= fault.at_step:
-                    break
-                if now >= give_up + max(0.0, due - now):
+            give_up = max(due, time.monotonic()) + secs
+            while not (over := until()) and not self._is_due(fault, due):
+                if time.monotonic() >= give_up:
                     raise TimeoutError(f"{fault}: not reached within {secs:g} s")
-                next_due = min([due if fault.at_step is None else now + _POLL_SECS, *(at for at, _ in undo)])
-                self._pause(max(0.0, min(next_due - now, 0.2)))
-            else:
+                self._go_on(undo)
+            if over:
                 break
             while fault.kind in _NEED_A_PROCESS and not self.running(fault.task) and _comes_back(fault.task, undo):
-                self._pause(_POLL_SECS)
-                self._undo(undo, time.monotonic())
+                self._go_on(undo)
             last = time.monotonic()
             skipped = self._inject(fault)
             say(f"fault {len(done) + 1} at {last - began:.1f} s: {fault}{skipped and ' - skipped: ' + skipped}")
@@ -315,35 +308,41 @@ class LocalCluster:
             if fault.secs is not None and not skipped:
                 undo.append((last + fault.secs, fault))
         while undo:
-            self._undo(undo, time.monotonic())
-            if undo:
-                self._pause(max(0.0, min(at for at, _ in undo) - time.monotonic()))
+            self._go_on(undo)
         return done
+
+    def _is_due(self, fault: Fault, due: float) -> bool:
+        if fault.at_step is None:
+            return time.monotonic() >= due
+        step = self.step()
+        return step is not None and step >= fault.at_step
+
+    def _go_on(self, undo: list[tuple[float, Fault]]) -> None:
+        """Waits a moment, and ends the faults that have lasted as long as they were to."""
+        self._pause(_POLL_SECS)
+        self._undo(undo, time.monotonic())
 
     def _pause(self, secs: float) -> None:
         with self._processes.changed:
-            self._processes.changed.wait(min(secs, 0.2))
+            self._processes.changed.wait(secs)
 
     def _inject(self, fault: Fault) -> str:
+        """Makes a fault happen; gives why not, where it cannot."""
         runs = self.running(fault.task)
-        if fault.kind is Kind.RESTART:
-            if runs:
-                return "it runs"
-            self.start(fault.task)
-        elif fault.kind is Kind.CUT:
+        if fault.kind is Kind.RESTART and runs:
+            return "it runs"
+        if fault.kind in _NEED_A_PROCESS and not runs:
+            return "it does not run"
+        alone: Mapping[Kind, Callable[[str], object]] = {
+            **{Kind.RESTART: self.start, Kind.KILL: self.kill, Kind.STOP: self.stop},
+            **{Kind.FREEZE: self.freeze, Kind.THAW: self.thaw},
+        }
+        if fault.kind is Kind.CUT:
             self.cut(fault.task, fault.peer, reset=fault.reset)
         elif fault.kind is Kind.HEAL:
             self.heal(fault.task, fault.peer)
-        elif fault.kind is Kind.THAW:
-            self.thaw(fault.task)
-        elif not runs:
-            return "it does not run"
-        elif fault.kind is Kind.KILL:
-            self.kill(fault.task)
-        elif fault.kind is Kind.STOP:
-            self.stop(fault.task)
         else:
-            self.freeze(fault.task)
+            alone[fault.kind](fault.task)
         return ""
 
     def _undo(self, undo: list[tuple[float, Fault]], now: float) -> None:
@@ -363,13 +362,9 @@ class LocalCluster:
     # -- names -------------------------------------------------------------------------------------------------
 
     def _name(self, task: str) -> str:
-        self._task(task)
-        return task
-
-    def _task(self, task: str) -> LaunchTask:
         if task not in self._ids:
             raise ValueError(f"no task {task!r} in this cluster: {', '.join(self._ids)}")
-        return self._ids[task]
+        return task
 
     def _alive(self, task: str) -> Life:
         life = self._processes.running(self._name(task))
@@ -387,37 +382,20 @@ class LocalCluster:
         for task, address in self.addresses.items():
             if address.endswith(f":{port}"):
                 return task
-        inode = _listener(port)
-        for life in self._processes.lives() if inode else ():
-            if life.code is None and life.pid and _has(life.pid, inode):
-                return life.task
+        for life in self._processes.lives():
+            with contextlib.suppress(psutil.Error):
+                if (
+                    life.code is None
+                    and life.pid
+                    and any(
+                        held.status == psutil.CONN_LISTEN and held.laddr.port == port
+                        for held in psutil.Process(life.pid).net_connections("tcp")
+                    )
+                ):
+                    return life.task
         return ""
 
 
 def _comes_back(task: str, undo: Sequence[tuple[float, Fault]]) -> bool:
     """Whether a task is about to be started again."""
     return any(fault.task == task and fault.kind in (Kind.KILL, Kind.STOP) for _, fault in undo)
-
-
-def _listener(port: int) -> str:
-    """Inode of the socket that listens on a TCP port, "" when there is none."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(FileNotFoundError), open(table, encoding="ascii") as file:
-            next(file)
-            for line in file:
-                fields = line.split()
-                if fields[3] != "0A":  # the kernel lists the listening ones first, and there may be thousands of others
-                    break
-                if int(fields[1].rpartition(":")[2], 16) == port:
-                    return fields[9]
-    return ""
-
-
-def _has(pid: int, inode: str) -> bool:
-    """Whether a process holds a socket."""
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):
-                if os.readlink(descriptor.path) == f"socket:[{inode}]":
-                    return True
-    return False

@@ -12,7 +12,7 @@ import enum
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 _PIECE_BYTES = 1 << 18
@@ -37,6 +37,9 @@ class _Link:
     how: How | None = None
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.healed.set()
+
 
 class Links:
     """One proxy per task, all in one thread.
@@ -56,30 +59,27 @@ class Links:
         """Port of the proxy of each task, on 127.0.0.1."""
         self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(tasks), self._loop).result()
+        self._wait(self._listen(tasks))
 
     def cut(self, one: str, other: str, how: How = How.DROP) -> None:
         """Cuts the link between two tasks, both ways, until ``heal``."""
-        self._call(lambda: self._cut(one, other, how))
+        self._wait(self._set(one, other, how))
 
     def heal(self, one: str, other: str) -> None:
         """Ends a cut; does nothing when there is none."""
-        self._call(lambda: self._heal(one, other))
+        self._wait(self._set(one, other, None))
 
     def close(self) -> None:
         """Closes everything and ends the thread."""
-        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(_CLOSE_SECS)
+        self._wait(self._shut(), _CLOSE_SECS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
+    def _wait(self, work: Coroutine[None, None, None], secs: float | None = None) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(secs)
+
     # -- in the loop's thread ----------------------------------------------------------------------------------
-
-    def _call(self, function: Callable[[], None]) -> None:
-        async def run() -> None:
-            function()
-
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     async def _listen(self, tasks: list[str]) -> None:
         for task in tasks:
@@ -93,23 +93,18 @@ class Links:
             self.ports[task] = server.sockets[0].getsockname()[1]
 
     def _link(self, one: str, other: str) -> _Link:
-        link = self._links.setdefault(frozenset((one, other)), _Link())
-        if link.how is None:
-            link.healed.set()
-        return link
+        return self._links.setdefault(frozenset((one, other)), _Link())
 
-    def _cut(self, one: str, other: str, how: How) -> None:
+    async def _set(self, one: str, other: str, how: How | None) -> None:
         link = self._link(one, other)
         link.how = how
+        if how is None:
+            link.healed.set()
+            return
         link.healed.clear()
         if how is How.RESET:
             for writer in link.writers:
                 _reset(writer)
-
-    def _heal(self, one: str, other: str) -> None:
-        link = self._link(one, other)
-        link.how = None
-        link.healed.set()
 
     async def _accept(self, task: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         current = asyncio.current_task()

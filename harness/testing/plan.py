@@ -7,6 +7,7 @@ import random
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
 
 
 class Kind(enum.Enum):
@@ -74,14 +75,20 @@ class Fault:
         return f"{self.kind.value} {self.task}{between}{how}{when}{long}"
 
 
+class When(TypedDict, total=False):
+    """When a fault comes, as ``Fault`` explains it; right after the one before it has begun when nothing is given."""
+
+    at_step: int | None
+    at_secs: float | None
+    after_secs: float
+
+
 @dataclass(frozen=True)
 class FaultPlan:
     """Faults in the order in which they come. Every method gives a new plan with one more.
 
         FaultPlan(seed=7).kill("worker", 1, at_step=200).restart("worker", 1, after_secs=1).freeze("ps", 0, secs=5)
         FaultPlan().cut("worker:0", "ps:1").kill("ps", 0, after_secs=2).restart("ps", 0).heal("worker:0", "ps:1")
-
-    A fault without ``at_step``, ``at_secs`` or ``after_secs`` comes right after the one before it has begun.
 
     Attributes:
         seed: seed of what is random; a new one by default.
@@ -95,94 +102,35 @@ class FaultPlan:
         if self.seed is None:
             object.__setattr__(self, "seed", secrets.randbits(32))
 
-    def kill(
-        self,
-        job: str,
-        index: int,
-        *,
-        at_step: int | None = None,
-        at_secs: float | None = None,
-        after_secs: float = 0.0,
-        restart_secs: float | None = None,
-    ) -> FaultPlan:
+    def kill(self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[When]) -> FaultPlan:
         """SIGKILL to a task, which is started again after ``restart_secs`` if that is given."""
-        return self.add(Fault(Kind.KILL, f"{job}:{index}", "", at_step, at_secs, after_secs, restart_secs))
+        return self.add(Fault(Kind.KILL, f"{job}:{index}", secs=restart_secs, **when))
 
-    def stop(
-        self,
-        job: str,
-        index: int,
-        *,
-        at_step: int | None = None,
-        at_secs: float | None = None,
-        after_secs: float = 0.0,
-        restart_secs: float | None = None,
-    ) -> FaultPlan:
-        """SIGTERM to a task."""
-        return self.add(Fault(Kind.STOP, f"{job}:{index}", "", at_step, at_secs, after_secs, restart_secs))
+    def stop(self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[When]) -> FaultPlan:
+        """SIGTERM to a task, which is started again after ``restart_secs`` if that is given."""
+        return self.add(Fault(Kind.STOP, f"{job}:{index}", secs=restart_secs, **when))
 
-    def freeze(
-        self,
-        job: str,
-        index: int,
-        *,
-        secs: float | None = None,
-        at_step: int | None = None,
-        at_secs: float | None = None,
-        after_secs: float = 0.0,
-    ) -> FaultPlan:
+    def freeze(self, job: str, index: int, *, secs: float | None = None, **when: Unpack[When]) -> FaultPlan:
         """SIGSTOP to a task, for ``secs`` seconds, or until ``thaw``."""
-        return self.add(Fault(Kind.FREEZE, f"{job}:{index}", "", at_step, at_secs, after_secs, secs))
+        return self.add(Fault(Kind.FREEZE, f"{job}:{index}", secs=secs, **when))
 
-    def thaw(
-        self,
-        job: str,
-        index: int,
-        *,
-        at_step: int | None = None,
-        at_secs: float | None = None,
-        after_secs: float = 0.0,
-    ) -> FaultPlan:
+    def thaw(self, job: str, index: int, **when: Unpack[When]) -> FaultPlan:
         """Lets a frozen task go on."""
-        return self.add(Fault(Kind.THAW, f"{job}:{index}", "", at_step, at_secs, after_secs))
+        return self.add(Fault(Kind.THAW, f"{job}:{index}", **when))
 
     def cut(
-        self,
-        one: str,
-        other: str,
-        *,
-        secs: float | None = None,
-        at_step: int | None = None,
-        at_secs: float | None = None,
-        after_secs: float = 0.0,
-        reset: bool = False,
+        self, one: str, other: str, *, secs: float | None = None, reset: bool = False, **when: Unpack[When]
     ) -> FaultPlan:
         """Cuts the network between two tasks, such as "worker:0" and "ps:1", for ``secs`` seconds or until ``heal``."""
-        return self.add(Fault(Kind.CUT, one, other, at_step, at_secs, after_secs, secs, reset))
+        return self.add(Fault(Kind.CUT, one, other, secs=secs, reset=reset, **when))
 
-    def heal(
-        self,
-        one: str,
-        other: str,
-        *,
-        at_step: int | None = None,
-        at_secs: float | None = None,
-        after_secs: float = 0.0,
-    ) -> FaultPlan:
+    def heal(self, one: str, other: str, **when: Unpack[When]) -> FaultPlan:
         """Ends a cut."""
-        return self.add(Fault(Kind.HEAL, one, other, at_step, at_secs, after_secs))
+        return self.add(Fault(Kind.HEAL, one, other, **when))
 
-    def restart(
-        self,
-        job: str,
-        index: int,
-        *,
-        at_step: int | None = None,
-        at_secs: float | None = None,
-        after_secs: float = 0.0,
-    ) -> FaultPlan:
+    def restart(self, job: str, index: int, **when: Unpack[When]) -> FaultPlan:
         """Starts a dead task again."""
-        return self.add(Fault(Kind.RESTART, f"{job}:{index}", "", at_step, at_secs, after_secs))
+        return self.add(Fault(Kind.RESTART, f"{job}:{index}", **when))
 
     def add(self, fault: Fault) -> FaultPlan:
         """The plan with one more fault."""
@@ -222,17 +170,14 @@ class FaultPlan:
             at = (number + chance.random() * 0.5) * over_secs / max(count, 1)
             kind = chance.choices(kinds, how_often)[0]
             lasting = round(chance.uniform(*lasting_secs), 2)
+            fault = Fault(kind, task, at_secs=round(at, 2), secs=lasting)
             others = [t for t in tasks if t.partition(":")[0] != task.partition(":")[0]]
             if kind is Kind.CUT and others:
                 reset = chance.random() < 0.5
-                plan = plan.cut(task, chance.choice(others), at_secs=round(at, 2), secs=lasting, reset=reset)
-                continue
-            job, _, index = task.partition(":")
-            if kind is Kind.FREEZE:
-                plan = plan.freeze(job, int(index), at_secs=round(at, 2), secs=lasting)
-            else:
-                again = round(chance.uniform(*restart_secs), 2)
-                plan = plan.kill(job, int(index), at_secs=round(at, 2), restart_secs=again)
+                fault = replace(fault, peer=chance.choice(others), reset=reset)
+            elif kind is not Kind.FREEZE:
+                fault = replace(fault, kind=Kind.KILL, secs=round(chance.uniform(*restart_secs), 2))
+            plan = plan.add(fault)
         return plan
 
     def __str__(self) -> str:

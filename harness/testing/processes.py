@@ -22,6 +22,7 @@ import psutil
 
 from harness.launch import guard
 from harness.launch.output import LineBuffer
+from harness.launch.tasks import start_guarded
 from harness.testing import zygote
 
 START_SECS = 120.0
@@ -52,17 +53,20 @@ class Life:
     Attributes:
         task: name of the task, such as "worker:1".
         number: which start of the task this is, from 0.
-        pid: its process; 0 until it exists.
+        pid: its process.
         started_at: ``time.monotonic()`` of the start.
         ended_at: of its end, None while it runs.
         code: exit code, negative for a signal; None while it runs.
         frozen: whether it is stopped by SIGSTOP.
+        channel: on which the zygote is sent signals for it, and tells of its end.
+        buffer: what it has written of a line that is to go on.
     """
 
     task: str
     number: int
-    pid: int = 0
-    started_at: float = 0.0
+    channel: socket.socket = field(repr=False)
+    pid: int
+    started_at: float
     ended_at: float | None = None
     code: int | None = None
     frozen: bool = False
@@ -155,33 +159,35 @@ class Zygote:
 
     def _run(self, theirs: socket.socket) -> None:
         program = f"import sys; from {zygote.__name__} import main; main(sys.argv[1:])"
-        command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
-        command += [sys.executable, "-c", program, str(theirs.fileno()), *self.preload]
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
+        command = [sys.executable, "-c", program, str(theirs.fileno()), *self.preload]
         try:
-            self._popen = subprocess.Popen(
-                command, env=self.env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
-            )
+            with theirs:
+                self._popen = start_guarded(command, self.env, pass_fds=[theirs.fileno()])
         except BaseException as error:
             self._failure = error
             return
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            theirs.close()
             self._ready.set()
         self._popen.wait()
 
-    def connect(self) -> socket.socket:
-        """A socket for the messages of one client, which the module ``zygote`` describes."""
+    def start(self, message: Mapping[str, object], descriptors: Sequence[int]) -> tuple[socket.socket, int]:
+        """Starts a task as the module ``zygote`` describes; gives the socket of its starter, and its process id.
+
+        Raises:
+            OSError: the zygote has ended, or does not answer.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
-        except OSError as error:
-            ours.close()
-            raise RuntimeError("the zygote has ended: no process can be started from it") from error
-        finally:
-            theirs.close()
-        return ours
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(ours.close)
+            with theirs:
+                socket.send_fds(self._control, [json.dumps(message).encode()], [theirs.fileno(), *descriptors])
+            ours.settimeout(START_SECS)
+            pid = ours.recv(zygote.MESSAGE_BYTES)
+            if not pid:
+                raise ConnectionError("the zygote has ended")
+            ours.settimeout(None)
+            on_error.pop_all()
+        return ours, int(pid)
 
     def starts(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether it runs a command in a fork of itself; it executes any other, and one whose variables differ."""
@@ -213,49 +219,44 @@ class Processes:
         self._seen: dict[str, int] = {}
         self.changed = threading.Condition()
         """Notified of every line, start and end."""
+        self._closed = False
         self._selector = selectors.DefaultSelector()
-        self._channel = zygote.connect()
-        self._selector.register(self._channel, selectors.EVENT_READ)
+        self._wake, self._waker = socket.socketpair()
+        self._selector.register(self._wake, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="test cluster", daemon=True)
         self._thread.start()
 
     # -- the reading thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Reads until the zygote closes the channel: once ``close`` has ended every process, or at its own end."""
+        """Reads until ``close`` has ended every process."""
+        while not self._closed or any(life.code is None for life in self._lives):
+            for key, _ in self._selector.select():
+                if key.fileobj is self._wake:
+                    self._selector.unregister(self._wake)
+                elif key.fd in self._open:
+                    self._read(key.fd)
+                elif key.data is not None and key.data.code is None:
+                    self._end(key.data)
+        for fd in list(self._open):  # whoever a task has left behind may hold the other end
+            self._read_rest(fd)
+            self._drop(fd)
+        self._wake.close()
+        self._selector.close()
+
+    def _end(self, life: Life) -> None:
+        """Takes down the end of a process, and all that it has written before."""
         try:
-            while self._turn():
-                pass
-        finally:
-            self._finish()
-
-    def _turn(self) -> bool:
-        for key, _ in self._selector.select():
-            if key.fileobj is self._channel:
-                if not self._receive():
-                    return False
-            else:
-                self._read(key.fd)
-        return True
-
-    def _receive(self) -> bool:
-        with contextlib.suppress(ConnectionError):
-            data = self._channel.recv(zygote.MESSAGE_BYTES)
-            if not data:
-                return False
-            message = json.loads(data)
-            with self.changed:
-                if "started" in message:
-                    self._lives[message["started"]].pid = message["pid"]
-                else:
-                    life = self._lives[message["ended"]]
-                    for fd in [fd for fd, owner in self._open.items() if owner is life]:
-                        while self._read(fd):
-                            pass
-                    life.code, life.ended_at = message["code"], time.monotonic()
-                self.changed.notify_all()
-            return True
-        return False
+            code = life.channel.recv(zygote.MESSAGE_BYTES)
+        except ConnectionError:  # of a signal that came too late; what was sent before it is there still
+            code = life.channel.recv(zygote.MESSAGE_BYTES)
+        with self.changed:
+            for fd in [fd for fd, owner in self._open.items() if owner is life]:
+                self._read_rest(fd)
+            self._selector.unregister(life.channel)
+            life.channel.close()
+            life.code, life.ended_at = int(code or -signal.SIGKILL), time.monotonic()
+            self.changed.notify_all()
 
     def _read(self, fd: int) -> bool:
         """Reads what is there; False when there is nothing now, or never again."""
@@ -268,11 +269,18 @@ class Processes:
             return False
         texts = life.buffer.feed(data) if data else life.buffer.flush()
         if not data:
-            self._selector.unregister(fd)
-            del self._open[fd]
-            os.close(fd)
+            self._drop(fd)
         self._add(life, texts)
         return bool(data)
+
+    def _read_rest(self, fd: int) -> None:
+        while self._read(fd):
+            pass
+
+    def _drop(self, fd: int) -> None:
+        if self._open.pop(fd, None) is not None:
+            self._selector.unregister(fd)
+            os.close(fd)
 
     def _add(self, life: Life, texts: Sequence[str]) -> None:
         if not texts:
@@ -284,24 +292,6 @@ class Processes:
         if self._show is not None:
             for text in texts:
                 self._show(life.task, text)
-
-    def _finish(self) -> None:
-        with self.changed:
-            self._channel.close()
-        for fd in list(self._open):
-            while self._read(fd):
-                pass
-            if fd in self._open:
-                self._selector.unregister(fd)
-                del self._open[fd]
-                os.close(fd)
-        now = time.monotonic()
-        with self.changed:
-            for life in self._lives:
-                if life.code is None:
-                    life.code, life.ended_at = -signal.SIGKILL, now
-            self.changed.notify_all()
-        self._selector.close()
 
     # -- for any thread ----------------------------------------------------------------------------------------
 
@@ -326,45 +316,43 @@ class Processes:
         Raises:
             RuntimeError: the task runs already, or the cluster is closed.
         """
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
         with self.changed:
-            if not self._thread.is_alive():
-                os.close(reader)
-                os.close(writer)
+            if self._closed:
                 raise RuntimeError(f"{task} cannot be started: the cluster is closed")
-            running = self.running(task)
-            if running is not None:
-                os.close(reader)
-                os.close(writer)
+            if (running := self.running(task)) is not None:
                 raise RuntimeError(f"{task} runs already, as process {running.pid}")
-            number = len(self._lives)
-            life = Life(task, len(self.lives(task)), started_at=time.monotonic())
+            message: dict[str, object] = {
+                "argv": list(argv),
+                "env": dict(env),
+                "cwd": None if cwd is None else os.fspath(cwd),
+            }
+            message |= {"fork": self._zygote.starts(argv, env), "input": stdin is not None}
+            started_at = time.monotonic()
+            reader, writer = os.pipe()
+            try:
+                channel, pid = self._zygote.start(message, [writer] if stdin is None else [writer, stdin])
+            except OSError as error:
+                os.close(reader)
+                raise RuntimeError(f"{task} cannot be started: {error}") from error
+            finally:
+                os.close(writer)
+            os.set_blocking(reader, False)
+            life = Life(task, len(self.lives(task)), channel, pid, started_at)
             self._lives.append(life)
             self._lines.setdefault(task, [])
             self._seen.setdefault(task, 0)
             self._open[reader] = life
             self._selector.register(reader, selectors.EVENT_READ)
-            message = {"start": number, "argv": list(argv), "env": dict(env), "input": stdin is not None}
-            message |= {"fork": self._zygote.starts(argv, env), "cwd": None if cwd is None else os.fspath(cwd)}
-            descriptors = [writer] if stdin is None else [writer, stdin]
-            try:
-                socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)
-            except OSError as error:
-                raise RuntimeError(f"{task} cannot be started: the cluster is closed") from error
-            finally:
-                os.close(writer)
-            if not self.changed.wait_for(lambda: life.pid or life.code is not None, START_SECS) or not life.pid:
-                raise RuntimeError(f"{task} could not be started within {START_SECS:g} s")
+            self._selector.register(channel, selectors.EVENT_READ, life)
+            self.changed.notify_all()
         return life
 
     def signal(self, life: Life, signum: int) -> None:
         """Sends a signal to the process group of a process; nothing when it has ended."""
-        with self.changed:
-            if life.code is not None:
-                return
-            life.frozen = signum == signal.SIGSTOP or (life.frozen and signum != signal.SIGCONT)
-            self._channel.send(json.dumps({"signal": self._lives.index(life), "signum": int(signum)}).encode())
+        with self.changed, contextlib.suppress(OSError):  # it has just ended
+            if life.code is None:
+                life.frozen = signum == signal.SIGSTOP or (life.frozen and signum != signal.SIGCONT)
+                life.channel.send(str(int(signum)).encode())
 
     def lives(self, task: str = "") -> list[Life]:
         """The processes of a task, or of all, in the order of their starts."""
@@ -417,6 +405,10 @@ class Processes:
 
     def close(self) -> None:
         """Ends every process and the thread; nothing is left. Does nothing the second time."""
-        with self.changed, contextlib.suppress(OSError):
-            self._channel.shutdown(socket.SHUT_WR)
+        with self.changed:
+            self._closed = True
+            for life in self._lives:
+                if life.code is None:
+                    life.channel.shutdown(socket.SHUT_WR)
+        self._waker.close()
         self._thread.join()

@@ -6,21 +6,21 @@ It imports the modules once, so that a Python program starts by a fork in millis
 as it is. It starts neither JAX's backend nor gRPC, and no thread but those of OpenBLAS, which sees to forks itself: a
 task begins with imported modules and nothing else.
 
-FD is a Unix socket. Each message on it brings the descriptor of another Unix socket: a client, for messages in JSON:
+FD is a Unix socket. Each message on it asks for a task, in JSON:
 
-    {"start": number, "argv": [...], "env": {...}, "cwd": path or null, "fork": bool, "input": bool}
-        with the descriptor for the task's output and, with "input", one for its standard input
-    {"signal": number, "signum": 9}                                   to the task's whole process group
-    {"started": number, "pid": 123}     {"ended": number, "code": -9}     the answers
+    {"argv": [...], "env": {...}, "cwd": path or null, "fork": bool, "input": bool}
 
-What a task leaves behind in its process group is killed when it ends. A client that sends no more loses its tasks, and
-its socket is closed when the last has ended. When this process dies, its tasks die: the kernel sees to that.
+with the descriptors of another Unix socket, of the task's output and, with "input", of its standard input. On that
+socket come the task's process id and, at its end, its exit code, negative for a signal; a number that is sent to it is
+a signal for the task's whole process group. Who closes it loses the task.
+
+What a task leaves behind in its process group is killed when it ends. When this process dies, its tasks die: the
+kernel sees to that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -34,21 +34,21 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from harness.launch import guard
+
 MESSAGE_BYTES = 1 << 18
-_PR_SET_PDEATHSIG = 1
-_CANNOT_START = 127
 
 
 class _Server:
-    """Clients and their tasks."""
+    """The tasks that run."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._wake, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._clients: dict[socket.socket, dict[int, int]] = {}
-        """The tasks of each client that run: number by process."""
+        self._tasks: dict[socket.socket, int] = {}
+        """The process of each task, by the socket of its starter."""
 
     def serve(self) -> dict[str, Any] | None:
         """Serves until the control socket is closed.
@@ -65,87 +65,68 @@ class _Server:
             if self._wake in ready:
                 self._wake.recv(MESSAGE_BYTES)
                 self._reap()
-            if self._control in ready and not self._accept():
-                break
-            for client in [client for client in self._clients if client in ready]:
-                message = self._receive(client)
-                if message is not None:
+            for starter in [starter for starter in self._tasks if starter in ready]:
+                self._obey(starter)
+            if self._control in ready:
+                data, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 3)
+                if not data:
+                    break
+                message: dict[str, Any] = json.loads(data)
+                if self._start(message, *descriptors):
                     return message
         signal.set_wakeup_fd(-1)
-        for tasks in self._clients.values():
-            for pid in tasks:
-                _kill_group(pid, signal.SIGKILL)
+        for pid in self._tasks.values():
+            guard.signal_group(pid, signal.SIGKILL)
         return None
 
-    def _accept(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
-        if not data:
-            return False
-        os.set_inheritable(descriptors[0], False)
-        client = socket.socket(fileno=descriptors[0])
-        self._clients[client] = {}
-        self._selector.register(client, selectors.EVENT_READ)
-        return True
-
-    def _receive(self, client: socket.socket) -> dict[str, Any] | None:
-        """Does what a client says; gives the message in a forked task that is to run a Python program."""
-        tasks = self._clients[client]
-        try:
-            data, descriptors, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 2)
-        except ConnectionError:
-            data, descriptors = b"", []
-        if not data:
-            self._selector.unregister(client)
-            for pid in tasks:
-                _kill_group(pid, signal.SIGKILL)
-            self._close_when_done(client)
-            return None
-        message = json.loads(data)
-        if "signal" in message:
-            target = next((pid for pid, number in tasks.items() if number == message["signal"]), None)
-            if target is not None:  # not reaped, so the number cannot be another's
-                _kill_group(target, message["signum"])
-            return None
-        task = _fork()
-        if task == 0:
-            for sock in (self._control, self._wake, self._waker, *self._clients):
+    def _start(self, message: dict[str, Any], channel: int, *standard: int) -> bool:
+        """Starts a task; true in a forked one that is to run a Python program."""
+        pid = _fork()
+        if pid == 0:
+            for sock in (self._control, self._wake, self._waker, *self._tasks):
                 sock.close()
             self._selector.close()
-            _become(message, descriptors)
-            return dict(message)
-        for descriptor in descriptors:
+            os.close(channel)
+            _become(message, standard)
+            return True
+        for descriptor in standard:
             os.close(descriptor)
-        tasks[task] = message["start"]
-        _send(client, {"started": message["start"], "pid": task})
-        return None
+        os.set_inheritable(channel, False)
+        starter = socket.socket(fileno=channel)
+        self._tasks[starter] = pid
+        self._selector.register(starter, selectors.EVENT_READ)
+        _send(starter, pid)
+        return False
+
+    def _obey(self, starter: socket.socket) -> None:
+        """Sends a task the signal that its starter asks for; SIGKILL when there is no starter any more."""
+        try:
+            data = starter.recv(MESSAGE_BYTES)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._selector.unregister(starter)
+        guard.signal_group(
+            self._tasks[starter], int(data or signal.SIGKILL)
+        )  # not reaped: the group cannot be another's
 
     def _reap(self) -> None:
         """Tells of the tasks that have ended."""
-        for client, tasks in list(self._clients.items()):
-            for pid, number in list(tasks.items()):
-                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                    continue
-                _kill_group(pid, signal.SIGKILL)  # not reaped yet, so the group cannot be another's
-                _, status = os.waitpid(pid, 0)
-                del tasks[pid]
-                _send(client, {"ended": number, "code": os.waitstatus_to_exitcode(status)})
-            self._close_when_done(client)
-
-    def _close_when_done(self, client: socket.socket) -> None:
-        """Closes a client that sends no more once all its tasks have ended."""
-        if not self._clients[client] and client not in self._selector.get_map():
-            del self._clients[client]
-            client.close()
+        for starter, pid in list(self._tasks.items()):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            guard.signal_group(pid, signal.SIGKILL)  # not reaped yet, so the group cannot be another's
+            _, status = os.waitpid(pid, 0)
+            _send(starter, os.waitstatus_to_exitcode(status))
+            if starter in self._selector.get_map():
+                self._selector.unregister(starter)
+            del self._tasks[starter]
+            starter.close()
 
 
-def _send(client: socket.socket, message: dict[str, Any]) -> None:
+def _send(starter: socket.socket, number: int) -> None:
     with contextlib.suppress(OSError):  # the other end is gone: that is heard on the same socket
-        client.send(json.dumps(message).encode())
-
-
-def _kill_group(pid: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signum)
+        starter.send(str(number).encode())
 
 
 def _fork() -> int:
@@ -160,8 +141,7 @@ def _fork() -> int:
             os.setpgid(pid, pid)  # the task does it too: whoever is first
         return pid
     os.setpgid(0, 0)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    guard.prctl(guard.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != zygote:
         os._exit(1)
     return 0
@@ -191,7 +171,7 @@ def _become(message: dict[str, Any], descriptors: Sequence[int]) -> None:
         os.execvp(message["argv"][0], message["argv"])
     except OSError as error:
         os.write(2, f"cannot start {message['argv'][0]}: {error.strerror}\n".encode())
-    os._exit(_CANNOT_START)
+    os._exit(guard.CANNOT_START)
 
 
 def can_fork(argv: Sequence[str]) -> bool:

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from absl import logging
 
@@ -39,10 +41,28 @@ from harness.training.scaffold import (
 from harness.training.session_manager import GIVE_UP_SECS, LOST_CONTACT, TrainingOver
 
 _CLEAN_END = (rt.OutOfRangeError, rt.TaskLeftError, TrainingOver, StopIteration)
-USE_DEFAULT: Final = object()
+
+
+class Default(enum.Enum):
+    """An interval that is not given."""
+
+    USE_DEFAULT = enum.auto()
+
+
+USE_DEFAULT: Final = Default.USE_DEFAULT
 """Stands for an interval that is not given; setting the other of a pair turns it off."""
-_SAVE_SECS = 600
+_SAVE_SECS = 600.0
 _SUMMARY_STEPS = 100
+_T = TypeVar("_T")
+_S = TypeVar("_S")
+
+
+class OpensSessions(Protocol):
+    """What makes the sessions of a monitored session: a ``SessionCreator``, or any object with its method."""
+
+    def create_session(self) -> rt.Session:
+        """A session whose model is ready."""
+        ...
 
 
 class StepContext:
@@ -87,7 +107,7 @@ class MonitoredSession:
 
     def __init__(
         self,
-        session_creator: Any = None,
+        session_creator: OpensSessions | None = None,
         hooks: Sequence[SessionRunHook] | None = None,
         stop_grace_period_secs: float = STOP_GRACE_SECS,
     ) -> None:
@@ -96,7 +116,7 @@ class MonitoredSession:
         self._hooks = list(hooks or ())
         self._grace_secs = min(stop_grace_period_secs, LONGEST_SECS)
         self._coord = Coordinator(clean_stop_exception_types=[])
-        creator = session_creator or ChiefSessionCreator()
+        creator: OpensSessions = session_creator or ChiefSessionCreator()
         chief = is_chief(creator)
         self._checkpoint_dir: str | None = getattr(creator, "checkpoint_dir", None) if chief else None
         self._life = Lifecycle(self._coord, chief, self._grace_secs)
@@ -112,8 +132,7 @@ class MonitoredSession:
         def ready(recovering: bool) -> rt.Session:
             if own is not None:
                 own.recovering = recovering
-            session: rt.Session = creator.create_session()
-            return session
+            return creator.create_session()
 
         self._session: ManagedSession | None = self._life.open(
             ready,
@@ -175,8 +194,8 @@ class MonitoredSession:
         self,
         fetches: Any,
         feed_dict: Mapping[Any, Any] | None = None,
-        options: Any = None,
-        run_metadata: Any = None,
+        options: rt.RunOptions | None = None,
+        run_metadata: rt.RunMetadata | None = None,
     ) -> Any:
         """Runs one step with what the hooks add to it.
 
@@ -249,8 +268,8 @@ class MonitoredSession:
         raw: rt.Session,
         fetches: Any,
         feed_dict: Mapping[Any, Any] | None = None,
-        options: Any = None,
-        run_metadata: Any = None,
+        options: rt.RunOptions | None = None,
+        run_metadata: rt.RunMetadata | None = None,
     ) -> Any:
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict, options), raw)
         requested: dict[int, Any] = {}
@@ -293,7 +312,9 @@ class MonitoredSession:
         """Gives the session itself."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: Any) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
         """Ends training; the end of the input is no error."""
         clean = kind is None or kind in _CLEAN_END
         self._close(clean=clean, interrupted=kind is not None and not issubclass(kind, Exception))
@@ -377,7 +398,7 @@ class SingularMonitoredSession(MonitoredSession):
     def __init__(
         self,
         hooks: Sequence[SessionRunHook] | None = None,
-        scaffold: Any = None,
+        scaffold: Scaffold | None = None,
         master: str = "",
         config: rt.SessionConfig | None = None,
         checkpoint_dir: str | None = None,
@@ -394,7 +415,7 @@ class SingularMonitoredSession(MonitoredSession):
         return self._session.raw
 
 
-def merged_options(first: Any, second: Any) -> Any:
+def merged_options(first: rt.RunOptions | None, second: rt.RunOptions | None) -> rt.RunOptions | None:
     """Two ``RunOptions`` in one: the higher trace level, the longer time limit; None is none."""
     if first is None or second is None:
         return second if first is None else first
@@ -411,14 +432,14 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     scaffold: Scaffold | None = None,
     hooks: Sequence[SessionRunHook] | None = None,
     chief_only_hooks: Sequence[SessionRunHook] | None = None,
-    save_checkpoint_secs: Any = USE_DEFAULT,
-    save_summaries_steps: Any = USE_DEFAULT,
-    save_summaries_secs: Any = USE_DEFAULT,
+    save_checkpoint_secs: float | None | Default = USE_DEFAULT,
+    save_summaries_steps: int | None | Default = USE_DEFAULT,
+    save_summaries_secs: float | None | Default = USE_DEFAULT,
     config: rt.SessionConfig | None = None,
     stop_grace_period_secs: float = STOP_GRACE_SECS,
     log_step_count_steps: int | None = 100,
     max_wait_secs: float = GIVE_UP_SECS,
-    save_checkpoint_steps: Any = USE_DEFAULT,
+    save_checkpoint_steps: int | None | Default = USE_DEFAULT,
     summary_dir: str | None = None,
     save_graph_def: bool = True,
 ) -> MonitoredSession:
@@ -446,42 +467,34 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
         ValueError: both intervals of the checkpoints were given.
         RuntimeError: the hooks need a global step and there is none.
     """
-    save_summaries_steps, save_summaries_secs = _pair(save_summaries_steps, save_summaries_secs, (_SUMMARY_STEPS, None))
-    save_checkpoint_secs, save_checkpoint_steps = _pair(save_checkpoint_secs, save_checkpoint_steps, (_SAVE_SECS, None))
+    summary_steps, summary_secs = _pair(save_summaries_steps, save_summaries_secs, (_SUMMARY_STEPS, None))
+    save_secs, save_steps = _pair(save_checkpoint_secs, save_checkpoint_steps, (_SAVE_SECS, None))
     scaffold = scaffold or Scaffold()
     if not is_chief:
         creator = WorkerSessionCreator(scaffold, master, config, max_wait_secs)
         return MonitoredSession(creator, hooks, stop_grace_period_secs)
-    if save_checkpoint_secs and save_checkpoint_steps:
+    if save_secs and save_steps:
         raise ValueError("Can not provide both every_secs and every_steps for checkpoints: leave one of the two out")
     all_hooks: list[SessionRunHook] = list(chief_only_hooks or ())
     checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
     summary_dir = summary_dir or checkpoint_dir
-    if summary_dir:
-        if log_step_count_steps:
-            all_hooks.append(StepCounterHook(log_step_count_steps, output_dir=summary_dir))
-        if save_summaries_steps or save_summaries_secs:
-            all_hooks.append(
-                SummarySaverHook(
-                    save_summaries_steps or None, save_summaries_secs or None, summary_dir, scaffold=scaffold
-                )
-            )
-    if checkpoint_dir and (save_checkpoint_secs or save_checkpoint_steps):
+    if summary_dir and log_step_count_steps:
+        all_hooks.append(StepCounterHook(log_step_count_steps, output_dir=summary_dir))
+    if summary_dir and (summary_steps or summary_secs):
+        all_hooks.append(SummarySaverHook(summary_steps or None, summary_secs or None, summary_dir, scaffold=scaffold))
+    if checkpoint_dir and (save_secs or save_steps):
+        intervals = (save_secs or None, save_steps or None)
         all_hooks.append(
-            CheckpointSaverHook(
-                checkpoint_dir,
-                save_checkpoint_secs or None,
-                save_checkpoint_steps or None,
-                scaffold=scaffold,
-                save_graph_def=save_graph_def,
-            )
+            CheckpointSaverHook(checkpoint_dir, *intervals, scaffold=scaffold, save_graph_def=save_graph_def)
         )
     all_hooks.extend(hooks or ())
     chief = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, max_wait_secs=max_wait_secs)
     return MonitoredSession(chief, all_hooks, stop_grace_period_secs)
 
 
-def _pair(first: Any, second: Any, default: tuple[Any, Any]) -> tuple[Any, Any]:
+def _pair(
+    first: _T | None | Default, second: _S | None | Default, default: tuple[_T | None, _S | None]
+) -> tuple[_T | None, _S | None]:
     if first is USE_DEFAULT and second is USE_DEFAULT:
         return default
     return (None if first is USE_DEFAULT else first), (None if second is USE_DEFAULT else second)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 from absl import logging
 
@@ -13,11 +13,24 @@ from harness.coordinator import Coordinator
 from harness.training.managed_session import underlying
 
 
+class ClosableQueue(Protocol):
+    """What a queue runner fills: a queue of the runtime, or anything that can be closed as one."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    def close(self, cancel_pending_enqueues: bool = False) -> rt.Operation:
+        """An operation that closes it."""
+        ...
+
+
 class QueueRunner:
     """Runs enqueue operations in threads, one each, until the queue is closed or the coordinator stops.
 
     Args:
-        queue: anything with ``name`` and ``close(cancel_pending_enqueues=False)``, which makes an operation.
+        queue: what the operations add to.
         enqueue_ops: operations that add to the queue.
         close_op: closes the queue when all threads are through; pending enqueues still happen. Made by default.
         cancel_op: closes the queue at a stop; pending enqueues are cancelled. Made by default.
@@ -30,10 +43,10 @@ class QueueRunner:
 
     def __init__(
         self,
-        queue: Any = None,
-        enqueue_ops: Sequence[Any] | None = None,
-        close_op: Any = None,
-        cancel_op: Any = None,
+        queue: ClosableQueue | None = None,
+        enqueue_ops: Sequence[rt.Operation] | None = None,
+        close_op: rt.Operation | None = None,
+        cancel_op: rt.Operation | None = None,
         queue_closed_exception_types: tuple[type[BaseException], ...] | None = None,
     ) -> None:
         if queue is None or not enqueue_ops:
@@ -56,12 +69,12 @@ class QueueRunner:
         return str(self._queue.name)
 
     @property
-    def queue(self) -> Any:
+    def queue(self) -> ClosableQueue:
         """The queue."""
         return self._queue
 
     @property
-    def enqueue_ops(self) -> list[Any]:
+    def enqueue_ops(self) -> list[rt.Operation]:
         """The operations that add to the queue."""
         return self._enqueue_ops
 
@@ -105,7 +118,7 @@ class QueueRunner:
                 thread.start()
         return threads
 
-    def _run(self, sess: rt.Session, enqueue_op: Any, coord: Coordinator | None) -> None:
+    def _run(self, sess: rt.Session, enqueue_op: rt.Operation, coord: Coordinator | None) -> None:
         through = False
         try:
             while coord is None or not coord.should_stop():
@@ -137,7 +150,7 @@ class QueueRunner:
         coord.wait_for_stop()
         self._close(underlying(sess), self._cancel_op)
 
-    def _close(self, sess: rt.Session, op: Any) -> None:
+    def _close(self, sess: rt.Session, op: rt.Operation) -> None:
         try:
             sess.run(op)
         except (rt.OpError, RuntimeError) as error:  # the session or the task may be gone, and the queue with it

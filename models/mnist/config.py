@@ -1,7 +1,9 @@
-"""What a run of the example is told: its flags, and the one frozen value that is made from them."""
+"""What a run of the example is told: one frozen value, each field of which is the flag of its name."""
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from absl import flags
@@ -21,171 +23,33 @@ class _SyncParser(flags.EnumParser):
         return mode
 
 
-flags.DEFINE_list("ps_hosts", [], "Comma-separated host:port of the parameter servers, the same on every task.")
-flags.DEFINE_list(
-    "worker_hosts", [], "Comma-separated host:port of the workers, the same on every task. Empty: one process."
+def _define_sync(name: str, default: str, help: str) -> None:
+    flag = flags.Flag(_SyncParser([ASYNC, PS, COLLECTIVE]), flags.ArgumentSerializer(), name, default, help)
+    flag.boolean = True  # may stand without a value
+    flags.DEFINE_flag(flag)
+
+
+def _flag(define: Callable[..., object], *rest: object, low: float | None = None, high: float | None = None) -> Any:
+    """A field of the config: what defines its flag, the default, a choice's values, the help; the bounds of a number.
+
+    The field has no default of its own: a config comes from the command line.
+    """
+    bounds = {name: bound for name, bound in (("lower_bound", low), ("upper_bound", high)) if bound is not None}
+    return field(metadata={"define": partial(define, **bounds), "rest": rest})
+
+
+_list, _text, _switch, _sync = (
+    partial(_flag, define) for define in (flags.DEFINE_list, flags.DEFINE_string, flags.DEFINE_bool, _define_sync)
 )
-flags.DEFINE_enum("job_name", "worker", ["ps", "worker"], "What this process is.")
-flags.DEFINE_integer(
-    "task_index", 0, "Which one of its job this process is, from 0. Worker 0 is the chief.", lower_bound=0
+_count, _number, _choice = (
+    partial(_flag, define) for define in (flags.DEFINE_integer, flags.DEFINE_float, flags.DEFINE_enum)
 )
-flags.DEFINE_string(
-    "logdir",
-    "runs/mnist",
-    "Directory for checkpoints and TensorBoard events; empty writes nothing. A task that "
-    "is given one keeps checkpoints nowhere else, whoever asks.",
-)
-flags.DEFINE_string(
-    "data_dir", None, "Directory with the four MNIST files. Default: $MNIST_DIR, else a download cache."
-)
-flags.DEFINE_enum("model", "mlp", sorted(MODELS), "mlp: 784-hidden-10 with sigmoid. cnn: two convolutions, two layers.")
-flags.DEFINE_integer("hidden_units", 100, "Width of the hidden layer, in units.", lower_bound=1)
-flags.DEFINE_float(
-    "epochs",
-    20.0,
-    "Passes over the training data, by all workers together. 1e9 for a run that is stopped by hand.",
-    lower_bound=0.0,
-)
-flags.DEFINE_integer("train_steps", None, "Global step at which training ends, instead of --epochs.", lower_bound=0)
-flags.DEFINE_integer("batch_size", 100, "Examples in one worker's step.", lower_bound=1)
-flags.DEFINE_enum("optimizer", "adam", list(LEARNING_RATES), "Update rule.")
-flags.DEFINE_float("learning_rate", None, "Learning rate. Default: 0.5 sgd, 0.05 momentum, 0.1 adagrad, 0.005 adam.")
-flags.DEFINE_enum(
-    "decay", None, ["none", "linear"], "Learning rate over the run. Default: linear to 0 for adam, else none."
-)
-flags.DEFINE_float(
-    "clip_norm", None, "Clip each worker's gradients to this global norm before the push. Default: no clipping."
-)
-flags.DEFINE_integer(
-    "prefetch", 0, "1 overlaps push and pull with computing: faster, gradients are one step older.", 0, 1
-)
-flags.DEFINE_bool("bfloat16_wire", False, "Parameters and gradients cross the wire in bfloat16: half the bytes.")
-flags.DEFINE_integer("accumulate", 1, "Batches to each pull and push of a worker.", lower_bound=1)
-flags.DEFINE_integer("seed", 1, "Seed of the initial values and the order of the data.", lower_bound=0)
-flags.DEFINE_float(
-    "save_model_secs",
-    60.0,
-    "Seconds between checkpoints, beside the last one at the end; 0 saves only that one.",
-    lower_bound=0.0,
-)
-flags.DEFINE_enum(
-    "checkpoint_transfer",
-    "shared",
-    ["shared", "stream"],
-    "shared: every ps writes its part into --logdir, which all see. stream: the ps send it to the chief, which writes.",
-)
-flags.DEFINE_float("save_summaries_secs", 10.0, "Seconds between summaries; 0 writes none.", lower_bound=0.0)
-flags.DEFINE_float(
-    "test_epochs", 1.0, "Epochs between the chief's tests for TensorBoard; 0: only the one at the end.", lower_bound=0.0
-)
-flags.DEFINE_float(
-    "preempt_grace_secs",
-    30.0,
-    "Seconds that a worker has after SIGTERM, the chief for a last checkpoint. What kills it later (--grace_secs of "
-    "harness.launch, a cluster manager) must give it more.",
-    lower_bound=0.0,
-)
-flags.DEFINE_integer(
-    "log_every_steps", 500, "Global steps (those of all workers) between each worker's progress lines.", lower_bound=1
-)
-flags.DEFINE_float(
-    "start_timeout_secs",
-    None,
-    "Seconds to wait for the cluster to start, 7200 at most. Default: 7200. Recoveries are not bounded by it.",
-    lower_bound=0.0,
-)
-flags.DEFINE_flag(
-    flags.Flag(
-        _SyncParser([ASYNC, PS, COLLECTIVE]),
-        flags.ArgumentSerializer(),
-        "sync",
-        ASYNC,
-        "Synchronous training. --sync or --sync=ps: gradients are averaged on the ps. --sync=collective: no ps, every "
-        "process holds the model (start with --ps=0). --sync=async: each worker for itself.",
-        boolean=True,
-    )
-)
-flags.DEFINE_integer(
-    "replicas_to_aggregate",
-    None,
-    "With --sync: gradients averaged in one step. Default: one of each worker. Fewer: the slowest are not waited for.",
-    lower_bound=1,
-)
-flags.DEFINE_float(
-    "sync_timeout_secs",
-    None,
-    "With --sync: seconds after which a step goes on without workers that are missing. Default: it waits for them.",
-    lower_bound=0.0,
-)
-flags.DEFINE_integer(
-    "max_staleness",
-    None,
-    "Without --sync: steps that a worker may be ahead of the slowest. Default: no bound.",
-    lower_bound=0,
-)
-flags.DEFINE_integer(
-    "ps_backups",
-    0,
-    "1 mirrors the variables of each ps on the next one: a ps that dies goes on from there, without a checkpoint.",
-    0,
-    1,
-)
-flags.DEFINE_integer(
-    "ps_backups_lag",
-    100,
-    "With --ps_backups: how many of its last steps a ps that dies may lose; it waits for its mirror before it is more.",
-    lower_bound=0,
-)
-flags.DEFINE_bool(
-    "ps_backups_sync", False, "With --ps_backups: lose no step. Each one waits for the mirror, as --ps_backups_lag=0."
-)
-flags.register_validator(
-    "epochs", math.isfinite, "give a number; 1e9 is more than anybody waits for, where a run is to be stopped by hand"
-)
-flags.register_validator(
-    "clip_norm", lambda norm: norm is None or norm > 0, "give a norm above 0, or leave it out for no clipping"
-)
-flags.register_validator("learning_rate", lambda rate: rate is None or math.isfinite(rate), "give a number")
-flags.adopt_module_key_flags(monitoring)  # --help lists them too
 
 
 @dataclass(frozen=True)
 class Config:
-    """A run of the example. Each field is the flag of its name, whose help says what it means."""
+    """A run of the example. Each field is the flag of its name; those without a help here are of ``monitoring``."""
 
-    ps_hosts: tuple[str, ...]
-    worker_hosts: tuple[str, ...]
-    job_name: str
-    task_index: int
-    logdir: str
-    data_dir: str | None
-    model: str
-    hidden_units: int
-    epochs: float
-    train_steps: int | None
-    batch_size: int
-    optimizer: str
-    learning_rate: float | None
-    decay: str | None
-    clip_norm: float | None
-    prefetch: int
-    bfloat16_wire: bool
-    accumulate: int
-    seed: int
-    save_model_secs: float
-    checkpoint_transfer: str
-    save_summaries_secs: float
-    test_epochs: float
-    preempt_grace_secs: float
-    log_every_steps: int
-    start_timeout_secs: float | None
-    sync: str
-    replicas_to_aggregate: int | None
-    sync_timeout_secs: float | None
-    max_staleness: int | None
-    ps_backups: int
-    ps_backups_lag: int
-    ps_backups_sync: bool
     metrics_port: int | None
     metrics_host: str
     log_json: bool
@@ -193,16 +57,114 @@ class Config:
     checkpoint_root: str | tuple[()] | None
     """No flag: where this task may be told to write and read. Below its --logdir, nowhere if that is empty, and None
     where it was not given here: only the chief need know it."""
+    ps_hosts: tuple[str, ...] = _list([], "Comma-separated host:port of the parameter servers, the same on every task.")
+    worker_hosts: tuple[str, ...] = _list(
+        [], "Comma-separated host:port of the workers, the same on every task. Empty: one process."
+    )
+    job_name: str = _choice("worker", ["ps", "worker"], "What this process is.")
+    task_index: int = _count(0, "Which one of its job this process is, from 0. Worker 0 is the chief.", low=0)
+    logdir: str = _text(
+        "runs/mnist",
+        "Directory for checkpoints and TensorBoard events; empty writes nothing. A task that is given one keeps "
+        "checkpoints nowhere else, whoever asks.",
+    )
+    data_dir: str | None = _text(
+        None, "Directory with the four MNIST files. Default: $MNIST_DIR, else a download cache."
+    )
+    model: str = _choice("mlp", sorted(MODELS), "mlp: 784-hidden-10 with sigmoid. cnn: two convolutions, two layers.")
+    hidden_units: int = _count(100, "Width of the hidden layer, in units.", low=1)
+    epochs: float = _number(
+        20.0,
+        "Passes over the training data, by all workers together. 1e9 for a run that is stopped by hand.",
+        low=0.0,
+    )
+    train_steps: int | None = _count(None, "Global step at which training ends, instead of --epochs.", low=0)
+    batch_size: int = _count(100, "Examples in one worker's step.", low=1)
+    optimizer: str = _choice("adam", list(LEARNING_RATES), "Update rule.")
+    learning_rate: float | None = _number(
+        None, "Learning rate. Default: 0.5 sgd, 0.05 momentum, 0.1 adagrad, 0.005 adam."
+    )
+    decay: str | None = _choice(
+        None, ["none", "linear"], "Learning rate over the run. Default: linear to 0 for adam, else none."
+    )
+    clip_norm: float | None = _number(
+        None, "Clip each worker's gradients to this global norm before the push. Default: no clipping."
+    )
+    prefetch: int = _count(
+        0, "1 overlaps push and pull with computing: faster, gradients are one step older.", low=0, high=1
+    )
+    bfloat16_wire: bool = _switch(False, "Parameters and gradients cross the wire in bfloat16: half the bytes.")
+    accumulate: int = _count(1, "Batches to each pull and push of a worker.", low=1)
+    seed: int = _count(1, "Seed of the initial values and the order of the data.", low=0)
+    save_model_secs: float = _number(
+        60.0, "Seconds between checkpoints, beside the last one at the end; 0 saves only that one.", low=0.0
+    )
+    checkpoint_transfer: str = _choice(
+        "shared",
+        ["shared", "stream"],
+        "shared: every ps writes its part into --logdir, which all see. stream: the ps send it to the chief, which "
+        "writes.",
+    )
+    save_summaries_secs: float = _number(10.0, "Seconds between summaries; 0 writes none.", low=0.0)
+    test_epochs: float = _number(
+        1.0, "Epochs between the chief's tests for TensorBoard; 0: only the one at the end.", low=0.0
+    )
+    preempt_grace_secs: float = _number(
+        30.0,
+        "Seconds that a worker has after SIGTERM, the chief for a last checkpoint. What kills it later (--grace_secs "
+        "of harness.launch, a cluster manager) must give it more.",
+        low=0.0,
+    )
+    log_every_steps: int = _count(
+        500, "Global steps (those of all workers) between each worker's progress lines.", low=1
+    )
+    start_timeout_secs: float | None = _number(
+        None,
+        "Seconds to wait for the cluster to start, 7200 at most. Default: 7200. Recoveries are not bounded by it.",
+        low=0.0,
+    )
+    sync: str = _sync(
+        ASYNC,
+        "Synchronous training. --sync or --sync=ps: gradients are averaged on the ps. --sync=collective: no ps, every "
+        "process holds the model (start with --ps=0). --sync=async: each worker for itself.",
+    )
+    replicas_to_aggregate: int | None = _count(
+        None,
+        "With --sync: gradients averaged in one step. Default: one of each worker. Fewer: the slowest are not waited "
+        "for.",
+        low=1,
+    )
+    sync_timeout_secs: float | None = _number(
+        None,
+        "With --sync: seconds after which a step goes on without workers that are missing. Default: it waits for them.",
+        low=0.0,
+    )
+    max_staleness: int | None = _count(
+        None, "Without --sync: steps that a worker may be ahead of the slowest. Default: no bound.", low=0
+    )
+    ps_backups: int = _count(
+        0,
+        "1 mirrors the variables of each ps on the next one: a ps that dies goes on from there, without a checkpoint.",
+        low=0,
+        high=1,
+    )
+    ps_backups_lag: int = _count(
+        100,
+        "With --ps_backups: how many of its last steps a ps that dies may lose; it waits for its mirror before it is "
+        "more.",
+        low=0,
+    )
+    ps_backups_sync: bool = _switch(
+        False, "With --ps_backups: lose no step. Each one waits for the mirror, as --ps_backups_lag=0."
+    )
 
     @classmethod
     def from_flags(cls) -> "Config":
         """What the command line says."""
-        values: dict[str, Any] = {}
-        for field in fields(cls):
-            if field.name == "checkpoint_root":
-                continue
-            value = flags.FLAGS[field.name].value
-            values[field.name] = tuple(value) if isinstance(value, list) else value
+        told = {name: flags.FLAGS[name].value for name in cls.__dataclass_fields__ if name != "checkpoint_root"}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
+        }
         root = (values["logdir"] or ()) if flags.FLAGS["logdir"].present else None
         return cls(**values, checkpoint_root=root)
 
@@ -227,6 +189,14 @@ class Config:
         if self.sync == PS:
             return self.replicas_to_aggregate or self.workers
         return self.workers if self.sync == COLLECTIVE else 1
+
+    def steps_per_epoch(self, examples: int) -> float:
+        """How many global steps a pass over so many training examples takes."""
+        return examples / (self.batch_size * self.accumulate * self.batches_per_step)
+
+    def last_step(self, examples: int) -> int:
+        """The global step at which training on so many examples ends."""
+        return round(self.epochs * self.steps_per_epoch(examples)) if self.train_steps is None else self.train_steps
 
     def problem(self) -> str | None:
         """What is wrong with the flags together, None when they fit."""
@@ -255,3 +225,16 @@ class Config:
         if self.task_index >= len(hosts):
             return f"--task_index={self.task_index}: --{self.job_name}_hosts names {len(hosts)} tasks"
         return None
+
+
+for _field in fields(Config):
+    if _field.metadata:
+        _field.metadata["define"](_field.name, *_field.metadata["rest"])
+flags.register_validator(
+    "epochs", math.isfinite, "give a number; 1e9 is more than anybody waits for, where a run is to be stopped by hand"
+)
+flags.register_validator(
+    "clip_norm", lambda norm: norm is None or norm > 0, "give a norm above 0, or leave it out for no clipping"
+)
+flags.register_validator("learning_rate", lambda rate: rate is None or math.isfinite(rate), "give a number")
+flags.adopt_module_key_flags(monitoring)  # --help lists them too

@@ -4,7 +4,6 @@ The pictures are numpy arrays; a step of their own, fed with them, makes the sum
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,11 +111,11 @@ class Pictures:
     """
 
     fed: tuple[rt.Tensor, ...]
-    weights: Any
+    weights: rt.Variable | None
     summary: rt.Tensor
 
     @classmethod
-    def build(cls, weights: Any) -> "Pictures":
+    def build(cls, weights: rt.Variable | None) -> "Pictures":
         """Adds the summary to the default graph.
 
         Args:
@@ -127,16 +126,14 @@ class Pictures:
             images = [
                 rt.placeholder("uint8", [1, None, None, None], name) for name in ("digits", "confusion", "weights")
             ]
+        tags = ("digits", "confusion_matrix", "first_layer")[: 2 if weights is None else 3]
         with rt.name_scope(None):
             parts = [harness.summary.scalar("test_accuracy", accuracy, collections=())]
-            for placeholder, tag in zip(images, ("digits", "confusion_matrix", "first_layer"), strict=True):
-                if tag != "first_layer" or weights is not None:
-                    parts.append(harness.summary.image(tag, placeholder, 1, collections=()))
-            summary = harness.summary.merge(parts)
-        return cls((accuracy, *images[: 2 if weights is None else 3]), weights, summary)
+            parts += [harness.summary.image(t, i, 1, collections=()) for t, i in zip(tags, images, strict=False)]
+            return cls((accuracy, *images[: len(tags)]), weights, harness.summary.merge(parts))
 
     def evaluate(
-        self, session: Any, images: NDArray[np.float32], labels: NDArray[np.int32], predicted: NDArray[np.int32]
+        self, session: rt.Session, images: NDArray[np.float32], labels: NDArray[np.int32], predicted: NDArray[np.int32]
     ) -> bytes:
         """The serialized summary of a test.
 
@@ -148,7 +145,7 @@ class Pictures:
         """
         wrong_first = np.argsort(predicted == labels, kind="stable")
         shown = np.concatenate([wrong_first[: _SHOWN[1]], np.arange(_SHOWN[0] * _SHOWN[1])])[: _SHOWN[0] * _SHOWN[1]]
-        values: list[Any] = [
+        values: list[NDArray | np.float32] = [
             np.float32((predicted == labels).mean()),
             digits(images[shown], labels[shown], predicted[shown])[None],
             confusion_picture(confusion(labels, predicted))[None],

@@ -11,13 +11,13 @@ or restores, checkpoints, writes summaries, and at the end prints the accuracy o
 Flags may come from files: --flagfile=configs/mnist_async.flags; further flags after it have the last word.
 """
 
+import contextlib
 import math
 import os
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +30,14 @@ import harness
 import runtime as rt
 from harness import monitoring
 from models.mnist import config as config_flags
-from models.mnist import data, modes
-from models.mnist.config import COLLECTIVE, Config
+from models.mnist import data
+from models.mnist.config import COLLECTIVE, PS, Config
 from models.mnist.files import DataError
 from models.mnist.model import MODELS
 from models.mnist.pictures import Pictures
 
 flags.adopt_module_key_flags(config_flags)  # --help lists them
+Together = harness.Optimizer | harness.SyncReplicas | harness.CollectiveReplicas | harness.StaleSynchronous
 
 
 def main(argv: list[str]) -> None:
@@ -68,7 +69,7 @@ def between_graph(config: Config) -> None:
     if config.job_name == "ps":
         jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
     try:
-        server = modes.server(config)
+        server = make_server(config)
     except rt.OpError as error:
         sys.exit(f"{config.job_name} {config.task_index}: {error}")
     with server, monitoring.watched_at(server, config.metrics_port, config.log_json, config.metrics_host):
@@ -80,6 +81,20 @@ def between_graph(config: Config) -> None:
         except rt.OpError as error:
             logging.debug("where it happened:", exc_info=True)
             sys.exit(f"worker {config.task_index}: {error}")
+
+
+def make_server(config: Config) -> rt.Server:
+    """The server of a task, with a backup if it is a ps and that is wanted."""
+    hosts = {"ps": config.ps_hosts, "worker": config.worker_hosts or ["localhost:0"]}
+    cluster = rt.ClusterSpec({job: list(tasks) for job, tasks in hosts.items() if tasks})
+    return rt.Server(
+        cluster,
+        config.job_name,
+        config.task_index,
+        ps_backups=config.ps_backups if config.job_name == "ps" else 0,
+        ps_backups_lag=0 if config.ps_backups_sync else config.ps_backups_lag,
+        checkpoint_root=config.checkpoint_root,
+    )
 
 
 def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str | None) -> None:
@@ -96,12 +111,12 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
     batches = data.Batches(
         mnist.train, config.batch_size * config.accumulate, config.seed, config.task_index, config.workers
     )
-    length = Length.of(config, len(mnist.train))
-    graph = build(config, cluster, length.steps)
+    last, per_epoch = config.last_step(len(mnist.train)), config.steps_per_epoch(len(mnist.train))
+    graph = build(config, cluster, last)
     if leads:
         checkpoint(batches)  # before the checkpoint is restored
     supervisor = supervise(config, graph, leads, logdir)
-    progress = harness.Progress(length.steps, every=config.log_every_steps)
+    progress = harness.Progress(last, every=config.log_every_steps)
     profiler = monitoring.StepProfiler.from_text(config.profile_steps, config.logdir, here=config.is_chief)
     options = rt.SessionConfig(start_timeout_secs=config.start_timeout_secs, prefetch=config.prefetch)
     with (
@@ -113,15 +128,15 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
             checkpoint(batches)  # not earlier: no checkpoint is to hold the beginning for a worker that goes on
         step = int(session.run(graph.global_step))
         if step:
-            go_on(session, step, length.steps, logdir)
-        tests = Tests(config, session, graph, supervisor, mnist.test, step, length)
-        while not supervisor.should_stop() and step < length.steps:
+            go_on(session, step, last, logdir)
+        tests = Tests(config, session, graph, supervisor, mnist.test, step, per_epoch)
+        while not supervisor.should_stop() and step < last:
             profiler.step(step)
             images, labels = batches.next()
             feeds = {graph.images: images, graph.labels: labels}
             _, loss, count = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
             step = int(count)
-            progress.update(step, epoch=length.epochs(step), cost=float(loss))
+            progress.update(step, epoch=step / per_epoch, cost=float(loss))
             tests.after(step, feeds)
         accuracy = tests.test(step) if config.is_chief else None
     progress.close()
@@ -143,26 +158,6 @@ def load(config: Config) -> data.Mnist:
 
 
 @dataclass(frozen=True)
-class Length:
-    """How long a run is."""
-
-    steps: int
-    """The global step at which it ends."""
-    steps_per_epoch: float
-
-    @classmethod
-    def of(cls, config: Config, examples: int) -> "Length":
-        """The length that a config gives on so many training examples."""
-        per_step = config.batch_size * config.accumulate * config.batches_per_step
-        steps = round(config.epochs * examples / per_step) if config.train_steps is None else config.train_steps
-        return cls(steps, examples / per_step)
-
-    def epochs(self, step: int) -> float:
-        """How many passes over the data a global step stands for."""
-        return step / self.steps_per_epoch
-
-
-@dataclass(frozen=True)
 class Graph:
     """The tensors and operations that the training loop uses."""
 
@@ -179,7 +174,7 @@ class Graph:
 def build(config: Config, cluster: rt.ClusterSpec | None, steps: int) -> Graph:
     """The same graph on every worker: variables on the ps, computation on this worker."""
     model = MODELS[config.model]
-    with modes.where(cluster, config.task_index):
+    with where(cluster, config.task_index):
         global_step = harness.get_or_create_global_step()
         params = rt.variables(model.init(config.seed, config.hidden_units), name=config.model)
         images = rt.placeholder(jnp.float32, [None, data.IMAGE_PIXELS], name="images")
@@ -189,7 +184,7 @@ def build(config: Config, cluster: rt.ClusterSpec | None, steps: int) -> Graph:
         accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
         predictions = rt.call(model.predictions, params, images, name="predictions")
         clip = None if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-        optimizer = modes.together(harness.Optimizer(update_rule(config, steps), before_push=clip), config)
+        optimizer = together(harness.Optimizer(update_rule(config, steps), before_push=clip), config)
         train_op = optimizer.minimize(loss, global_step=global_step)
         harness.summary.scalar("cost", loss)
         harness.summary.scalar("batch_accuracy", accuracy)
@@ -197,6 +192,25 @@ def build(config: Config, cluster: rt.ClusterSpec | None, steps: int) -> Graph:
         assert summaries is not None  # there are two
         pictures = Pictures.build(params.get("w1") if config.model == "mlp" else None)
     return Graph(images, labels, loss, predictions, train_op, global_step, summaries, pictures)
+
+
+def where(cluster: rt.ClusterSpec | None, task_index: int) -> contextlib.AbstractContextManager[None]:
+    """The device scope of the graph: variables on the ps and computation on this worker, or all in this process."""
+    if cluster is None:
+        return rt.device(None)
+    return rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{task_index}"))
+
+
+def together(optimizer: harness.Optimizer, config: Config) -> Together:
+    """The optimizer as the mode wants it: it has the same methods."""
+    if config.sync == PS:
+        needed = config.replicas_to_aggregate or config.workers
+        return harness.SyncReplicas(optimizer, needed, config.workers, sync_timeout_secs=config.sync_timeout_secs)
+    if config.sync == COLLECTIVE:
+        return harness.CollectiveReplicas(optimizer)
+    if config.max_staleness is not None:
+        return harness.StaleSynchronous(optimizer, config.max_staleness)
+    return optimizer
 
 
 def update_rule(config: Config, steps: int) -> optax.GradientTransformation:
@@ -267,19 +281,19 @@ class Tests:
         supervisor: harness.Supervisor,
         split: data.Split,
         step: int,
-        length: Length,
+        steps_per_epoch: float,
     ) -> None:
         """Begins at a global step; the table of runs gets the hyperparameters of a run that is new."""
         self._session, self._graph, self._supervisor, self._split = session, graph, supervisor, split
         self._writer = supervisor.summary_writer if config.is_chief else None
         self._between = self._writer is not None and config.save_summaries_secs > 0
         self._summary_secs, self._next_summary = config.save_summaries_secs, time.monotonic()
-        self._test_steps = config.test_epochs * length.steps_per_epoch or math.inf
+        self._test_steps = config.test_epochs * steps_per_epoch or math.inf
         self._next_test = step + self._test_steps
         if self._writer is not None and not step:
             self._writer.add_hparams(hyperparameters(config), ["test_accuracy", "cost"])
 
-    def after(self, step: int, feeds: Mapping[rt.Tensor, Any]) -> None:
+    def after(self, step: int, feeds: Mapping[rt.Tensor, NDArray]) -> None:
         """Does what is due after a training step that was run with these feeds."""
         if not self._between:
             return
@@ -292,17 +306,13 @@ class Tests:
 
     def test(self, step: int) -> float:
         """Tests, writes what TensorBoard shows of it, and gives the accuracy, 0 to 1."""
-        predicted = self._predict()
+        images, shown = self._graph.images, self._graph.predictions
+        chunks = self._split.chunks(1000)  # which fit any memory
+        predicted = np.concatenate([self._session.run(shown, {images: chunk}) for chunk, _ in chunks])
         if self._writer is not None:
             pictures = self._graph.pictures.evaluate(self._session, self._split.images, self._split.labels, predicted)
             self._supervisor.summary_computed(self._session, pictures, step)
         return float((predicted == self._split.labels).mean())
-
-    def _predict(self) -> NDArray[np.int32]:
-        """The digits that the model sees, int32 [N]; in chunks that fit any memory."""
-        graph = self._graph
-        chunks = self._split.chunks(1000)
-        return np.concatenate([self._session.run(graph.predictions, {graph.images: images}) for images, _ in chunks])
 
 
 def hyperparameters(config: Config) -> dict[str, bool | float | int | str]:

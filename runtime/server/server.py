@@ -70,6 +70,8 @@ class Server:
         bind: host name or address to listen on, where that is not the one in the cluster (behind a NAT, in a container
             with a port of its host); "0.0.0.0" for all interfaces. By default what ``BELLWETHER_BIND`` says, else the
             task's address and no other.
+        admission: whether a ps lets workers that crowd the cores of its host train a few at a time. By default yes,
+            unless ``BELLWETHER_TURNS`` is 0.
         max_request_bytes: longest gRPC message taken, 1 to 2^31 - 1. Only clients in other processes send
             long ones: what they feed in a step, and the constants of a graph.
 
@@ -92,6 +94,7 @@ class Server:
         ps_backups_lag: int = DEFAULT_LAG,
         checkpoint_root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         bind: str | None = None,
+        admission: bool | None = None,
         max_request_bytes: int = rpc.MAX_REQUEST_BYTES,
     ) -> None:
         if isinstance(cluster, cluster_pb2.ServerDef):
@@ -118,6 +121,8 @@ class Server:
         """How many times this task has gone on from its backup."""
         with cpu_share.limited(spec, self.task):
             self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
+        if admission is not None:
+            self.worker.admission.enabled = admission
         self.worker.checkpoint_participant.roots = roots
         self.worker.checkpoint_participant.cores = cpu_share.writers_share(spec, self.task, os.cpu_count() or 1)
         host, port = split_address(spec.task_address(self.task.job, self.task.index))

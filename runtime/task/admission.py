@@ -27,7 +27,7 @@ from absl import logging
 from runtime.plan.plan import Plan, StageCall
 
 VARIABLE = "BELLWETHER_TURNS"
-"""Environment variable of a ps: 0 admits every step at once."""
+"""Environment variable of a ps: 0 admits every step at once, where ``Server(admission=...)`` says nothing."""
 
 AT_ONCE = 2
 """Workers for each core: while one waits for the ps, another has the core."""
@@ -196,6 +196,9 @@ class AdmissionControl:
         at_once: how many sessions may begin steps at the same time; `AT_ONCE` for each core by default.
         overloaded: whether the cores are crowded at a given time; while they are not, nobody waits.
         limits: the times.
+
+    Attributes:
+        enabled: whether steps ask for admission; what the environment says at first.
     """
 
     def __init__(
@@ -225,9 +228,9 @@ class AdmissionControl:
                 log, self._logged = not self._logged, True
             if log:
                 logging.info(
-                    "More than %d workers train on this host's cores: a few at a time begin steps (%s=0: all at once)",
-                    self._at_once,
-                    VARIABLE,
+                    "More than %d workers train on this host's cores: a few at a time begin steps "
+                    "(Server(admission=False) or %s=0: all at once)",
+                    *(self._at_once, VARIABLE),
                 )
             ticket.changed.wait(again - now if first else None)
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import runtime as rt
 from harness.coordinator import Coordinator
+from harness.training.global_step import get_global_step
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class SessionRunArgs:
 
     fetches: Any = None
     feed_dict: Mapping[Any, Any] | None = None
-    options: Any = None
+    options: rt.RunOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class SessionRunValues:
     """
 
     results: Any = None
-    options: Any = None
-    run_metadata: Any = None
+    options: rt.RunOptions | None = None
+    run_metadata: rt.RunMetadata | None = None
 
 
 @dataclass
@@ -81,6 +82,24 @@ class SessionRunHook:
 
     def end(self, session: rt.Session) -> None:
         """Called at the end when no error but the end of the input ended training; the session is open."""
+
+
+class GlobalStepHook(SessionRunHook):
+    """Base of the hooks that fetch the global step with every step of training."""
+
+    _step: rt.Tensor | rt.Variable
+
+    def begin(self) -> None:
+        """Finds the global step. Raises RuntimeError, naming the hook, when there is none."""
+        step = get_global_step()
+        if step is None:
+            name = type(self).__name__
+            raise RuntimeError(f"Global step should be created to use {name}: call harness.get_or_create_global_step()")
+        self._step = step
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Asks for the global step."""
+        return SessionRunArgs(self._step)
 
 
 @runtime_checkable

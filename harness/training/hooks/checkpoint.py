@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from harness.training.hooks.control import required_global_step
+from harness.training.hooks.base import GlobalStepHook, SessionRunContext, SessionRunValues
 from harness.training.hooks.observe import writer_of
 from harness.training.hooks.timer import SecondOrStepTimer
 from harness.training.services import Checkpoints, check_basename, costs_this_one, log_full
+
+if TYPE_CHECKING:
+    from harness.checkpoints.saver import Saver
+    from harness.tensorboard.writer import FileWriter
+    from harness.training.scaffold import Scaffold
 
 
 class CheckpointSaverListener:
@@ -34,7 +38,7 @@ class CheckpointSaverListener:
         """Called at the end, after the last checkpoint."""
 
 
-class CheckpointSaverHook(SessionRunHook):
+class CheckpointSaverHook(GlobalStepHook):
     """Saves a checkpoint with every new session, then every so many global steps or seconds, and at the end.
 
     Saves run while training goes on; one that is due while the last one still runs is skipped and counted in the
@@ -60,9 +64,9 @@ class CheckpointSaverHook(SessionRunHook):
         checkpoint_dir: str,
         save_secs: float | None = None,
         save_steps: int | None = None,
-        saver: Any = None,
+        saver: Saver | None = None,
         checkpoint_basename: str = "model.ckpt",
-        scaffold: Any = None,
+        scaffold: Scaffold | None = None,
         listeners: Sequence[CheckpointSaverListener] | None = None,
         save_graph_def: bool = True,
     ) -> None:
@@ -76,15 +80,14 @@ class CheckpointSaverHook(SessionRunHook):
         self._listeners = list(listeners or ())
         self._save_graph_def = save_graph_def
         self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self._step: Any = None
-        self._writer: Any = None
+        self._writer: FileWriter | None = None
         self._checkpoints: Checkpoints | None = None
         self.leads: Callable[[], bool] = lambda: True
         """Asked before each save whether this chief still leads; a monitored session sets it."""
 
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
-        self._step = required_global_step("CheckpointSaverHook")
+        super().begin()
         self._writer = writer_of(self._dir, None)
         for listener in self._listeners:
             listener.begin()
@@ -95,7 +98,7 @@ class CheckpointSaverHook(SessionRunHook):
             self._checkpoints = Checkpoints(
                 self._get_saver(), self._path, self._step, self._writer, lambda: self.leads()
             )
-            if self._save_graph_def:
+            if self._save_graph_def and self._writer is not None:
                 from harness.training.readiness import write_graph_text
 
                 write_graph_text(session.graph, self._dir)
@@ -103,10 +106,6 @@ class CheckpointSaverHook(SessionRunHook):
         step = int(session.run(self._step))
         self._save(session, step)
         self._timer.update_last_triggered_step(step)
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for the global step."""
-        return SessionRunArgs(self._step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Saves when it is time."""
@@ -169,7 +168,7 @@ class CheckpointSaverHook(SessionRunHook):
             logging.info("a checkpoint listener asked training to stop at step %d", step)
         return any(wishes)
 
-    def _get_saver(self) -> Any:
+    def _get_saver(self) -> Saver | None:
         if self._saver is None and self._scaffold is not None:
             self._saver = self._scaffold.saver
         if self._saver is None:

@@ -11,21 +11,18 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.training.global_step import get_global_step
-from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from harness.training.hooks.base import (
+    GlobalStepHook,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 _LOG_EVERY_SECS = 10.0
 
 
-def required_global_step(hook: str) -> Any:
-    """The global step of the default graph. Raises RuntimeError, naming the hook, when there is none."""
-    step = get_global_step()
-    if step is None:
-        raise RuntimeError(f"Global step should be created to use {hook}: call harness.get_or_create_global_step()")
-    return step
-
-
-class StopAtStepHook(SessionRunHook):
+class StopAtStepHook(GlobalStepHook):
     """Stops training when the global step has reached a number; with several workers it ends a little above.
 
     Args:
@@ -41,21 +38,12 @@ class StopAtStepHook(SessionRunHook):
             raise ValueError("Exactly one of num_steps and last_step must be specified.")
         self._num_steps = num_steps
         self._last_step = last_step
-        self._step: Any = None
-
-    def begin(self) -> None:
-        """Finds the global step."""
-        self._step = required_global_step("StopAtStepHook")
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
         """Counts from the first session's step; a recovery changes nothing."""
         if self._last_step is None:
             assert self._num_steps is not None
             self._last_step = int(session.run(self._step)) + self._num_steps
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for the global step."""
-        return SessionRunArgs(self._step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Stops when it is enough; a step that updates the global step fetches what it has become."""
@@ -64,7 +52,7 @@ class StopAtStepHook(SessionRunHook):
             run_context.request_stop()
 
 
-class GlobalStepWaiterHook(SessionRunHook):
+class GlobalStepWaiterHook(GlobalStepHook):
     """Makes a worker begin when the others have got to a global step: a slow start helps asynchronous training.
 
     Args:
@@ -76,12 +64,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         self._wait_until = wait_until_step
         self._poll_secs = poll_secs
         self._done = wait_until_step <= 0
-        self._step: Any = None
         self._coord: Coordinator | None = None
-
-    def begin(self) -> None:
-        """Finds the global step."""
-        self._step = required_global_step("GlobalStepWaiterHook")
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
         """Remembers what ends the wait."""
@@ -129,7 +112,7 @@ class NanTensorHook(SessionRunHook):
         fail_on_nan_loss: whether to raise NanLossDuringTrainingError; else training just stops.
     """
 
-    def __init__(self, loss_tensor: Any, fail_on_nan_loss: bool = True) -> None:
+    def __init__(self, loss_tensor: rt.TensorLike, fail_on_nan_loss: bool = True) -> None:
         self._tensor = loss_tensor
         self._fail = fail_on_nan_loss
 

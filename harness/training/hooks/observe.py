@@ -5,22 +5,31 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from harness.training.hooks.control import required_global_step
+from harness.training.hooks.base import (
+    GlobalStepHook,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 from harness.training.hooks.timer import SecondOrStepTimer
 from harness.training.services import StepCounter
+
+if TYPE_CHECKING:
+    from harness.tensorboard.writer import FileWriter
+    from harness.training.scaffold import Scaffold
 
 _STANDING_WARNINGS = 5
 
 
-def writer_of(output_dir: str | None, summary_writer: Any) -> Any:
+def writer_of(output_dir: str | None, summary_writer: FileWriter | None) -> FileWriter | None:
     """The given writer, else the process's one for a directory, else None."""
     if summary_writer is not None or output_dir is None:
         return summary_writer
@@ -45,11 +54,11 @@ class LoggingTensorHook(SessionRunHook):
 
     def __init__(
         self,
-        tensors: Mapping[str, Any] | Sequence[Any],
+        tensors: Mapping[str, rt.TensorLike] | Sequence[rt.Tensor | rt.Variable | str],
         every_n_iter: int | None = None,
         every_n_secs: float | None = None,
         at_end: bool = False,
-        formatter: Callable[[Mapping[str, Any]], str] | None = None,
+        formatter: Callable[[Mapping[str, object]], str] | None = None,
     ) -> None:
         if every_n_iter is not None and every_n_secs is not None or (not at_end and every_n_iter == every_n_secs):
             raise ValueError("exactly one of every_n_iter and every_n_secs must be provided, or at_end=True")
@@ -84,7 +93,7 @@ class LoggingTensorHook(SessionRunHook):
         if self._at_end:
             self._log(session.run(self._tensors))
 
-    def _log(self, values: Mapping[str, Any]) -> None:
+    def _log(self, values: Mapping[str, object]) -> None:
         secs = self._timer.update_last_triggered_step(self._steps)[0] if self._timer is not None else None
         if self._formatter is not None:
             logging.info("%s", self._formatter(values))
@@ -93,11 +102,11 @@ class LoggingTensorHook(SessionRunHook):
         logging.info("%s%s", line, "" if secs is None else f" ({secs:.3f} sec)")
 
 
-def _tag(tensor: Any) -> str:
+def _tag(tensor: rt.Tensor | rt.Variable | str) -> str:
     return tensor if isinstance(tensor, str) else str(tensor.name)
 
 
-class StepCounterHook(SessionRunHook):
+class StepCounterHook(GlobalStepHook):
     """Writes and logs the step rate, ``global_step/sec``; the first rate comes at the second time.
 
     Args:
@@ -112,26 +121,21 @@ class StepCounterHook(SessionRunHook):
         every_n_steps: int | None = 100,
         every_n_secs: float | None = None,
         output_dir: str | None = None,
-        summary_writer: Any = None,
+        summary_writer: FileWriter | None = None,
     ) -> None:
         self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
         self._output_dir = output_dir
         self._writer = summary_writer
         self._counter: StepCounter | None = None
-        self._step: Any = None
         self._last: int | None = None
         self._warnings = 0
         self._known: dict[frozenset[rt.Operation], bool] = {}
 
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
-        self._step = required_global_step("StepCounterHook")
+        super().begin()
         self._writer = writer_of(self._output_dir, self._writer)
         self._counter = StepCounter(self._step.op.name, self._writer)
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for the global step."""
-        return SessionRunArgs(self._step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Writes a rate when it is time."""
@@ -148,10 +152,10 @@ class StepCounterHook(SessionRunHook):
             )
         self._last = step
 
-    def _trains(self, fetches: Any) -> bool:
+    def _trains(self, fetches: object) -> bool:
         """Whether a step writes any variable: one that only evaluates need not move the global step."""
         elements = map(self._step.graph.as_graph_element, jax.tree.leaves(fetches))
-        operations = frozenset(getattr(element, "op", element) for element in elements)
+        operations = frozenset(e if isinstance(e, rt.Operation) else e.op for e in elements)
         if operations not in self._known:
             self._known[operations] = _writes(operations)
         return self._known[operations]
@@ -171,7 +175,7 @@ def _writes(operations: Iterable[rt.Operation]) -> bool:
     return False
 
 
-class SummarySaverHook(SessionRunHook):
+class SummarySaverHook(GlobalStepHook):
     """Writes summaries every so many global steps or seconds; they are fetched in the user's own step, with its feeds.
 
     Without ``output_dir`` and ``summary_writer`` nothing is written; a warning says so.
@@ -193,9 +197,9 @@ class SummarySaverHook(SessionRunHook):
         save_steps: int | None = None,
         save_secs: float | None = None,
         output_dir: str | None = None,
-        summary_writer: Any = None,
-        scaffold: Any = None,
-        summary_op: Any = None,
+        summary_writer: FileWriter | None = None,
+        scaffold: Scaffold | None = None,
+        summary_op: rt.Tensor | Sequence[rt.Tensor] | None = None,
     ) -> None:
         if (scaffold is None) == (summary_op is None):
             raise ValueError("Exactly one of scaffold or summary_op must be provided.")
@@ -204,7 +208,6 @@ class SummarySaverHook(SessionRunHook):
         self._writer = summary_writer
         self._scaffold = scaffold
         self._summary_op = summary_op
-        self._step: Any = None
         self._next: int | None = None
         self._requested = False
 
@@ -213,11 +216,11 @@ class SummarySaverHook(SessionRunHook):
         self._writer = writer_of(self._output_dir, self._writer)
         if self._writer is None:
             logging.warning("SummarySaverHook was given no output_dir and no summary_writer: no summary is written")
-        self._step = required_global_step("SummarySaverHook")
+        super().begin()
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Asks for the summary when it is time; the first step is always summarised."""
-        op = self._summary_op if self._summary_op is not None else self._scaffold.summary_op
+        op = self._summary_op if self._scaffold is None else self._scaffold.summary_op
         wanted = op is not None and self._writer is not None
         self._requested = wanted and (self._next is None or self._timer.should_trigger_for_step(self._next))
         return SessionRunArgs({"step": self._step, **({"summary": op} if self._requested else {})})
@@ -225,7 +228,7 @@ class SummarySaverHook(SessionRunHook):
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Writes it."""
         step = int(run_values.results["step"])
-        if self._requested:
+        if self._requested and self._writer is not None:
             if self._next is None:
                 self._writer.add_session_log("START", step)
             self._timer.update_last_triggered_step(step)
@@ -240,7 +243,7 @@ class SummarySaverHook(SessionRunHook):
             self._writer.flush()
 
 
-class ProfilerHook(SessionRunHook):
+class ProfilerHook(GlobalStepHook):
     """Traces a step every so often: ``timeline-<step>.json`` for Chrome or Perfetto, and run metadata for TensorBoard.
 
     Args:
@@ -252,14 +255,13 @@ class ProfilerHook(SessionRunHook):
     def __init__(self, save_steps: int | None = None, save_secs: float | None = None, output_dir: str = "") -> None:
         self._timer = SecondOrStepTimer(save_secs, save_steps)
         self._output_dir = output_dir
-        self._step: Any = None
         self._next: int | None = None
         self._requested = False
-        self._writer: Any = None
+        self._writer: FileWriter | None = None
 
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
-        self._step = required_global_step("ProfilerHook")
+        super().begin()
         self._writer = writer_of(self._output_dir or None, None)
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:

@@ -10,7 +10,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import harness
-from models.mnist import modes
+from models.mnist import trainer
 from models.mnist.config import Config
 
 pytestmark = pytest.mark.chaos
@@ -57,7 +57,7 @@ def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
     ]:
         with flagsaver.flagsaver():
             config = parsed(three, *arguments)
-        assert type(modes.together(optimizer, config)) is kind
+        assert type(trainer.together(optimizer, config)) is kind
         assert config.batches_per_step == batches
 
 

@@ -16,7 +16,7 @@ from absl.testing import flagsaver
 import harness
 import runtime as rt
 from models.mnist import config as config_flags
-from models.mnist import modes, trainer
+from models.mnist import trainer
 from models.mnist.config import Config
 from runtime.checkpoint.roots import roots_of
 
@@ -74,7 +74,7 @@ def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(parsed: An
     assert Config.from_flags().checkpoint_root is None  # only the chief was given one: the ps takes its word for it
     for value, allowed in ((str(tmp_path / "run"), (str(tmp_path / "run"),)), ("", ())):
         parsed(["trainer", "--ps_hosts=localhost:0", "--job_name=ps", f"--logdir={value}"])
-        with modes.server(Config.from_flags()) as server:
+        with trainer.make_server(Config.from_flags()) as server:
             roots = server.worker.checkpoint_participant.roots
             assert roots.paths == allowed
             with pytest.raises(rt.PermissionDeniedError):

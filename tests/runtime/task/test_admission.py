@@ -219,14 +219,28 @@ def test_a_step_that_may_wait_for_other_workers_takes_no_turns(cluster: dict[str
         assert _in_turn(cluster[PS]) == 0
 
 
-def test_turns_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(admission.VARIABLE, "0")
-    with servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default():
+@pytest.mark.parametrize(
+    ("argument", "variable", "asks"),
+    [(None, "0", False), (None, "1", True), (False, None, False), (True, "0", True)],
+)
+def test_admission_control_can_be_turned_off(
+    monkeypatch: pytest.MonkeyPatch, argument: bool | None, variable: str | None, asks: bool
+) -> None:
+    monkeypatch.delenv(admission.VARIABLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(admission.VARIABLE, variable)
+    cluster = addresses(ps=1, worker=1)
+    with (
+        rt.Server(cluster, "ps", 0, admission=argument) as ps,
+        rt.Server(cluster, "worker", 0) as worker,
+        rt.Graph().as_default(),
+    ):
+        tasks.withdraw(ps.address, ps)  # reached as if it were in another process
         _, counted = _training()
-        with rt.Session(made[TARGET].target) as session:
+        with rt.Session(worker.target) as session:
             session.run(rt.global_variables_initializer())
             session.run(counted)
-        assert _in_turn(made[PS]) == 0
+        assert (_in_turn(ps) > 0) == asks
 
 
 def test_one_worker_at_a_time_trains_until_its_turn_is_over(cluster: dict[str, rt.Server]) -> None:
