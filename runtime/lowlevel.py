@@ -6,6 +6,7 @@ process.
 """
 
 from runtime.checkpoint import storage
+from runtime.checkpoint.array_slice import ArraySlice
 from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
@@ -20,6 +21,7 @@ from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 __all__ = [
     "METRICS",
     "Array",
+    "ArraySlice",
     "CheckpointCoordinator",
     "CheckpointFile",
     "DType",

@@ -1,8 +1,8 @@
 """Orbax at work: its CheckpointManager names, finalises and retains; the tasks write the arrays.
 
-The manager saves a tree of stand-ins, one for each variable. The handler of their type has every task write its own
-variables into the temporary directory, each into a store of its own. These are merged, and looked through, before the
-checkpoint gets its name.
+The manager saves a tree of the manifest's entries, one for each variable. The handler of their type has every task
+write its own variables into the temporary directory, each into a store of its own. These are merged, and looked
+through, before the checkpoint gets its name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from etils import epath
 
 from harness.checkpoints import layout
 from harness.checkpoints.layout import REPLACED
-from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
+from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest, StoredArray
 from runtime import AbortedError, DataLossError, InternalError, OpError, ResourceExhaustedError
 from runtime.lowlevel import CheckpointFile, one_line, storage
 
@@ -34,22 +34,12 @@ _FULL = (28, 122, 27)  # ENOSPC, EDQUOT, EFBIG
 
 
 @dataclass
-class RemoteArray:
-    """Stands for a variable that a task will write; Orbax never sees its value."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    nbytes: int = 0
-
-
-@dataclass
 class Save:
     """One save.
 
     Attributes:
         step: the step.
         manifest: all but its files.
-        leaves: stand-ins by name.
         process_ids: ids of the stores that will be written, and no others.
         write: has the tasks write into a directory; gives the files, relative to it.
         confirm: raises AbortedError when another chief has claimed the tasks meanwhile.
@@ -58,7 +48,6 @@ class Save:
 
     step: int
     manifest: Manifest
-    leaves: Mapping[str, RemoteArray]
     process_ids: Sequence[str]
     write: Callable[[str], Sequence[CheckpointFile]]
     confirm: Callable[[], object]
@@ -165,7 +154,7 @@ class Directory:
         self._sequence = {step.number: sequence for sequence, step, _ in layout.ranked(layout.steps_in(self.path))}
         retention = self._retention
         handler = ocp.PyTreeCheckpointHandler(
-            type_handler_registry=ocp.type_handlers.create_type_handler_registry((RemoteArray, _Handler(self))),
+            type_handler_registry=ocp.type_handlers.create_type_handler_registry((StoredArray, _Handler(self))),
             multiprocessing_options=_this_process_only(),
         )
         # Orbax's own looks for what was written with a pattern: a path like runs/layers=[100,50] means another there.
@@ -232,7 +221,7 @@ class Directory:
             try:
                 self._manager.save(
                     save.step,
-                    args=ocp.args.PyTreeSave(dict(save.leaves), custom_metadata=_sharding(save.manifest)),
+                    args=ocp.args.PyTreeSave(dict(save.manifest.variables), custom_metadata=_sharding(save.manifest)),
                     metrics=dict(save.metrics) if save.metrics is not None else None,
                     custom_metadata={"bellwether": {"epoch": save.manifest.epoch, "sequence": save.manifest.sequence}},
                     force=True,
@@ -351,11 +340,7 @@ class Directory:
         assert save is not None
         item = str(epath.Path(temporary) / save.item)
         self._check_writers(save, item)
-        arrays = {
-            name: ((v.encoded,), "uint8") if v.encoded or v.dtype == "string" else (v.shape, v.dtype)
-            for name, v in save.manifest.variables.items()
-        }
-        problems = storage.lacking(item, arrays)
+        problems = storage.lacking(item, [v.stored for v in save.manifest.variables.values()])
         if problems:
             raise DataLossError(
                 f"what was written for step {save.step} cannot be read again: {'; '.join(problems[:3])}"
@@ -403,7 +388,7 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
 
 
 class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
-    """Has the tasks write what the stand-ins stand for; in the checkpoint they are plain arrays."""
+    """Has the tasks write what the entries of the manifest tell of; in the checkpoint they are plain arrays."""
 
     def __init__(self, directory: Directory) -> None:
         super().__init__()

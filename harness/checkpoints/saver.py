@@ -39,7 +39,7 @@ from runtime import (
     Tensor,
     Variable,
 )
-from runtime.lowlevel import CheckpointFile, Snapshot, VariableSlice, storage
+from runtime.lowlevel import ArraySlice, CheckpointFile, Snapshot, VariableSlice, storage
 from runtime.lowlevel import metrics as process_metrics
 
 __all__ = [
@@ -122,7 +122,7 @@ class Saver:
         self._var_list = var_list
         self._allow_empty = allow_empty
         self._stream = transfer == "stream"
-        self._saved: list[names.Saved] | None = None
+        self._saved: dict[Variable, ArraySlice] | None = None
         self._lock = threading.Lock()
         self._running: SaveHandle | None = None
         self._series: str | None = None
@@ -143,7 +143,7 @@ class Saver:
                 raise ValueError("No variables to save")
             self._saved = saved
 
-    def _variables(self) -> list[names.Saved]:
+    def _variables(self) -> dict[Variable, ArraySlice]:
         self.build()
         assert self._saved is not None
         return self._saved
@@ -217,7 +217,7 @@ class Saver:
         self,
         sess: Session,
         series: str,
-        saved: Sequence[names.Saved],
+        saved: Mapping[Variable, ArraySlice],
         global_step: object,
         metrics: Mapping[str, float] | None,
     ) -> SaveHandle:
@@ -240,7 +240,7 @@ class Saver:
         handle: SaveHandle,
         sess: Session,
         series: str,
-        saved: Sequence[names.Saved],
+        saved: Mapping[Variable, ArraySlice],
         slices: Sequence[VariableSlice],
         snapshot: Snapshot,
         metrics: Mapping[str, float] | None,
@@ -273,21 +273,13 @@ class Saver:
         step: int,
         sess: Session,
         series: str,
-        saved: Sequence[names.Saved],
+        saved: Mapping[Variable, ArraySlice],
         slices: Sequence[VariableSlice],
         snapshot: Snapshot,
         metrics: Mapping[str, float] | None,
         states: RequestedStates,
     ) -> str:
         from harness.checkpoints import orbax  # takes a second to import: only who saves pays for it
-
-        encoded = {
-            s.key: size
-            for t in snapshot.slices
-            for s, size in zip(snapshot.slices[t], snapshot.sizes[t], strict=True)
-            if s.variable.dtype == object
-        }
-        variables = names.described(saved, slices, encoded)
 
         def write(directory: str) -> list[CheckpointFile]:
             return sess.checkpoint_coordinator.write(snapshot, directory, stream=self._stream)
@@ -300,17 +292,16 @@ class Saver:
                 directory.next_sequence(),
                 sess.checkpoint_coordinator.epoch,
                 time.time(),
-                variables,
+                names.described(snapshot.slices),
                 states=self._states,
                 snapshot=snapshot.job,
             )
-            leaves = {n: orbax.RemoteArray(v.shape, v.dtype) for n, v in variables.items()}
             ids = list(sess.checkpoint_coordinator.process_ids(snapshot, stream=self._stream).values())
             numbers = None if metrics is None else {name: float(value) for name, value in metrics.items()}
             confirm = functools.partial(
                 sess.checkpoint_coordinator.progress, snapshot
             )  # a task that obeys another chief refuses
-            directory.save(orbax.Save(step, manifest, leaves, ids, write, confirm, numbers))
+            directory.save(orbax.Save(step, manifest, ids, write, confirm, numbers))
         return self._path(series, step)
 
     def _path(self, series: str, step: int) -> str:
@@ -362,12 +353,14 @@ class Saver:
         if os.path.basename(path).isdigit():
             self._series = self._series or layout.series_of(path)
 
-    def _restore(self, sess: Session, path: str, saved: Sequence[names.Saved], *, partial: bool, verify: bool) -> None:
+    def _restore(
+        self, sess: Session, path: str, saved: Mapping[Variable, ArraySlice], *, partial: bool, verify: bool
+    ) -> None:
         path = storage.absolute(path)  # the tasks may have been started in other directories
         put_together(path)
         reader = CheckpointReader(path)
         pairs = names.match(reader, saved, partial=partial)
-        slices = names.restore_slices(sess, pairs)
+        slices = names.restore_slices(sess, saved, pairs)
         manifest = reader.manifest
         check = None
         if manifest is not None and verify and storage.is_local(path):
@@ -576,7 +569,7 @@ def next_step(series: str) -> int:
     return max((s.number for s in layout.steps_in(series)), default=-1) + 1
 
 
-def step_of(sess: Session, saved: Sequence[names.Saved], given: Any) -> tuple[int | None, str]:
+def step_of(sess: Session, saved: Mapping[Variable, ArraySlice], given: Any) -> tuple[int | None, str]:
     """(step, ""), or (None, key of the variable whose value in the cut is the step)."""
     if given is None:
         collected = sess.graph.get_collection(GraphKeys.GLOBAL_STEP)
@@ -586,9 +579,9 @@ def step_of(sess: Session, saved: Sequence[names.Saved], given: Any) -> tuple[in
     if isinstance(given, str):
         given = sess.graph.as_graph_element(given)
     if isinstance(given, Variable | Tensor):
-        for s in saved:
-            if given is s.variable or (isinstance(given, Tensor) and given.name == s.variable.name):
-                return None, s.name
+        for variable, place in saved.items():
+            if given is variable or (isinstance(given, Tensor) and given.name == variable.name):
+                return None, place.key
         given = sess.run(given)
     try:
         step = int(given)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from absl import logging
@@ -23,7 +24,7 @@ from runtime.checkpoint import streaming
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.participant import EPOCHS_AT_ONCE
-from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice, half_done_steps
+from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice, by_task, half_done_steps
 from runtime.checkpoint.storage import write_store
 from runtime.errors import (
     AbortedError,
@@ -136,28 +137,30 @@ class CheckpointCoordinator:
             AbortedError: another coordinator has taken over, or a task restarted.
             DeadlineExceededError: the tasks could not be held still together until all had taken their references.
         """
-        by_task = _by_task(slices)
-        self.claim(list(by_task))
+        held = by_task(slices)
+        self.claim(list(held))
         for left in reversed(range(SNAPSHOT_TRIES)):
             try:
                 with _snapshotting:
-                    return self._snapshot(by_task, number_of)
+                    return self._snapshot(slices, held, number_of)
             except SnapshotError as error:
                 if not left:
                     raise
                 logging.info("begins the checkpoint again: %s", error)
         raise AssertionError("the last try gives a snapshot or raises")
 
-    def _snapshot(self, by_task: dict[str, list[VariableSlice]], number_of: str) -> Snapshot:
+    def _snapshot(
+        self, slices: Sequence[VariableSlice], held: Mapping[str, Sequence[VariableSlice]], number_of: str
+    ) -> Snapshot:
         job = secrets.randbits(63) | 1
-        tasks = list(by_task)
+        tasks = list(held)
         started = time.monotonic()
         try:
             self._pause(job, tasks)
 
             def take(task: str) -> pb.CheckpointReply.Taken:
-                slices = [s.to_proto() for s in by_task[task]]
-                return self._request(task, Order(take=Order.Take(job=job, slices=slices, report=number_of))).take
+                messages = [s.to_proto() for s in held[task]]
+                return self._request(task, Order(take=Order.Take(job=job, slices=messages, report=number_of))).take
 
             replies = self._each(tasks, take)
         except BaseException:
@@ -165,17 +168,14 @@ class CheckpointCoordinator:
             raise
         paused = time.monotonic() - started
         number = None
+        sizes: dict[VariableSlice, int] = {}
         for task, reply in zip(tasks, replies, strict=True):
-            if any(s.key == number_of for s in by_task[task]):
+            sizes.update(zip(held[task], reply.sizes, strict=True))
+            if any(s.array.key == number_of for s in held[task]):
                 number = reply.number
-        return Snapshot(
-            job,
-            {t: tuple(s) for t, s in by_task.items()},
-            {t: tuple(r.sizes) for t, r in zip(tasks, replies, strict=True)},
-            number,
-            paused,
-            min(max(r.cores, 1) for r in replies) if replies else 1,
-        )
+        encoded = [replace(s, encoded=sizes[s]) if s.spec.is_string else s for s in slices]
+        cores = min(max(r.cores, 1) for r in replies) if replies else 1
+        return Snapshot(job, tuple(encoded), number, paused, cores)
 
     def _pause(self, job: int, tasks: Sequence[str]) -> None:
         replies = self._all(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS)))
@@ -203,14 +203,14 @@ class CheckpointCoordinator:
         Returns:
             None where a task does not know: it has restarted since, or there were many saves.
         """
-        by_task = _by_task(slices)
+        held = by_task(slices)
 
         def changed(task: str) -> int:
-            order = Order.Changed(job=job, slices=[s.to_proto() for s in by_task[task]])
+            order = Order.Changed(job=job, slices=[s.to_proto() for s in held[task]])
             return self._request(task, Order(changed=order)).changed
 
         try:
-            return any(self._each(list(by_task), changed))
+            return any(self._each(list(held), changed))
         except NotFoundError:
             return None
 
@@ -242,7 +242,7 @@ class CheckpointCoordinator:
             order = Order.Write(job=snapshot.job, directory=directory, process_id=ids[task])
             return self._request(task, Order(write=order), None).write
 
-        replies = self._each(list(snapshot.slices), write)
+        replies = self._each(snapshot.tasks, write)
         return [CheckpointFile(f.path, f.size, f.crc32) for r in replies for f in r.files]
 
     def _write_stream(self, snapshot: Snapshot, directory: str) -> list[CheckpointFile]:
@@ -263,12 +263,12 @@ class CheckpointCoordinator:
         """By task, the id of the store it writes: tells the epochs apart, so that a late writer is recognised."""
         if stream:
             return {"": f"{self._epoch}stream"}
-        return {t: f"{self._epoch}{''.join(c for c in t if c.isalnum())}" for t in snapshot.slices}
+        return {t: f"{self._epoch}{''.join(c for c in t if c.isalnum())}" for t in snapshot.tasks}
 
     def progress(self, snapshot: Snapshot) -> int:
         """Bytes of a snapshot that are written so far."""
         order = Order(progress=Order.Progress(job=snapshot.job))
-        return sum(r.progress for r in self._all(list(snapshot.slices), order))
+        return sum(r.progress for r in self._all(snapshot.tasks, order))
 
     def verify(self, tasks: Sequence[str], directory: str, files: Sequence[CheckpointFile]) -> list[str]:
         """Has tasks compare files with their checksums, each a share of them.
@@ -325,15 +325,15 @@ class CheckpointCoordinator:
             DataLossError: an array is damaged; no variable has changed.
             AbortedError: another coordinator has taken over.
         """
-        by_task = _by_task(slices)
-        tasks = list(by_task)
+        held = by_task(slices)
+        tasks = list(held)
         self.claim(tasks)
         job = secrets.randbits(63) | 1
         served = threading.Semaphore(streaming.TASKS_AT_ONCE)
         mapped = check is not None
 
         def read(task: str) -> int:
-            messages = [s.to_proto() for s in by_task[task]]
+            messages = [s.to_proto() for s in held[task]]
             if not stream:
                 order = Order.Read(
                     job=job, slices=messages, directory=directory, ocdbt=ocdbt, zarr3=zarr3, mapped=mapped
@@ -342,7 +342,7 @@ class CheckpointCoordinator:
             with served, contextlib.closing(self._stream(task)) as way:
                 self._request(task, Order(receive=Order.Receive(job=job, slices=messages)))
                 return streaming.send(
-                    by_task[task],
+                    held[task],
                     directory,
                     ocdbt=ocdbt,
                     zarr3=zarr3,
@@ -375,7 +375,7 @@ class CheckpointCoordinator:
 
     def release(self, snapshot: Snapshot) -> None:
         """Gives back the references of a snapshot."""
-        self.drop(snapshot.job, list(snapshot.slices))
+        self.drop(snapshot.job, snapshot.tasks)
 
     def states(self) -> dict[str, dict[str, bytes]]:
         """By task, the states registered there (``runtime.register_state``); tasks that do not answer have none."""
@@ -406,10 +406,3 @@ class CheckpointCoordinator:
         if errors:  # what somebody refuses says more than that somebody is gone
             raise next((e for e in errors if not isinstance(e, UnavailableError)), errors[0])
         return [f.result() for f in futures]
-
-
-def _by_task(slices: Sequence[VariableSlice]) -> dict[str, list[VariableSlice]]:
-    found: dict[str, list[VariableSlice]] = {}
-    for s in slices:
-        found.setdefault(s.task, []).append(s)
-    return found

@@ -11,9 +11,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,7 @@ from runtime.checkpoint import storage
 from runtime.checkpoint.byte_ranges import ByteRange, Incoming, bytes_of
 from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.roots import Roots, check_process_id, file_below
+from runtime.checkpoint.snapshot import VariableSlice
 from runtime.checkpoint.states import task_states
 from runtime.errors import (
     AbortedError,
@@ -37,10 +38,9 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.proto import services_pb2 as pb
-from runtime.proto import stage_pb2
 from runtime.state.store import Store, Values
 from runtime.state.write_gate import PAUSE_SECS, Gate, lapsed
-from runtime.tensor_spec import Array, TensorSpec, aligned_buffer, canonical_dtype
+from runtime.tensor_spec import Array, TensorSpec, aligned_buffer
 
 JOIN_SECS = 60.0
 """How long a claim waits for the jobs of earlier coordinators."""
@@ -79,9 +79,7 @@ class Job:
         epoch: of the coordinator that began it.
         slices: what it is about.
         arrays: what was taken, or read, for each slice.
-        total: bytes to write.
         done: bytes written, or sent to who writes them.
-        sizes: bytes of each slice.
         incoming: for each slice, what has come of it so far, when it comes in byte ranges.
         first: index of the first slice whose array is still held; the arrays of those before it were sent.
         before: bytes of the arrays that were sent.
@@ -95,11 +93,9 @@ class Job:
     """
 
     epoch: int
-    slices: list[pb.SliceDef]
+    slices: list[VariableSlice]
     arrays: list[Any]
-    total: int = 0
     done: int = 0
-    sizes: Sequence[int] = ()
     incoming: list[Incoming] = field(default_factory=list)
     first: int = 0
     before: int = 0
@@ -271,7 +267,8 @@ class CheckpointParticipant:
     def _take_once(self, leader: Leader, order: Order.Take) -> Reply.Taken:
         held = False
         try:
-            keys = [(s.container, s.name) for s in order.slices]
+            slices = [VariableSlice.from_proto(s) for s in order.slices]
+            keys = [s.slot for s in slices]
             self._store.check_initialized(keys, self._task)
             taken = self._store.snapshot(keys)
             values = self._store.values(keys)
@@ -281,19 +278,22 @@ class CheckpointParticipant:
             raise lapsed(self._task)
         arrays = []
         number = 0
-        for s, key in zip(order.slices, keys, strict=True):
-            value, spec = taken[key], _spec(s.spec)
-            if TensorSpec.of(value) != spec:
+        for index, s in enumerate(slices):
+            value = taken[s.slot]
+            if TensorSpec.of(value) != s.spec:
                 raise InvalidArgumentError(
-                    f"variable {s.name!r} is {TensorSpec.of(value)} here, but the graph to be saved has it as {spec}",
+                    f"variable {s.variable.name!r} is {TensorSpec.of(value)} here, but the graph to be saved has it as "
+                    f"{s.spec}",
                     task=self._task,
                 )
-            if s.key == order.report:
+            if s.array.key == order.report:
                 number = int(value)
-            arrays.append(storage.encode_strings(value) if spec.is_string else value)
-        sizes = [a.nbytes for a in arrays]
-        job = Job(leader.epoch, list(order.slices), arrays, sum(sizes), sizes=sizes)
-        job.taken = Reply.Taken(number=number, sizes=sizes, cores=os.cpu_count() or 1)
+            if s.spec.is_string:
+                value = storage.encode_strings(value)
+                slices[index] = replace(s, encoded=value.nbytes)
+            arrays.append(value)
+        job = Job(leader.epoch, slices, arrays)
+        job.taken = Reply.Taken(number=number, sizes=[a.nbytes for a in arrays], cores=os.cpu_count() or 1)
         self._add(leader, order.job, job)
         self._note_values(order.job, values)
         threading.Thread(target=self._watch, args=(job,), name="checkpoint-watch", daemon=True).start()
@@ -343,7 +343,9 @@ class CheckpointParticipant:
             if job.written is not None:
                 return job.written
             directory = self._to_write(order)
-            arrays = [(_placed(s, a), a) for s, a in zip(job.slices, job.arrays, strict=True)]
+            for s in job.slices:
+                _check_chunks(s)
+            arrays = [(s.stored, a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
             pace = Pace(lambda: self._gate.entered, job.cancelled.wait, self.cores)
 
@@ -427,13 +429,12 @@ class CheckpointParticipant:
             for path in [order.directory] if order.ocdbt else keys:
                 if storage.has_arrays(path, ocdbt=order.ocdbt):  # else nothing in there is read
                     self.roots.check_tree(path)
-        job = Job(leader.epoch, list(order.slices), [])
+        job = Job(leader.epoch, [VariableSlice.from_proto(s) for s in order.slices], [])
         with job.lock:
             self._add(leader, order.job, job)
-            wanted = [_wanted(s) for s in order.slices]
             arrays = storage.read_each(
                 order.directory,
-                wanted,
+                [s.stored for s in job.slices],
                 ocdbt=order.ocdbt,
                 zarr3=order.zarr3,
                 mapped=order.mapped,
@@ -446,14 +447,13 @@ class CheckpointParticipant:
                 raise AbortedError("another chief has taken over: the restore was cancelled", task=self._task)
         return job.done
 
-    def _placed_on_device(self, s: pb.SliceDef, array: Any) -> Any:
-        spec = _spec(s.spec)
-        if spec.is_string:
-            return storage.decode_strings(array, spec.shape)
-        device = self._devices.get((s.device_type, s.device_index))
+    def _placed_on_device(self, s: VariableSlice, array: Any) -> Any:
+        if s.spec.is_string:
+            return storage.decode_strings(array, s.spec.shape)
+        device = self._devices.get((s.device.type, s.device.index))
         if device is None:
             raise InvalidArgumentError(
-                f"no device {s.device_type}:{s.device_index} here for {s.name!r}", task=self._task
+                f"no device {s.device.type}:{s.device.index} here for {s.variable.name!r}", task=self._task
             )
         with jax.enable_x64(True):  # else 64-bit arrays are narrowed
             return jax.device_put(array, device).block_until_ready()
@@ -469,9 +469,7 @@ class CheckpointParticipant:
                 return
             if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
                 raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
-            values = {}
-            for s, array in zip(job.slices, job.arrays, strict=True):
-                values[s.container, s.name] = (array, _spec(s.spec))
+            values = {s.slot: (array, s.spec) for s, array in zip(job.slices, job.arrays, strict=True)}
             self.check_epoch(*leader)
             given = self._store.replace(values)
             self._gate.forget()  # what dead workers left half done is overwritten
@@ -511,7 +509,7 @@ class CheckpointParticipant:
             raw = bytes_of(job.arrays[byte_range.part], byte_range)
             for index in range(job.first, byte_range.part):  # they were sent: the next updates may work in place again
                 job.arrays[index] = _NOTHING
-                job.before += job.sizes[index]
+                job.before += job.slices[index].stored.nbytes
             job.first = max(job.first, byte_range.part)
             job.done = max(job.done, job.before + byte_range.offset + byte_range.size)
         return raw, self._gate.entered
@@ -578,53 +576,33 @@ class CheckpointParticipant:
                 self._give_up(job, f"nobody has asked for it in {UNUSED_SECS:.0f} s")
 
     def _receive(self, leader: Leader, order: Order.Receive) -> None:
-        sizes = [_wire_size(s) for s in order.slices]
-        job = Job(leader.epoch, list(order.slices), [None] * len(sizes), sum(sizes), sizes=sizes)
-        job.incoming = [Incoming(size) for size in sizes]
-        for index, (s, size) in enumerate(zip(order.slices, sizes, strict=True)):
-            if not size:
+        slices = [VariableSlice.from_proto(s) for s in order.slices]
+        job = Job(leader.epoch, slices, [None] * len(slices))
+        job.incoming = [Incoming(s.stored.nbytes) for s in slices]
+        for index, s in enumerate(slices):
+            if not s.stored.nbytes:
                 job.arrays[index] = self._from_bytes(s, aligned_buffer(0))
         self._add(leader, order.job, job)
 
-    def _from_bytes(self, s: pb.SliceDef, raw: Array) -> Any:
-        spec = _spec(s.spec)
-        return self._placed_on_device(s, raw if spec.is_string else raw.view(spec.dtype).reshape(spec.shape))
+    def _from_bytes(self, s: VariableSlice, raw: Array) -> Any:
+        return self._placed_on_device(s, raw.view(s.stored.dtype).reshape(s.stored.shape))
 
     def _states(self, leader: Leader, order: Order.States) -> Reply.States:
         return Reply.States(states=task_states(self._task))
 
 
-def _spec(message: stage_pb2.TensorSpecDef) -> TensorSpec:
-    return TensorSpec(tuple(message.shape), canonical_dtype(message.dtype))
-
-
-def _wire_size(s: pb.SliceDef) -> int:
-    spec = _spec(s.spec)
-    return int(s.full_shape[0]) if spec.is_string else spec.nbytes
-
-
-def _placed(s: pb.SliceDef, array: Array) -> storage.Placed:
-    """Where a taken array goes; a string array's length is known only now."""
-    if _spec(s.spec).is_string:
-        return storage.Placed(s.key, array.shape, array.dtype, array.shape, (0,), (max(array.size, 1),))
-    full, offset, chunk = tuple(s.full_shape), tuple(s.offset), tuple(s.chunk)
-    if not (
-        len(full) == len(offset) == len(chunk) == array.ndim
-        and all(0 <= o and o + n <= f for o, n, f in zip(offset, array.shape, full, strict=True))
-        and math.prod(full) * array.dtype.itemsize < MAX_ARRAY_BYTES
+def _check_chunks(s: VariableSlice) -> None:
+    """Raises InvalidArgumentError unless a slice can be written where it is said to lie."""
+    full, offset, chunk, shape = s.array.full_shape, s.array.offset, s.array.chunk, s.array.shape
+    if s.spec.is_string or (
+        len(full) == len(offset) == len(chunk) == len(shape)
+        and all(0 <= o and o + n <= f for o, n, f in zip(offset, shape, full, strict=True))
+        and math.prod(full) * s.array.dtype.itemsize < MAX_ARRAY_BYTES
         # of an empty slice nothing is written, and its chunks are those of the others
-        and all(1 <= c <= max(n if array.size else f, 1) for c, n, f in zip(chunk, array.shape, full, strict=True))
+        and all(1 <= c <= max(n if s.array.nbytes else f, 1) for c, n, f in zip(chunk, shape, full, strict=True))
     ):
-        raise InvalidArgumentError(
-            f"variable {s.name!r} of shape {list(array.shape)} cannot be written in chunks of {list(chunk)} at "
-            f"{list(offset)} of an array of shape {list(full)}"
-        )
-    return storage.Placed(s.key, array.shape, array.dtype, full, offset, chunk)
-
-
-def _wanted(s: pb.SliceDef) -> storage.Placed:
-    spec = _spec(s.spec)
-    if spec.is_string:
-        size = tuple(s.full_shape)
-        return storage.Placed(s.key, size, np.dtype(np.uint8), size, (0,), ())
-    return storage.Placed(s.key, spec.shape, spec.dtype, tuple(s.full_shape), tuple(s.offset), ())
+        return
+    raise InvalidArgumentError(
+        f"variable {s.variable.name!r} of shape {list(shape)} cannot be written in chunks of {list(chunk)} at "
+        f"{list(offset)} of an array of shape {list(full)}"
+    )

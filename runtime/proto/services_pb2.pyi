@@ -389,6 +389,7 @@ class SliceDef(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     DEVICE_TYPE_FIELD_NUMBER: _builtins.int
     DEVICE_INDEX_FIELD_NUMBER: _builtins.int
+    ENCODED_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """its name in the checkpoint's key-value store"""
     container: _builtins.str
@@ -397,6 +398,8 @@ class SliceDef(_message.Message):
     device_type: _builtins.str
     """where a restored value is put"""
     device_index: _builtins.int
+    encoded: _builtins.int
+    """bytes of a string variable on disk; read only"""
     @_builtins.property
     def spec(self) -> _stage_pb2.TensorSpecDef:
         """of this slice"""
@@ -421,10 +424,11 @@ class SliceDef(_message.Message):
         chunk: _abc.Iterable[_builtins.int] | None = ...,
         device_type: _builtins.str = ...,
         device_index: _builtins.int = ...,
+        encoded: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "container", b"container", "device_index", b"device_index", "device_type", b"device_type", "full_shape", b"full_shape", "key", b"key", "name", b"name", "offset", b"offset", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "container", b"container", "device_index", b"device_index", "device_type", b"device_type", "encoded", b"encoded", "full_shape", b"full_shape", "key", b"key", "name", b"name", "offset", b"offset", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
