@@ -6,7 +6,9 @@ process.
 """
 
 from runtime.checkpoint import storage
+from runtime.checkpoint.array_slice import ArraySlice
 from runtime.checkpoint.coordinator import CheckpointCoordinator
+from runtime.checkpoint.pacing import in_thread
 from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
 from runtime.errors import GroupLostError, MissingFeedError, SnapshotError, TakeoverError, UninitializedError, one_line
@@ -24,6 +26,7 @@ __all__ = [
     "ServerDef",
     "METRICS",
     "Array",
+    "ArraySlice",
     "CheckpointCoordinator",
     "CheckpointFile",
     "DType",
@@ -42,6 +45,7 @@ __all__ = [
     "group_broadcast",
     "group_mean",
     "host_call",
+    "in_thread",
     "metrics",
     "one_line",
     "register_state",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.checkpoints.reader import CheckpointReader, Stored, load_checkpoint
+from harness.checkpoints.manifest import StoredArray
+from harness.checkpoints.reader import CheckpointReader, load_checkpoint
 from runtime import Variable, get_default_graph
 from runtime.lowlevel import dtype_name
 
@@ -28,7 +29,7 @@ def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any
     reader = load_checkpoint(ckpt_dir_or_file)
     variables = {v.op.name: v for v in get_default_graph().variables()}
     problems: list[str] = []
-    chosen: list[tuple[Stored, list[Variable]]] = []
+    chosen: list[tuple[StoredArray, list[Variable]]] = []
     for source, target in assignment_map.items():
         try:
             chosen.extend(_pairs(reader, variables, source, target))
@@ -51,7 +52,7 @@ def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any
 
 def _pairs(
     reader: CheckpointReader, variables: Mapping[str, Variable], source: str, target: object
-) -> Iterator[tuple[Stored, list[Variable]]]:
+) -> Iterator[tuple[StoredArray, list[Variable]]]:
     if source.endswith("/"):
         if not isinstance(target, str) or not target.endswith("/"):
             raise ValueError(
@@ -85,7 +86,7 @@ def _pairs(
     yield reader.arrays[name], found_parts
 
 
-def _misfits(stored: Stored, parts: list[Variable]) -> Iterator[str]:
+def _misfits(stored: StoredArray, parts: list[Variable]) -> Iterator[str]:
     shape = parts[0].shape
     if len(parts) > 1:
         shape = (sum(p.shape[0] for p in parts), *shape[1:])

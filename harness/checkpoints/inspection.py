@@ -20,10 +20,9 @@ import numpy as np
 
 import runtime as rt
 from harness.checkpoints.layout import find_checkpoint, managers_below, problems_of, steps_in
-from harness.checkpoints.manifest import read_manifest
-from harness.checkpoints.reader import CheckpointReader, Stored, load_checkpoint
+from harness.checkpoints.manifest import StoredArray, read_manifest
+from harness.checkpoints.reader import CheckpointReader, load_checkpoint
 from harness.monitoring.rates import USAGE_ERROR, Parser, sizes, table
-from runtime.lowlevel import canonical_dtype
 
 
 def steps_of(path: str) -> list[dict[str, Any]]:
@@ -49,25 +48,14 @@ def steps_of(path: str) -> list[dict[str, Any]]:
     return found
 
 
-def wanted(reader: CheckpointReader, name: str | None) -> list[Stored]:
+def wanted(reader: CheckpointReader, name: str | None) -> list[StoredArray]:
     """The arrays that ``--name`` asks for; all without it."""
     return [s for s in reader.arrays.values() if name is None or s.name == name or s.name.startswith(f"{name}/")]
 
 
-def nbytes(stored: Stored) -> int:
-    """Bytes of an array's elements; of strings, as they are stored."""
-    return (
-        stored.encoded
-        if stored.dtype == "string"
-        else int(np.prod(stored.shape)) * canonical_dtype(stored.dtype).itemsize
-    )
-
-
-def where(reader: CheckpointReader, stored: Stored) -> str:
+def where(stored: StoredArray) -> list[str]:
     """The tasks that held a variable when it was saved."""
-    if reader.manifest is None:
-        return ""
-    return ", ".join(dict.fromkeys(task for task, _, _ in reader.manifest.variables[stored.name].slices))
+    return list(dict.fromkeys(task for task, _, _ in stored.slices))
 
 
 def differences(one: CheckpointReader, other: CheckpointReader, name: str | None = None) -> list[str]:
@@ -142,13 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(step["complete"] for step in steps) else 1
 
 
-def _described(reader: CheckpointReader, stored: Stored, options: argparse.Namespace) -> dict[str, Any]:
+def _described(reader: CheckpointReader, stored: StoredArray, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": stored.name,
         "dtype": stored.dtype,
         "shape": list(stored.shape),
-        "bytes": nbytes(stored),
-        "tasks": where(reader, stored).split(", ") if where(reader, stored) else [],
+        "bytes": stored.nbytes,
+        "tasks": where(stored),
     }
     if options.values:
         value = reader.get_tensor(stored.name)
@@ -169,11 +157,12 @@ def _show_steps(steps: list[dict[str, Any]]) -> None:
         print(table(rows) + "\n")
 
 
-def _show_variables(reader: CheckpointReader, shown: list[Stored], options: argparse.Namespace) -> None:
+def _show_variables(reader: CheckpointReader, shown: list[StoredArray], options: argparse.Namespace) -> None:
     rows = [["VARIABLE", "DTYPE", "SHAPE", "BYTES", "TASKS"]]
     for stored in shown:
-        rows.append([stored.name, stored.dtype, str(list(stored.shape)), sizes(nbytes(stored)), where(reader, stored)])
-    print(f"{reader.path}: {len(shown)} variables, {sizes(sum(map(nbytes, shown)))}")
+        tasks = ", ".join(where(stored))
+        rows.append([stored.name, stored.dtype, str(list(stored.shape)), sizes(stored.nbytes), tasks])
+    print(f"{reader.path}: {len(shown)} variables, {sizes(sum(s.nbytes for s in shown))}")
     print(table(rows))
     if options.values:
         with np.printoptions(threshold=1000, linewidth=120, precision=6):

@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from runtime import DataLossError
-from runtime.lowlevel import CheckpointFile, storage
+from runtime.lowlevel import ArraySlice, CheckpointFile, canonical_dtype, storage
 
 FILE_NAME = "bellwether.json"
 """Name of the manifest in a step's directory; plain Orbax passes it by."""
@@ -23,20 +23,36 @@ UNCHECKED = ("_CHECKPOINT_METADATA", "commit_success.txt", FILE_NAME)
 
 
 @dataclass(frozen=True)
-class SavedVariable:
-    """A variable in a checkpoint.
+class StoredArray:
+    """A whole array in a checkpoint.
 
     Attributes:
+        name: what it is called; nested trees of other programs give ``outer/inner``.
+        key: its path in the store.
         dtype: numpy's or ml_dtypes' name, or "string".
-        shape: of the whole variable.
-        slices: for each task that held a part of it: (task, offset, shape of the part).
-        encoded: bytes of a string variable on disk; 0 for others.
+        shape: its shape.
+        encoded: bytes of a string array on disk; 0 for others.
+        slices: for each task that held a part of it: (task, offset, shape of the part); none where nobody knows.
     """
 
+    name: str
+    key: str
     dtype: str
     shape: tuple[int, ...]
-    slices: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
     encoded: int = 0
+    slices: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+
+    @property
+    def stored(self) -> ArraySlice:
+        """The array as it lies on disk."""
+        if self.dtype == "string":
+            return ArraySlice.of_bytes(self.key, self.encoded)
+        return ArraySlice.whole(self.key, self.shape, canonical_dtype(self.dtype))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements; of strings, as they are stored."""
+        return self.stored.nbytes
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,7 @@ class Manifest:
     sequence: int
     epoch: int
     saved_at: float
-    variables: Mapping[str, SavedVariable]
+    variables: Mapping[str, StoredArray]
     files: Sequence[CheckpointFile] = ()
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     snapshot: int = 0
@@ -114,11 +130,13 @@ class Manifest:
                 epoch=body["epoch"],
                 saved_at=body["saved_at"],
                 variables={
-                    name: SavedVariable(
+                    name: StoredArray(
+                        name,
+                        name,
                         v["dtype"],
                         tuple(v["shape"]),
-                        tuple((t, tuple(o), tuple(s)) for t, o, s in v["slices"]),
                         v["encoded"],
+                        tuple((t, tuple(o), tuple(s)) for t, o, s in v["slices"]),
                     )
                     for name, v in body["variables"].items()
                 },

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from harness.checkpoints.manifest import SavedVariable
-from harness.checkpoints.reader import CheckpointReader, Stored
+from harness.checkpoints.manifest import StoredArray
+from harness.checkpoints.reader import CheckpointReader
 from runtime import InvalidArgumentError, NotFoundError, Session, Variable, global_variables
-from runtime.lowlevel import VariableSlice, dtype_name
+from runtime.lowlevel import ArraySlice, VariableSlice, dtype_name
 
 CHUNK_BYTES = 64 << 20
 """Arrays larger than this are stored in chunks of about this size, so that a part can be read alone."""
@@ -23,29 +21,15 @@ STREAM_CHUNK_BYTES = 8 << 20
 """The same where the chief writes what the tasks send."""
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A variable, or one slice of a partitioned variable, under its name in checkpoints.
-
-    Attributes:
-        name: the name in checkpoints; the slices of one partitioned variable share it.
-        variable: the variable.
-        full_shape: shape of the whole.
-        offset: where this slice begins in it.
-    """
-
-    name: str
-    variable: Variable
-    full_shape: tuple[int, ...]
-    offset: tuple[int, ...]
-
-
-def saved_variables(var_list: Any) -> list[Saved]:
+def saved_variables(var_list: Any) -> dict[Variable, ArraySlice]:
     """The variables that ``var_list`` names.
 
     Args:
         var_list: None for all global variables of the default graph, a list of variables, or a dictionary from names in
             checkpoints to variables or lists of slices.
+
+    Returns:
+        The place of each in checkpoints; the slices of one partitioned variable share a key.
 
     Raises:
         TypeError: something else.
@@ -59,77 +43,66 @@ def saved_variables(var_list: Any) -> list[Saved]:
         items = [("", v) for v in var_list]
     else:
         raise TypeError(f"var_list must be a list or a dictionary of variables, not {type(var_list).__name__}")
-    found: list[Saved] = []
-    names: dict[Variable, str] = {}
+    found: dict[Variable, ArraySlice] = {}
     for given, variable in items:
         if not isinstance(variable, Variable):
             raise TypeError(f"var_list holds {variable!r}: only variables can be saved")
-        info = variable.save_slice_info
-        name = given or (info.full_name if info is not None else variable.op.name)
-        if variable in names:
-            raise ValueError(f"The same variable would be restored with two names: {names[variable]!r} and {name!r}")
-        names[variable] = name
-        if info is None:
-            found.append(Saved(name, variable, variable.shape, (0,) * len(variable.shape)))
-        else:
-            found.append(Saved(name, variable, tuple(info.full_shape), tuple(info.var_offset)))
-    _check_unique(found)
+        place = variable.save_slice_info or ArraySlice.whole(variable.op.name, variable.shape, variable.dtype)
+        place = replace(place, key=given or place.key)
+        if variable in found:
+            raise ValueError(
+                f"The same variable would be restored with two names: {found[variable].key!r} and {place.key!r}"
+            )
+        found[variable] = place
+    for name, parts in _by_key(found).items():
+        size = sum(math.prod(s.shape) for s in written(parts).values())
+        wholes = {s.full_shape for s in parts.values()}
+        if len(wholes) > 1 or (len(parts) > 1 and size != math.prod(wholes.pop())):
+            raise ValueError(f"At least two variables have the same name: {name}")
     return found
 
 
-def _check_unique(saved: Sequence[Saved]) -> None:
-    parts: dict[str, list[Saved]] = {}
-    for s in saved:
-        parts.setdefault(s.name, []).append(s)
-    for name, same in parts.items():
-        size = sum(math.prod(s.variable.shape) for s in written(same))
-        whole = math.prod(same[0].full_shape)
-        if len({s.full_shape for s in same}) > 1 or (len(same) > 1 and size != whole):
-            raise ValueError(f"At least two variables have the same name: {name}")
+def _by_key(saved: Mapping[Variable, ArraySlice]) -> dict[str, dict[Variable, ArraySlice]]:
+    found: dict[str, dict[Variable, ArraySlice]] = {}
+    for variable, place in saved.items():
+        found.setdefault(place.key, {})[variable] = place
+    return found
 
 
-def written(saved: Sequence[Saved]) -> list[Saved]:
+def written(saved: Mapping[Variable, ArraySlice]) -> dict[Variable, ArraySlice]:
     """What is written: of slots that all parts of a variable have alike, such as a count, the first one."""
-    chosen: list[Saved] = []
+    chosen: dict[Variable, ArraySlice] = {}
     shared: set[str] = set()
-    for s in saved:
-        if s.variable.save_slice_info is not None and s.variable.shape == s.full_shape:
-            if s.name in shared:
+    for variable, place in saved.items():
+        if variable.save_slice_info is not None and place.shape == place.full_shape:
+            if place.key in shared:
                 continue
-            shared.add(s.name)
-        chosen.append(s)
+            shared.add(place.key)
+        chosen[variable] = place
     return chosen
 
 
-def slices_of(session: Session, saved: Sequence[Saved], *, stream: bool = False) -> list[VariableSlice]:
+def slices_of(session: Session, saved: Mapping[Variable, ArraySlice], *, stream: bool = False) -> list[VariableSlice]:
     """Where the variables live, and how their arrays are cut on disk."""
-    placement = session.placement([s.variable for s in saved])
-    boundaries: dict[str, list[Saved]] = {}
-    for s in saved:
-        boundaries.setdefault(s.name, []).append(s)
+    placement = session.placement(list(saved))
+    limit = STREAM_CHUNK_BYTES if stream else CHUNK_BYTES
+    chunks = {key: _chunk(list(parts.values()), limit) for key, parts in _by_key(saved).items()}
     return [
-        VariableSlice(
-            s.variable.spec,
-            placement[s.variable],
-            s.name,
-            s.full_shape,
-            s.offset,
-            _chunk(boundaries[s.name], STREAM_CHUNK_BYTES if stream else CHUNK_BYTES),
-        )
-        for s in saved
+        VariableSlice(variable.spec, placement[variable], replace(place, chunk=chunks[place.key]))
+        for variable, place in saved.items()
     ]
 
 
-def _chunk(parts: Sequence[Saved], limit: int) -> tuple[int, ...]:
+def _chunk(parts: Sequence[ArraySlice], limit: int) -> tuple[int, ...]:
     """Chunk shape of one array: no chunk crosses the boundary of two slices, most are about ``limit`` bytes."""
     full = parts[0].full_shape
     if not full:
         return ()
     chunk = [
-        math.gcd(*(b for p in parts for b in (p.offset[d], p.variable.shape[d]) if b)) if len(parts) > 1 else full[d]
+        math.gcd(*(b for p in parts for b in (p.offset[d], p.shape[d]) if b)) if len(parts) > 1 else full[d]
         for d in range(len(full))
     ]
-    itemsize = max(parts[0].variable.dtype.itemsize, 1)
+    itemsize = max(parts[0].dtype.itemsize, 1)
     for d in range(len(full)):
         row = math.prod(chunk[d + 1 :]) * itemsize
         rows = max(1, limit // max(row, 1))
@@ -142,20 +115,19 @@ def _chunk(parts: Sequence[Saved], limit: int) -> tuple[int, ...]:
     return tuple(max(c, 1) for c in chunk)
 
 
-def described(
-    saved: Sequence[Saved], slices: Sequence[VariableSlice], sizes: Mapping[str, int]
-) -> dict[str, SavedVariable]:
-    """What the manifest says of the variables; ``sizes`` are the bytes of string variables on disk."""
-    parts: dict[str, list[tuple[str, tuple[int, ...], tuple[int, ...]]]] = {}
-    for s, piece in zip(saved, slices, strict=True):
-        parts.setdefault(s.name, []).append((piece.task, s.offset, s.variable.shape))
-    return {
-        s.name: SavedVariable(dtype_name(s.variable.dtype), s.full_shape, tuple(parts[s.name]), sizes.get(s.name, 0))
-        for s in saved
-    }
+def described(slices: Sequence[VariableSlice]) -> dict[str, StoredArray]:
+    """What the manifest says of the variables of a snapshot."""
+    found: dict[str, StoredArray] = {}
+    for s in slices:
+        key, dtype, shape = s.array.key, dtype_name(s.array.dtype), s.array.full_shape
+        known = found.get(key, StoredArray(key, key, dtype, shape, s.encoded))
+        found[key] = replace(known, slices=(*known.slices, (s.task, s.array.offset, s.array.shape)))
+    return found
 
 
-def match(reader: CheckpointReader, saved: Sequence[Saved], *, partial: bool) -> list[tuple[Saved, Stored]]:
+def match(
+    reader: CheckpointReader, saved: Mapping[Variable, ArraySlice], *, partial: bool
+) -> dict[Variable, StoredArray]:
     """Pairs variables with what a checkpoint holds.
 
     Args:
@@ -167,21 +139,20 @@ def match(reader: CheckpointReader, saved: Sequence[Saved], *, partial: bool) ->
         NotFoundError: names are missing; lists all that does not fit.
         InvalidArgumentError: shapes or dtypes differ; lists all that does not fit.
     """
-    missing, wrong, pairs = [], [], []
-    for s in saved:
-        stored = reader.arrays.get(s.name)
+    missing, wrong = [], []
+    pairs: dict[Variable, StoredArray] = {}
+    for variable, place in saved.items():
+        stored = reader.arrays.get(place.key)
+        described = f"{dtype_name(place.dtype)}{list(place.full_shape)}"
         if stored is None:
-            missing.append(f"{s.name} {dtype_name(s.variable.dtype)}{list(s.full_shape)}")
-        elif (stored.shape, stored.dtype) != (s.full_shape, dtype_name(s.variable.dtype)):
-            wrong.append(
-                f"{s.name}: the variable is {dtype_name(s.variable.dtype)}{list(s.full_shape)}, "
-                f"the checkpoint has {stored.dtype}{list(stored.shape)}"
-            )
+            missing.append(f"{place.key} {described}")
+        elif (there := f"{stored.dtype}{list(stored.shape)}") != described:
+            wrong.append(f"{place.key}: the variable is {described}, the checkpoint has {there}")
         else:
-            pairs.append((s, stored))
+            pairs[variable] = stored
     if not wrong and (partial or not missing):
         return pairs
-    names = {s.name for s in saved}
+    names = {place.key for place in saved.values()}
     extra = [f"{a.name} {a.dtype}{list(a.shape)}" for a in reader.arrays.values() if a.name not in names]
     parts = [f"Restoring from checkpoint failed: {reader.path} does not fit the graph."]
     if missing:
@@ -195,34 +166,15 @@ def match(reader: CheckpointReader, saved: Sequence[Saved], *, partial: bool) ->
     raise (InvalidArgumentError if wrong else NotFoundError)(" ".join(parts))
 
 
-def restore_slices(session: Session, pairs: Sequence[tuple[Saved, Stored]]) -> list[VariableSlice]:
+def restore_slices(
+    session: Session, saved: Mapping[Variable, ArraySlice], pairs: Mapping[Variable, StoredArray]
+) -> list[VariableSlice]:
     """What each task reads."""
-    placement = session.placement([s.variable for s, _ in pairs])
+    placement = session.placement(list(pairs))
     return [
-        VariableSlice(
-            s.variable.spec,
-            placement[s.variable],
-            stored.key,
-            (stored.encoded,) if s.variable.dtype == np.dtype(object) else s.full_shape,
-            (0,) if s.variable.dtype == np.dtype(object) else s.offset,
-        )
-        for s, stored in pairs
+        VariableSlice(variable.spec, placement[variable], replace(saved[variable], key=stored.key), stored.encoded)
+        for variable, stored in pairs.items()
     ]
-
-
-@dataclass(frozen=True)
-class SaveSliceInfo:
-    """Where a variable belongs in an array of a checkpoint.
-
-    Attributes:
-        full_name: name of the array.
-        full_shape: its shape.
-        var_offset: where the variable begins in it.
-    """
-
-    full_name: str
-    full_shape: tuple[int, ...]
-    var_offset: tuple[int, ...]
 
 
 def partitioned(name: str, parts: Sequence[Variable]) -> None:
@@ -246,7 +198,9 @@ def partitioned(name: str, parts: Sequence[Variable]) -> None:
     full_shape = (sum(p.shape[0] for p in parts), *parts[0].shape[1:])
     first = 0
     for part in parts:
-        part.save_slice_info = SaveSliceInfo(name, full_shape, (first, *(0 for _ in part.shape[1:])))
+        part.save_slice_info = ArraySlice(
+            name, part.shape, part.dtype, full_shape, (first, *(0 for _ in part.shape[1:]))
+        )
         first += part.shape[0]
 
 
@@ -259,8 +213,8 @@ def slot_of(variable: Variable, slot: Variable, name: str) -> None:
     info = variable.save_slice_info
     if info is None:
         return
-    full_name = f"{info.full_name}/{name}"
+    key = f"{info.key}/{name}"
     if slot.shape == variable.shape:
-        slot.save_slice_info = SaveSliceInfo(full_name, info.full_shape, info.var_offset)
+        slot.save_slice_info = replace(info, key=key, dtype=slot.dtype)
     else:
-        slot.save_slice_info = SaveSliceInfo(full_name, slot.shape, (0,) * len(slot.shape))
+        slot.save_slice_info = ArraySlice.whole(key, slot.shape, slot.dtype)

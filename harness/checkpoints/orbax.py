@@ -1,21 +1,22 @@
 """Orbax at work: its CheckpointManager names, finalises and retains; the tasks write the arrays.
 
-The manager saves a tree of stand-ins, one for each variable. The handler of their type has every task write its own
-variables into the temporary directory, each into a store of its own. These are merged, and looked through, before the
-checkpoint gets its name.
+The manager saves a tree of the manifest's entries, one for each variable. The handler of their type has every task
+write its own variables into the temporary directory, each into a store of its own. These are merged, and looked
+through, before the checkpoint gets its name.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
+import functools
 import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import jax
 import orbax.checkpoint as ocp
@@ -24,47 +25,32 @@ from etils import epath
 
 from harness.checkpoints import layout
 from harness.checkpoints.layout import REPLACED
-from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
+from harness.checkpoints.manifest import Manifest, StoredArray
 from runtime import AbortedError, DataLossError, InternalError, OpError, ResourceExhaustedError
-from runtime.lowlevel import CheckpointFile, one_line, storage
+from runtime.lowlevel import one_line, storage
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
 _FULL = (28, 122, 27)  # ENOSPC, EDQUOT, EFBIG
 
 
-@dataclass
-class RemoteArray:
-    """Stands for a variable that a task will write; Orbax never sees its value."""
+class Phases(Protocol):
+    """What of a save happens while Orbax makes its checkpoint, in this order."""
 
-    shape: tuple[int, ...]
-    dtype: Any
-    nbytes: int = 0
+    def begin(self, sequence: int) -> Manifest:
+        """Gives what is to be saved, under its number in the order of saves."""
 
+    def write(self, item: str) -> Future[None]:
+        """Begins to write the arrays into a directory."""
 
-@dataclass
-class Save:
-    """One save.
+    def merge(self, item: epath.Path) -> None:
+        """Makes one store of what was written."""
 
-    Attributes:
-        step: the step.
-        manifest: all but its files.
-        leaves: stand-ins by name.
-        process_ids: ids of the stores that will be written, and no others.
-        write: has the tasks write into a directory; gives the files, relative to it.
-        confirm: raises AbortedError when another chief has claimed the tasks meanwhile.
-        metrics: for keeping the best.
-    """
+    def complete(self, temporary: str) -> None:
+        """Looks through a checkpoint that has all but its name, and adds what belongs to it."""
 
-    step: int
-    manifest: Manifest
-    leaves: Mapping[str, RemoteArray]
-    process_ids: Sequence[str]
-    write: Callable[[str], Sequence[CheckpointFile]]
-    confirm: Callable[[], object]
-    metrics: Mapping[str, float] | None = None
-    item: str = ""
-    files: list[CheckpointFile] = field(default_factory=list)
+    def confirm(self) -> None:
+        """Raises AbortedError unless the checkpoint may get its name."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +72,10 @@ class Retention:
     metric: str = ""
     best_mode: str = "min"
     digits: int | None = None
+
+    def name_of(self, step: int) -> str:
+        """Name of a step's directory."""
+        return str(step).zfill(self.digits or 0)
 
     def metric_of(self, metrics: Mapping[str, float]) -> float:
         """The value that checkpoints are compared by: without one, or with NaN, a checkpoint is the worst."""
@@ -126,64 +116,84 @@ class Directory:
     def __init__(self, path: str, lock: threading.RLock) -> None:
         self.path = path
         self._lock = lock
-        self._manager: ocp.CheckpointManager | None = None
-        self._retention = Retention()
-        self._sequence: dict[int, int] = {}
-        self._save: Save | None = None
         self._cleaned = False
 
-    # -- opening -----------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def opened(self, retention: Retention) -> Iterator[None]:
-        """A context in which this directory can be saved into, by one thread at a time.
+    def save(self, step: int, phases: Phases, retention: Retention, metrics: Mapping[str, float] | None = None) -> None:
+        """Saves and waits until the checkpoint is on disk, whole and durable, and what is not kept is gone.
 
         The first time, what dead chiefs left behind is cleaned away: the tasks must have been claimed before.
+
+        Args:
+            step: the step.
+            phases: of the save.
+            retention: what to keep.
+            metrics: for keeping the best.
+
+        Raises:
+            ResourceExhaustedError: the disk is full.
+            OpError: what went wrong on a task.
         """
-        with self._lock, _quiet:
-            self._retention = retention
+        with self._lock, _quiet, contextlib.ExitStack() as stack:
             try:
                 if not self._cleaned:
                     self._clean()
-                self._manager = self._open()
+                steps = layout.ranked(layout.steps_in(self.path))
+                sequence = {found.number: number for number, found, _ in steps}
+                manager = self._open(step, phases, retention, sequence)
             except Exception as error:
                 raise _named(error, self.path) from None
+            stack.callback(manager.close)
             self._cleaned = True
+            manifest = phases.begin(max(sequence.values(), default=0) + 1)
+            sequence[step] = manifest.sequence
+            displaced = self._displace(manager, step)
             try:
-                yield
-            finally:
-                manager, self._manager = self._manager, None
-                if manager is not None:
-                    manager.close()
+                manager.save(
+                    step,
+                    args=ocp.args.PyTreeSave(dict(manifest.variables), custom_metadata=_sharding(manifest)),
+                    metrics=None if metrics is None else {name: float(value) for name, value in metrics.items()},
+                    custom_metadata={"bellwether": {"epoch": manifest.epoch, "sequence": manifest.sequence}},
+                    force=True,
+                )
+                manager.wait_until_finished()
+                manager.check_for_errors()
+                if all(found.number != step for found in layout.steps_in(self.path)):
+                    raise DataLossError(
+                        f"step {step} did not appear in {self.path}: somebody removed it while it was written"
+                    )
+            except BaseException as error:
+                reason = _named(error, self.path) if isinstance(error, Exception) else error
+                stack.pop_all()
+                self._abandon(manager, displaced, fenced=isinstance(reason, AbortedError))
+                raise reason from None
+            self._purge()
 
-    def next_sequence(self) -> int:
-        """The sequence number of the next checkpoint."""
-        with self._lock:
-            return max(self._sequence.values(), default=0) + 1
-
-    def _open(self) -> ocp.CheckpointManager:
-        self._sequence = {step.number: sequence for sequence, step, _ in layout.ranked(layout.steps_in(self.path))}
-        retention = self._retention
+    def _open(
+        self, step: int, phases: Phases, retention: Retention, sequence: Mapping[int, int]
+    ) -> ocp.CheckpointManager:
+        local = storage.is_local(self.path)
+        # Where there is no rename, Orbax writes into the final directory.
+        final = str(epath.Path(self.path) / retention.name_of(step))
         handler = ocp.PyTreeCheckpointHandler(
-            type_handler_registry=ocp.type_handlers.create_type_handler_registry((RemoteArray, _Handler(self))),
+            type_handler_registry=ocp.type_handlers.create_type_handler_registry((StoredArray, _Handler(phases))),
             multiprocessing_options=_this_process_only(),
         )
         # Orbax's own looks for what was written with a pattern: a path like runs/layers=[100,50] means another there.
-        handler.finalize = self.merge
+        handler.finalize = phases.merge
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=_Keep(retention, self._sequence),
+            preservation_policy=_Keep(retention, sequence),
             best_fn=retention.metric_of if retention.best else None,
             best_mode=retention.best_mode,
             step_format_fixed_length=retention.digits,
             cleanup_tmp_directories=not self._cleaned,
             todelete_subdir=REMOVED,
-            temporary_path_class=_temporary_path_class(self) if storage.is_local(self.path) else None,
+            temporary_path_class=_temporary_path_class(phases) if local else None,
             create=False,
             multiprocessing_options=_this_process_only(),
             async_options=ocp.AsyncOptions(
                 create_directories_asynchronously=False,
                 timeout_secs=24 * 3600,
-                post_finalization_callback=None if storage.is_local(self.path) else self._complete_remote,
+                post_finalization_callback=None if local else functools.partial(phases.complete, final),
             ),
         )
         epath.Path(self.path).mkdir(parents=True, exist_ok=True)
@@ -211,56 +221,8 @@ class Directory:
         for directory in leaving:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def save(self, save: Save) -> str:
-        """Saves and waits until the checkpoint is on disk, whole and durable.
-
-        Returns:
-            The path of the checkpoint.
-
-        Raises:
-            ResourceExhaustedError: the disk is full.
-            OpError: what went wrong on a task.
-        """
-        with self._lock:
-            assert self._manager is not None
-            before = dict(self._sequence)
-            self._sequence[save.step] = save.manifest.sequence
-            self._save = save
-            displaced = self._displace(save.step)
-            done = False
-            reason: Exception | None = None
-            try:
-                self._manager.save(
-                    save.step,
-                    args=ocp.args.PyTreeSave(dict(save.leaves), custom_metadata=_sharding(save.manifest)),
-                    metrics=dict(save.metrics) if save.metrics is not None else None,
-                    custom_metadata={"bellwether": {"epoch": save.manifest.epoch, "sequence": save.manifest.sequence}},
-                    force=True,
-                )
-                self._manager.wait_until_finished()
-                self._manager.check_for_errors()
-                path = self._path_of(save.step)
-                done = True
-            except Exception as error:
-                reason = _named(error, self.path)
-                raise reason from None
-            finally:
-                self._save = None
-                if not done:
-                    self._sequence = before
-                    self._abandon(displaced, fenced=isinstance(reason, AbortedError))
-            self._purge()
-            return path
-
-    def _path_of(self, step: int) -> str:
-        for found in layout.steps_in(self.path):
-            if found.number == step:
-                return found.path
-        raise DataLossError(f"step {step} did not appear in {self.path}: somebody removed it while it was written")
-
-    def _displace(self, step: int) -> str | None:
+    def _displace(self, manager: ocp.CheckpointManager, step: int) -> str | None:
         """Moves an older checkpoint of the same step out of the way; it comes back if the save fails."""
-        assert self._manager is not None
         for found in layout.steps_in(self.path):
             if found.number == step:
                 if os.path.basename(os.path.dirname(found.path)) == REPLACED:
@@ -269,22 +231,20 @@ class Directory:
                 os.makedirs(os.path.dirname(aside), exist_ok=True)
                 shutil.rmtree(aside, ignore_errors=True)
                 os.rename(found.path, aside)
-                self._manager.reload()
+                manager.reload()
                 return aside
         return None
 
-    def _abandon(self, displaced: str | None, *, fenced: bool) -> None:
-        """After a failed save: no leftovers, and no manager, which still believes what it hoped for.
+    def _abandon(self, manager: ocp.CheckpointManager, displaced: str | None, *, fenced: bool) -> None:
+        """After a failed save: no leftovers.
 
         Who was fenced off touches nothing: what is there may be another chief's. If none has come after all (a task had
         restarted), the next save cleans up.
         """
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            try:
-                manager.close()
-            except Exception as error:
-                logging.info("closing a checkpoint manager after a failed save: %s", error)
+        try:
+            manager.close()
+        except Exception as error:
+            logging.info("closing a checkpoint manager after a failed save: %s", error)
         if fenced:
             self._cleaned = False
             return
@@ -294,86 +254,6 @@ class Directory:
             for name in os.listdir(self.path):
                 if layout.TEMPORARY in name:
                     shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
-        self._manager = self._open()
-
-    # -- called by Orbax ---------------------------------------------------------------------------------------
-
-    def write(self, directory: str) -> concurrent.futures.Future[None]:
-        """Begins to write the arrays of the save under way."""
-        save = self._save
-        assert save is not None
-        save.item = os.path.basename(directory).partition(layout.TEMPORARY)[0]
-        future: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-        def work() -> None:
-            try:
-                self._write(save, directory)
-                future.set_result(None)
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=work, name="checkpoint-write", daemon=True).start()
-        return future
-
-    def _write(self, save: Save, directory: str) -> None:
-        save.files = [replace(f, path=f"{save.item}/{f.path}") for f in save.write(directory)]
-        self._check_writers(save, directory)
-
-    def _check_writers(self, save: Save, directory: str) -> None:
-        wanted = set(_stores(save))
-        found = {c.name for c in epath.Path(directory).iterdir() if c.name.startswith(layout.STORE_OF_TASK)}
-        if found != wanted:
-            raise AbortedError(
-                f"{directory} was written by {sorted(found)} instead of {sorted(wanted)}: two chiefs are at work"
-            )
-
-    def merge(self, directory: epath.Path) -> None:
-        """Makes one store of what the tasks have written, each its own."""
-        assert self._save is not None
-        storage.merge(str(directory), _stores(self._save))
-
-    def confirm(self) -> None:
-        """Makes sure that no other chief has come while this one wrote, or was frozen."""
-        assert self._save is not None
-        self._save.confirm()
-
-    def _complete_remote(self) -> None:
-        assert self._save is not None  # where there is no rename, Orbax writes into the final directory
-        self.complete(str(epath.Path(self.path) / str(self._save.step).zfill(self._retention.digits or 0)))
-
-    def complete(self, temporary: str) -> None:
-        """Adds the manifest to a checkpoint that is complete but for its name.
-
-        Raises:
-            DataLossError: an array is not there when it is looked for: nobody could restore it.
-        """
-        save = self._save
-        assert save is not None
-        item = str(epath.Path(temporary) / save.item)
-        self._check_writers(save, item)
-        arrays = {
-            name: ((v.encoded,), "uint8") if v.encoded or v.dtype == "string" else (v.shape, v.dtype)
-            for name, v in save.manifest.variables.items()
-        }
-        problems = storage.lacking(item, arrays)
-        if problems:
-            raise DataLossError(
-                f"what was written for step {save.step} cannot be read again: {'; '.join(problems[:3])}"
-            )
-        known = {f.path for f in save.files}
-        rest = []
-        if storage.is_local(temporary):
-            for path in storage.files_below(temporary):
-                if path not in known and path not in UNCHECKED:
-                    size, crc = storage.checksum(os.path.join(temporary, path))
-                    rest.append(CheckpointFile(path, size, crc))
-        manifest = replace(save.manifest, files=[*save.files, *rest])
-        (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
-
-
-def _stores(save: Save) -> list[str]:
-    """The stores of which a save is made, below the directory of its arrays."""
-    return [f"{layout.STORE_OF_TASK}{i}" for i in save.process_ids]
 
 
 class _Manager(ocp.CheckpointManager):  # type: ignore[misc]
@@ -403,17 +283,17 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
 
 
 class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
-    """Has the tasks write what the stand-ins stand for; in the checkpoint they are plain arrays."""
+    """Has the tasks write what the entries of the manifest tell of; in the checkpoint they are plain arrays."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, phases: Phases) -> None:
         super().__init__()
-        self._directory = directory
+        self._phases = phases
 
     async def serialize(self, values: Sequence[Any], infos: Sequence[Any], args: Any = None) -> Sequence[Any]:
-        return [self._directory.write(str(infos[0].parent_dir))]
+        return [self._phases.write(str(infos[0].parent_dir))]
 
 
-def _temporary_path_class(directory: Directory) -> Any:
+def _temporary_path_class(phases: Phases) -> Any:
     base = ocp.path.atomicity.AtomicRenameTemporaryPath
 
     class SyncedRename(base):  # type: ignore[misc, valid-type]
@@ -424,7 +304,7 @@ def _temporary_path_class(directory: Directory) -> Any:
             if layout.TEMPORARY in final.parent.name:  # an item of a step: the step comes later
                 await super().finalize(*args, **kwargs)
                 return
-            directory.complete(str(self.get()))
+            phases.complete(str(self.get()))
             synced = final.parent / f"{final.name}{layout.TEMPORARY}-synced"
             shutil.rmtree(synced, ignore_errors=True)
             self._final_path = synced  # Orbax writes its last metadata and renames; nobody sees this name
@@ -433,7 +313,7 @@ def _temporary_path_class(directory: Directory) -> Any:
             finally:
                 self._final_path = final
             storage.sync_tree(str(synced), files=True)
-            directory.confirm()
+            phases.confirm()
             os.rename(synced, final)
             storage.sync(str(final.parent))
 

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from absl import logging
 from etils import epath
 
 from harness.checkpoints import layout
-from harness.checkpoints.manifest import Manifest, read_manifest
+from harness.checkpoints.manifest import Manifest, StoredArray, read_manifest
 from runtime import DataLossError, FailedPreconditionError, NotFoundError
 from runtime.lowlevel import Array, DType, canonical_dtype, storage
-
-
-@dataclass(frozen=True)
-class Stored:
-    """An array in a checkpoint.
-
-    Attributes:
-        name: what it is called; nested trees of other programs give ``outer/inner``.
-        key: its path in the store.
-        dtype: numpy's or ml_dtypes' name, or "string".
-        shape: its shape.
-        encoded: bytes of a string array on disk; 0 for others.
-    """
-
-    name: str
-    key: str
-    dtype: str
-    shape: tuple[int, ...]
-    encoded: int = 0
 
 
 class CheckpointReader:
@@ -70,7 +49,7 @@ class CheckpointReader:
         self.ocdbt = layout.exists(epath.Path(self.item) / layout.MERGED_STORE)
         self.zarr3 = bool(tree.get("use_zarr3"))
         if self.manifest is not None:
-            found = [Stored(n, n, v.dtype, v.shape, v.encoded) for n, v in self.manifest.variables.items()]
+            found = list(self.manifest.variables.values())
         else:
             found = list(self._foreign(tree))
         self.arrays = {s.name: s for s in sorted(found, key=lambda s: s.name)}
@@ -84,7 +63,7 @@ class CheckpointReader:
                 raise other from None
             raise DataLossError(f"{self.path} is damaged: {layout.ORBAX_TREE_FILE} cannot be read ({error})") from error
 
-    def _foreign(self, tree: dict[str, Any]) -> Iterator[Stored]:
+    def _foreign(self, tree: dict[str, Any]) -> Iterator[StoredArray]:
         for entry in tree["tree_metadata"].values():
             value = entry["value_metadata"]
             if value.get("skip_deserialize") or value.get("value_type") in ("None", "string", "Dict", "List"):
@@ -92,7 +71,7 @@ class CheckpointReader:
             path = [str(k["key"]) for k in entry["key_metadata"]]
             key = ".".join(path)
             shape, dtype = storage.describe(self.item, key, ocdbt=self.ocdbt, zarr3=self.zarr3)
-            yield Stored("/".join(path), key, dtype, shape)
+            yield StoredArray("/".join(path), key, dtype, shape)
 
     def get_variable_to_shape_map(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape."""
@@ -116,12 +95,8 @@ class CheckpointReader:
         stored = self.arrays.get(_plain(name))
         if stored is None:
             raise NotFoundError(f"Key {name} not found in checkpoint {self.path}; it has {', '.join(self.arrays)}")
-        encoded = stored.dtype == "string"
-        shape = (stored.encoded,) if encoded else stored.shape
-        dtype = np.dtype(np.uint8) if encoded else canonical_dtype(stored.dtype)
-        placed = storage.Placed(stored.key, shape, dtype, shape, (0,) * len(shape), ())
-        array = storage.read_arrays(self.item, [placed], ocdbt=self.ocdbt, zarr3=self.zarr3)[0]
-        return storage.decode_strings(array, stored.shape) if encoded else array
+        array = storage.read_arrays(self.item, [stored.stored], ocdbt=self.ocdbt, zarr3=self.zarr3)[0]
+        return storage.decode_strings(array, stored.shape) if stored.dtype == "string" else array
 
     def debug_string(self) -> str:
         """One line for each array: name, dtype and shape."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import threading
 import time
@@ -20,7 +19,7 @@ from harness.checkpoints.layout import (
     get_checkpoint_state,
     latest_checkpoint,
 )
-from harness.checkpoints.manifest import Manifest, quick_problems, read_manifest
+from harness.checkpoints.manifest import quick_problems, read_manifest
 from harness.checkpoints.reader import (
     CheckpointReader,
     list_variables,
@@ -28,18 +27,10 @@ from harness.checkpoints.reader import (
     load_variable,
     put_together,
 )
+from harness.checkpoints.save_job import History, SaveHandle, SaveJob
 from harness.checkpoints.states import restore_states
-from runtime import (
-    DataLossError,
-    GraphKeys,
-    InvalidArgumentError,
-    NotFoundError,
-    OpError,
-    Session,
-    Tensor,
-    Variable,
-)
-from runtime.lowlevel import CheckpointFile, Snapshot, VariableSlice, storage
+from runtime import DataLossError, NotFoundError, Session, Variable
+from runtime.lowlevel import ArraySlice, CheckpointFile, storage
 from runtime.lowlevel import metrics as process_metrics
 
 __all__ = [
@@ -57,8 +48,6 @@ __all__ = [
 
 TF_NEVER_HOURS = 10000.0
 """TF1's default of ``keep_checkpoint_every_n_hours``, which means: do not."""
-PROGRESS_SECS = 2.0
-"""A save that takes longer says every so many seconds how far it is."""
 
 
 class Saver:
@@ -111,7 +100,7 @@ class Saver:
         if defer_build and var_list:
             raise ValueError("If `var_list` is provided then build cannot be deferred: leave one of them out")
         hours = keep_checkpoint_every_n_hours
-        self._retention_options: dict[str, Any] = {
+        self._retention: dict[str, Any] = {
             "max_to_keep": max_to_keep,
             "every_n_hours": None if hours is None or hours >= TF_NEVER_HOURS else hours,
             "best": max_to_keep_best,
@@ -122,18 +111,21 @@ class Saver:
         self._var_list = var_list
         self._allow_empty = allow_empty
         self._stream = transfer == "stream"
-        self._saved: list[names.Saved] | None = None
+        self._saved: dict[Variable, ArraySlice] | None = None
         self._lock = threading.Lock()
         self._running: SaveHandle | None = None
         self._series: str | None = None
         self._recovered: list[str] = []
-        self._states: dict[str, dict[str, Any]] = {}
+        self._history = History()
         self.skipped = 0
         """Saves that were due while another one was still running."""
-        self.failed = 0
-        """Saves that failed."""
         if not defer_build:
             self.build()
+
+    @property
+    def failed(self) -> int:
+        """Saves that failed."""
+        return self._history.failed
 
     def build(self) -> None:
         """Looks for the variables to save; raises as the constructor does."""
@@ -143,7 +135,7 @@ class Saver:
                 raise ValueError("No variables to save")
             self._saved = saved
 
-    def _variables(self) -> list[names.Saved]:
+    def _variables(self) -> dict[Variable, ArraySlice]:
         self.build()
         assert self._saved is not None
         return self._saved
@@ -199,12 +191,25 @@ class Saver:
                 return None
         if running is not None:
             running.wait()
-        handle = self._begin(sess, series, names.written(saved), global_step, metrics)
+        job = SaveJob(
+            sess,
+            series,
+            names.written(saved),
+            stream=self._stream,
+            retention=self._retention,
+            metrics=metrics,
+            history=self._history,
+        )
+        handle = job.take(global_step)
+        with self._lock:
+            self._running = handle
+            self._series = series
+        job.start()
         handle.blocked_secs = time.monotonic() - started
         return handle.result() if wait else handle
 
     def _check_metrics(self, metrics: Mapping[str, float]) -> None:
-        best = self._retention_options["metric"]
+        best = self._retention["metric"]
         if best and best not in metrics:
             raise ValueError(f"metrics has no {best!r}, which is best_metric: it has {', '.join(metrics) or 'nothing'}")
         for name, value in metrics.items():
@@ -212,110 +217,6 @@ class Saver:
                 float(value)
             except (TypeError, ValueError):
                 raise ValueError(f"the metric {name!r} must be a number, not {value!r}") from None
-
-    def _begin(
-        self,
-        sess: Session,
-        series: str,
-        saved: Sequence[names.Saved],
-        global_step: object,
-        metrics: Mapping[str, float] | None,
-    ) -> SaveHandle:
-        slices = names.slices_of(sess, saved, stream=self._stream)
-        step, key = step_of(sess, saved, global_step)
-        states = RequestedStates(sess)
-        snapshot = sess.checkpoint_coordinator.snapshot(slices, key)
-        if step is None:
-            step = next_step(series) if snapshot.number is None else snapshot.number
-        handle = SaveHandle(step, snapshot.paused_secs)
-        with self._lock:
-            self._running = handle
-            self._series = series
-        arguments = (handle, sess, series, saved, slices, snapshot, metrics, states)
-        threading.Thread(target=self._run, args=arguments, name="checkpoint-save").start()
-        return handle
-
-    def _run(
-        self,
-        handle: SaveHandle,
-        sess: Session,
-        series: str,
-        saved: Sequence[names.Saved],
-        slices: Sequence[VariableSlice],
-        snapshot: Snapshot,
-        metrics: Mapping[str, float] | None,
-        states: RequestedStates,
-    ) -> None:
-        started = time.monotonic()
-        progress = threading.Thread(target=log_progress, args=(handle, sess, snapshot), name="checkpoint-progress")
-        progress.start()
-        path, error = "", None
-        try:
-            path = self._write(handle.step, sess, series, saved, slices, snapshot, metrics, states)
-            process_metrics.add("checkpoints_total")
-            process_metrics.add("checkpoint_seconds_total", time.monotonic() - started)
-            process_metrics.add("checkpoint_bytes_total", snapshot.nbytes)
-        except BaseException as reason:
-            error = reason
-            self.failed += 1
-            process_metrics.add("checkpoints_failed_total")
-            logging.error("saving step %d to %s failed: %s", handle.step, series, reason)
-        finally:
-            try:
-                sess.checkpoint_coordinator.release(snapshot)
-            except OpError as reason:
-                logging.info("releasing what was saved: %s", reason)
-            handle.end(path, error)
-            progress.join()
-
-    def _write(
-        self,
-        step: int,
-        sess: Session,
-        series: str,
-        saved: Sequence[names.Saved],
-        slices: Sequence[VariableSlice],
-        snapshot: Snapshot,
-        metrics: Mapping[str, float] | None,
-        states: RequestedStates,
-    ) -> str:
-        from harness.checkpoints import orbax  # takes a second to import: only who saves pays for it
-
-        encoded = {
-            s.key: size
-            for t in snapshot.slices
-            for s, size in zip(snapshot.slices[t], snapshot.sizes[t], strict=True)
-            if s.variable.dtype == object
-        }
-        variables = names.described(saved, slices, encoded)
-
-        def write(directory: str) -> list[CheckpointFile]:
-            return sess.checkpoint_coordinator.write(snapshot, directory, stream=self._stream)
-
-        directory = orbax.open_directory(series)
-        with directory.opened(orbax.Retention(**self._retention_options)):
-            self._states = {**self._states, **states.result()}  # who is dead just now will come back for his
-            manifest = Manifest(
-                step,
-                directory.next_sequence(),
-                sess.checkpoint_coordinator.epoch,
-                time.time(),
-                variables,
-                states=self._states,
-                snapshot=snapshot.job,
-            )
-            leaves = {n: orbax.RemoteArray(v.shape, v.dtype) for n, v in variables.items()}
-            ids = list(sess.checkpoint_coordinator.process_ids(snapshot, stream=self._stream).values())
-            numbers = None if metrics is None else {name: float(value) for name, value in metrics.items()}
-            confirm = functools.partial(
-                sess.checkpoint_coordinator.progress, snapshot
-            )  # a task that obeys another chief refuses
-            directory.save(orbax.Save(step, manifest, leaves, ids, write, confirm, numbers))
-        return self._path(series, step)
-
-    def _path(self, series: str, step: int) -> str:
-        digits = self._retention_options["digits"] or 0
-        return f"{series}/{str(step).zfill(digits)}"
 
     def wait(self) -> None:
         """Waits for the end of the save that is running, if there is one, well or not."""
@@ -362,12 +263,14 @@ class Saver:
         if os.path.basename(path).isdigit():
             self._series = self._series or layout.series_of(path)
 
-    def _restore(self, sess: Session, path: str, saved: Sequence[names.Saved], *, partial: bool, verify: bool) -> None:
+    def _restore(
+        self, sess: Session, path: str, saved: Mapping[Variable, ArraySlice], *, partial: bool, verify: bool
+    ) -> None:
         path = storage.absolute(path)  # the tasks may have been started in other directories
         put_together(path)
         reader = CheckpointReader(path)
         pairs = names.match(reader, saved, partial=partial)
-        slices = names.restore_slices(sess, pairs)
+        slices = names.restore_slices(sess, saved, pairs)
         manifest = reader.manifest
         check = None
         if manifest is not None and verify and storage.is_local(path):
@@ -392,7 +295,7 @@ class Saver:
                 )
             except (DataLossError, NotFoundError) as error:  # its own list of names says that all are there
                 raise DataLossError(f"checkpoint {path} is damaged: {error.message}", task=error.task) from None
-        self._states = {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
+        self._history.states = {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
         restore_states(path, sess.task)
 
     def restore_latest(self, sess: Session, checkpoint_dir: str, *, partial: bool = False) -> str | None:
@@ -471,92 +374,6 @@ def _local_problems(path: str, files: Sequence[CheckpointFile]) -> list[str]:
     ]
 
 
-class SaveHandle:
-    """A save that goes on in the background.
-
-    Attributes:
-        step: the step that is saved.
-        blocked_secs: how long ``Saver.save`` held up its caller.
-        paused_secs: how long the tasks held back updates, within that.
-    """
-
-    def __init__(self, step: int, paused_secs: float) -> None:
-        self.step = step
-        self.blocked_secs = 0.0
-        self.paused_secs = paused_secs
-        self._done = threading.Event()
-        self._path = ""
-        self._error: BaseException | None = None
-
-    def done(self) -> bool:
-        """Whether the save has ended, well or not."""
-        return self._done.is_set()
-
-    def result(self, timeout: float | None = None) -> str:
-        """Waits for the end of the save and gives the checkpoint's path.
-
-        Raises:
-            TimeoutError: it did not end within ``timeout`` seconds.
-            OpError: why the save failed.
-        """
-        if not self._done.wait(timeout):
-            raise TimeoutError(f"the save of step {self.step} has not ended after {timeout} s")
-        if self._error is not None:
-            raise self._error
-        return self._path
-
-    def exception(self) -> BaseException | None:
-        """Why the save failed; None while it runs and when it has not."""
-        return self._error
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits for the end of the save, well or not; gives whether it has come within ``timeout`` seconds."""
-        return self._done.wait(timeout)
-
-    def end(self, path: str, error: BaseException | None) -> None:
-        """Tells that the save has ended."""
-        self._path, self._error = path, error
-        self._done.set()
-
-
-def log_progress(handle: SaveHandle, sess: Session, snapshot: Snapshot) -> None:
-    """Says every so many seconds how far a save is, until it has ended."""
-    started = time.monotonic()
-    while not handle.wait(PROGRESS_SECS):
-        try:
-            done = sess.checkpoint_coordinator.progress(snapshot)
-        except OpError:
-            continue  # the save itself will say what is wrong
-        logging.info(
-            "saving step %d: %.0f%% of %.1f MB after %.0f s",
-            handle.step,
-            100 * done / max(snapshot.nbytes, 1),
-            snapshot.nbytes / 1e6,
-            time.monotonic() - started,
-        )
-
-
-class RequestedStates:
-    """The states of all tasks, asked for at once and awaited later: a task that does not answer holds nobody up."""
-
-    def __init__(self, sess: Session) -> None:
-        self._states: dict[str, dict[str, Any]] = {}
-        self._thread = threading.Thread(target=self._request, args=(sess,), name="checkpoint-states")
-        self._thread.start()
-
-    def _request(self, sess: Session) -> None:
-        try:
-            for task, states in sess.checkpoint_coordinator.states().items():
-                self._states[task] = {name: json.loads(value) for name, value in states.items()}
-        except OpError as error:
-            logging.warning("the trainer's states are not in this checkpoint: %s", error)
-
-    def result(self) -> dict[str, dict[str, Any]]:
-        """By task, the states that have come."""
-        self._thread.join()
-        return self._states
-
-
 def check_path(series: str) -> None:
     """Raises ValueError unless ``series`` can be a directory of checkpoints."""
     if not os.path.basename(series):
@@ -569,31 +386,3 @@ def check_path(series: str) -> None:
         for parent in (series, os.path.dirname(series) or "."):
             if os.path.exists(parent) and not os.path.isdir(parent):
                 raise ValueError(f"Parent directory of {series} doesn't exist, can't save: {parent} is a file")
-
-
-def next_step(series: str) -> int:
-    """The number of a checkpoint that is given none."""
-    return max((s.number for s in layout.steps_in(series)), default=-1) + 1
-
-
-def step_of(sess: Session, saved: Sequence[names.Saved], given: Any) -> tuple[int | None, str]:
-    """(step, ""), or (None, key of the variable whose value in the cut is the step)."""
-    if given is None:
-        collected = sess.graph.get_collection(GraphKeys.GLOBAL_STEP)
-        given = collected[0] if collected else None
-        if given is None:
-            return None, ""
-    if isinstance(given, str):
-        given = sess.graph.as_graph_element(given)
-    if isinstance(given, Variable | Tensor):
-        for s in saved:
-            if given is s.variable or (isinstance(given, Tensor) and given.name == s.variable.name):
-                return None, s.name
-        given = sess.run(given)
-    try:
-        step = int(given)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"global_step must be a number, a variable or its name, not {given!r}") from error
-    if step < 0:
-        raise InvalidArgumentError(f"global_step {step} is negative: it cannot name a checkpoint")
-    return step, ""

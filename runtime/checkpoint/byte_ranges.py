@@ -6,8 +6,6 @@ range says where it belongs, so that one that is sent twice (after a broken conn
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -108,37 +106,3 @@ class Incoming:
             return None
         whole, self._data = self._data, np.empty((0,), np.uint8)
         return whole
-
-
-def blocks_of(
-    shape: Sequence[int], itemsize: int, chunk: Sequence[int], offset: Sequence[int], limit: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Cuts a slice of a stored array into blocks that follow each other in memory and share no chunk.
-
-    Args:
-        shape: of the slice.
-        itemsize: bytes of an element.
-        chunk: of the stored array.
-        offset: where the slice begins in that.
-        limit: bytes that a block should have at most; more only where a chunk is larger.
-
-    Yields:
-        (where it begins in the slice, its shape), in C order.
-    """
-    if not shape or not math.prod(shape):
-        yield (0,) * len(shape), tuple(shape)
-        return
-    axis = 0
-    row = math.prod(shape[1:]) * itemsize
-    while axis + 1 < len(shape) and (chunk[axis] == 1 or shape[axis] == 1) and row > limit:
-        axis += 1
-        row = math.prod(shape[axis + 1 :]) * itemsize
-    unit = chunk[axis]
-    step = max(1, limit // (row * unit)) * unit
-    rest = (0,) * (len(shape) - axis - 1)
-    for before in np.ndindex(*shape[:axis]):
-        first = 0
-        while first < shape[axis]:
-            end = min(shape[axis], (offset[axis] + first) // unit * unit + step - offset[axis])
-            yield (*before, first, *rest), (*(1,) * axis, end - first, *shape[axis + 1 :])
-            first = end

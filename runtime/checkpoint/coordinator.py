@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from absl import logging
@@ -23,7 +24,7 @@ from runtime.checkpoint import streaming
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.participant import EPOCHS_AT_ONCE
-from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice, half_done_steps
+from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice, by_task, half_done_steps
 from runtime.checkpoint.storage import write_store
 from runtime.errors import (
     AbortedError,
@@ -38,10 +39,13 @@ from runtime.state.write_gate import PAUSE_SECS
 
 ORDER_SECS = 120.0
 """Time limit of an order that should take milliseconds, but for a claim that waits for an old chief's writes."""
+DROP_SECS = 5.0
 STATES_SECS = 2.0
 CLAIM_TRIES = 10
 SNAPSHOT_TRIES = 3
 """How often a snapshot is begun that turns out not to be of one instant."""
+
+Order = pb.CheckpointOrder
 
 _owner = secrets.randbits(63) | 1
 """This process among the coordinators."""
@@ -95,8 +99,7 @@ class CheckpointCoordinator:
             if self._claimed.issuperset(tasks):
                 return self._epoch
             wanted = sorted(self._claimed.union(tasks))
-            send = pb.CheckpointOrder(kind=pb.CheckpointOrder.QUERY)
-            replies = [(r.epoch, r.owner) for r in self._each(wanted, lambda t: self._request(t, send, ORDER_SECS))]
+            replies = [(r.query.epoch, r.query.owner) for r in self._all(wanted, Order(query=Order.Query()))]
             if len(set(replies)) == 1 and replies[0][0] and replies[0][1] == _owner:
                 self._epoch = replies[0][0]
                 self._claimed.update(wanted)
@@ -119,10 +122,8 @@ class CheckpointCoordinator:
         now = before[task]
         while now < epoch:
             now = min(epoch, now + EPOCHS_AT_ONCE - 1)
-            reply = self._request(
-                task, pb.CheckpointOrder(kind=pb.CheckpointOrder.CLAIM, epoch=now, owner=_owner), ORDER_SECS
-            )
-        return reply.epoch, reply.owner
+            obeys = self._request(task, Order(epoch=now, claim=Order.Claim())).claim
+        return obeys.epoch, obeys.owner
 
     def snapshot(self, slices: Sequence[VariableSlice], number_of: str = "") -> Snapshot:
         """Takes references to variables of all tasks as of one instant, at which no step has half its writes done.
@@ -136,58 +137,57 @@ class CheckpointCoordinator:
             AbortedError: another coordinator has taken over, or a task restarted.
             DeadlineExceededError: the tasks could not be held still together until all had taken their references.
         """
-        by_task: dict[str, list[VariableSlice]] = {}
-        for s in slices:
-            by_task.setdefault(s.task, []).append(s)
-        self.claim(list(by_task))
+        held = by_task(slices)
+        self.claim(list(held))
         for left in reversed(range(SNAPSHOT_TRIES)):
             try:
                 with _snapshotting:
-                    return self._snapshot(by_task, number_of)
+                    return self._snapshot(slices, held, number_of)
             except SnapshotError as error:
                 if not left:
                     raise
                 logging.info("begins the checkpoint again: %s", error)
         raise AssertionError("the last try gives a snapshot or raises")
 
-    def _snapshot(self, by_task: dict[str, list[VariableSlice]], number_of: str) -> Snapshot:
+    def _snapshot(
+        self, slices: Sequence[VariableSlice], held: Mapping[str, Sequence[VariableSlice]], number_of: str
+    ) -> Snapshot:
         job = secrets.randbits(63) | 1
-        tasks = list(by_task)
+        tasks = list(held)
         started = time.monotonic()
         try:
             self._pause(job, tasks)
-            order = self._order(pb.CheckpointOrder.TAKE, job, report=number_of)
-            replies = self._each(
-                tasks, lambda t: self._request(t, _with_slices(order, [s.to_proto() for s in by_task[t]]), ORDER_SECS)
-            )
+
+            def take(task: str) -> pb.CheckpointReply.Taken:
+                messages = [s.to_proto() for s in held[task]]
+                return self._request(task, Order(take=Order.Take(job=job, slices=messages, report=number_of))).take
+
+            replies = self._each(tasks, take)
         except BaseException:
             self.drop(job, tasks)
             raise
         paused = time.monotonic() - started
         number = None
+        sizes: dict[VariableSlice, int] = {}
         for task, reply in zip(tasks, replies, strict=True):
-            if any(s.key == number_of for s in by_task[task]):
+            sizes.update(zip(held[task], reply.sizes, strict=True))
+            if any(s.array.key == number_of for s in held[task]):
                 number = reply.number
-        return Snapshot(
-            job,
-            {t: tuple(s) for t, s in by_task.items()},
-            {t: tuple(r.sizes) for t, r in zip(tasks, replies, strict=True)},
-            number,
-            paused,
-            min(max(r.cores, 1) for r in replies) if replies else 1,
-        )
+        encoded = [replace(s, encoded=sizes[s]) if s.spec.is_string else s for s in slices]
+        cores = min(max(r.cores, 1) for r in replies) if replies else 1
+        return Snapshot(job, tuple(encoded), number, paused, cores)
 
     def _pause(self, job: int, tasks: Sequence[str]) -> None:
-        order = self._order(pb.CheckpointOrder.PAUSE, job, seconds=PAUSE_SECS)
-        replies = self._each(tasks, lambda t: self._request(t, order, ORDER_SECS))
-        waiting = half_done_steps({t: list(r.steps) for t, r in zip(tasks, replies, strict=True)})
+        replies = self._all(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS)))
+        waiting = half_done_steps({t: list(r.pause.steps) for t, r in zip(tasks, replies, strict=True)})
         if not waiting:
             return
-        finished = self._each(
-            list(waiting),
-            lambda t: self._request(t, self._order(pb.CheckpointOrder.PAUSE, job, steps=waiting[t]), ORDER_SECS),
-        )
-        lost = {(s.session, s.step) for reply in finished for s in reply.steps}
+
+        def let_through(task: str) -> pb.CheckpointReply.Steps:
+            order = Order.LetThrough(job=job, steps=waiting[task])
+            return self._request(task, Order(let_through=order)).let_through
+
+        lost = {(s.session, s.step) for reply in self._each(list(waiting), let_through) for s in reply.steps}
         if lost:
             logging.warning(
                 "%d steps lost their worker half-way: the checkpoint holds what they have written", len(lost)
@@ -203,15 +203,16 @@ class CheckpointCoordinator:
         Returns:
             None where a task does not know: it has restarted since, or there were many saves.
         """
-        by_task: dict[str, list[pb.SliceDef]] = {}
-        for s in slices:
-            by_task.setdefault(s.task, []).append(s.to_proto())
-        order = self._order(pb.CheckpointOrder.CHANGED, job)
+        held = by_task(slices)
+
+        def changed(task: str) -> int:
+            order = Order.Changed(job=job, slices=[s.to_proto() for s in held[task]])
+            return self._request(task, Order(changed=order)).changed
+
         try:
-            replies = self._each(list(by_task), lambda t: self._request(t, _with_slices(order, by_task[t]), ORDER_SECS))
+            return any(self._each(list(held), changed))
         except NotFoundError:
             return None
-        return any(reply.number for reply in replies)
 
     def write(self, snapshot: Snapshot, directory: str, *, stream: bool = False) -> list[CheckpointFile]:
         """Has every task write what it holds of a snapshot into a directory that all share.
@@ -233,16 +234,15 @@ class CheckpointCoordinator:
             UnavailableError: a task died.
             AbortedError: another coordinator has taken over.
         """
-        tasks = list(snapshot.slices)
         ids = self.process_ids(snapshot, stream=stream)
         if stream:
             return self._write_stream(snapshot, f"{directory}/ocdbt.process_{ids['']}")
-        replies = self._each(
-            tasks,
-            lambda t: self._request(
-                t, self._order(pb.CheckpointOrder.WRITE, snapshot.job, directory=directory, process_id=ids[t]), None
-            ),
-        )
+
+        def write(task: str) -> pb.CheckpointReply.Written:
+            order = Order.Write(job=snapshot.job, directory=directory, process_id=ids[task])
+            return self._request(task, Order(write=order), None).write
+
+        replies = self._each(snapshot.tasks, write)
         return [CheckpointFile(f.path, f.size, f.crc32) for r in replies for f in r.files]
 
     def _write_stream(self, snapshot: Snapshot, directory: str) -> list[CheckpointFile]:
@@ -263,14 +263,12 @@ class CheckpointCoordinator:
         """By task, the id of the store it writes: tells the epochs apart, so that a late writer is recognised."""
         if stream:
             return {"": f"{self._epoch}stream"}
-        return {t: f"{self._epoch}{''.join(c for c in t if c.isalnum())}" for t in snapshot.slices}
+        return {t: f"{self._epoch}{''.join(c for c in t if c.isalnum())}" for t in snapshot.tasks}
 
     def progress(self, snapshot: Snapshot) -> int:
         """Bytes of a snapshot that are written so far."""
-        order = self._order(pb.CheckpointOrder.PROGRESS, snapshot.job)
-        return sum(
-            r.done_bytes for r in self._each(list(snapshot.slices), lambda t: self._request(t, order, ORDER_SECS))
-        )
+        order = Order(progress=Order.Progress(job=snapshot.job))
+        return sum(r.progress for r in self._all(snapshot.tasks, order))
 
     def verify(self, tasks: Sequence[str], directory: str, files: Sequence[CheckpointFile]) -> list[str]:
         """Has tasks compare files with their checksums, each a share of them.
@@ -292,11 +290,11 @@ class CheckpointCoordinator:
             load[task] += file.size + 1
         busy = [t for t in tasks if shares[t]]
 
-        def request(task: str) -> pb.CheckpointReply:
+        def compare(task: str) -> pb.CheckpointReply.Verified:
             files = [pb.FileDef(path=f.path, size=f.size, crc32=f.crc32) for f in shares[task]]
-            return self._request(task, self._order(pb.CheckpointOrder.VERIFY, directory=directory, files=files), None)
+            return self._request(task, Order(verify=Order.Verify(directory=directory, files=files)), None).verify
 
-        return [p for reply in self._each(busy, request) for p in reply.problems]
+        return [p for reply in self._each(busy, compare) for p in reply.problems]
 
     def restore(
         self,
@@ -327,32 +325,28 @@ class CheckpointCoordinator:
             DataLossError: an array is damaged; no variable has changed.
             AbortedError: another coordinator has taken over.
         """
-        by_task: dict[str, list[pb.SliceDef]] = {}
-        for s in slices:
-            by_task.setdefault(s.task, []).append(s.to_proto())
-        self.claim(list(by_task))
+        held = by_task(slices)
+        tasks = list(held)
+        self.claim(tasks)
         job = secrets.randbits(63) | 1
-        tasks = list(by_task)
-        order = self._order(
-            pb.CheckpointOrder.READ, job, directory=directory, ocdbt=ocdbt, zarr3=zarr3, mapped=check is not None
-        )
-
         served = threading.Semaphore(streaming.TASKS_AT_ONCE)
+        mapped = check is not None
 
         def read(task: str) -> int:
+            messages = [s.to_proto() for s in held[task]]
             if not stream:
-                return self._request(task, _with_slices(order, by_task[task]), None).total_bytes
-            of_task = [s for s in slices if s.task == task]
-            with served, contextlib.closing(self._stream(task)) as way:
-                self._request(
-                    task, _with_slices(self._order(pb.CheckpointOrder.RECEIVE, job), by_task[task]), ORDER_SECS
+                order = Order.Read(
+                    job=job, slices=messages, directory=directory, ocdbt=ocdbt, zarr3=zarr3, mapped=mapped
                 )
+                return self._request(task, Order(read=order), None).read
+            with served, contextlib.closing(self._stream(task)) as way:
+                self._request(task, Order(receive=Order.Receive(job=job, slices=messages)))
                 return streaming.send(
-                    of_task,
+                    held[task],
                     directory,
                     ocdbt=ocdbt,
                     zarr3=zarr3,
-                    mapped=check is not None,
+                    mapped=mapped,
                     stream=way,
                     common=self._byte_range(job),
                 )
@@ -362,8 +356,7 @@ class CheckpointCoordinator:
             if problems:
                 raise DataLossError("; ".join(problems))
             sizes = self._each(tasks, read)
-            commit = self._order(pb.CheckpointOrder.COMMIT, job, origin=origin)
-            self._each(tasks, lambda t: self._request(t, commit, ORDER_SECS))
+            self._all(tasks, Order(commit=Order.Commit(job=job, origin=origin)))
         except BaseException:
             self.drop(job, tasks)
             raise
@@ -371,23 +364,22 @@ class CheckpointCoordinator:
 
     def drop(self, job: int, tasks: Sequence[str]) -> None:
         """Forgets a job on its tasks; one that does not answer has forgotten it, or will."""
-        order = self._order(pb.CheckpointOrder.DROP, job)
 
-        def request(task: str) -> None:
+        def drop(task: str) -> None:
             try:
-                self._request(task, order, 5.0)
+                self._request(task, Order(drop=Order.Drop(job=job)), DROP_SECS)
             except OpError as error:
                 logging.info("dropping a checkpoint job: %s", error)
 
-        self._each(tasks, request)
+        self._each(tasks, drop)
 
     def release(self, snapshot: Snapshot) -> None:
         """Gives back the references of a snapshot."""
-        self.drop(snapshot.job, list(snapshot.slices))
+        self.drop(snapshot.job, snapshot.tasks)
 
     def states(self) -> dict[str, dict[str, bytes]]:
         """By task, the states registered there (``runtime.register_state``); tasks that do not answer have none."""
-        reply = self._send("", pb.CheckpointOrder(kind=pb.CheckpointOrder.STATES), STATES_SECS)
+        reply = self._request("", Order(states=Order.States()), STATES_SECS).states
         found: dict[str, dict[str, bytes]] = {}
         for key, value in reply.states.items():
             task, _, name = key.partition(" ")
@@ -396,13 +388,13 @@ class CheckpointCoordinator:
 
     # -- sending -----------------------------------------------------------------------------------------------
 
-    def _order(self, kind: pb.CheckpointOrder.Kind.ValueType, job: int = 0, **fields: object) -> pb.CheckpointOrder:
-        return pb.CheckpointOrder(kind=kind, epoch=self._epoch, owner=_owner, job=job, **fields)  # type: ignore[arg-type]
+    def _request(self, task: str, order: Order, timeout: float | None = ORDER_SECS) -> pb.CheckpointReply:
+        signed = Order(epoch=self._epoch, owner=_owner)
+        signed.MergeFrom(order)
+        return self._send(task, signed, timeout)
 
-    def _request(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
-        copy = pb.CheckpointOrder()
-        copy.CopyFrom(order)
-        return self._send(task, copy, timeout)
+    def _all(self, tasks: Sequence[str], order: Order) -> list[pb.CheckpointReply]:
+        return self._each(tasks, lambda task: self._request(task, order))
 
     def _each(self, tasks: Sequence[str], fn: Callable[[str], _T]) -> list[_T]:
         """Calls ``fn`` for each task at the same time and waits for all; raises the first error, if any."""
@@ -414,10 +406,3 @@ class CheckpointCoordinator:
         if errors:  # what somebody refuses says more than that somebody is gone
             raise next((e for e in errors if not isinstance(e, UnavailableError)), errors[0])
         return [f.result() for f in futures]
-
-
-def _with_slices(order: pb.CheckpointOrder, slices: Sequence[pb.SliceDef]) -> pb.CheckpointOrder:
-    copy = pb.CheckpointOrder()
-    copy.CopyFrom(order)
-    copy.slices.extend(slices)
-    return copy

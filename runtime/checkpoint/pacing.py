@@ -48,6 +48,20 @@ class Pace:
         self._wait(min(worked_secs * self._factor, REST_SECS))
 
 
+def in_thread(work: Callable[[], T], name: str) -> Future[T]:
+    """Runs ``work`` in a thread of its own; the future has what it returns or raises."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
 def in_background(work: Callable[[], T], name: str) -> T:
     """Runs ``work`` in a thread of low priority and waits for it.
 
@@ -57,17 +71,12 @@ def in_background(work: Callable[[], T], name: str) -> T:
         work: what to do; what it raises is raised here.
         name: of the thread.
     """
-    future: Future[T] = Future()
 
-    def run() -> None:
+    def run() -> T:
         step_aside()
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
+        return work()
 
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future.result()
+    return in_thread(run, name).result()
 
 
 def step_aside(others: str = "") -> None:

@@ -11,19 +11,21 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from absl import logging
+from google.protobuf.message import Message
 
 from runtime.checkpoint import storage
 from runtime.checkpoint.byte_ranges import ByteRange, Incoming, bytes_of
 from runtime.checkpoint.pacing import Pace, in_background
 from runtime.checkpoint.roots import Roots, check_process_id, file_below
+from runtime.checkpoint.snapshot import VariableSlice
 from runtime.checkpoint.states import task_states
 from runtime.errors import (
     AbortedError,
@@ -36,10 +38,9 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.proto import services_pb2 as pb
-from runtime.proto import stage_pb2
 from runtime.state.store import Store, Values
 from runtime.state.write_gate import PAUSE_SECS, Gate, lapsed
-from runtime.tensor_spec import Array, TensorSpec, aligned_buffer, canonical_dtype
+from runtime.tensor_spec import Array, TensorSpec, aligned_buffer
 
 JOIN_SECS = 60.0
 """How long a claim waits for the jobs of earlier coordinators."""
@@ -56,8 +57,18 @@ VALUES_OF_JOBS = 8
 
 _NOTHING = np.empty((0,), np.uint8)
 
+UNFENCED = frozenset(("query", "claim", "states", "changed"))
+"""Orders that anybody may give: all but the claim only ask."""
+
 Order = pb.CheckpointOrder
 Reply = pb.CheckpointReply
+
+
+class Leader(NamedTuple):
+    """Who gives an order: the epoch under which it coordinates, and its id."""
+
+    epoch: int
+    owner: int
 
 
 @dataclass
@@ -68,9 +79,7 @@ class Job:
         epoch: of the coordinator that began it.
         slices: what it is about.
         arrays: what was taken, or read, for each slice.
-        total: bytes to write.
         done: bytes written, or sent to who writes them.
-        sizes: bytes of each slice.
         incoming: for each slice, what has come of it so far, when it comes in byte ranges.
         first: index of the first slice whose array is still held; the arrays of those before it were sent.
         before: bytes of the arrays that were sent.
@@ -84,11 +93,9 @@ class Job:
     """
 
     epoch: int
-    slices: list[pb.SliceDef]
+    slices: list[VariableSlice]
     arrays: list[Any]
-    total: int = 0
     done: int = 0
-    sizes: Sequence[int] = ()
     incoming: list[Incoming] = field(default_factory=list)
     first: int = 0
     before: int = 0
@@ -97,8 +104,8 @@ class Job:
     given_up: str = ""
     cancelled: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    taken: Reply | None = None
-    written: Reply | None = None
+    taken: Reply.Taken | None = None
+    written: Reply.Written | None = None
 
 
 class CheckpointParticipant:
@@ -128,20 +135,21 @@ class CheckpointParticipant:
         """Of this machine, for this task: by them its writing is paced; None asks the operating system."""
         self.roots = Roots()
         """Where orders may have it write and read."""
-        self._kinds: dict[int, Callable[[Order], Reply]] = {
-            Order.QUERY: self._query,
-            Order.CLAIM: self._claim,
-            Order.PAUSE: self._pause,
-            Order.TAKE: self._take,
-            Order.WRITE: self._write,
-            Order.PROGRESS: self._progress,
-            Order.VERIFY: self._verify,
-            Order.READ: self._read,
-            Order.COMMIT: self._commit,
-            Order.DROP: self._drop,
-            Order.RECEIVE: self._receive,
-            Order.STATES: self._states,
-            Order.CHANGED: self._changed,
+        self._table: dict[str, Callable[..., Message | int | None]] = {
+            "query": self._query,
+            "claim": self._claim,
+            "pause": self._pause,
+            "let_through": self._let_through,
+            "take": self._take,
+            "write": self._write,
+            "progress": self._progress,
+            "verify": self._verify,
+            "read": self._read,
+            "receive": self._receive,
+            "commit": self._commit,
+            "drop": self._drop,
+            "states": self._states,
+            "changed": self._changed,
         }
 
     def obey(self, order: Order) -> Reply:
@@ -149,15 +157,21 @@ class CheckpointParticipant:
 
         Raises:
             AbortedError: another coordinator has claimed the task since.
+            InvalidArgumentError: this version knows no such order.
             OpError: what went wrong, by class.
         """
-        if order.kind not in (Order.QUERY, Order.CLAIM, Order.STATES, Order.CHANGED):
-            self.check_epoch(order.epoch, order.owner)
+        name = order.WhichOneof("order")
         try:
-            return self._kinds[order.kind](order)
+            if name is None:
+                raise InvalidArgumentError("an order about checkpoints that this version does not know")
+            leader = Leader(order.epoch, order.owner)
+            if name not in UNFENCED:
+                self.check_epoch(*leader)
+            answer = self._table[name](leader, getattr(order, name))
         except OpError as error:
             error.task = error.task or self._task
             raise
+        return Reply() if answer is None else Reply(**{name: answer})  # type: ignore[arg-type]
 
     def state(self) -> tuple[int, int]:
         """Epoch and owner: who coordinates."""
@@ -181,23 +195,23 @@ class CheckpointParticipant:
 
     # -- who coordinates ---------------------------------------------------------------------------------------
 
-    def _query(self, order: Order) -> Reply:
+    def _query(self, leader: Leader, order: Order.Query) -> Reply.Leader:
         with self._lock:
-            return Reply(epoch=self._epoch, owner=self._owner)
+            return Reply.Leader(epoch=self._epoch, owner=self._owner)
 
-    def _claim(self, order: Order) -> Reply:
+    def _claim(self, leader: Leader, order: Order.Claim) -> Reply.Leader:
         with self._lock:
-            if order.epoch >= min(MAX_EPOCH, self._epoch + EPOCHS_AT_ONCE):
+            if leader.epoch >= min(MAX_EPOCH, self._epoch + EPOCHS_AT_ONCE):
                 raise InvalidArgumentError(
-                    f"refused: a claim of epoch {order.epoch}, where the task obeys epoch {self._epoch}: the next "
+                    f"refused: a claim of epoch {leader.epoch}, where the task obeys epoch {self._epoch}: the next "
                     "coordinator's is one more than the largest of its tasks"
                 )
-            raised = order.epoch > self._epoch
+            raised = leader.epoch > self._epoch
             if raised:
-                self._epoch, self._owner = order.epoch, order.owner
-            elif (order.epoch, order.owner) != (self._epoch, self._owner):
-                return Reply(epoch=self._epoch, owner=self._owner)
-            old = {number: job for number, job in self._jobs.items() if job.epoch < order.epoch}
+                self._epoch, self._owner = leader
+            elif leader != (self._epoch, self._owner):
+                return Reply.Leader(epoch=self._epoch, owner=self._owner)
+            old = {number: job for number, job in self._jobs.items() if job.epoch < leader.epoch}
         if raised:
             self._gate.open()  # who has paused it will never take anything
         for job in old.values():
@@ -208,26 +222,22 @@ class CheckpointParticipant:
             job.lock.release()
             with self._lock:
                 self._jobs.pop(number, None)
-        return Reply(epoch=order.epoch, owner=order.owner)
+        return Reply.Leader(epoch=leader.epoch, owner=leader.owner)
 
     # -- the snapshot ------------------------------------------------------------------------------------------
 
-    def _pause(self, order: Order) -> Reply:
+    def _pause(self, leader: Leader, order: Order.Pause) -> Reply.Steps:
         self._resumed = False
-        if order.steps:
-            wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
-            lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
-            return Reply(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
         if not 0 <= order.seconds <= PAUSE_SECS:
             raise InvalidArgumentError(f"a pause of {order.seconds:g} s: it is {PAUSE_SECS:g} s at most")
         self._gate.pause(order.job, order.seconds, QUIET_SECS)
         try:
-            self.check_epoch(order.epoch, order.owner)
+            self.check_epoch(*leader)
         except AbortedError:  # another chief has come meanwhile: its claim may have opened the gate just before
             self._gate.resume(order.job)
             raise
         now = time.monotonic()
-        return Reply(
+        return Reply.Steps(
             steps=[
                 pb.StepWrites(
                     session=session, step=step, done=writes.done, expected=writes.expected, age_secs=now - writes.at
@@ -236,7 +246,13 @@ class CheckpointParticipant:
             ]
         )
 
-    def _take(self, order: Order) -> Reply:
+    def _let_through(self, leader: Leader, order: Order.LetThrough) -> Reply.Steps:
+        self._resumed = False
+        wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
+        lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
+        return Reply.Steps(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
+
+    def _take(self, leader: Leader, order: Order.Take) -> Reply.Taken:
         if self._resumed:
             raise TakeoverError(
                 "the task goes on from its backup: the checkpoint that was under way is none", task=self._task
@@ -246,12 +262,13 @@ class CheckpointParticipant:
                 known = self._jobs.get(order.job)
             if known is not None and known.taken is not None:
                 return known.taken
-            return self._take_once(order)
+            return self._take_once(leader, order)
 
-    def _take_once(self, order: Order) -> Reply:
+    def _take_once(self, leader: Leader, order: Order.Take) -> Reply.Taken:
         held = False
         try:
-            keys = [(s.container, s.name) for s in order.slices]
+            slices = [VariableSlice.from_proto(s) for s in order.slices]
+            keys = [s.slot for s in slices]
             self._store.check_initialized(keys, self._task)
             taken = self._store.snapshot(keys)
             values = self._store.values(keys)
@@ -261,20 +278,23 @@ class CheckpointParticipant:
             raise lapsed(self._task)
         arrays = []
         number = 0
-        for s, key in zip(order.slices, keys, strict=True):
-            value, spec = taken[key], _spec(s.spec)
-            if TensorSpec.of(value) != spec:
+        for index, s in enumerate(slices):
+            value = taken[s.slot]
+            if TensorSpec.of(value) != s.spec:
                 raise InvalidArgumentError(
-                    f"variable {s.name!r} is {TensorSpec.of(value)} here, but the graph to be saved has it as {spec}",
+                    f"variable {s.variable.name!r} is {TensorSpec.of(value)} here, but the graph to be saved has it as "
+                    f"{s.spec}",
                     task=self._task,
                 )
-            if s.key == order.report:
+            if s.array.key == order.report:
                 number = int(value)
-            arrays.append(storage.encode_strings(value) if spec.is_string else value)
-        sizes = [a.nbytes for a in arrays]
-        job = Job(order.epoch, list(order.slices), arrays, sum(sizes), sizes=sizes)
-        job.taken = Reply(total_bytes=job.total, number=number, sizes=sizes, cores=os.cpu_count() or 1)
-        self._add(order, job)
+            if s.spec.is_string:
+                value = storage.encode_strings(value)
+                slices[index] = replace(s, encoded=value.nbytes)
+            arrays.append(value)
+        job = Job(leader.epoch, slices, arrays)
+        job.taken = Reply.Taken(number=number, sizes=[a.nbytes for a in arrays], cores=os.cpu_count() or 1)
+        self._add(leader, order.job, job)
         self._note_values(order.job, values)
         threading.Thread(target=self._watch, args=(job,), name="checkpoint-watch", daemon=True).start()
         return job.taken
@@ -285,7 +305,7 @@ class CheckpointParticipant:
             while len(self._values) > VALUES_OF_JOBS:
                 self._values.popitem(last=False)
 
-    def _changed(self, order: Order) -> Reply:
+    def _changed(self, leader: Leader, order: Order.Changed) -> int:
         with self._lock:
             values = self._values.get(order.job)
         if values is None:
@@ -296,12 +316,12 @@ class CheckpointParticipant:
             key in values and key in now and (value := values[key]()) is not None and value is now[key]()
             for key in keys
         ]
-        return Reply(number=same.count(False))
+        return same.count(False)
 
-    def _add(self, order: Order, job: Job) -> None:
-        self.check_epoch(order.epoch, order.owner)
+    def _add(self, leader: Leader, number: int, job: Job) -> None:
+        self.check_epoch(*leader)
         with self._lock:
-            self._jobs[order.job] = job
+            self._jobs[number] = job
 
     def _job(self, number: int) -> Job:
         with self._lock:
@@ -317,13 +337,15 @@ class CheckpointParticipant:
 
     # -- saving ------------------------------------------------------------------------------------------------
 
-    def _write(self, order: Order) -> Reply:
+    def _write(self, leader: Leader, order: Order.Write) -> Reply.Written:
         job = self._job(order.job)
         with job.lock:
             if job.written is not None:
                 return job.written
             directory = self._to_write(order)
-            arrays = [(_placed(s, a), a) for s, a in zip(job.slices, job.arrays, strict=True)]
+            for s in job.slices:
+                _check_chunks(s)
+            arrays = [(s.stored, a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
             pace = Pace(lambda: self._gate.entered, job.cancelled.wait, self.cores)
 
@@ -337,10 +359,10 @@ class CheckpointParticipant:
             job.arrays = []  # the next updates may work in place again
             if job.cancelled.is_set():
                 raise AbortedError("another chief has taken over: the save was cancelled", task=self._task)
-            job.written = Reply(files=files, done_bytes=job.done, total_bytes=job.total)
+            job.written = Reply.Written(files=files)
             return job.written
 
-    def _to_write(self, order: Order) -> str:
+    def _to_write(self, order: Order.Write) -> str:
         """Where an order wants a save; what is finished is not written again."""
         check_process_id(order.process_id)
         self.roots.check(order.directory)
@@ -354,10 +376,10 @@ class CheckpointParticipant:
             )
         return directory
 
-    def _progress(self, order: Order) -> Reply:
+    def _progress(self, leader: Leader, order: Order.Progress) -> int:
         job = self._job(order.job)
         job.used_at = time.monotonic()
-        return Reply(done_bytes=job.done, total_bytes=job.total)
+        return job.done
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
@@ -377,14 +399,14 @@ class CheckpointParticipant:
                 task=self._task,
             ) from None
 
-    def _verify(self, order: Order) -> Reply:
+    def _verify(self, leader: Leader, order: Order.Verify) -> Reply.Verified:
         self.roots.check(order.directory)
         self._check_there(order.directory)
         problems = []
         for file in order.files:
             path = file_below(order.directory, file.path)
             self.roots.check_inside(path)
-            self.check_epoch(order.epoch, order.owner)
+            self.check_epoch(*leader)
             try:
                 same = storage.is_as_saved(path, file.size, file.crc32)
             except OSError as error:
@@ -397,9 +419,9 @@ class CheckpointParticipant:
                 continue
             if not same:
                 problems.append(f"{file.path}: it does not match its checksum")
-        return Reply(problems=problems)
+        return Reply.Verified(problems=problems)
 
-    def _read(self, order: Order) -> Reply:
+    def _read(self, leader: Leader, order: Order.Read) -> int:
         self.roots.check(order.directory)
         self._check_there(order.directory)
         keys = [file_below(order.directory, s.key) for s in order.slices]
@@ -407,13 +429,12 @@ class CheckpointParticipant:
             for path in [order.directory] if order.ocdbt else keys:
                 if storage.has_arrays(path, ocdbt=order.ocdbt):  # else nothing in there is read
                     self.roots.check_tree(path)
-        job = Job(order.epoch, list(order.slices), [])
+        job = Job(leader.epoch, [VariableSlice.from_proto(s) for s in order.slices], [])
         with job.lock:
-            self._add(order, job)
-            wanted = [_wanted(s) for s in order.slices]
+            self._add(leader, order.job, job)
             arrays = storage.read_each(
                 order.directory,
-                wanted,
+                [s.stored for s in job.slices],
                 ocdbt=order.ocdbt,
                 zarr3=order.zarr3,
                 mapped=order.mapped,
@@ -424,50 +445,49 @@ class CheckpointParticipant:
                 job.arrays.append(self._placed_on_device(s, array))
             if job.cancelled.is_set():
                 raise AbortedError("another chief has taken over: the restore was cancelled", task=self._task)
-        return Reply(total_bytes=job.done)
+        return job.done
 
-    def _placed_on_device(self, s: pb.SliceDef, array: Any) -> Any:
-        spec = _spec(s.spec)
-        if spec.is_string:
-            return storage.decode_strings(array, spec.shape)
-        device = self._devices.get((s.device_type, s.device_index))
+    def _placed_on_device(self, s: VariableSlice, array: Any) -> Any:
+        if s.spec.is_string:
+            return storage.decode_strings(array, s.spec.shape)
+        device = self._devices.get((s.device.type, s.device.index))
         if device is None:
             raise InvalidArgumentError(
-                f"no device {s.device_type}:{s.device_index} here for {s.name!r}", task=self._task
+                f"no device {s.device.type}:{s.device.index} here for {s.variable.name!r}", task=self._task
             )
         with jax.enable_x64(True):  # else 64-bit arrays are narrowed
             return jax.device_put(array, device).block_until_ready()
 
-    def _commit(self, order: Order) -> Reply:
+    def _commit(self, leader: Leader, order: Order.Commit) -> None:
         with self._lock:
             if order.job == self._committed:
-                return Reply()
+                return
         job = self._job(order.job)
         with job.lock:
             self._check_alive(job)
             if self._committed == order.job:  # by an earlier try of the same order, meanwhile
-                return Reply()
+                return
             if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
                 raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
-            values = {}
-            for s, array in zip(job.slices, job.arrays, strict=True):
-                values[s.container, s.name] = (array, _spec(s.spec))
-            self.check_epoch(order.epoch, order.owner)
+            values = {s.slot: (array, s.spec) for s, array in zip(job.slices, job.arrays, strict=True)}
+            self.check_epoch(*leader)
             given = self._store.replace(values)
             self._gate.forget()  # what dead workers left half done is overwritten
             if order.origin:
                 self._note_values(order.origin, given)
             with self._lock:
                 self._committed = order.job
-        return self._drop(order)
+        self._end(order.job)
 
-    def _drop(self, order: Order) -> Reply:
+    def _drop(self, leader: Leader, order: Order.Drop) -> None:
+        self._end(order.job)
+
+    def _end(self, number: int) -> None:
         with self._lock:
-            job = self._jobs.pop(order.job, None)
+            job = self._jobs.pop(number, None)
         if job is not None:
             job.cancelled.set()
-        self._gate.resume(order.job)
-        return Reply()
+        self._gate.resume(number)
 
     # -- without a shared directory --------------------------------------------------------------------------
 
@@ -489,7 +509,7 @@ class CheckpointParticipant:
             raw = bytes_of(job.arrays[byte_range.part], byte_range)
             for index in range(job.first, byte_range.part):  # they were sent: the next updates may work in place again
                 job.arrays[index] = _NOTHING
-                job.before += job.sizes[index]
+                job.before += job.slices[index].stored.nbytes
             job.first = max(job.first, byte_range.part)
             job.done = max(job.done, job.before + byte_range.offset + byte_range.size)
         return raw, self._gate.entered
@@ -555,55 +575,34 @@ class CheckpointParticipant:
             if not job.lock.locked() and time.monotonic() - job.used_at >= UNUSED_SECS:
                 self._give_up(job, f"nobody has asked for it in {UNUSED_SECS:.0f} s")
 
-    def _receive(self, order: Order) -> Reply:
-        sizes = [_wire_size(s) for s in order.slices]
-        job = Job(order.epoch, list(order.slices), [None] * len(sizes), sum(sizes), sizes=sizes)
-        job.incoming = [Incoming(size) for size in sizes]
-        for index, (s, size) in enumerate(zip(order.slices, sizes, strict=True)):
-            if not size:
+    def _receive(self, leader: Leader, order: Order.Receive) -> None:
+        slices = [VariableSlice.from_proto(s) for s in order.slices]
+        job = Job(leader.epoch, slices, [None] * len(slices))
+        job.incoming = [Incoming(s.stored.nbytes) for s in slices]
+        for index, s in enumerate(slices):
+            if not s.stored.nbytes:
                 job.arrays[index] = self._from_bytes(s, aligned_buffer(0))
-        self._add(order, job)
-        return Reply()
+        self._add(leader, order.job, job)
 
-    def _from_bytes(self, s: pb.SliceDef, raw: Array) -> Any:
-        spec = _spec(s.spec)
-        return self._placed_on_device(s, raw if spec.is_string else raw.view(spec.dtype).reshape(spec.shape))
+    def _from_bytes(self, s: VariableSlice, raw: Array) -> Any:
+        return self._placed_on_device(s, raw.view(s.stored.dtype).reshape(s.stored.shape))
 
-    def _states(self, order: Order) -> Reply:
-        return Reply(states=task_states(self._task))
+    def _states(self, leader: Leader, order: Order.States) -> Reply.States:
+        return Reply.States(states=task_states(self._task))
 
 
-def _spec(message: stage_pb2.TensorSpecDef) -> TensorSpec:
-    return TensorSpec(tuple(message.shape), canonical_dtype(message.dtype))
-
-
-def _wire_size(s: pb.SliceDef) -> int:
-    spec = _spec(s.spec)
-    return int(s.full_shape[0]) if spec.is_string else spec.nbytes
-
-
-def _placed(s: pb.SliceDef, array: Array) -> storage.Placed:
-    """Where a taken array goes; a string array's length is known only now."""
-    if _spec(s.spec).is_string:
-        return storage.Placed(s.key, array.shape, array.dtype, array.shape, (0,), (max(array.size, 1),))
-    full, offset, chunk = tuple(s.full_shape), tuple(s.offset), tuple(s.chunk)
-    if not (
-        len(full) == len(offset) == len(chunk) == array.ndim
-        and all(0 <= o and o + n <= f for o, n, f in zip(offset, array.shape, full, strict=True))
-        and math.prod(full) * array.dtype.itemsize < MAX_ARRAY_BYTES
+def _check_chunks(s: VariableSlice) -> None:
+    """Raises InvalidArgumentError unless a slice can be written where it is said to lie."""
+    full, offset, chunk, shape = s.array.full_shape, s.array.offset, s.array.chunk, s.array.shape
+    if s.spec.is_string or (
+        len(full) == len(offset) == len(chunk) == len(shape)
+        and all(0 <= o and o + n <= f for o, n, f in zip(offset, shape, full, strict=True))
+        and math.prod(full) * s.array.dtype.itemsize < MAX_ARRAY_BYTES
         # of an empty slice nothing is written, and its chunks are those of the others
-        and all(1 <= c <= max(n if array.size else f, 1) for c, n, f in zip(chunk, array.shape, full, strict=True))
+        and all(1 <= c <= max(n if s.array.nbytes else f, 1) for c, n, f in zip(chunk, shape, full, strict=True))
     ):
-        raise InvalidArgumentError(
-            f"variable {s.name!r} of shape {list(array.shape)} cannot be written in chunks of {list(chunk)} at "
-            f"{list(offset)} of an array of shape {list(full)}"
-        )
-    return storage.Placed(s.key, array.shape, array.dtype, full, offset, chunk)
-
-
-def _wanted(s: pb.SliceDef) -> storage.Placed:
-    spec = _spec(s.spec)
-    if spec.is_string:
-        size = tuple(s.full_shape)
-        return storage.Placed(s.key, size, np.dtype(np.uint8), size, (0,), ())
-    return storage.Placed(s.key, spec.shape, spec.dtype, tuple(s.full_shape), tuple(s.offset), ())
+        return
+    raise InvalidArgumentError(
+        f"variable {s.variable.name!r} of shape {list(shape)} cannot be written in chunks of {list(chunk)} at "
+        f"{list(offset)} of an array of shape {list(full)}"
+    )

@@ -2,56 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from runtime.checkpoint.array_slice import ArraySlice
 from runtime.graph.op_kinds import VariableSpec
 from runtime.plan.place import Device
 from runtime.proto import services_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.state.write_gate import RECENT_SECS, STEPS_UNDER_WAY
-from runtime.tensor_spec import dtype_name
+from runtime.tensor_spec import TensorSpec, canonical_dtype, dtype_name
 
 
 @dataclass(frozen=True)
 class VariableSlice:
-    """A variable, or the slice of a partitioned one that a variable holds, and its place in a checkpoint.
+    """A variable, and the array of a checkpoint, or the slice of one, that it holds.
 
     Attributes:
         variable: the variable.
-        device: where it lives.
-        key: path of the array in the checkpoint's key-value store.
-        full_shape: shape of the whole array; for strings, of the encoded uint8 array (restore only).
-        offset: where the slice begins in it.
-        chunk: zarr chunk shape (save only).
+        device: where it lives; a task knows the device's type and index only.
+        array: the slice.
+        encoded: bytes of a string variable on disk, once they are known.
     """
 
     variable: VariableSpec
     device: Device
-    key: str
-    full_shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    chunk: tuple[int, ...] = ()
+    array: ArraySlice
+    encoded: int = 0
 
     @property
     def task(self) -> str:
         """The task that holds it."""
         return self.device.task_name
 
+    @property
+    def slot(self) -> tuple[str, str]:
+        """Container and name of the variable."""
+        return self.variable.container, self.variable.name
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype of the variable."""
+        return TensorSpec(self.variable.shape, self.variable.dtype)
+
+    @property
+    def stored(self) -> ArraySlice:
+        """The slice as it lies on disk."""
+        return ArraySlice.of_bytes(self.array.key, self.encoded) if self.spec.is_string else self.array
+
     def to_proto(self) -> pb.SliceDef:
         """The slice as a message."""
-        dtype = dtype_name(self.variable.dtype)
         return pb.SliceDef(
-            key=self.key,
+            key=self.array.key,
             container=self.variable.container,
             name=self.variable.name,
-            spec=stage_pb2.TensorSpecDef(shape=self.variable.shape, dtype=dtype),
-            full_shape=self.full_shape,
-            offset=self.offset,
-            chunk=self.chunk,
+            spec=stage_pb2.TensorSpecDef(shape=self.variable.shape, dtype=dtype_name(self.variable.dtype)),
+            full_shape=self.array.full_shape,
+            offset=self.array.offset,
+            chunk=self.array.chunk,
             device_type=self.device.type,
             device_index=self.device.index,
+            encoded=self.encoded,
         )
+
+    @classmethod
+    def from_proto(cls, message: pb.SliceDef) -> VariableSlice:
+        """Reads what ``to_proto`` made.
+
+        Raises:
+            InvalidArgumentError: the variable has no dtype that there is.
+        """
+        shape, dtype = tuple(message.spec.shape), canonical_dtype(message.spec.dtype)
+        full_shape, offset, chunk = tuple(message.full_shape), tuple(message.offset), tuple(message.chunk)
+        return cls(
+            VariableSpec(message.name, shape, dtype, message.container),
+            Device("", 0, message.device_type, message.device_index),
+            ArraySlice(message.key, shape, dtype, full_shape, offset, chunk),
+            message.encoded,
+        )
+
+
+def by_task(slices: Iterable[VariableSlice]) -> dict[str, list[VariableSlice]]:
+    """The slices that each task holds."""
+    found: dict[str, list[VariableSlice]] = {}
+    for s in slices:
+        found.setdefault(s.task, []).append(s)
+    return found
 
 
 @dataclass(frozen=True)
@@ -60,24 +96,27 @@ class Snapshot:
 
     Attributes:
         job: random id.
-        slices: by task.
-        sizes: by task, bytes of each slice on disk.
+        slices: what it is of.
         number: value of the slice that was asked for as a number (the global step), or None.
         paused_secs: how long writing stages were held back.
         cores: of the smallest machine among the tasks'.
     """
 
     job: int
-    slices: Mapping[str, tuple[VariableSlice, ...]]
-    sizes: Mapping[str, tuple[int, ...]]
+    slices: tuple[VariableSlice, ...]
     number: int | None
     paused_secs: float
     cores: int = 1
 
     @property
+    def tasks(self) -> list[str]:
+        """The tasks that hold it."""
+        return list(by_task(self.slices))
+
+    @property
     def nbytes(self) -> int:
         """Bytes to write."""
-        return sum(sum(sizes) for sizes in self.sizes.values())
+        return sum(s.stored.nbytes for s in self.slices)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from runtime.checkpoint.array_slice import ArraySlice
 from runtime.checkpoint.durability import (
     NOTHING_THERE,
     Checksums,
@@ -30,7 +30,7 @@ from runtime.checkpoint.durability import (
 from runtime.checkpoint.pacing import Pace, step_aside
 from runtime.checkpoint.string_arrays import decode_strings, encode_strings
 from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, ResourceExhaustedError, one_line
-from runtime.tensor_spec import Array, DType, aligned
+from runtime.tensor_spec import Array, aligned
 
 GROUP_BYTES = 64 << 20
 """Arrays are committed in groups of about so many bytes ..."""
@@ -52,27 +52,6 @@ _ARRAY_FILES = (".zarray", "zarr.json")
 """One of these is in every zarr array that lies in files of its own."""
 _TS_THREADS = "ts_pool_worker"
 """What tensorstore's threads are called."""
-
-
-@dataclass(frozen=True)
-class Placed:
-    """An array, or a block of a larger one, and its place on disk.
-
-    Attributes:
-        key: path in the key-value store.
-        shape: shape of this block.
-        dtype: its dtype as stored.
-        full_shape: shape of the whole array.
-        offset: where the block begins in it.
-        chunk: zarr chunk shape; blocks begin and end at multiples of it.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: DType
-    full_shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    chunk: tuple[int, ...]
 
 
 def _never() -> bool:
@@ -131,7 +110,7 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
 
 def write_arrays(
     directory: str,
-    arrays: Iterable[tuple[Placed, Array]],
+    arrays: Iterable[tuple[ArraySlice, Array]],
     *,
     cancelled: Callable[[], bool] = _never,
     wrote: Callable[[int], None] | None = None,
@@ -200,8 +179,7 @@ def write_arrays(
                     kvstore: Any = store.kvstore
                     kvstore[".".join("0" for _ in placed.full_shape)] = b""
                 if array.size:
-                    region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
-                    target = store[region] if region else store
+                    target = store[placed.region()] if placed.shape else store
                     target.write(array, can_reference_source_data_indefinitely=True).copy.result()
             under_way.append((transaction.commit_async(), sum(a.nbytes for _, a in group)))
         while under_way:
@@ -215,7 +193,7 @@ def write_arrays(
             commit.exception()
 
 
-def _write_spec(directory: str, placed: Placed) -> dict[str, Any]:
+def _write_spec(directory: str, placed: ArraySlice) -> dict[str, Any]:
     return {
         "driver": "zarr",
         "dtype": placed.dtype.name,
@@ -229,7 +207,7 @@ def _write_spec(directory: str, placed: Placed) -> dict[str, Any]:
 
 def write_store(
     directory: str,
-    arrays: Iterable[tuple[Placed, Array]],
+    arrays: Iterable[tuple[ArraySlice, Array]],
     *,
     cancelled: Callable[[], bool] = _never,
     wrote: Callable[[int], None] | None = None,
@@ -317,12 +295,12 @@ def is_store(directory: str) -> bool:
     return str(found.state) == "value"
 
 
-def lacking(directory: str, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> list[str]:
+def lacking(directory: str, arrays: Iterable[ArraySlice]) -> list[str]:
     """What an OCDBT store lacks of what it should hold, by its own index; no values are read.
 
     Args:
         directory: of the store.
-        arrays: by key, shape and name of the dtype.
+        arrays: whole ones.
 
     Returns:
         One line for each array that is not there as a whole; empty when all are.
@@ -335,13 +313,19 @@ def lacking(directory: str, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -
     except ValueError as error:
         return [f"no array can be found: {one_line(error)}"]
     chunks = Counter(key.decode().rpartition("/")[0] for key in keys if not key.endswith(b"/.zarray"))
-    found = {
-        key: ts.open(_read_spec(directory, key, True, False), open=True, read=True, context=context) for key in arrays
-    }
+    found = [
+        (
+            a.key,
+            a.shape,
+            a.dtype.name,
+            ts.open(_read_spec(directory, a.key, True, False), open=True, read=True, context=context),
+        )
+        for a in arrays
+    ]
     problems = []
-    for key, (shape, dtype) in arrays.items():
+    for key, shape, dtype, opening in found:
         try:
-            store: Any = found[key].result()
+            store: Any = opening.result()
         except ValueError as error:
             problems.append(f"{key!r} cannot be opened: {one_line(error)}")
             continue
@@ -355,8 +339,8 @@ def lacking(directory: str, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -
     return problems
 
 
-def _groups(arrays: Iterable[tuple[Placed, Array]], limit: int) -> Iterator[list[tuple[Placed, Array]]]:
-    group: list[tuple[Placed, Array]] = []
+def _groups(arrays: Iterable[tuple[ArraySlice, Array]], limit: int) -> Iterator[list[tuple[ArraySlice, Array]]]:
+    group: list[tuple[ArraySlice, Array]] = []
     size = 0
     for item in (block for placed, array in arrays for block in _blocks(placed, array, limit)):
         if group and size + item[1].nbytes > limit:
@@ -371,18 +355,14 @@ def _groups(arrays: Iterable[tuple[Placed, Array]], limit: int) -> Iterator[list
         yield group
 
 
-def _blocks(placed: Placed, array: Array, limit: int) -> Iterator[tuple[Placed, Array]]:
-    """An array, in blocks of whole chunks when it is larger than a group: else it could not rest in the middle."""
-    if array.nbytes <= limit or not placed.shape or placed.chunk[0] >= placed.shape[0]:
+def _blocks(placed: ArraySlice, array: Array, limit: int) -> Iterator[tuple[ArraySlice, Array]]:
+    """An array, in blocks when it is larger than a group: else writing it could not rest in the middle."""
+    if array.nbytes <= limit:
         yield placed, array
         return
     array = np.asarray(array)  # a view: slices of a jax array are copies
-    chunks = max(1, limit // max(1, array[: placed.chunk[0]].nbytes))
-    rows = chunks * placed.chunk[0]
-    for first in range(0, placed.shape[0], rows):
-        block = array[first : first + rows]
-        offset = (placed.offset[0] + first, *placed.offset[1:])
-        yield replace(placed, shape=block.shape, offset=offset), block
+    for block in placed.blocks(limit):
+        yield block, array[block.region(placed.offset)]
 
 
 def _write_error(directory: str, error: Exception) -> Exception:
@@ -446,7 +426,7 @@ def chunk_of(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[int
 
 def read_each(
     directory: str,
-    wanted: Iterable[Placed],
+    wanted: Iterable[ArraySlice],
     *,
     ocdbt: bool,
     zarr3: bool,
@@ -476,7 +456,7 @@ def read_each(
     import tensorstore as ts
 
     context = _context(ts, mapped=mapped and is_local(directory))
-    reads: deque[tuple[Placed, Array, Any]] = deque()
+    reads: deque[tuple[ArraySlice, Array, Any]] = deque()
 
     def finish() -> Array:
         placed, array, future = reads.popleft()
@@ -498,17 +478,16 @@ def read_each(
             raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
         if store.dtype.name != placed.dtype.name:
             raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
-        region = tuple(slice(o, o + n) for o, n in zip(placed.offset, placed.shape, strict=True))
         array = aligned(placed.shape, placed.dtype)
         target = ts.array(array, context=context, copy=False, write=True)
-        reads.append((placed, array, target.write(store[region] if region else store)))
+        reads.append((placed, array, target.write(store[placed.region()] if placed.shape else store)))
         if len(reads) >= at_once:
             yield finish()
     while reads:
         yield finish()
 
 
-def read_arrays(directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3: bool) -> list[Array]:
+def read_arrays(directory: str, wanted: Sequence[ArraySlice], *, ocdbt: bool, zarr3: bool) -> list[Array]:
     """All that ``read_each`` gives; arguments and errors are the same."""
     return list(read_each(directory, wanted, ocdbt=ocdbt, zarr3=zarr3))
 
@@ -516,7 +495,6 @@ def read_arrays(directory: str, wanted: Sequence[Placed], *, ocdbt: bool, zarr3:
 __all__ = [
     "NOTHING_THERE",
     "Checksums",
-    "Placed",
     "absolute",
     "barred",
     "checksum",

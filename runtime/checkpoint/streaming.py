@@ -7,18 +7,19 @@ and sent from the memory that the disk was read into.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
 
 import numpy as np
 
 from runtime.checkpoint import storage
-from runtime.checkpoint.byte_ranges import COUNT_SPEC, ByteRange, blocks_of
+from runtime.checkpoint.array_slice import ArraySlice
+from runtime.checkpoint.byte_ranges import COUNT_SPEC, ByteRange
 from runtime.checkpoint.participant import CheckpointParticipant
-from runtime.checkpoint.snapshot import Snapshot, VariableSlice
-from runtime.tensor_spec import Array, DType, TensorSpec
+from runtime.checkpoint.snapshot import Snapshot, VariableSlice, by_task
+from runtime.tensor_spec import Array, TensorSpec
 from runtime.transport.channel import Lane
 from runtime.transport.codec import Layout
 from runtime.transport.handles import PULL, PUSH
@@ -135,7 +136,7 @@ class Streams:
         self._stack.__exit__(kind, error, trace)
 
 
-def blocks(snapshot: Snapshot, streams: Streams, common: ByteRange) -> Iterator[tuple[storage.Placed, Array]]:
+def blocks(snapshot: Snapshot, streams: Streams, common: ByteRange) -> Iterator[tuple[ArraySlice, Array]]:
     """The arrays of a snapshot, block by block, as their tasks send them.
 
     Args:
@@ -143,18 +144,14 @@ def blocks(snapshot: Snapshot, streams: Streams, common: ByteRange) -> Iterator[
         streams: to its tasks.
         common: what all byte ranges have in common.
     """
-    for task, held in snapshot.slices.items():
-        for index, (s, size) in enumerate(zip(held, snapshot.sizes[task], strict=True)):
-            whole, dtype, full, at, chunk = s.variable.shape, s.variable.dtype, s.full_shape, s.offset, s.chunk
-            if _is_string(s):
-                whole, dtype, full, at, chunk = (size,), _BYTE, (size,), (0,), (max(size, 1),)
+    for task, held in by_task(snapshot.slices).items():
+        for index, s in enumerate(held):
             sent = 0
-            for first, shape in blocks_of(whole, dtype.itemsize, chunk, at, BLOCK_BYTES):
-                byte_range = common._replace(part=index, offset=sent, size=math.prod(shape) * dtype.itemsize)
+            for block in s.stored.blocks(BLOCK_BYTES):
+                byte_range = common._replace(part=index, offset=sent, size=block.nbytes)
                 raw = streams.pull(task, byte_range) if byte_range.size else np.empty((0,), _BYTE)
                 sent += byte_range.size
-                place = tuple(a + f for a, f in zip(at, first, strict=True))
-                yield storage.Placed(s.key, shape, dtype, full, place, chunk), raw.view(dtype).reshape(shape)
+                yield block, raw.view(block.dtype).reshape(block.shape)
 
 
 def send(
@@ -183,21 +180,10 @@ def send(
     """
     total = 0
     for index, s in enumerate(slices):
-        whole, dtype = (s.full_shape, _BYTE) if _is_string(s) else (s.variable.shape, s.variable.dtype)
-        chunk = storage.chunk_of(directory, s.key, ocdbt=ocdbt, zarr3=zarr3)
-
-        def wanted(
-            s: VariableSlice = s,
-            whole: tuple[int, ...] = whole,
-            dtype: DType = dtype,
-            chunk: tuple[int, ...] = chunk,
-        ) -> Iterator[storage.Placed]:
-            for first, shape in blocks_of(whole, dtype.itemsize, chunk, s.offset, READ_BYTES):
-                place = tuple(o + f for o, f in zip(s.offset, first, strict=True))
-                yield storage.Placed(s.key, shape, dtype, s.full_shape, place, ())
-
+        chunk = storage.chunk_of(directory, s.array.key, ocdbt=ocdbt, zarr3=zarr3)
+        blocks = replace(s.stored, chunk=chunk).blocks(READ_BYTES)
         sent = 0
-        for array in storage.read_each(directory, wanted(), ocdbt=ocdbt, zarr3=zarr3, mapped=mapped, at_once=2):
+        for array in storage.read_each(directory, blocks, ocdbt=ocdbt, zarr3=zarr3, mapped=mapped, at_once=2):
             raw = array.reshape(-1).view(np.uint8)
             for at in range(0, raw.size, CHUNK_BYTES):
                 part = raw[at : at + CHUNK_BYTES]
@@ -205,7 +191,3 @@ def send(
                 sent += part.size
         total += sent
     return total
-
-
-def _is_string(s: VariableSlice) -> bool:
-    return s.variable.dtype == object

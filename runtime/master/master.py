@@ -231,7 +231,7 @@ class MasterSession:
         """Has a task carry out an order of a coordinator of checkpoints.
 
         Args:
-            name: the task; with an order for STATES, ``""`` asks all tasks of the cluster that answer in time.
+            name: the task; with an order for states, ``""`` asks all tasks of the cluster that answer in time.
             order: the order.
             timeout: seconds.
         """
@@ -241,7 +241,7 @@ class MasterSession:
         task = self.tasks.get(name)
         if task is None:
             raise NotFoundError(f"{name} is not among this session's tasks")
-        if order.kind == order.PAUSE and not order.steps:
+        if order.HasField("pause"):
             self._flush()  # a checkpoint holds what earlier steps of this session wrote
         return task.send_order(order, timeout)
 
@@ -262,8 +262,8 @@ class MasterSession:
             ]
             for name, answer in answers:
                 try:
-                    for key, value in answer.result().states.items():
-                        found.states[f"{name} {key}"] = value
+                    for key, value in answer.result().states.states.items():
+                        found.states.states[f"{name} {key}"] = value
                 except UnavailableError:
                     logging.debug("%s is not there (any more): its state does not go into the checkpoint", name)
                 except OpError as error:

@@ -7,7 +7,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from runtime.proto import cluster_pb2 as _cluster_pb2
 from runtime.proto import stage_pb2 as _stage_pb2
 from runtime.proto import step_stats_pb2 as _step_stats_pb2
@@ -390,6 +389,7 @@ class SliceDef(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     DEVICE_TYPE_FIELD_NUMBER: _builtins.int
     DEVICE_INDEX_FIELD_NUMBER: _builtins.int
+    ENCODED_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """its name in the checkpoint's key-value store"""
     container: _builtins.str
@@ -398,6 +398,8 @@ class SliceDef(_message.Message):
     device_type: _builtins.str
     """where a restored value is put"""
     device_index: _builtins.int
+    encoded: _builtins.int
+    """bytes of a string variable on disk; read only"""
     @_builtins.property
     def spec(self) -> _stage_pb2.TensorSpecDef:
         """of this slice"""
@@ -422,10 +424,11 @@ class SliceDef(_message.Message):
         chunk: _abc.Iterable[_builtins.int] | None = ...,
         device_type: _builtins.str = ...,
         device_index: _builtins.int = ...,
+        encoded: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "container", b"container", "device_index", b"device_index", "device_type", b"device_type", "full_shape", b"full_shape", "key", b"key", "name", b"name", "offset", b"offset", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "container", b"container", "device_index", b"device_index", "device_type", b"device_type", "encoded", b"encoded", "full_shape", b"full_shape", "key", b"key", "name", b"name", "offset", b"offset", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -517,215 +520,602 @@ Global___StepWrites: _TypeAlias = StepWrites  # noqa: Y015
 
 @_typing.final
 class CheckpointOrder(_message.Message):
-    """What the coordinator of checkpoints (the chief) orders a task to do. Every kind but QUERY, STATES and CHANGED, which only
+    """What the coordinator of checkpoints (the chief) orders a task to do. Every order but Query, States and Changed, which only
     ask, is refused unless it comes under the epoch that the task was last claimed for.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    class _Kind:
-        ValueType = _typing.NewType("ValueType", _builtins.int)
-        V: _TypeAlias = ValueType  # noqa: Y015
+    @_typing.final
+    class Query(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
 
-    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[CheckpointOrder._Kind.ValueType], _builtins.type):
-        DESCRIPTOR: _descriptor.EnumDescriptor
-        QUERY: CheckpointOrder._Kind.ValueType  # 0
-        """epoch and owner, please"""
-        CLAIM: CheckpointOrder._Kind.ValueType  # 1
-        """from now on obey this epoch only; jobs of older ones have ended when this returns"""
-        PAUSE: CheckpointOrder._Kind.ValueType  # 2
-        """for `job`, hold stages that write variables, except those of `steps`, which are let through and awaited"""
-        TAKE: CheckpointOrder._Kind.ValueType  # 3
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Claim(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Pause(_message.Message):
+        """for `job`, hold stages that write variables"""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        JOB_FIELD_NUMBER: _builtins.int
+        SECONDS_FIELD_NUMBER: _builtins.int
+        job: _builtins.int
+        seconds: _builtins.float
+        """at most"""
+        def __init__(
+            self,
+            *,
+            job: _builtins.int = ...,
+            seconds: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "seconds", b"seconds"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class LetThrough(_message.Message):
+        """but for the stages of some steps, while `job` holds the others; replies when all have run"""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        JOB_FIELD_NUMBER: _builtins.int
+        STEPS_FIELD_NUMBER: _builtins.int
+        job: _builtins.int
+        @_builtins.property
+        def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepWrites]: ...
+        def __init__(
+            self,
+            *,
+            job: _builtins.int = ...,
+            steps: _abc.Iterable[Global___StepWrites] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "steps", b"steps"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Take(_message.Message):
         """if that pause has held until now, take references to `slices` for `job`, let stages run again"""
-        WRITE: CheckpointOrder._Kind.ValueType  # 4
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        JOB_FIELD_NUMBER: _builtins.int
+        SLICES_FIELD_NUMBER: _builtins.int
+        REPORT_FIELD_NUMBER: _builtins.int
+        job: _builtins.int
+        report: _builtins.str
+        """key of the slice whose value is wanted as a number"""
+        @_builtins.property
+        def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceDef]: ...
+        def __init__(
+            self,
+            *,
+            job: _builtins.int = ...,
+            slices: _abc.Iterable[Global___SliceDef] | None = ...,
+            report: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "report", b"report", "slices", b"slices"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Write(_message.Message):
         """write what the job took"""
-        PROGRESS: CheckpointOrder._Kind.ValueType  # 5
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        JOB_FIELD_NUMBER: _builtins.int
+        DIRECTORY_FIELD_NUMBER: _builtins.int
+        PROCESS_ID_FIELD_NUMBER: _builtins.int
+        job: _builtins.int
+        directory: _builtins.str
+        process_id: _builtins.str
+        """of the sub-directory that this task writes"""
+        def __init__(
+            self,
+            *,
+            job: _builtins.int = ...,
+            directory: _builtins.str = ...,
+            process_id: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "job", b"job", "process_id", b"process_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Progress(_message.Message):
         """how much of it is written"""
-        VERIFY: CheckpointOrder._Kind.ValueType  # 6
-        """compare `files` with their checksums"""
-        READ: CheckpointOrder._Kind.ValueType  # 7
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        JOB_FIELD_NUMBER: _builtins.int
+        job: _builtins.int
+        def __init__(
+            self,
+            *,
+            job: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Verify(_message.Message):
+        """compare files with their checksums"""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        DIRECTORY_FIELD_NUMBER: _builtins.int
+        FILES_FIELD_NUMBER: _builtins.int
+        directory: _builtins.str
+        @_builtins.property
+        def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileDef]: ...
+        def __init__(
+            self,
+            *,
+            directory: _builtins.str = ...,
+            files: _abc.Iterable[Global___FileDef] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "files", b"files"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Read(_message.Message):
         """read `slices` for `job`, change nothing yet"""
-        COMMIT: CheckpointOrder._Kind.ValueType  # 8
-        """replace the variables by what the job has read, all at once"""
-        DROP: CheckpointOrder._Kind.ValueType  # 9
-        """forget the job"""
-        RECEIVE: CheckpointOrder._Kind.ValueType  # 10
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        JOB_FIELD_NUMBER: _builtins.int
+        SLICES_FIELD_NUMBER: _builtins.int
+        DIRECTORY_FIELD_NUMBER: _builtins.int
+        OCDBT_FIELD_NUMBER: _builtins.int
+        ZARR3_FIELD_NUMBER: _builtins.int
+        MAPPED_FIELD_NUMBER: _builtins.int
+        job: _builtins.int
+        directory: _builtins.str
+        ocdbt: _builtins.bool
+        zarr3: _builtins.bool
+        mapped: _builtins.bool
+        """the files have just been read as a whole, so map them into memory"""
+        @_builtins.property
+        def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceDef]: ...
+        def __init__(
+            self,
+            *,
+            job: _builtins.int = ...,
+            slices: _abc.Iterable[Global___SliceDef] | None = ...,
+            directory: _builtins.str = ...,
+            ocdbt: _builtins.bool = ...,
+            zarr3: _builtins.bool = ...,
+            mapped: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "job", b"job", "mapped", b"mapped", "ocdbt", b"ocdbt", "slices", b"slices", "zarr3", b"zarr3"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Receive(_message.Message):
         """make room for `slices`, which come in byte ranges over the tensor channel; change nothing yet"""
-        STATES: CheckpointOrder._Kind.ValueType  # 11
-        """the small named states of the trainer in this process"""
-        CHANGED: CheckpointOrder._Kind.ValueType  # 12
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        JOB_FIELD_NUMBER: _builtins.int
+        SLICES_FIELD_NUMBER: _builtins.int
+        job: _builtins.int
+        @_builtins.property
+        def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceDef]: ...
+        def __init__(
+            self,
+            *,
+            job: _builtins.int = ...,
+            slices: _abc.Iterable[Global___SliceDef] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "slices", b"slices"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Commit(_message.Message):
+        """replace the variables by what the job has read, all at once"""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        JOB_FIELD_NUMBER: _builtins.int
+        ORIGIN_FIELD_NUMBER: _builtins.int
+        job: _builtins.int
+        origin: _builtins.int
+        """the job that had taken these values when they were saved; 0: unknown"""
+        def __init__(
+            self,
+            *,
+            job: _builtins.int = ...,
+            origin: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "origin", b"origin"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Drop(_message.Message):
+        """forget the job"""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        JOB_FIELD_NUMBER: _builtins.int
+        job: _builtins.int
+        def __init__(
+            self,
+            *,
+            job: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class States(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Changed(_message.Message):
         """how many of `slices` have other values than `job` has taken, or a restore has given them as its"""
 
-    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
-    QUERY: CheckpointOrder.Kind.ValueType  # 0
-    """epoch and owner, please"""
-    CLAIM: CheckpointOrder.Kind.ValueType  # 1
-    """from now on obey this epoch only; jobs of older ones have ended when this returns"""
-    PAUSE: CheckpointOrder.Kind.ValueType  # 2
-    """for `job`, hold stages that write variables, except those of `steps`, which are let through and awaited"""
-    TAKE: CheckpointOrder.Kind.ValueType  # 3
-    """if that pause has held until now, take references to `slices` for `job`, let stages run again"""
-    WRITE: CheckpointOrder.Kind.ValueType  # 4
-    """write what the job took"""
-    PROGRESS: CheckpointOrder.Kind.ValueType  # 5
-    """how much of it is written"""
-    VERIFY: CheckpointOrder.Kind.ValueType  # 6
-    """compare `files` with their checksums"""
-    READ: CheckpointOrder.Kind.ValueType  # 7
-    """read `slices` for `job`, change nothing yet"""
-    COMMIT: CheckpointOrder.Kind.ValueType  # 8
-    """replace the variables by what the job has read, all at once"""
-    DROP: CheckpointOrder.Kind.ValueType  # 9
-    """forget the job"""
-    RECEIVE: CheckpointOrder.Kind.ValueType  # 10
-    """make room for `slices`, which come in byte ranges over the tensor channel; change nothing yet"""
-    STATES: CheckpointOrder.Kind.ValueType  # 11
-    """the small named states of the trainer in this process"""
-    CHANGED: CheckpointOrder.Kind.ValueType  # 12
-    """how many of `slices` have other values than `job` has taken, or a restore has given them as its"""
+        DESCRIPTOR: _descriptor.Descriptor
 
-    KIND_FIELD_NUMBER: _builtins.int
+        JOB_FIELD_NUMBER: _builtins.int
+        SLICES_FIELD_NUMBER: _builtins.int
+        job: _builtins.int
+        @_builtins.property
+        def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceDef]: ...
+        def __init__(
+            self,
+            *,
+            job: _builtins.int = ...,
+            slices: _abc.Iterable[Global___SliceDef] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "slices", b"slices"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     INCARNATION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
-    JOB_FIELD_NUMBER: _builtins.int
-    SLICES_FIELD_NUMBER: _builtins.int
-    DIRECTORY_FIELD_NUMBER: _builtins.int
-    PROCESS_ID_FIELD_NUMBER: _builtins.int
-    OCDBT_FIELD_NUMBER: _builtins.int
-    ZARR3_FIELD_NUMBER: _builtins.int
-    STEPS_FIELD_NUMBER: _builtins.int
-    FILES_FIELD_NUMBER: _builtins.int
-    SECONDS_FIELD_NUMBER: _builtins.int
-    REPORT_FIELD_NUMBER: _builtins.int
-    MAPPED_FIELD_NUMBER: _builtins.int
-    ORIGIN_FIELD_NUMBER: _builtins.int
-    kind: Global___CheckpointOrder.Kind.ValueType
+    QUERY_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    LET_THROUGH_FIELD_NUMBER: _builtins.int
+    TAKE_FIELD_NUMBER: _builtins.int
+    WRITE_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
+    RECEIVE_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    DROP_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     owner: _builtins.int
-    job: _builtins.int
-    directory: _builtins.str
-    process_id: _builtins.str
-    """of the sub-directory that this task writes"""
-    ocdbt: _builtins.bool
-    zarr3: _builtins.bool
-    seconds: _builtins.float
-    """how long a pause may last"""
-    report: _builtins.str
-    """TAKE: give this slice's value as a number"""
-    mapped: _builtins.bool
-    """READ: the files have just been read as a whole, so map them into memory"""
-    origin: _builtins.int
-    """COMMIT: the job that had taken these values when they were saved; 0: unknown"""
     @_builtins.property
-    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceDef]: ...
+    def query(self) -> Global___CheckpointOrder.Query: ...
     @_builtins.property
-    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepWrites]: ...
+    def claim(self) -> Global___CheckpointOrder.Claim: ...
     @_builtins.property
-    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileDef]: ...
+    def pause(self) -> Global___CheckpointOrder.Pause: ...
+    @_builtins.property
+    def let_through(self) -> Global___CheckpointOrder.LetThrough: ...
+    @_builtins.property
+    def take(self) -> Global___CheckpointOrder.Take: ...
+    @_builtins.property
+    def write(self) -> Global___CheckpointOrder.Write: ...
+    @_builtins.property
+    def progress(self) -> Global___CheckpointOrder.Progress: ...
+    @_builtins.property
+    def verify(self) -> Global___CheckpointOrder.Verify: ...
+    @_builtins.property
+    def read(self) -> Global___CheckpointOrder.Read: ...
+    @_builtins.property
+    def receive(self) -> Global___CheckpointOrder.Receive: ...
+    @_builtins.property
+    def commit(self) -> Global___CheckpointOrder.Commit: ...
+    @_builtins.property
+    def drop(self) -> Global___CheckpointOrder.Drop: ...
+    @_builtins.property
+    def states(self) -> Global___CheckpointOrder.States: ...
+    @_builtins.property
+    def changed(self) -> Global___CheckpointOrder.Changed: ...
     def __init__(
         self,
         *,
-        kind: Global___CheckpointOrder.Kind.ValueType = ...,
         incarnation: _builtins.int = ...,
         epoch: _builtins.int = ...,
         owner: _builtins.int = ...,
-        job: _builtins.int = ...,
-        slices: _abc.Iterable[Global___SliceDef] | None = ...,
-        directory: _builtins.str = ...,
-        process_id: _builtins.str = ...,
-        ocdbt: _builtins.bool = ...,
-        zarr3: _builtins.bool = ...,
-        steps: _abc.Iterable[Global___StepWrites] | None = ...,
-        files: _abc.Iterable[Global___FileDef] | None = ...,
-        seconds: _builtins.float = ...,
-        report: _builtins.str = ...,
-        mapped: _builtins.bool = ...,
-        origin: _builtins.int = ...,
+        query: Global___CheckpointOrder.Query | None = ...,
+        claim: Global___CheckpointOrder.Claim | None = ...,
+        pause: Global___CheckpointOrder.Pause | None = ...,
+        let_through: Global___CheckpointOrder.LetThrough | None = ...,
+        take: Global___CheckpointOrder.Take | None = ...,
+        write: Global___CheckpointOrder.Write | None = ...,
+        progress: Global___CheckpointOrder.Progress | None = ...,
+        verify: Global___CheckpointOrder.Verify | None = ...,
+        read: Global___CheckpointOrder.Read | None = ...,
+        receive: Global___CheckpointOrder.Receive | None = ...,
+        commit: Global___CheckpointOrder.Commit | None = ...,
+        drop: Global___CheckpointOrder.Drop | None = ...,
+        states: Global___CheckpointOrder.States | None = ...,
+        changed: Global___CheckpointOrder.Changed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "claim", b"claim", "commit", b"commit", "drop", b"drop", "let_through", b"let_through", "order", b"order", "pause", b"pause", "progress", b"progress", "query", b"query", "read", b"read", "receive", b"receive", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "epoch", b"epoch", "files", b"files", "incarnation", b"incarnation", "job", b"job", "kind", b"kind", "mapped", b"mapped", "ocdbt", b"ocdbt", "origin", b"origin", "owner", b"owner", "process_id", b"process_id", "report", b"report", "seconds", b"seconds", "slices", b"slices", "steps", b"steps", "zarr3", b"zarr3"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "claim", b"claim", "commit", b"commit", "drop", b"drop", "epoch", b"epoch", "incarnation", b"incarnation", "let_through", b"let_through", "order", b"order", "owner", b"owner", "pause", b"pause", "progress", b"progress", "query", b"query", "read", b"read", "receive", b"receive", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["query", "claim", "pause", "let_through", "take", "write", "progress", "verify", "read", "receive", "commit", "drop", "states", "changed"]  # noqa: Y015
+    _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_order) -> _WhichOneofReturnType_order | None: ...
 
 Global___CheckpointOrder: _TypeAlias = CheckpointOrder  # noqa: Y015
 
 @_typing.final
 class CheckpointReply(_message.Message):
+    """What a task answers: the field of the order's name; nothing to Receive, Commit and Drop."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class StatesEntry(_message.Message):
+    class Leader(_message.Message):
+        """whom the task obeys"""
+
         DESCRIPTOR: _descriptor.Descriptor
 
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.bytes
+        EPOCH_FIELD_NUMBER: _builtins.int
+        OWNER_FIELD_NUMBER: _builtins.int
+        epoch: _builtins.int
+        owner: _builtins.int
         def __init__(
             self,
             *,
-            key: _builtins.str = ...,
-            value: _builtins.bytes = ...,
+            epoch: _builtins.int = ...,
+            owner: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "owner", b"owner"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    EPOCH_FIELD_NUMBER: _builtins.int
-    OWNER_FIELD_NUMBER: _builtins.int
-    STEPS_FIELD_NUMBER: _builtins.int
-    FILES_FIELD_NUMBER: _builtins.int
-    PROBLEMS_FIELD_NUMBER: _builtins.int
-    DONE_BYTES_FIELD_NUMBER: _builtins.int
-    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
-    NUMBER_FIELD_NUMBER: _builtins.int
-    STATES_FIELD_NUMBER: _builtins.int
-    SIZES_FIELD_NUMBER: _builtins.int
-    CORES_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
-    owner: _builtins.int
-    done_bytes: _builtins.int
-    total_bytes: _builtins.int
-    number: _builtins.int
-    cores: _builtins.int
-    """TAKE: of the task's machine"""
-    @_builtins.property
-    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepWrites]: ...
-    @_builtins.property
-    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileDef]: ...
-    @_builtins.property
-    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def states(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]: ...
-    @_builtins.property
-    def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """TAKE: bytes of each slice as it is written"""
+    @_typing.final
+    class Steps(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
 
+        STEPS_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepWrites]: ...
+        def __init__(
+            self,
+            *,
+            steps: _abc.Iterable[Global___StepWrites] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Taken(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        SIZES_FIELD_NUMBER: _builtins.int
+        NUMBER_FIELD_NUMBER: _builtins.int
+        CORES_FIELD_NUMBER: _builtins.int
+        number: _builtins.int
+        """the value that was to be reported"""
+        cores: _builtins.int
+        """of the task's machine"""
+        @_builtins.property
+        def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+            """bytes of each slice as it is written"""
+
+        def __init__(
+            self,
+            *,
+            sizes: _abc.Iterable[_builtins.int] | None = ...,
+            number: _builtins.int = ...,
+            cores: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "number", b"number", "sizes", b"sizes"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Written(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        FILES_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileDef]: ...
+        def __init__(
+            self,
+            *,
+            files: _abc.Iterable[Global___FileDef] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Verified(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PROBLEMS_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+        def __init__(
+            self,
+            *,
+            problems: _abc.Iterable[_builtins.str] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["problems", b"problems"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class States(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        @_typing.final
+        class StatesEntry(_message.Message):
+            DESCRIPTOR: _descriptor.Descriptor
+
+            KEY_FIELD_NUMBER: _builtins.int
+            VALUE_FIELD_NUMBER: _builtins.int
+            key: _builtins.str
+            value: _builtins.bytes
+            def __init__(
+                self,
+                *,
+                key: _builtins.str = ...,
+                value: _builtins.bytes = ...,
+            ) -> None: ...
+            _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+            def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+            _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+            def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+            def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+        STATES_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def states(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]: ...
+        def __init__(
+            self,
+            *,
+            states: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["states", b"states"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    LET_THROUGH_FIELD_NUMBER: _builtins.int
+    TAKE_FIELD_NUMBER: _builtins.int
+    WRITE_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    progress: _builtins.int
+    """bytes"""
+    read: _builtins.int
+    """bytes"""
+    changed: _builtins.int
+    """slices"""
+    @_builtins.property
+    def query(self) -> Global___CheckpointReply.Leader: ...
+    @_builtins.property
+    def claim(self) -> Global___CheckpointReply.Leader: ...
+    @_builtins.property
+    def pause(self) -> Global___CheckpointReply.Steps:
+        """those that may be half done"""
+
+    @_builtins.property
+    def let_through(self) -> Global___CheckpointReply.Steps:
+        """those that did not get to their end"""
+
+    @_builtins.property
+    def take(self) -> Global___CheckpointReply.Taken: ...
+    @_builtins.property
+    def write(self) -> Global___CheckpointReply.Written: ...
+    @_builtins.property
+    def verify(self) -> Global___CheckpointReply.Verified: ...
+    @_builtins.property
+    def states(self) -> Global___CheckpointReply.States: ...
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
-        owner: _builtins.int = ...,
-        steps: _abc.Iterable[Global___StepWrites] | None = ...,
-        files: _abc.Iterable[Global___FileDef] | None = ...,
-        problems: _abc.Iterable[_builtins.str] | None = ...,
-        done_bytes: _builtins.int = ...,
-        total_bytes: _builtins.int = ...,
-        number: _builtins.int = ...,
-        states: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
-        sizes: _abc.Iterable[_builtins.int] | None = ...,
-        cores: _builtins.int = ...,
+        query: Global___CheckpointReply.Leader | None = ...,
+        claim: Global___CheckpointReply.Leader | None = ...,
+        pause: Global___CheckpointReply.Steps | None = ...,
+        let_through: Global___CheckpointReply.Steps | None = ...,
+        take: Global___CheckpointReply.Taken | None = ...,
+        write: Global___CheckpointReply.Written | None = ...,
+        progress: _builtins.int = ...,
+        verify: Global___CheckpointReply.Verified | None = ...,
+        read: _builtins.int = ...,
+        states: Global___CheckpointReply.States | None = ...,
+        changed: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "claim", b"claim", "let_through", b"let_through", "pause", b"pause", "progress", b"progress", "query", b"query", "read", b"read", "reply", b"reply", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "done_bytes", b"done_bytes", "epoch", b"epoch", "files", b"files", "number", b"number", "owner", b"owner", "problems", b"problems", "sizes", b"sizes", "states", b"states", "steps", b"steps", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "claim", b"claim", "let_through", b"let_through", "pause", b"pause", "progress", b"progress", "query", b"query", "read", b"read", "reply", b"reply", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["query", "claim", "pause", "let_through", "take", "write", "progress", "verify", "read", "states", "changed"]  # noqa: Y015
+    _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
 
 Global___CheckpointReply: _TypeAlias = CheckpointReply  # noqa: Y015
 

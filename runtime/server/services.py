@@ -102,7 +102,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         if request.incarnation not in (0, self._server.incarnation):
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
         reply = self._server.worker.checkpoint_participant.obey(request)
-        if request.kind in (pb.CheckpointOrder.CLAIM, pb.CheckpointOrder.COMMIT):
+        if request.WhichOneof("order") in ("claim", "commit"):
             self._replicate_now()
         return reply
 

@@ -12,6 +12,7 @@ from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
 
 OWNER = 4711
+ORDER = pb.CheckpointOrder
 
 
 class Stranger:
@@ -25,23 +26,20 @@ class Stranger:
 
     def claim(self) -> None:
         """Leads from now on, as any chief does."""
-        told = self.worker.Checkpoint(pb.CheckpointOrder(kind=pb.CheckpointOrder.QUERY), timeout=30)
-        self.epoch = told.epoch + 1
-        self.worker.Checkpoint(
-            pb.CheckpointOrder(kind=pb.CheckpointOrder.CLAIM, epoch=self.epoch, owner=OWNER), timeout=30
-        )
+        self.epoch = self.order(query=ORDER.Query()).query.epoch + 1
+        self.order(claim=ORDER.Claim())
 
-    def order(self, kind: pb.CheckpointOrder.Kind.ValueType, **fields: Any) -> pb.CheckpointReply:
-        """What the task answers to an order."""
-        order = pb.CheckpointOrder(kind=kind, owner=OWNER, **{"epoch": self.epoch, **fields})
-        reply: pb.CheckpointReply = self.worker.Checkpoint(order, timeout=60)
+    def order(self, *, epoch: int | None = None, **order: Any) -> pb.CheckpointReply:
+        """What the task answers to an order, of which the name is the keyword."""
+        message = ORDER(epoch=self.epoch if epoch is None else epoch, owner=OWNER, **order)
+        reply: pb.CheckpointReply = self.worker.Checkpoint(message, timeout=60)
         return reply
 
     def take(self, slices: Sequence[pb.SliceDef]) -> int:
         """Has the task take references, to be written; gives the job."""
         self.jobs += 1
-        self.order(pb.CheckpointOrder.PAUSE, job=self.jobs, seconds=5.0)
-        self.order(pb.CheckpointOrder.TAKE, job=self.jobs, slices=slices)
+        self.order(pause=ORDER.Pause(job=self.jobs, seconds=5.0))
+        self.order(take=ORDER.Take(job=self.jobs, slices=slices))
         return self.jobs
 
     def verify(self, directory: Any, path: str, content: bytes) -> list[str]:
@@ -49,7 +47,7 @@ class Stranger:
         import zlib
 
         file = pb.FileDef(path=path, size=len(content), crc32=zlib.crc32(content))
-        return list(self.order(pb.CheckpointOrder.VERIFY, directory=str(directory), files=[file]).problems)
+        return list(self.order(verify=ORDER.Verify(directory=str(directory), files=[file])).verify.problems)
 
 
 @contextlib.contextmanager

@@ -163,10 +163,7 @@ def test_a_slice_of_a_partitioned_variable_is_a_part_of_one_array(sess: rt.Sessi
 
 
 def _belongs(part: rt.Variable, name: str, shape: tuple[int, ...], offset: tuple[int, ...]) -> None:
-    class Info:
-        full_name, full_shape, var_offset = name, shape, offset
-
-    part.save_slice_info = Info()
+    part.save_slice_info = rt.lowlevel.ArraySlice(name, part.shape, part.dtype, shape, offset)
 
 
 def test_a_moved_directory_restores(sess: rt.Session, tmp_path: pathlib.Path) -> None:

@@ -1,5 +1,6 @@
 """Saves in the background of a training loop: what is skipped, what fails, what is told, and how it ends."""
 
+import itertools
 import logging as std_logging
 import os
 import pathlib
@@ -15,8 +16,8 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.checkpoints import saver as saver_module
-from harness.checkpoints.manifest import read_manifest
+from harness.checkpoints import save_job
+from harness.checkpoints.manifest import Manifest, read_manifest
 
 pytestmark = pytest.mark.disk
 
@@ -35,18 +36,25 @@ def _model(size: int = 1000) -> tuple[rt.Variable, rt.Operation]:
     return step, rt.group(v.assign_add(np.ones(size, np.float32)).op, step.assign_add(1).op)
 
 
-class _HeldSaver(harness.Saver):
-    """Does not begin to write before it is let go."""
+class _Held:
+    """Saves do not begin to write before they are let go."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = threading.Event()
         self.go = threading.Event()
+        begin = save_job.SaveJob.begin
 
-    def _write(self, *arguments: Any) -> str:
-        self.begun.set()
-        assert self.go.wait(60)
-        return super()._write(*arguments)
+        def held(job: save_job.SaveJob, sequence: int) -> Manifest:
+            self.begun.set()
+            assert self.go.wait(60)
+            return begin(job, sequence)
+
+        monkeypatch.setattr(save_job.SaveJob, "begin", held)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> _Held:
+    return _Held(monkeypatch)
 
 
 def _steps(logdir: pathlib.Path) -> list[int]:
@@ -54,10 +62,12 @@ def _steps(logdir: pathlib.Path) -> list[int]:
 
 
 @pytest.mark.parametrize("monitored", [False, True])
-def test_a_recovery_during_a_save_costs_that_checkpoint_alone(tmp_path: pathlib.Path, monitored: bool) -> None:
+def test_a_recovery_during_a_save_costs_that_checkpoint_alone(
+    tmp_path: pathlib.Path, monitored: bool, held: _Held
+) -> None:
     server = rt.Server.create_local_server()
     _, train = _model()
-    saver = _HeldSaver()
+    saver = harness.Saver()
     if monitored:
         hook = harness.CheckpointSaverHook(str(tmp_path), save_secs=0.05, saver=saver)
         creator = harness.ChiefSessionCreator(master=server.target)
@@ -66,10 +76,10 @@ def test_a_recovery_during_a_save_costs_that_checkpoint_alone(tmp_path: pathlib.
         sv = harness.Supervisor(logdir=str(tmp_path), saver=saver, save_model_secs=0.05, summary_op=None)
         opened = sv.managed_session(server.target)
     with opened as sess:
-        assert saver.begun.wait(60)  # step 0
+        assert held.begun.wait(60)  # step 0
         managed = sess._session if monitored else sess
         managed.recover(managed.raw, rt.AbortedError("a task was lost"))  # closes the session that is saved in
-        saver.go.set()
+        held.go.set()
         done = 0
         while not any(_steps(tmp_path)):  # of a step after 0
             sess.run(train)
@@ -80,16 +90,18 @@ def test_a_recovery_during_a_save_costs_that_checkpoint_alone(tmp_path: pathlib.
     server.stop()
 
 
-def test_a_hook_saves_while_training_goes_on_and_skips_what_is_due_meanwhile(tmp_path: pathlib.Path) -> None:
+def test_a_hook_saves_while_training_goes_on_and_skips_what_is_due_meanwhile(
+    tmp_path: pathlib.Path, held: _Held
+) -> None:
     step, train = _model()
-    saver = _HeldSaver()
+    saver = harness.Saver()
     hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=10, saver=saver)
     with harness.MonitoredSession(harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]) as sess:
-        assert saver.begun.wait(60)  # step 0
+        assert held.begun.wait(60)  # step 0
         for _ in range(35):
             sess.run(train)
         assert saver.skipped == 3  # 10, 20, 30
-        saver.go.set()
+        held.go.set()
         saver.wait()
         for _ in range(5):
             sess.run(train)
@@ -98,26 +110,28 @@ def test_a_hook_saves_while_training_goes_on_and_skips_what_is_due_meanwhile(tmp
     assert _steps(tmp_path) == [0, 40, 41]
 
 
-def test_a_hook_whose_last_save_was_skipped_saves_at_the_end(tmp_path: pathlib.Path) -> None:
+def test_a_hook_whose_last_save_was_skipped_saves_at_the_end(tmp_path: pathlib.Path, held: _Held) -> None:
     step, train = _model()
-    saver = _HeldSaver()
+    saver = harness.Saver()
     hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=10, saver=saver)
     with harness.MonitoredSession(harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]) as sess:
         for _ in range(10):
             sess.run(train)
         assert saver.skipped == 1
-        saver.go.set()
+        held.go.set()
     assert _steps(tmp_path) == [0, 10]
 
 
-def test_an_error_in_the_loop_lets_the_save_under_way_end_and_saves_nothing_more(tmp_path: pathlib.Path) -> None:
+def test_an_error_in_the_loop_lets_the_save_under_way_end_and_saves_nothing_more(
+    tmp_path: pathlib.Path, held: _Held
+) -> None:
     step, train = _model()
-    saver = _HeldSaver()
+    saver = harness.Saver()
     hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=1000, saver=saver)
     with pytest.raises(ZeroDivisionError):
         with harness.MonitoredSession(harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path)), [hook]) as sess:
             sess.run(train)
-            threading.Timer(0.2, saver.go.set).start()
+            threading.Timer(0.2, held.go.set).start()
             raise ZeroDivisionError
     assert _steps(tmp_path) == [0]
 
@@ -135,22 +149,26 @@ def test_an_interrupted_monitored_session_saves_where_it_is(
     assert _steps(tmp_path)[-1] == 7
 
 
-class _FailingSaver(harness.Saver):
-    """Its second save fails in the background."""
+@pytest.fixture
+def second_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second save fails in the background."""
+    begun = itertools.count(1)
+    begin = save_job.SaveJob.begin
 
-    writes = 0
-
-    def _write(self, *arguments: Any) -> str:
-        self.writes += 1
-        if self.writes == 2:
+    def failing(job: save_job.SaveJob, sequence: int) -> Manifest:
+        if next(begun) == 2:
             raise rt.InternalError("the controller of the disk is on fire")
-        return super()._write(*arguments)
+        return begin(job, sequence)
+
+    monkeypatch.setattr(save_job.SaveJob, "begin", failing)
 
 
 @pytest.mark.parametrize("kind", ["supervisor", "monitored"])
-def test_a_failure_in_the_background_ends_the_training_loop_with_its_error(tmp_path: pathlib.Path, kind: str) -> None:
+def test_a_failure_in_the_background_ends_the_training_loop_with_its_error(
+    tmp_path: pathlib.Path, kind: str, second_fails: None
+) -> None:
     step, train = _model()
-    saver = _FailingSaver()
+    saver = harness.Saver()
     if kind == "supervisor":
         supervisor = harness.Supervisor(
             logdir=str(tmp_path), global_step=step, saver=saver, save_model_secs=0.05, summary_op=None
@@ -169,18 +187,18 @@ def test_a_failure_in_the_background_ends_the_training_loop_with_its_error(tmp_p
     assert saver.failed == 1 and len(_steps(tmp_path)) == 1
 
 
-def test_what_is_due_while_a_supervisor_saves_is_skipped_and_counted(tmp_path: pathlib.Path) -> None:
+def test_what_is_due_while_a_supervisor_saves_is_skipped_and_counted(tmp_path: pathlib.Path, held: _Held) -> None:
     step, train = _model()
-    saver = _HeldSaver()
+    saver = harness.Saver()
     supervisor = harness.Supervisor(
         logdir=str(tmp_path), global_step=step, saver=saver, save_model_secs=0.05, summary_op=None
     )
     with supervisor.managed_session("") as sess:
-        assert saver.begun.wait(60)
+        assert held.begun.wait(60)
         until = time.monotonic() + 0.3
         while time.monotonic() < until:
             sess.run(train)
-        saver.go.set()
+        held.go.set()
         saver.wait()
         deadline = time.monotonic() + 60
         while not saver.skipped:
@@ -190,21 +208,21 @@ def test_what_is_due_while_a_supervisor_saves_is_skipped_and_counted(tmp_path: p
 
 
 def test_how_far_a_long_save_is_is_told(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, held: _Held
 ) -> None:
-    assert saver_module.PROGRESS_SECS == 2.0
-    monkeypatch.setattr(saver_module, "PROGRESS_SECS", 0.05)
+    assert save_job.PROGRESS_SECS == 2.0
+    monkeypatch.setattr(save_job, "PROGRESS_SECS", 0.05)
     saver_step, _ = _model(1 << 20)
     with rt.Session("") as sess, caplog.at_level(std_logging.INFO, logger="absl"):
         sess.run(rt.global_variables_initializer())
-        saver = _HeldSaver()
+        saver = harness.Saver()
         handle = saver.save(sess, tmp_path / "m", 3, wait=False)
         assert handle is not None
         deadline = time.monotonic() + 60
         while "saving step 3: 0% of 4.2 MB after" not in caplog.text:
             assert time.monotonic() < deadline
             handle.wait(0.01)
-        saver.go.set()
+        held.go.set()
         handle.result(60)
 
 

@@ -106,11 +106,12 @@ def test_tasks_are_told_a_link_as_it_was_given(tmp_path: pathlib.Path, monkeypat
     ask = CheckpointCoordinator._request
 
     def listen(
-        self: CheckpointCoordinator, task: str, order: pb.CheckpointOrder, timeout: float | None
+        self: CheckpointCoordinator, task: str, order: pb.CheckpointOrder, *timeout: float | None
     ) -> pb.CheckpointReply:
-        if order.directory:
-            told.append(order.directory)
-        return ask(self, task, order, timeout)
+        said = getattr(order, order.WhichOneof("order") or "")
+        if "directory" in said.DESCRIPTOR.fields_by_name:
+            told.append(said.directory)
+        return ask(self, task, order, *timeout)
 
     monkeypatch.setattr(CheckpointCoordinator, "_request", listen)
     graph, v = ckit.make_graph({"a": np.arange(4.0)})

@@ -2,7 +2,6 @@
 
 import pathlib
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -40,7 +39,7 @@ def _slices(name: str, array: np.ndarray, cuts: list[int], ps: int) -> list[rt.V
         with rt.device(f"/job:ps/task:{i % ps}"):
             part = rt.Variable(array[start:end], dtype=array.dtype, name=f"{name}/part_{i}", trainable=False)
         offset = (start, *(0 for _ in array.shape[1:]))
-        part.save_slice_info = SimpleNamespace(full_name=name, full_shape=array.shape, var_offset=offset)
+        part.save_slice_info = rt.lowlevel.ArraySlice(name, part.shape, part.dtype, array.shape, offset)
         made.append(part)
     return made
 

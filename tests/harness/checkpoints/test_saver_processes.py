@@ -74,11 +74,9 @@ def test_restored_into_any_number_of_ps(tmp_path: pathlib.Path) -> None:
                 with rt.device(f"/job:ps/task:{i}"):
                     initial = table[i * rows : (i + 1) * rows] * (path is None)
                     part = rt.Variable(initial, name=f"table/part_{i}", trainable=False)
-
-                class Info:
-                    full_name, full_shape, var_offset = "table", table.shape, (i * rows, 0)
-
-                part.save_slice_info = Info()
+                part.save_slice_info = rt.lowlevel.ArraySlice(
+                    "table", part.shape, part.dtype, table.shape, (i * rows, 0)
+                )
                 parts.append(part)
             with rt.device(f"/job:ps/task:{ps - 1}"):
                 other = rt.Variable(slot * (path is None), dtype=np.float64, name="slot", trainable=False)

@@ -116,10 +116,12 @@ class Between(coordinator.CheckpointCoordinator):
         if self._happens:
             self._event()
 
-    def _request(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
-        if order.kind == pb.CheckpointOrder.PAUSE and self._pause_secs is not None and self._happens:
-            order.seconds = self._pause_secs
-        if order.kind != pb.CheckpointOrder.TAKE or not self._happens:
+    def _request(
+        self, task: str, order: pb.CheckpointOrder, timeout: float | None = coordinator.ORDER_SECS
+    ) -> pb.CheckpointReply:
+        if order.HasField("pause") and self._pause_secs is not None and self._happens:
+            order.pause.seconds = self._pause_secs
+        if not order.HasField("take") or not self._happens:
             return super()._request(task, order, timeout)
         if task == PS[1]:
             assert self._first_taken.wait(60)
@@ -182,17 +184,18 @@ def test_two_savers_that_cut_at_once_both_cut_at_an_instant(tmp_path: pathlib.Pa
 class LostReply:
     """gRPC's method, whose first replies to some orders get lost with the connection after they were carried out."""
 
-    def __init__(self, stub: Any, kinds: set[int], then: Callable[[], object]) -> None:
+    def __init__(self, stub: Any, kinds: set[str], then: Callable[[], object]) -> None:
         self._shard = stub.Checkpoint
         self._kinds = kinds
         self._then = then
-        self.lost: list[int] = []
+        self.lost: list[str] = []
         stub.Checkpoint = self
 
     def __call__(self, order: pb.CheckpointOrder, **options: Any) -> pb.CheckpointReply:
         reply = self._shard(order, **options)
-        if order.kind in self._kinds and order.kind not in self.lost:
-            self.lost.append(order.kind)
+        kind = order.WhichOneof("order")
+        if kind in self._kinds and kind not in self.lost:
+            self.lost.append(kind)
             self._then()
             raise Unavailable()
         return reply
@@ -210,7 +213,7 @@ class Unavailable(grpc.RpcError):
 
 
 def test_orders_whose_reply_was_lost_are_answered_as_the_first_time(tmp_path: pathlib.Path) -> None:
-    kinds = {pb.CheckpointOrder.TAKE, pb.CheckpointOrder.WRITE, pb.CheckpointOrder.COMMIT}
+    kinds = {"take", "write", "commit"}
     with training(ps_backups=1) as train:
         task = train.sess._engine._session.tasks[PS[1]]
         assert isinstance(task, RemoteTask) and task.has_backup

@@ -1,5 +1,6 @@
 """Variables in pieces: blocks that share no chunk, and arrays that are whole whatever is sent twice."""
 
+import dataclasses
 import itertools
 import math
 
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 
 from harness.checkpoints import names
-from runtime.checkpoint.byte_ranges import ByteRange, Incoming, blocks_of, bytes_of
+from runtime.checkpoint.array_slice import ArraySlice
+from runtime.checkpoint.byte_ranges import ByteRange, Incoming, bytes_of
 from runtime.errors import DataLossError, InvalidArgumentError
-from runtime.graph.op_kinds import VariableSpec
 
 
 @st.composite
@@ -31,15 +32,15 @@ def test_blocks_follow_each_other_and_share_no_chunk_along_their_axis(
     if aligned:  # as when it is written: a slice begins where a chunk does
         offset = tuple(o * c for o, c in zip(offset, chunk, strict=True))
     whole = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
-    blocks = list(blocks_of(shape, 4, chunk, offset, limit))
-    parts = [whole[tuple(slice(f, f + n) for f, n in zip(first, block, strict=True))] for first, block in blocks]
-    assert [p.shape for p in parts] == [block for _, block in blocks]
+    full_shape = tuple(o + n for o, n in zip(offset, shape, strict=True))
+    blocks = list(ArraySlice("x", shape, whole.dtype, full_shape, offset, chunk).blocks(limit))
+    parts = [whole[block.region(offset)] for block in blocks]
+    assert [p.shape for p in parts] == [block.shape for block in blocks]
+    assert [p.nbytes for p in parts] == [block.nbytes for block in blocks]
     assert b"".join(p.tobytes() for p in parts) == whole.tobytes()
     seen: set[tuple[int, ...]] = set()
-    for first, block in blocks:
-        touched = [
-            range((o + f) // c, -(-(o + f + n) // c)) for o, f, n, c in zip(offset, first, block, chunk, strict=True)
-        ]
+    for block in blocks:
+        touched = [range(o // c, -(-(o + n) // c)) for o, n, c in zip(block.offset, block.shape, chunk, strict=True)]
         chunks = set(itertools.product(*touched))
         assert not chunks & seen or not aligned
         seen |= chunks
@@ -47,13 +48,10 @@ def test_blocks_follow_each_other_and_share_no_chunk_along_their_axis(
 
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 300))
 def test_chunks_of_any_shape_keep_the_limit(shape: list[int], limit: int) -> None:
-    class One:
-        offset, full_shape = (0,) * len(shape), tuple(shape)
-        variable = VariableSpec("x", tuple(shape), np.dtype(np.uint8))
-
-    chunk = names._chunk([One()], limit)
+    one = ArraySlice.whole("x", tuple(shape), np.dtype(np.uint8))
+    chunk = names._chunk([one], limit)
     assert math.prod(chunk) <= limit
-    assert all(n <= limit for n in map(math.prod, (b for _, b in blocks_of(shape, 1, chunk, One.offset, limit))))
+    assert all(block.nbytes <= limit for block in dataclasses.replace(one, chunk=chunk).blocks(limit))
 
 
 @hypothesis.given(st.binary(min_size=1, max_size=60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 59))))

@@ -14,6 +14,7 @@ import pytest
 
 import harness
 import runtime as rt
+from runtime.checkpoint.participant import UNFENCED
 from runtime.checkpoint.roots import ROOT_VARIABLE, Roots, roots_of
 from runtime.proto import services_pb2 as pb
 from tests.kit.processes import ROOT
@@ -58,11 +59,12 @@ def they(server: rt.Server) -> Iterator[Stranger]:
 
 def write(they: Stranger, directory: object, process_id: str = "1ps0") -> None:
     job = they.take([slice_of("w", VALUE)])
-    they.order(ORDER.WRITE, job=job, directory=str(directory), process_id=process_id)
+    they.order(write=ORDER.Write(job=job, directory=str(directory), process_id=process_id))
 
 
-def read(they: Stranger, directory: object, **fields: object) -> None:
-    they.order(ORDER.READ, job=99, directory=str(directory), slices=[slice_of("w", VALUE)], **{"ocdbt": True, **fields})
+def read(they: Stranger, directory: object, *, ocdbt: bool = True) -> None:
+    order = ORDER.Read(job=99, directory=str(directory), slices=[slice_of("w", VALUE)], ocdbt=ocdbt)
+    they.order(read=order)
 
 
 def files_below(directory: pathlib.Path) -> list[str]:
@@ -301,3 +303,29 @@ def test_two_tasks_with_a_root_save_and_restore(root: pathlib.Path, caplog: pyte
                 assert sess.run(a).tolist() == VALUE.tolist() and sess.run(b).tolist() == (VALUE + 1).tolist()
                 with pytest.raises(rt.PermissionDeniedError, match=r"/job:ps/task:0.*checkpoint_root|checkpoint_root"):
                     harness.Saver().save(sess, root.parent / "elsewhere" / "model.ckpt", 7)
+
+
+def test_an_order_that_nobody_knows_is_refused(they: Stranger) -> None:
+    with refused(INVALID, "does not know"):
+        they.order()
+    earlier = ORDER.FromString(bytes([0x08, 9]))  # `kind = 9`, as versions without types of orders had it
+    with refused(INVALID, "does not know"):
+        they.worker.Checkpoint(earlier, timeout=30)
+
+
+def test_an_order_has_no_fields_of_others() -> None:
+    for of_none in ("job", "directory", "slices", "seconds"):
+        with pytest.raises(ValueError, match=of_none):
+            ORDER(**{of_none: None})
+    with pytest.raises(ValueError, match="seconds"):
+        ORDER.Take(job=1, seconds=5.0)  # type: ignore[call-arg]
+    order = ORDER(take=ORDER.Take(job=1))
+    order.drop.job = 1
+    assert order.WhichOneof("order") == "drop" and not order.HasField("take")
+
+
+@pytest.mark.parametrize("name", sorted({f.name for f in ORDER.DESCRIPTOR.oneofs_by_name["order"].fields} - UNFENCED))
+def test_every_order_that_does_something_is_refused_under_another_epoch(they: Stranger, name: str) -> None:
+    for epoch in (they.epoch - 1, they.epoch + 1):
+        with refused(grpc.StatusCode.ABORTED, f"epoch {epoch}"):
+            they.order(epoch=epoch, **{name: {}})

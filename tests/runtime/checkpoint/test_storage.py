@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from runtime.checkpoint import pacing, storage
+from runtime.checkpoint.array_slice import ArraySlice
 from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError
 
 
@@ -37,13 +38,13 @@ def test_cut_off_strings_are_told(items: list[bytes], cut: int) -> None:
 def test_blocks_of_one_array_are_written_one_after_the_other_and_read_alone(tmp_path: pathlib.Path) -> None:
     whole = np.arange(60, dtype=np.int32).reshape(12, 5)
     blocks = [
-        (storage.Placed("x", (4, 5), whole.dtype, whole.shape, (first, 0), (2, 5)), whole[first : first + 4])
+        (ArraySlice("x", (4, 5), whole.dtype, whole.shape, (first, 0), (2, 5)), whole[first : first + 4])
         for first in (0, 4, 8)
     ]
     wrote: list[int] = []
     storage.write_arrays(str(tmp_path / "store"), iter(blocks), wrote=wrote.append, group_bytes=80)
     assert sum(wrote) == whole.nbytes and len(wrote) == 3
-    wanted = storage.Placed("x", (5, 2), whole.dtype, whole.shape, (3, 1), ())
+    wanted = ArraySlice("x", (5, 2), whole.dtype, whole.shape, (3, 1), ())
     found = storage.read_arrays(str(tmp_path / "store"), [wanted], ocdbt=True, zarr3=False)[0]
     assert np.array_equal(found, whole[3:8, 1:3])
 
@@ -52,24 +53,22 @@ def test_a_large_array_is_written_in_groups_too(tmp_path: pathlib.Path) -> None:
     """So that writing it can rest, be cancelled and say how far it is."""
     whole = np.arange(2100, dtype=np.int32).reshape(21, 100)
     parts = [(0, 8), (8, 21)]
-    arrays = [
-        (storage.Placed("x", (b - a, 100), whole.dtype, whole.shape, (a, 0), (2, 100)), whole[a:b]) for a, b in parts
-    ]
+    arrays = [(ArraySlice("x", (b - a, 100), whole.dtype, whole.shape, (a, 0), (2, 100)), whole[a:b]) for a, b in parts]
     wrote: list[int] = []
     storage.write_arrays(str(tmp_path / "store"), arrays, wrote=wrote.append, group_bytes=1700)
     assert wrote == [1600, 1600, 1600, 1600, 1600, 400]
-    wanted = storage.Placed("x", whole.shape, whole.dtype, whole.shape, (0, 0), ())
+    wanted = ArraySlice("x", whole.shape, whole.dtype, whole.shape, (0, 0), ())
     assert np.array_equal(storage.read_arrays(str(tmp_path / "store"), [wanted], ocdbt=True, zarr3=False)[0], whole)
 
 
 def test_what_is_not_there_or_not_as_told(tmp_path: pathlib.Path) -> None:
     store = str(tmp_path / "store")
     array = np.zeros(3, np.float32)
-    storage.write_arrays(store, [(storage.Placed("x", (3,), array.dtype, (3,), (0,), (3,)), array)])
-    cases: list[tuple[storage.Placed, type[OpError]]] = [
-        (storage.Placed("y", (3,), array.dtype, (3,), (0,), ()), NotFoundError),
-        (storage.Placed("x", (4,), array.dtype, (4,), (0,), ()), InvalidArgumentError),
-        (storage.Placed("x", (3,), np.dtype(np.int32), (3,), (0,), ()), InvalidArgumentError),
+    storage.write_arrays(store, [(ArraySlice("x", (3,), array.dtype, (3,), (0,), (3,)), array)])
+    cases: list[tuple[ArraySlice, type[OpError]]] = [
+        (ArraySlice("y", (3,), array.dtype, (3,), (0,), ()), NotFoundError),
+        (ArraySlice("x", (4,), array.dtype, (4,), (0,), ()), InvalidArgumentError),
+        (ArraySlice("x", (3,), np.dtype(np.int32), (3,), (0,), ()), InvalidArgumentError),
     ]
     for placed, error in cases:
         with pytest.raises(error):
@@ -78,7 +77,7 @@ def test_what_is_not_there_or_not_as_told(tmp_path: pathlib.Path) -> None:
 
 def test_cancelled_writing_stops(tmp_path: pathlib.Path) -> None:
     array = np.zeros(3, np.float32)
-    items = [(storage.Placed(f"x{i}", (3,), array.dtype, (3,), (0,), (3,)), array) for i in range(9)]
+    items = [(ArraySlice(f"x{i}", (3,), array.dtype, (3,), (0,), (3,)), array) for i in range(9)]
     wrote: list[int] = []
     storage.write_arrays(
         str(tmp_path / "store"), items, cancelled=lambda: len(wrote) > 0, wrote=wrote.append, group_bytes=1
@@ -90,9 +89,9 @@ def test_nothing_is_written_any_more_after_an_error(tmp_path: pathlib.Path) -> N
     """A task that was to give arrays dies: whoever cleans up after that meets no writer any more."""
     rows = np.zeros((1, 1 << 20), np.float32)
 
-    def arrays() -> Iterator[tuple[storage.Placed, np.ndarray]]:
+    def arrays() -> Iterator[tuple[ArraySlice, np.ndarray]]:
         for i in range(4):
-            yield storage.Placed("x", rows.shape, rows.dtype, (8, rows.shape[1]), (i, 0), rows.shape), rows
+            yield ArraySlice("x", rows.shape, rows.dtype, (8, rows.shape[1]), (i, 0), rows.shape), rows
         raise UnavailableError("gone", task="/job:ps/task:1")
 
     for attempt in range(4):
@@ -105,7 +104,7 @@ def test_nothing_is_written_any_more_after_an_error(tmp_path: pathlib.Path) -> N
 
 def test_writing_rests_after_each_group_while_somebody_trains(tmp_path: pathlib.Path) -> None:
     arrays = {f"x{i}": np.arange(i, i + 3, dtype=np.float32) for i in range(5)}
-    placed = [storage.Placed(k, a.shape, a.dtype, a.shape, (0,), a.shape) for k, a in arrays.items()]
+    placed = [ArraySlice(k, a.shape, a.dtype, a.shape, (0,), a.shape) for k, a in arrays.items()]
     store = str(tmp_path / "store")
     written: list[int] = []
     rested_after: list[int] = []
@@ -146,7 +145,7 @@ def test_checksums_that_are_taken_while_files_grow(tmp_path: pathlib.Path) -> No
 def test_what_is_read_is_aligned_for_xla(tmp_path: pathlib.Path, mapped: bool) -> None:
     store = str(tmp_path / "store")
     arrays = {f"x{i}": np.arange(5 + i, dtype=np.float32) for i in range(9)}
-    placed = [storage.Placed(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
+    placed = [ArraySlice(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
     storage.write_arrays(store, zip(placed, arrays.values(), strict=True))
     found = list(storage.read_each(store, placed, ocdbt=True, zarr3=False, mapped=mapped))
     assert all(a.ctypes.data % storage.ALIGNMENT == 0 for a in found)

@@ -110,10 +110,10 @@ def test_chunks_that_do_not_fit_their_variable_are_refused(
     with stranger(server) as they:
         job = they.take([slice_of("w", VALUE, **fields)])
         with refused(INVALID, "'w'", "chunks"):
-            they.order(ORDER.WRITE, job=job, directory=str(tmp_path), process_id="1")
+            they.order(write=ORDER.Write(job=job, directory=str(tmp_path), process_id="1"))
         assert list(tmp_path.iterdir()) == []
         job = they.take([slice_of("w", VALUE, full_shape=[12], offset=[6], chunk=[3])])  # one that does
-        assert they.order(ORDER.WRITE, job=job, directory=str(tmp_path), process_id="1").files
+        assert they.order(write=ORDER.Write(job=job, directory=str(tmp_path), process_id="1")).write.files
 
 
 def write_zarr(directory: pathlib.Path, shape: list[int], chunks: list[int], data: bytes) -> None:
@@ -143,9 +143,9 @@ def test_a_chunk_that_dwarfs_its_array_is_refused(server: rt.Server, tmp_path: p
     write_zarr(tmp_path / "usual" / "w", [6], [1 << 10], zlib.compress(usual.tobytes()))  # larger than its array
     with stranger(server) as they:
         with refused(LOST, "'w'", str(1 << 30)):
-            they.order(ORDER.READ, job=1, directory=str(tmp_path / "bomb"), slices=[slice_of("w", VALUE)])
-        they.order(ORDER.READ, job=2, directory=str(tmp_path / "usual"), slices=[slice_of("w", VALUE)])
-        they.order(ORDER.COMMIT, job=2)
+            they.order(read=ORDER.Read(job=1, directory=str(tmp_path / "bomb"), slices=[slice_of("w", VALUE)]))
+        they.order(read=ORDER.Read(job=2, directory=str(tmp_path / "usual"), slices=[slice_of("w", VALUE)]))
+        they.order(commit=ORDER.Commit(job=2))
     assert np.asarray(server.worker.store.snapshot([("", "w")])["", "w"]).tolist() == VALUE.tolist()
 
 

@@ -39,9 +39,9 @@ def they(server: rt.Server) -> Iterator[Stranger]:
 @pytest.mark.parametrize("secs", [86400.0, math.nextafter(PAUSE_SECS, 11), math.inf, math.nan, -1.0])
 def test_nobody_holds_updates_for_longer_than_a_checkpoint_may(server: rt.Server, they: Stranger, secs: float) -> None:
     with refused(INVALID, f"{PAUSE_SECS:g} s at most"):
-        they.order(ORDER.PAUSE, job=1, seconds=secs)
+        they.order(pause=ORDER.Pause(job=1, seconds=secs))
     assert not server.worker.gate._snapshot  # it was not paused either
-    they.order(ORDER.PAUSE, job=2, seconds=PAUSE_SECS)
+    they.order(pause=ORDER.Pause(job=2, seconds=PAUSE_SECS))
     assert server.worker.gate.resume(2)
 
 
@@ -55,14 +55,14 @@ def test_the_coordinators_pause_is_the_longest() -> None:
 def test_epochs_cannot_be_used_up(server: rt.Server, they: Stranger, epoch: int) -> None:
     assert they.epoch == 1
     with refused(INVALID, str(epoch), "epoch 1"):
-        they.worker.Checkpoint(ORDER(kind=ORDER.CLAIM, epoch=epoch, owner=OWNER), timeout=30)
+        they.order(epoch=epoch, claim=ORDER.Claim())
     assert server.worker.checkpoint_participant.state() == (1, OWNER)
     with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
         assert sess.checkpoint_coordinator.claim(["/job:local/task:0"]) == 2
 
 
 def test_a_task_that_has_restarted_takes_the_epoch_of_the_others(they: Stranger) -> None:
-    they.worker.Checkpoint(ORDER(kind=ORDER.CLAIM, epoch=1 + 100_000, owner=OWNER), timeout=30)
+    they.order(epoch=1 + 100_000, claim=ORDER.Claim())
 
 
 def test_a_chief_leads_all_tasks_when_one_was_raised_far_above_the_others() -> None:
@@ -70,7 +70,7 @@ def test_a_chief_leads_all_tasks_when_one_was_raised_far_above_the_others() -> N
         epoch = 1
         for _ in range(3):
             epoch += EPOCHS_AT_ONCE - 1
-            they.worker.Checkpoint(ORDER(kind=ORDER.CLAIM, epoch=epoch, owner=OWNER), timeout=30)
+            they.order(epoch=epoch, claim=ORDER.Claim())
         with rt.Graph().as_default() as graph, rt.Session(made[kit.TARGET].target, graph) as sess:
             ps = ["/job:ps/task:0", "/job:ps/task:1"]
             assert sess.checkpoint_coordinator.claim(ps) == epoch + 1
@@ -79,9 +79,9 @@ def test_a_chief_leads_all_tasks_when_one_was_raised_far_above_the_others() -> N
 
 def test_the_last_epochs_are_refused_to_everybody(server: rt.Server, they: Stranger) -> None:
     server.worker.checkpoint_participant.take_up(MAX_EPOCH - 2, OWNER)
-    they.worker.Checkpoint(ORDER(kind=ORDER.CLAIM, epoch=MAX_EPOCH - 1, owner=OWNER), timeout=30)
+    they.order(epoch=MAX_EPOCH - 1, claim=ORDER.Claim())
     with refused(INVALID, str(MAX_EPOCH)):
-        they.worker.Checkpoint(ORDER(kind=ORDER.CLAIM, epoch=MAX_EPOCH, owner=OWNER), timeout=30)
+        they.order(epoch=MAX_EPOCH, claim=ORDER.Claim())
 
 
 @pytest.mark.parametrize("slots", [MAX_SLOTS + 1, 2**27, 2**31 - 1, -1])

@@ -1,0 +1,290 @@
+"""One save, from the first word to the tasks until its checkpoint is on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from absl import logging
+from etils import epath
+
+from harness.checkpoints import layout, names
+from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
+from runtime import AbortedError, DataLossError, GraphKeys, InvalidArgumentError, OpError, Session, Tensor, Variable
+from runtime.lowlevel import ArraySlice, CheckpointCoordinator, CheckpointFile, Snapshot, in_thread, storage
+from runtime.lowlevel import metrics as process_metrics
+
+PROGRESS_SECS = 2.0
+"""A save that takes longer says every so many seconds how far it is."""
+
+
+class SaveHandle:
+    """A save that goes on in the background.
+
+    Attributes:
+        step: the step that is saved.
+        blocked_secs: how long ``Saver.save`` held up its caller.
+        paused_secs: how long the tasks held back updates, within that.
+    """
+
+    def __init__(self, step: int, paused_secs: float) -> None:
+        self.step = step
+        self.blocked_secs = 0.0
+        self.paused_secs = paused_secs
+        self._done = threading.Event()
+        self._path = ""
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether the save has ended, well or not."""
+        return self._done.is_set()
+
+    def result(self, timeout: float | None = None) -> str:
+        """Waits for the end of the save and gives the checkpoint's path.
+
+        Raises:
+            TimeoutError: it did not end within ``timeout`` seconds.
+            OpError: why the save failed.
+        """
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the save of step {self.step} has not ended after {timeout} s")
+        if self._error is not None:
+            raise self._error
+        return self._path
+
+    def exception(self) -> BaseException | None:
+        """Why the save failed; None while it runs and when it has not."""
+        return self._error
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the end of the save, well or not; gives whether it has come within ``timeout`` seconds."""
+        return self._done.wait(timeout)
+
+    def end(self, path: str, error: BaseException | None) -> None:
+        """Tells that the save has ended."""
+        self._path, self._error = path, error
+        self._done.set()
+
+
+@dataclass
+class History:
+    """What a Saver knows of its saves.
+
+    Attributes:
+        failed: how many have failed.
+        states: by task, the last states of the trainer that are known.
+    """
+
+    failed: int = 0
+    states: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class SaveJob:
+    """One save; its methods are its phases, in their order.
+
+    ``take`` holds up the caller for milliseconds. ``start`` begins a thread, in which Orbax calls the phases from
+    ``begin`` to ``confirm``, gives the checkpoint its name, and removes what is not to be kept.
+
+    Args:
+        sess: a session of the cluster.
+        series: the directory of checkpoints.
+        saved: what to save, with its places in the checkpoint.
+        stream: the tasks send what this process writes.
+        retention: arguments of ``orbax.Retention``.
+        metrics: for keeping the best.
+        history: of the Saver; the save adds to it.
+    """
+
+    handle: SaveHandle
+    _snapshot: Snapshot
+    _states: Future[dict[str, dict[str, Any]]]
+    _manifest: Manifest
+
+    def __init__(
+        self,
+        sess: Session,
+        series: str,
+        saved: Mapping[Variable, ArraySlice],
+        *,
+        stream: bool,
+        retention: Mapping[str, Any],
+        metrics: Mapping[str, float] | None,
+        history: History,
+    ) -> None:
+        self._sess = sess
+        self._series = series
+        self._saved = saved
+        self._stream = stream
+        self._retention = retention
+        self._metrics = metrics
+        self._history = history
+        self._item = ""  # the directory of the arrays, in the checkpoint's
+        self._stores: list[str] = []  # below that, one for each task that writes
+        self._files: list[CheckpointFile] = []
+
+    @property
+    def _coordinator(self) -> CheckpointCoordinator:
+        return self._sess.checkpoint_coordinator  # a managed session may have another one meanwhile
+
+    def take(self, global_step: object) -> SaveHandle:
+        """Takes references to the variables as of one instant; raises as ``Saver.save``."""
+        slices = names.slices_of(self._sess, self._saved, stream=self._stream)
+        step, key = _step_of(self._sess, self._saved, global_step)
+        self._states = in_thread(self._ask_states, "checkpoint-states")
+        self._snapshot = self._coordinator.snapshot(slices, key)
+        if step is None:
+            step = _next_step(self._series) if self._snapshot.number is None else self._snapshot.number
+        self.handle = SaveHandle(step, self._snapshot.paused_secs)
+        return self.handle
+
+    def _ask_states(self) -> dict[str, dict[str, Any]]:
+        """The states of all tasks: while the snapshot is taken, so that one that does not answer holds nobody up."""
+        found: dict[str, dict[str, Any]] = {}
+        try:
+            for task, states in self._coordinator.states().items():
+                found[task] = {name: json.loads(value) for name, value in states.items()}
+        except (OpError, ValueError) as error:
+            logging.warning("the trainer's states are not in this checkpoint: %s", error)
+        return found
+
+    def start(self) -> None:
+        """Begins to write what was taken."""
+        threading.Thread(target=self._run, name="checkpoint-save").start()
+
+    def _run(self) -> None:
+        started = time.monotonic()
+        progress = threading.Thread(target=self._log_progress, name="checkpoint-progress")
+        progress.start()
+        path, error = "", None
+        try:
+            from harness.checkpoints import orbax  # takes a second to import: only who saves pays for it
+
+            retention = orbax.Retention(**self._retention)
+            orbax.open_directory(self._series).save(self.handle.step, self, retention, self._metrics)
+            path = f"{self._series}/{retention.name_of(self.handle.step)}"
+            process_metrics.add("checkpoints_total")
+            process_metrics.add("checkpoint_seconds_total", time.monotonic() - started)
+            process_metrics.add("checkpoint_bytes_total", self._snapshot.nbytes)
+        except BaseException as reason:
+            error = reason
+            self._history.failed += 1
+            process_metrics.add("checkpoints_failed_total")
+            logging.error("saving step %d to %s failed: %s", self.handle.step, self._series, reason)
+        finally:
+            try:
+                self._coordinator.release(self._snapshot)
+            except OpError as reason:
+                logging.info("releasing what was saved: %s", reason)
+            self.handle.end(path, error)
+            progress.join()
+
+    def _log_progress(self) -> None:
+        """Says every so many seconds how far the save is, until it has ended."""
+        started, total = time.monotonic(), self._snapshot.nbytes
+        while not self.handle.wait(PROGRESS_SECS):
+            try:
+                percent = 100 * self._coordinator.progress(self._snapshot) / max(total, 1)
+            except OpError:
+                continue  # the save itself will say what is wrong
+            secs = time.monotonic() - started
+            logging.info("saving step %d: %.0f%% of %.1f MB after %.0f s", self.handle.step, percent, total / 1e6, secs)
+
+    # -- called by Orbax, in this order --------------------------------------------------------------------------
+
+    def begin(self, sequence: int) -> Manifest:
+        """Gives the manifest, all but its files."""
+        coordinator, snapshot = self._coordinator, self._snapshot
+        self._history.states.update(self._states.result())  # who is dead just now will come back for his
+        ids = coordinator.process_ids(snapshot, stream=self._stream).values()
+        self._stores = [f"{layout.STORE_OF_TASK}{i}" for i in ids]
+        self._manifest = Manifest(
+            self.handle.step,
+            sequence,
+            coordinator.epoch,
+            time.time(),
+            names.described(snapshot.slices),
+            states=dict(self._history.states),
+            snapshot=snapshot.job,
+        )
+        return self._manifest
+
+    def write(self, item: str) -> Future[None]:
+        """Begins to write: every task its variables, into a store of its own below a directory."""
+        self._item = os.path.basename(item).partition(layout.TEMPORARY)[0]
+        return in_thread(lambda: self._write(item), "checkpoint-write")
+
+    def _write(self, item: str) -> None:
+        files = self._coordinator.write(self._snapshot, item, stream=self._stream)
+        self._files = [replace(f, path=f"{self._item}/{f.path}") for f in files]
+        self._check_writers(item)
+
+    def _check_writers(self, item: str) -> None:
+        found = {c.name for c in epath.Path(item).iterdir() if c.name.startswith(layout.STORE_OF_TASK)}
+        if found != set(self._stores):
+            raise AbortedError(
+                f"{item} was written by {sorted(found)} instead of {sorted(self._stores)}: two chiefs are at work"
+            )
+
+    def merge(self, item: epath.Path) -> None:
+        """Makes one store of what the tasks have written, each its own."""
+        storage.merge(str(item), self._stores)
+
+    def complete(self, temporary: str) -> None:
+        """Looks through a checkpoint that is complete but for its name, and adds the manifest.
+
+        Raises:
+            DataLossError: an array is not there when it is looked for: nobody could restore it.
+        """
+        item = str(epath.Path(temporary) / self._item)
+        self._check_writers(item)
+        problems = storage.lacking(item, [v.stored for v in self._manifest.variables.values()])
+        if problems:
+            raise DataLossError(
+                f"what was written for step {self.handle.step} cannot be read again: {'; '.join(problems[:3])}"
+            )
+        known = {f.path for f in self._files}
+        rest = []
+        if storage.is_local(temporary):
+            for path in storage.files_below(temporary):
+                if path not in known and path not in UNCHECKED:
+                    rest.append(CheckpointFile(path, *storage.checksum(os.path.join(temporary, path))))
+        manifest = replace(self._manifest, files=[*self._files, *rest])
+        (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
+
+    def confirm(self) -> None:
+        """Makes sure that no other chief has come while this one wrote, or was frozen: its tasks would refuse."""
+        self._coordinator.progress(self._snapshot)
+
+
+def _next_step(series: str) -> int:
+    """The number of a checkpoint that is given none."""
+    return max((s.number for s in layout.steps_in(series)), default=-1) + 1
+
+
+def _step_of(sess: Session, saved: Mapping[Variable, ArraySlice], given: Any) -> tuple[int | None, str]:
+    """(step, ""), or (None, key of the variable whose value in the snapshot is the step)."""
+    if given is None:
+        collected = sess.graph.get_collection(GraphKeys.GLOBAL_STEP)
+        given = collected[0] if collected else None
+        if given is None:
+            return None, ""
+    if isinstance(given, str):
+        given = sess.graph.as_graph_element(given)
+    if isinstance(given, Variable | Tensor):
+        for variable, place in saved.items():
+            if given is variable or (isinstance(given, Tensor) and given.name == variable.name):
+                return None, place.key
+        given = sess.run(given)
+    try:
+        step = int(given)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"global_step must be a number, a variable or its name, not {given!r}") from error
+    if step < 0:
+        raise InvalidArgumentError(f"global_step {step} is negative: it cannot name a checkpoint")
+    return step, ""

@@ -1,0 +1,84 @@
+"""Where a block of an array lies in a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from runtime.tensor_spec import DType
+
+
+@dataclass(frozen=True)
+class ArraySlice:
+    """An array of a checkpoint, or a block of a larger one.
+
+    Attributes:
+        key: path of the array in the checkpoint's key-value store.
+        shape: of the block.
+        dtype: of its elements; ``object`` for strings, which lie on disk as bytes.
+        full_shape: of the whole array.
+        offset: where the block begins in it.
+        chunk: zarr chunk shape, for writing: blocks begin and end at multiples of it.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: DType
+    full_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    chunk: tuple[int, ...] = ()
+
+    @classmethod
+    def whole(cls, key: str, shape: tuple[int, ...], dtype: DType) -> ArraySlice:
+        """A whole array."""
+        return cls(key, shape, dtype, shape, (0,) * len(shape))
+
+    @classmethod
+    def of_bytes(cls, key: str, size: int) -> ArraySlice:
+        """A whole array of so many bytes in one chunk, which is how strings lie on disk."""
+        return cls(key, (size,), np.dtype(np.uint8), (size,), (0,), (max(size, 1),))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def region(self, origin: tuple[int, ...] | None = None) -> tuple[slice, ...]:
+        """The block as an index of the whole array, or of a block of it that begins at ``origin``."""
+        starts = self.offset if origin is None else [o - p for o, p in zip(self.offset, origin, strict=True)]
+        return tuple(slice(s, s + n) for s, n in zip(starts, self.shape, strict=True))
+
+    def blocks(self, limit: int) -> Iterator[ArraySlice]:
+        """Cuts the block into smaller ones that follow each other in memory and share no chunk.
+
+        Args:
+            limit: bytes that one should have at most; more only where a chunk is larger.
+
+        Yields:
+            The blocks, in C order.
+        """
+        if self.nbytes <= limit or not self.shape:
+            yield self
+            return
+        shape, chunk, offset = self.shape, self.chunk, self.offset
+        axis = 0
+        row = math.prod(shape[1:]) * self.dtype.itemsize
+        while axis + 1 < len(shape) and (chunk[axis] == 1 or shape[axis] == 1) and row > limit:
+            axis += 1
+            row = math.prod(shape[axis + 1 :]) * self.dtype.itemsize
+        unit = chunk[axis]
+        step = max(1, limit // (row * unit)) * unit
+        for before in np.ndindex(*shape[:axis]):
+            first = 0
+            while first < shape[axis]:
+                end = min(shape[axis], (offset[axis] + first) // unit * unit + step - offset[axis])
+                start = (*(o + b for o, b in zip(offset, before, strict=False)), offset[axis] + first)
+                yield replace(
+                    self,
+                    shape=(*(1,) * axis, end - first, *shape[axis + 1 :]),
+                    offset=(*start, *offset[axis + 1 :]),
+                )
+                first = end

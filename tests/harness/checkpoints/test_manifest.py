@@ -1,0 +1,69 @@
+"""The manifest is the same text from version to version: those who come later must read what is there."""
+
+import json
+
+import numpy as np
+
+import runtime as rt
+from harness.checkpoints import names
+from harness.checkpoints.manifest import Manifest, StoredArray
+from runtime.graph.op_kinds import VariableSpec
+from runtime.plan.place import Device
+
+TEXT = {
+    "crc32": 3473369301,
+    "manifest": {
+        "cut": 42,
+        "epoch": 2,
+        "files": [["default/d/x", 5, 6]],
+        "format": 1,
+        "saved_at": 1.5,
+        "sequence": 3,
+        "states": {"/job:worker/task:0": {"data": 1}},
+        "step": 7,
+        "variables": {
+            "s": {"dtype": "string", "encoded": 19, "shape": [2], "slices": [["/job:ps/task:0", [0], [2]]]},
+            "w": {
+                "dtype": "float32",
+                "encoded": 0,
+                "shape": [4, 2],
+                "slices": [["/job:ps/task:1", [0, 0], [1, 2]], ["/job:ps/task:0", [1, 0], [3, 2]]],
+            },
+        },
+    },
+}
+
+
+def slices() -> list[rt.lowlevel.VariableSlice]:
+    """``w`` in two parts on two tasks, and strings."""
+    found = []
+    for task, rows, first in ((1, 1, 0), (0, 3, 1)):
+        part = VariableSpec(f"w/{first}", (rows, 2), np.dtype(np.float32))
+        place = rt.lowlevel.ArraySlice("w", part.shape, part.dtype, (4, 2), (first, 0), (1, 2))
+        found.append(rt.lowlevel.VariableSlice(part, Device("ps", task), place))
+    strings = VariableSpec("s", (2,), np.dtype(object), "container")
+    place = rt.lowlevel.ArraySlice.whole("s", strings.shape, strings.dtype)
+    return [*found, rt.lowlevel.VariableSlice(strings, Device("ps", 0), place, encoded=19)]
+
+
+def test_a_manifest_is_what_earlier_versions_wrote() -> None:
+    file = rt.lowlevel.CheckpointFile("default/d/x", 5, 6)
+    states = {"/job:worker/task:0": {"data": 1}}
+    manifest = Manifest(7, 3, 2, 1.5, names.described(slices()), [file], states, 42)
+    text = json.loads(manifest.to_json())
+    assert text == TEXT
+    assert Manifest.from_json(json.dumps(text), "here") == manifest
+
+
+def test_an_array_knows_how_it_lies_on_disk() -> None:
+    strings = StoredArray("s", "s", "string", (2,), 19)
+    assert (strings.stored.shape, strings.stored.dtype.name, strings.nbytes) == ((19,), "uint8", 19)
+    numbers = StoredArray("w", "w", "bfloat16", (4, 2))
+    assert (numbers.stored.full_shape, numbers.stored.dtype.name, numbers.nbytes) == ((4, 2), "bfloat16", 16)
+
+
+def test_a_slice_comes_through_a_message_as_it_was() -> None:
+    for s in slices():
+        came = type(s).from_proto(s.to_proto())
+        assert (came.slot, came.spec, came.array, came.stored) == (s.slot, s.spec, s.array, s.stored)
+        assert (came.device.type, came.device.index) == (s.device.type, s.device.index)
