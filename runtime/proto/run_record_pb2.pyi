@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class RunOrder(_message.Message):
-    """Carrying an order out twice is like carrying it out once: who got no answer may give it again."""
+    """Who got no answer may give an order again: carried out twice, it leaves the record as it would once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

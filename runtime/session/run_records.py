@@ -251,4 +251,4 @@ def _sent(
             cancelled=Cancellation(),
             wait_for_ready=True,
         )
-    return answer.sender, dict(answer.replies)
+    return answer.sender, {name: answer.replies[name] for name in sorted(answer.replies)}
