@@ -18,6 +18,7 @@ from runtime.graph.host_ops import host_call
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
 from runtime.session.run_options import data_type_number
+from runtime.session.run_records import RunRecords, RunRecordView
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "GroupLostError",
     "MissingFeedError",
     "Quorum",
+    "RunRecordView",
+    "RunRecords",
     "Snapshot",
     "SnapshotError",
     "TakeoverError",

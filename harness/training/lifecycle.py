@@ -27,8 +27,8 @@ from harness.coordinator import Coordinator, GracePeriod, failed
 from harness.launch.tasks import ATTEMPT_VARIABLE
 from harness.training.managed_session import ManagedSession
 from harness.training.preemption import shielded
-from harness.training.run_records import RunRecords, RunRecordView
 from harness.training.session_manager import LOST_CONTACT, TrainingOver
+from runtime.lowlevel import RunRecords, RunRecordView
 
 _WAIT_SECS = 10.0
 PROBE_SECS = 1.0

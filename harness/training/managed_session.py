@@ -289,6 +289,10 @@ class ManagedSession(rt.Session):
         """As ``Session.checkpoint_coordinator``, of the present session."""
         return self.raw.checkpoint_coordinator
 
+    def adopt_generations(self, generations: Mapping[str, int]) -> None:
+        """As ``Session.adopt_generations``, for the present session."""
+        self.raw.adopt_generations(generations)
+
     def list_devices(self) -> list[Any]:
         """As ``Session.list_devices``, of the present session."""
         return self.raw.list_devices()

@@ -10,8 +10,8 @@ import runtime as rt
 from harness.coordinator import GracePeriod
 from harness.training import readiness
 from harness.training.policy import Role
-from harness.training.run_records import RunRecords
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
+from runtime.lowlevel import RunRecords
 
 ScaffoldInitFn = Callable[["Scaffold", rt.Session], object]
 

@@ -22,7 +22,7 @@ from harness.coordinator import Coordinator, GracePeriod
 from harness.training import policy, readiness
 from harness.training.global_step import get_global_step
 from harness.training.policy import Action, Role
-from harness.training.run_records import RunRecords
+from runtime.lowlevel import RunRecords
 
 ATTEMPT_SECS = 10.0
 """How long one attempt to open a session or one blocking wait takes; after each it is looked whether to stop."""
@@ -302,9 +302,8 @@ class SessionManager:
                     if request.records is not None:
                         request.records.claim()
                     live = self._live_step(session, report)
-                    if decision.action is not Action.KEEP and request.records is not None and request.records.load():
-                        session.close()  # it is cut off too
-                        session = self._open(request)
+                    if decision.action is not Action.KEEP and request.records is not None:
+                        session.adopt_generations(request.records.load())  # all other sessions are cut off
                     self._act(request, session, report, decision.action, live)
                     return session
                 except LOST_CONTACT as error:

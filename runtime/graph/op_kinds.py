@@ -141,7 +141,6 @@ WAITING = frozenset(
         "quorum/gather",
         "quorum/push",
         "quorum/tick",
-        "run_record",
         "wait_initialized",
     }
 )

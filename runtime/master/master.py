@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import itertools
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,12 +23,13 @@ from runtime.master.exchange import Run, Stopwatch, run_phase
 from runtime.master.flow import run_flow
 from runtime.master.pipeline import Pipeline, can_pipeline
 from runtime.master.prepared import PreparedPlan, register
+from runtime.master.run_orders import holders, send_run_order
 from runtime.master.tasks import LocalTask, RemoteTask, Task, find_local, join
 from runtime.observe.trace import merge as merge_stats
 from runtime.observe.trace import step_stats
 from runtime.plan.place import Device
 from runtime.plan.plan import COMPUTE, Plan
-from runtime.proto import services_pb2, step_stats_pb2
+from runtime.proto import run_record_pb2, services_pb2, step_stats_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
@@ -78,13 +80,8 @@ class MasterSession:
         """Those with a push that was not answered yet, or with parameters for their next step."""
         self._lock = threading.Lock()
         self._everybody = [(str(task), address) for task, address in cluster.tasks().items()]
-        wanted = [
-            (str(task), address)
-            for task, address in cluster.tasks().items()
-            if (task.job, task.index) == target or _matches(str(task), options.device_filters)
-        ]
         self.tasks: dict[str, Task] = join(
-            wanted,
+            _visible(cluster, target, options.device_filters),
             cluster=cluster,
             sender=worker.task,
             client=self.id,
@@ -94,7 +91,7 @@ class MasterSession:
             waited_secs=waited_secs,
         )
         self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in task.devices)
-        self.value_ids = {name: f"{task.incarnation:x}.{task.generation}" for name, task in self.tasks.items()}
+        self.value_ids = {name: _value_id(task) for name, task in self.tasks.items()}
         self._worker = worker
         self._traced_steps = threading.Lock()
         self._times = worker.counters.begin_session(self.id)
@@ -286,6 +283,22 @@ class MasterSession:
             if known is None and isinstance(task, RemoteTask):
                 task.close(self.id)
 
+    def adopt_generations(self, generations: Mapping[str, int]) -> bool:
+        """Goes on under generations of tasks that this session's own client has begun: plans are prepared anew.
+
+        Args:
+            generations: by task.
+
+        Returns:
+            Whether any of them is another one than before, so that stages that are registered are refused.
+        """
+        self._check_open()
+        changed = {n: g for n, g in generations.items() if n in self.tasks and self.tasks[n].generation != g}
+        for name, generation in changed.items():
+            self.tasks[name].generation = generation
+            self.value_ids[name] = _value_id(self.tasks[name])
+        return bool(changed)
+
     def next_step_id(self) -> Array:
         """The value of the step's own id, uint32[4], new at every call."""
         number = next(self._steps)
@@ -346,7 +359,8 @@ class Master:
         self._worker = worker
         self._lock = threading.Lock()
         self._sessions: dict[int, MasterSession] = {}
-        self._opening: set[Cancellation] = set()
+        self._pending: set[Cancellation] = set()
+        """What ends the sessions that are being opened, and the orders that wait."""
         self._stopped = False
 
     def create_session(
@@ -362,19 +376,8 @@ class Master:
             UnavailableError: the server has stopped, or stopped while this waited for tasks.
         """
         cancelled = cancelled or Cancellation()
-        with self._lock:
-            if self._stopped:
-                raise self._has_stopped()
-            self._opening.add(cancelled)
-        try:
+        with self._until_stopped(cancelled):
             session = MasterSession(self.cluster, self.target, self._worker, options, cancelled, waited_secs, foreign)
-        except CancelledError:
-            if self._stopped:
-                raise self._has_stopped() from None
-            raise
-        finally:
-            with self._lock:
-                self._opening.discard(cancelled)
         with self._lock:
             stopped = self._stopped
             if not stopped:
@@ -383,6 +386,56 @@ class Master:
             session.close()
             raise self._has_stopped()
         return session
+
+    def send_run_order(
+        self,
+        order: run_record_pb2.RunOrder,
+        device_filters: Sequence[str],
+        answer_secs: float,
+        cancelled: Cancellation,
+    ) -> dict[str, run_record_pb2.RunReply]:
+        """Has all tasks that hold variables carry out an order to their run records, in the name of this task.
+
+        Args:
+            order: the order, without a sender.
+            device_filters: of the session that it is for: they say which tasks count.
+            answer_secs: how long it may take beyond what it waits for on purpose.
+            cancelled: ends it, from another thread.
+
+        Returns:
+            The replies by task.
+
+        Raises:
+            OpError: what went wrong and on which task; UnavailableError also when the server has stopped.
+        """
+        order.sender = self._worker.task
+        tasks = holders(_visible(self.cluster, self.target, device_filters))
+        with self._until_stopped(cancelled):
+            return send_run_order(
+                order,
+                tasks,
+                cluster=self.cluster,
+                sender=self._worker.task,
+                answer_secs=answer_secs,
+                cancelled=cancelled,
+            )
+
+    @contextlib.contextmanager
+    def _until_stopped(self, cancelled: Cancellation) -> Iterator[None]:
+        """Has ``stop`` end what the block waits for."""
+        with self._lock:
+            if self._stopped:
+                raise self._has_stopped()
+            self._pending.add(cancelled)
+        try:
+            yield
+        except CancelledError:
+            if self._stopped:
+                raise self._has_stopped() from None
+            raise
+        finally:
+            with self._lock:
+                self._pending.discard(cancelled)
 
     def _has_stopped(self) -> UnavailableError:
         return UnavailableError("its server has stopped", task=self._worker.task)
@@ -403,11 +456,11 @@ class Master:
             self.close_all()
 
     def stop(self) -> None:
-        """Closes every session, ends those that are being opened, and refuses further ones."""
+        """Closes every session, ends those that are being opened and orders that wait, and refuses further ones."""
         with self._lock:
             self._stopped = True
-            opening = list(self._opening)
-        for cancelled in opening:
+            pending = list(self._pending)
+        for cancelled in pending:
             cancelled.set("its server has stopped")
         self.close_all()
 
@@ -423,6 +476,19 @@ class Master:
             self._sessions.clear()
         for session in sessions:
             session.close()
+
+
+def _visible(cluster: ClusterSpec, target: tuple[str, int], filters: Sequence[str]) -> list[tuple[str, str]]:
+    """Name and address of the tasks that a client of the target may touch."""
+    return [
+        (str(task), address)
+        for task, address in cluster.tasks().items()
+        if (task.job, task.index) == target or _matches(str(task), filters)
+    ]
+
+
+def _value_id(task: Task) -> str:
+    return f"{task.incarnation:x}.{task.generation}"
 
 
 def _matches(task: str, filters: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from runtime.master.calls import Buffers, RemoteCall
 from runtime.observe.trace import shifted, step_stats
 from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
-from runtime.proto import services_pb2, services_pb2_grpc, step_stats_pb2
+from runtime.proto import run_record_pb2, services_pb2, services_pb2_grpc, step_stats_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
@@ -34,7 +34,9 @@ from runtime.transport.peer import Peer
 
 _T = TypeVar("_T")
 _AGAIN_SECS = 0.1
-"""How often a wait says on whom it waits."""
+"""Pause between two attempts to reach a task that goes on from its backup."""
+_LEAST_SECS = 0.05
+"""What a call that is late already is given."""
 
 
 class LocalServer(Protocol):
@@ -117,6 +119,12 @@ class LocalTask:
     def send_order(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
         """Has the task carry out an order of a coordinator of checkpoints."""
         return self.server.worker.checkpoint_participant.obey(order)
+
+    def send_run_order(
+        self, order: run_record_pb2.RunOrder, deadline: float, cancelled: Cancellation
+    ) -> run_record_pb2.RunReply:
+        """Has the task carry out an order to its run record; it ends when ``cancelled`` is set."""
+        return self.server.worker.obey_run_order(order, cancelled)
 
     def stream(self, client: int) -> Stream:
         """Opens a way for byte ranges of a client's checkpoint."""
@@ -214,6 +222,29 @@ class RemoteTask:
         """Has the task carry out an order of a coordinator of checkpoints."""
         order.incarnation = self.incarnation
         return self._patiently(lambda: rpc.call(self._stub.Checkpoint, order, timeout=timeout, task=self.name))
+
+    def send_run_order(
+        self, order: run_record_pb2.RunOrder, deadline: float, cancelled: Cancellation
+    ) -> run_record_pb2.RunReply:
+        """Has the task carry out an order to its run record, twice if it goes on from its backup meanwhile.
+
+        Args:
+            order: the order.
+            deadline: ``time.monotonic()`` at which it has failed.
+            cancelled: ends the waiting for the reply, here and on the task.
+        """
+        sent = run_record_pb2.RunOrder()
+        sent.CopyFrom(order)
+        sent.incarnation = self.incarnation
+
+        def send_once() -> run_record_pb2.RunReply:
+            left = max(_LEAST_SECS, deadline - time.monotonic())
+            reply: run_record_pb2.RunReply = rpc.cancellable_call(
+                self._stub.Run, sent, timeout=left, task=self.name, cancelled=cancelled
+            )
+            return reply
+
+        return self._patiently(send_once)
 
     def stream(self, client: int) -> Stream:
         """Opens a way for byte ranges of a checkpoint of the client that this object stands for."""

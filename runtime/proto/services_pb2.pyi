@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from runtime.proto import cluster_pb2 as _cluster_pb2
+from runtime.proto import run_record_pb2 as _run_record_pb2
 from runtime.proto import stage_pb2 as _stage_pb2
 from runtime.proto import step_stats_pb2 as _step_stats_pb2
 import builtins as _builtins
@@ -1571,3 +1572,165 @@ class ForwardBytesReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForwardBytesReply: _TypeAlias = ForwardBytesReply  # noqa: Y015
+
+@_typing.final
+class ForwardRunOrderRequest(_message.Message):
+    """An order for the run records of all tasks that hold variables, by way of a client's target. It needs no session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDER_FIELD_NUMBER: _builtins.int
+    DEVICE_FILTERS_FIELD_NUMBER: _builtins.int
+    ANSWER_SECS_FIELD_NUMBER: _builtins.int
+    answer_secs: _builtins.float
+    """time limit, beyond what the order waits for on purpose"""
+    @_builtins.property
+    def order(self) -> _run_record_pb2.RunOrder:
+        """the target is its sender"""
+
+    @_builtins.property
+    def device_filters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        order: _run_record_pb2.RunOrder | None = ...,
+        device_filters: _abc.Iterable[_builtins.str] | None = ...,
+        answer_secs: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_secs", b"answer_secs", "device_filters", b"device_filters", "order", b"order"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardRunOrderRequest: _TypeAlias = ForwardRunOrderRequest  # noqa: Y015
+
+@_typing.final
+class ForwardRunOrderReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RepliesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _run_record_pb2.RunReply: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _run_record_pb2.RunReply | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SENDER_FIELD_NUMBER: _builtins.int
+    REPLIES_FIELD_NUMBER: _builtins.int
+    sender: _builtins.str
+    """the target's task"""
+    @_builtins.property
+    def replies(self) -> _containers.MessageMap[_builtins.str, _run_record_pb2.RunReply]: ...
+    def __init__(
+        self,
+        *,
+        sender: _builtins.str = ...,
+        replies: _abc.Mapping[_builtins.str, _run_record_pb2.RunReply] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies", "sender", b"sender"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardRunOrderReply: _TypeAlias = ForwardRunOrderReply  # noqa: Y015
+
+@_typing.final
+class AdoptGenerationsRequest(_message.Message):
+    """A chief has begun new generations of these tasks itself, and goes on in its session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class GenerationsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    @_builtins.property
+    def generations(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        generations: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptGenerationsRequest: _TypeAlias = AdoptGenerationsRequest  # noqa: Y015
+
+@_typing.final
+class AdoptGenerationsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValueIdsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VALUE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def value_ids(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        value_ids: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["value_ids", b"value_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptGenerationsResponse: _TypeAlias = AdoptGenerationsResponse  # noqa: Y015

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from runtime.proto import run_record_pb2 as runtime_dot_proto_dot_run__record__pb2
 from runtime.proto import services_pb2 as runtime_dot_proto_dot_services__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -69,6 +70,11 @@ class WorkerServiceStub:
                 request_serializer=runtime_dot_proto_dot_services__pb2.CheckpointOrder.SerializeToString,
                 response_deserializer=runtime_dot_proto_dot_services__pb2.CheckpointReply.FromString,
                 _registered_method=True)
+        self.Run = channel.unary_unary(
+                '/bellwether.WorkerService/Run',
+                request_serializer=runtime_dot_proto_dot_run__record__pb2.RunOrder.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_run__record__pb2.RunReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -116,6 +122,12 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Run(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -153,6 +165,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=runtime_dot_proto_dot_services__pb2.CheckpointOrder.FromString,
                     response_serializer=runtime_dot_proto_dot_services__pb2.CheckpointReply.SerializeToString,
+            ),
+            'Run': grpc.unary_unary_rpc_method_handler(
+                    servicer.Run,
+                    request_deserializer=runtime_dot_proto_dot_run__record__pb2.RunOrder.FromString,
+                    response_serializer=runtime_dot_proto_dot_run__record__pb2.RunReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -354,6 +371,33 @@ class WorkerService:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Run(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bellwether.WorkerService/Run',
+            runtime_dot_proto_dot_run__record__pb2.RunOrder.SerializeToString,
+            runtime_dot_proto_dot_run__record__pb2.RunReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class MasterServiceStub:
     """Missing associated documentation comment in .proto file."""
@@ -403,6 +447,16 @@ class MasterServiceStub:
                 '/bellwether.MasterService/ForwardBytes',
                 request_serializer=runtime_dot_proto_dot_services__pb2.ForwardBytesRequest.SerializeToString,
                 response_deserializer=runtime_dot_proto_dot_services__pb2.ForwardBytesReply.FromString,
+                _registered_method=True)
+        self.ForwardRunOrder = channel.unary_unary(
+                '/bellwether.MasterService/ForwardRunOrder',
+                request_serializer=runtime_dot_proto_dot_services__pb2.ForwardRunOrderRequest.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.ForwardRunOrderReply.FromString,
+                _registered_method=True)
+        self.AdoptGenerations = channel.unary_unary(
+                '/bellwether.MasterService/AdoptGenerations',
+                request_serializer=runtime_dot_proto_dot_services__pb2.AdoptGenerationsRequest.SerializeToString,
+                response_deserializer=runtime_dot_proto_dot_services__pb2.AdoptGenerationsResponse.FromString,
                 _registered_method=True)
 
 
@@ -457,6 +511,18 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForwardRunOrder(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdoptGenerations(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MasterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -499,6 +565,16 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.ForwardBytes,
                     request_deserializer=runtime_dot_proto_dot_services__pb2.ForwardBytesRequest.FromString,
                     response_serializer=runtime_dot_proto_dot_services__pb2.ForwardBytesReply.SerializeToString,
+            ),
+            'ForwardRunOrder': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForwardRunOrder,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.ForwardRunOrderRequest.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.ForwardRunOrderReply.SerializeToString,
+            ),
+            'AdoptGenerations': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdoptGenerations,
+                    request_deserializer=runtime_dot_proto_dot_services__pb2.AdoptGenerationsRequest.FromString,
+                    response_serializer=runtime_dot_proto_dot_services__pb2.AdoptGenerationsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -717,6 +793,60 @@ class MasterService:
             '/bellwether.MasterService/ForwardBytes',
             runtime_dot_proto_dot_services__pb2.ForwardBytesRequest.SerializeToString,
             runtime_dot_proto_dot_services__pb2.ForwardBytesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForwardRunOrder(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bellwether.MasterService/ForwardRunOrder',
+            runtime_dot_proto_dot_services__pb2.ForwardRunOrderRequest.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.ForwardRunOrderReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdoptGenerations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bellwether.MasterService/AdoptGenerations',
+            runtime_dot_proto_dot_services__pb2.AdoptGenerationsRequest.SerializeToString,
+            runtime_dot_proto_dot_services__pb2.AdoptGenerationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ The control plane: everything that is not a steady-state tensor transfer."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from runtime.proto import run_record_pb2 as _run_record_pb2
 from runtime.proto import services_pb2 as _services_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -38,6 +39,7 @@ class WorkerServiceStub:
     Metrics: _grpc.UnaryUnaryMultiCallable[_services_pb2.MetricsRequest, _services_pb2.MetricsResponse]
     Clear: _grpc.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_services_pb2.CheckpointOrder, _services_pb2.CheckpointReply]
+    Run: _grpc.UnaryUnaryMultiCallable[_run_record_pb2.RunOrder, _run_record_pb2.RunReply]
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -49,6 +51,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Metrics: _aio.UnaryUnaryMultiCallable[_services_pb2.MetricsRequest, _services_pb2.MetricsResponse]  # type: ignore[assignment]
     Clear: _aio.UnaryUnaryMultiCallable[_services_pb2.ClearRequest, _services_pb2.ClearResponse]  # type: ignore[assignment]
     Checkpoint: _aio.UnaryUnaryMultiCallable[_services_pb2.CheckpointOrder, _services_pb2.CheckpointReply]  # type: ignore[assignment]
+    Run: _aio.UnaryUnaryMultiCallable[_run_record_pb2.RunOrder, _run_record_pb2.RunReply]  # type: ignore[assignment]
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -100,6 +103,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_services_pb2.CheckpointReply, _abc.Awaitable[_services_pb2.CheckpointReply]]: ...
 
+    @_abc_1.abstractmethod
+    def Run(
+        self,
+        request: _run_record_pb2.RunOrder,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_record_pb2.RunReply, _abc.Awaitable[_run_record_pb2.RunReply]]: ...
+
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class MasterServiceStub:
@@ -115,6 +125,8 @@ class MasterServiceStub:
     Reset: _grpc.UnaryUnaryMultiCallable[_services_pb2.ResetRequest, _services_pb2.ResetResponse]
     ForwardCheckpoint: _grpc.UnaryUnaryMultiCallable[_services_pb2.ForwardCheckpointRequest, _services_pb2.CheckpointReply]
     ForwardBytes: _grpc.UnaryUnaryMultiCallable[_services_pb2.ForwardBytesRequest, _services_pb2.ForwardBytesReply]
+    ForwardRunOrder: _grpc.UnaryUnaryMultiCallable[_services_pb2.ForwardRunOrderRequest, _services_pb2.ForwardRunOrderReply]
+    AdoptGenerations: _grpc.UnaryUnaryMultiCallable[_services_pb2.AdoptGenerationsRequest, _services_pb2.AdoptGenerationsResponse]
 
 @_typing.type_check_only
 class MasterServiceAsyncStub(MasterServiceStub):
@@ -127,6 +139,8 @@ class MasterServiceAsyncStub(MasterServiceStub):
     Reset: _aio.UnaryUnaryMultiCallable[_services_pb2.ResetRequest, _services_pb2.ResetResponse]  # type: ignore[assignment]
     ForwardCheckpoint: _aio.UnaryUnaryMultiCallable[_services_pb2.ForwardCheckpointRequest, _services_pb2.CheckpointReply]  # type: ignore[assignment]
     ForwardBytes: _aio.UnaryUnaryMultiCallable[_services_pb2.ForwardBytesRequest, _services_pb2.ForwardBytesReply]  # type: ignore[assignment]
+    ForwardRunOrder: _aio.UnaryUnaryMultiCallable[_services_pb2.ForwardRunOrderRequest, _services_pb2.ForwardRunOrderReply]  # type: ignore[assignment]
+    AdoptGenerations: _aio.UnaryUnaryMultiCallable[_services_pb2.AdoptGenerationsRequest, _services_pb2.AdoptGenerationsResponse]  # type: ignore[assignment]
 
 class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -184,5 +198,19 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _services_pb2.ForwardBytesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_services_pb2.ForwardBytesReply, _abc.Awaitable[_services_pb2.ForwardBytesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ForwardRunOrder(
+        self,
+        request: _services_pb2.ForwardRunOrderRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_services_pb2.ForwardRunOrderReply, _abc.Awaitable[_services_pb2.ForwardRunOrderReply]]: ...
+
+    @_abc_1.abstractmethod
+    def AdoptGenerations(
+        self,
+        request: _services_pb2.AdoptGenerationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_services_pb2.AdoptGenerationsResponse, _abc.Awaitable[_services_pb2.AdoptGenerationsResponse]]: ...
 
 def add_MasterServiceServicer_to_server(servicer: MasterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,7 +22,7 @@ from runtime.backup.image import capture
 from runtime.backup.primary import DEFAULT_LAG, Primary
 from runtime.checkpoint.roots import ROOT_VARIABLE, roots_of
 from runtime.cluster.spec import ClusterSpec, TaskId, join_address, split_address
-from runtime.errors import InvalidArgumentError, UnavailableError, UnknownError
+from runtime.errors import InvalidArgumentError, TaskLeftError, UnavailableError, UnknownError
 from runtime.master import tasks
 from runtime.master.master import Master
 from runtime.master.tasks import LocalTask, RemoteTask, Task
@@ -290,6 +290,8 @@ class Server:
         self._health.enter_graceful_shutdown()
         self.master.stop()
         self.remote_sessions.end_all()
+        if leaving:
+            self.worker.store.run.close(TaskLeftError("it has left: training is over", task=self.worker.task))
         if leaving and self._started:  # first of all: who is told otherwise that this task has stopped waits for it
             self._tensors.stop(grace_secs, leaving=True)
         tasks.leave(self.address, self)

@@ -9,20 +9,23 @@ import grpc
 import numpy as np
 
 from runtime.checkpoint.byte_ranges import ByteRange
-from runtime.errors import AbortedError
+from runtime.errors import AbortedError, InvalidArgumentError
 from runtime.master.config import SessionConfig
 from runtime.master.master import Master
 from runtime.observe.trace import step_stats
+from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
-from runtime.proto import services_pb2_grpc
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import report
 from runtime.server.served import Served
-from runtime.state.cancellation import Cancellation
+from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.task.ending import StepEnding
 from runtime.transport.endpoint import host_id
 from runtime.transport.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
 from runtime.transport.rpc import servicer_method, when_abandoned
+
+MOST_ANSWER_SECS = 60.0
+"""Longest time limit of an order to run records, beyond what it waits for on purpose."""
 
 
 class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
@@ -73,15 +76,8 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         )
         if found is None:
             return pb.RegisterResponse(need_program=True)
-        self._replicate_now()
+        self._server.worker.replicate_now()
         return pb.RegisterResponse(handle=found.handle)
-
-    def _replicate_now(self) -> None:
-        """What is no update must be in the backup before anybody builds on it."""
-        primary = self._server.worker.primary
-        if primary is not None:
-            primary.count()
-            primary.settle()
 
     @servicer_method
     def Unregister(self, request: pb.UnregisterRequest) -> pb.UnregisterResponse:
@@ -103,8 +99,18 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
         reply = self._server.worker.checkpoint_participant.obey(request)
         if request.WhichOneof("order") in ("claim", "commit"):
-            self._replicate_now()
+            self._server.worker.replicate_now()
         return reply
+
+    @servicer_method
+    def Run(self, request: run_record_pb2.RunOrder) -> run_record_pb2.RunReply:
+        """Carries out an order to the run record; one that waits ends with its caller."""
+        self._server.check_open()
+        if request.incarnation != self._server.incarnation:
+            raise AbortedError("restarted just now, its state is gone", task=self._server.worker.task)
+        cancelled = Cancellation()
+        with when_abandoned(lambda: cancelled.set(HUNG_UP)):
+            return self._server.worker.obey_run_order(request, cancelled)
 
     @servicer_method
     def Metrics(self, request: pb.MetricsRequest) -> pb.MetricsResponse:
@@ -115,7 +121,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     def Clear(self, request: pb.ClearRequest) -> pb.ClearResponse:
         """Forgets variables and resources."""
         self._server.worker.store.clear(None if request.all else list(request.containers))
-        self._replicate_now()
+        self._server.worker.replicate_now()
         return pb.ClearResponse()
 
 
@@ -197,6 +203,23 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
                 return pb.ForwardBytesReply()
             data, updates = stream.pull(byte_range)
             return pb.ForwardBytesReply(data=data.tobytes(), updates=updates)
+
+    @servicer_method
+    def ForwardRunOrder(self, request: pb.ForwardRunOrderRequest) -> pb.ForwardRunOrderReply:
+        """Passes an order on to the run records of the tasks that hold variables; it ends with its caller."""
+        if not 0 < request.answer_secs <= MOST_ANSWER_SECS:
+            raise InvalidArgumentError(f"an order to run records takes {MOST_ANSWER_SECS:g} s at most")
+        cancelled = Cancellation()
+        with self._sessions.call(), when_abandoned(lambda: cancelled.set(HUNG_UP)):
+            replies = self._master.send_run_order(request.order, request.device_filters, request.answer_secs, cancelled)
+        return pb.ForwardRunOrderReply(sender=request.order.sender, replies=replies)
+
+    @servicer_method
+    def AdoptGenerations(self, request: pb.AdoptGenerationsRequest) -> pb.AdoptGenerationsResponse:
+        """Lets a session go on under generations that its client has begun."""
+        session = self._sessions.renewed(request.session).session
+        session.adopt_generations(request.generations)
+        return pb.AdoptGenerationsResponse(value_ids=session.value_ids)
 
     @servicer_method
     def Reset(self, request: pb.ResetRequest) -> pb.ResetResponse:

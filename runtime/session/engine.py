@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,6 +62,9 @@ class Engine(Protocol):
     def stream(self, task: str) -> Stream:
         """Opens a way to a task for byte ranges of variables."""
 
+    def adopt_generations(self, generations: Mapping[str, int]) -> bool:
+        """Goes on under generations of tasks that the client has begun; whether any is new to the session."""
+
     def silent_secs(self) -> float | None:
         """For how long a task has given no sign of life; None when the master is elsewhere and cannot tell."""
 
@@ -94,6 +97,7 @@ class LocalEngine:
         self.prepare = self._session.prepare
         self.send_order = self._session.send_order
         self.stream = self._session.stream
+        self.adopt_generations = self._session.adopt_generations
 
     def close(self) -> None:
         """Ends the session."""
@@ -255,6 +259,14 @@ class RemoteEngine:
             return rpc.call(self._stub.ForwardBytes, request, timeout=FORWARD_SECS, task=self._target)
 
         return RelayedStream(request)
+
+    def adopt_generations(self, generations: Mapping[str, int]) -> bool:
+        """Goes on under generations of tasks that the client has begun; whether any is new to the session."""
+        request = pb.AdoptGenerationsRequest(session=self._id, generations=generations)
+        before = self.value_ids
+        answer = rpc.call(self._stub.AdoptGenerations, request, timeout=FORWARD_SECS, task=self._target)
+        self.value_ids = dict(answer.value_ids)
+        return self.value_ids != before
 
     def silent_secs(self) -> float | None:
         """None: the master knows, and it is elsewhere."""

@@ -280,6 +280,19 @@ class Session:
 
     # -- the cluster -------------------------------------------------------------------------------------------
 
+    def adopt_generations(self, generations: Mapping[str, int]) -> None:
+        """Goes on after a chief, in this process, has begun new generations of tasks to replace their values.
+
+        All other sessions of these tasks are cut off then. This one registers its stages anew.
+
+        Args:
+            generations: by task, as its run record tells them.
+        """
+        if self._engine.adopt_generations(generations):
+            with self._lock:
+                self._taken |= {key: prepared.plan for key, prepared in self._plans.items()}
+                self._plans.clear()
+
     def list_devices(self) -> list[Device]:
         """The devices of all tasks that the session may touch."""
         return list(self._engine.devices)

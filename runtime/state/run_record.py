@@ -27,10 +27,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.errors import AbortedError, InvalidArgumentError, PermissionDeniedError
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from runtime.errors import AbortedError, InvalidArgumentError, OpError, PermissionDeniedError
+from runtime.proto import run_record_pb2 as pb
 from runtime.state.cancellation import Cancellation
 
 NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
+MOST_WAIT_SECS = 60.0
+"""No order waits for longer, whatever it asks for; who wants to wait on asks again."""
 
 
 @dataclass
@@ -120,54 +126,68 @@ class RunRecord:
         self._joined: dict[str, Participant] = {}
         self._done: dict[str, None] = {}
         self._leave = False
+        self._closed: OpError | None = None
 
-    def request(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> dict[str, Any]:
-        """Carries out one request and gives the record as it is then.
+    def obey(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> pb.RunReply:
+        """Carries out one order and tells the record as it is then.
 
         Args:
-            message: ``action`` and its arguments; see the methods ``_on_...``.
+            order: the order; what each kind does stands beside its message (protos/runtime/proto/run_record.proto).
             task: this task's name, for errors.
-            cancelled: set when the asking session ends; a request that waits ends then.
-
-        Returns:
-            ``address`` (of this task), ``phase``, ``leader`` (0: nobody), ``leader_name``, ``leader_address``,
-            ``generation``, ``joined`` and ``done`` (task names), ``addresses`` (of those who joined), ``silent`` (by
-            task that joined and is not done, for how long it has given no sign of life here, in seconds; those of whom
-            nothing was heard here are not in it), ``saved_step`` (of the last checkpoint, None when nobody has told),
-            ``origin``, ``logdir`` (of the run that the values belong to, empty when nobody has told).
+            cancelled: set when nobody waits for the reply any more: an order that waits ends then, and one that comes
+                so late is not carried out.
 
         Raises:
-            InvalidArgumentError: no such action.
+            InvalidArgumentError: it orders nothing, or nothing that this task knows.
             PermissionDeniedError: an order of somebody who does not lead any more.
             AbortedError: an order of somebody who took the lead before this task was started again.
-            CancelledError: the session ended during a wait, or the caller hung up.
+            CancelledError: the caller went away.
+            OpError: the task has stopped; what ``close`` was given.
         """
-        handler = getattr(self, f"_on_{message.get('action')}", None)
+        handler = _HANDLERS.get(_checked_kind(order, task))
         if handler is None:
-            raise InvalidArgumentError(f"the run record knows no action {message.get('action')!r}", task=task)
+            raise InvalidArgumentError("an order for the run record that orders nothing which is known here", task=task)
         with self._changed:
-            handler(message, task, cancelled)
+            self._check_open(task)
+            cancelled.check("an order for the run record")
+            handler(self, order, task, cancelled)
             self._changed.notify_all()
             left = self._leave and bool(self.expected) and not self._missing()
-            now = time.monotonic()
-            answer = {
-                "address": self.address,
-                "phase": self._phase,
-                "leader": self._leader,
-                "leader_name": self._leader_name,
-                "leader_address": self._leader_address,
-                "generation": self.generation,
-                "joined": list(self._joined),
-                "addresses": {name: part.address for name, part in self._joined.items() if part.address},
-                "done": list(self._done),
-                "silent": self._silences(now),
-                "saved_step": None if self.saved is None else self.saved[1],
-                "origin": self.origin,
-                "logdir": self._logdir,
-            }
+            reply = self._reply()
         if left and self.when_all_done is not None:
             self.when_all_done()
-        return answer
+        return reply
+
+    def _reply(self) -> pb.RunReply:
+        return pb.RunReply(
+            address=self.address,
+            phase=pb.RunReply.Phase.Value(self._phase.upper()),
+            leader=self._leader,
+            leader_name=self._leader_name,
+            leader_address=self._leader_address,
+            generation=self.generation,
+            joined=self._joined,
+            addresses={name: part.address for name, part in self._joined.items() if part.address},
+            done=self._done,
+            silent=self._silences(time.monotonic()),
+            saved_step=None if self.saved is None else self.saved[1],
+            origin=self.origin,
+            logdir=self._logdir,
+        )
+
+    def close(self, error: OpError) -> None:
+        """Ends the waits of orders, and refuses further ones. Does nothing the second time.
+
+        Args:
+            error: why; raised in the name of the task by every order from now on.
+        """
+        with self._changed:
+            self._closed = self._closed or error
+            self._changed.notify_all()
+
+    def _check_open(self, task: str) -> None:
+        if self._closed is not None:
+            raise type(self._closed)(self._closed.message, task=task)
 
     @property
     def phase(self) -> str:
@@ -273,34 +293,34 @@ class RunRecord:
             if task not in self._done and part.heard_at is not None
         }
 
-    def _check_leader(self, message: Mapping[str, Any], task: str) -> None:
+    # -- the orders --------------------------------------------------------------------------------------------
+
+    def _check_leader(self, order: pb.RunOrder, task: str) -> None:
         if not self._leader:  # a chief that takes the lead again finds out what is lost
             raise AbortedError("restarted since a chief took the lead here, its state is gone", task=task)
-        if message["leader"] != self._leader:
+        if order.leader != self._leader:
             raise PermissionDeniedError(
-                f"refused to {message['action']} for {message.get('name', 'a chief')}: {self._leader_name} has taken "
-                "the lead",
+                f"refused to {order.WhichOneof('order')} for {order.sender or 'a chief'}: "
+                f"{self._leader_name} has taken the lead",
                 task=task,
             )
 
-    def _wait(self, done: Callable[[], bool], message: Mapping[str, Any], cancelled: Cancellation) -> None:
-        until = time.monotonic() + float(message["timeout_secs"])
-        cancelled.wait_for(self._changed, done, "waiting for the run", until)
+    def _wait(self, done: Callable[[], bool], secs: float, task: str, cancelled: Cancellation) -> None:
+        until = time.monotonic() + min(secs, MOST_WAIT_SECS)
+        cancelled.wait_for(self._changed, lambda: done() or self._closed is not None, "waiting for the run", until)
+        self._check_open(task)
 
-    # -- the actions -------------------------------------------------------------------------------------------
+    def _inspect(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        pass
 
-    def _on_inspect(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
-        """Changes nothing."""
+    def _claim(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        if not order.leader:
+            raise InvalidArgumentError("who takes the lead needs a number", task=task)
+        self._leader = order.leader
+        self._leader_name, self._leader_address = order.sender, order.address
 
-    def _on_claim(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
-        """``leader`` (a random number) leads from now on; the orders of the one before are refused."""
-        self._leader = int(message["leader"])
-        self._leader_name = str(message.get("name", ""))
-        self._leader_address = str(message.get("address", ""))
-
-    def _on_load(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
-        """The leader is about to give the variables values."""
-        self._check_leader(message, task)
+    def _load(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        self._check_leader(order, task)
         if self.when_loading is not None:
             self.when_loading()
         self._phase = LOADING
@@ -308,10 +328,9 @@ class RunRecord:
         if self._has_values():
             self.generation += 1
 
-    def _on_open(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
-        """The variables may be used; they belong to the run in ``logdir``, where the leader has one."""
-        self._check_leader(message, task)
-        self._logdir = str(message.get("logdir", "")) or self._logdir
+    def _open(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        self._check_leader(order, task)
+        self._logdir = order.open.logdir or self._logdir
         if self._phase == FINISHED:
             self._done.clear()
             self._leave = False
@@ -319,44 +338,69 @@ class RunRecord:
         self.origin = ""
         self._phase = READY
 
-    def _on_finish(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
-        """Training is over.
-
-        ``silence_secs``: how long a task that is not done must be silent before nobody waits for it any more.
-        ``counter`` and ``saved_step``: the global step's (container, name), and its value in the last checkpoint.
-        ``took_part``: tasks that the chief waits for no more. This one, started again meanwhile, need not know them.
-        """
-        self._check_leader(message, task)
-        for name in message.get("took_part", ()):
-            if name not in self._joined:
-                self._done[str(name)] = None
+    def _finish(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        self._check_leader(order, task)
+        given = order.finish
+        self._done |= dict.fromkeys(name for name in given.took_part if name not in self._joined)
         self._phase = FINISHED
         self.finished_at = time.monotonic()
-        self._silence_secs = float(message["silence_secs"])
-        counter, step = message.get("counter"), message.get("saved_step")
-        self.saved = None if counter is None or step is None else ((str(counter[0]), str(counter[1])), int(step))
+        self._silence_secs = given.silence_secs
+        told = given.counter_name and given.HasField("saved_step")
+        self.saved = ((given.counter_container, given.counter_name), given.saved_step) if told else None
 
-    def _on_join(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
-        """``task`` takes part, in ``session``; its ``address`` is for those who wait for it."""
-        self._joined[str(message["task"])] = Participant(
-            str(message.get("address", "")), int(message.get("session", 0))
+    def _join(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        self._joined[order.sender] = Participant(order.address, order.join.session)
+        self._done.pop(order.sender, None)
+
+    def _rest(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        pass  # the record stays as it is: what updates that wait have to know of it, the worker tells them
+
+    def _done_with(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        self._done[order.sender] = None
+        self._leave |= order.done.leave
+
+    def _wait_loaded(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        self._wait(lambda: self._phase != LOADING, order.wait_loaded.secs, task, cancelled)
+
+    def _wait_done(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        others = self._joined.keys() - {order.sender}
+        self._wait(lambda: others <= self._done.keys(), order.wait_done.secs, task, cancelled)
+
+
+_HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], None]] = {
+    "inspect": RunRecord._inspect,
+    "claim": RunRecord._claim,
+    "load": RunRecord._load,
+    "open": RunRecord._open,
+    "finish": RunRecord._finish,
+    "join": RunRecord._join,
+    "rest": RunRecord._rest,
+    "done": RunRecord._done_with,
+    "wait_loaded": RunRecord._wait_loaded,
+    "wait_done": RunRecord._wait_done,
+}
+
+
+def wait_secs(order: pb.RunOrder) -> float:
+    """For how many seconds an order waits at most; 0 for those that do not wait."""
+    return min(MOST_WAIT_SECS, max(order.wait_loaded.secs, order.wait_done.secs))
+
+
+def _checked_kind(order: pb.RunOrder, task: str) -> str:
+    """The name of what is ordered, empty when there is none.
+
+    Raises:
+        InvalidArgumentError: it says more than this task understands, or gives a time that is none.
+    """
+    kind = order.WhichOneof("order") or ""
+    given: list[Message] = [order, getattr(order, kind)] if kind else [order]
+    if any(len(UnknownFieldSet(message)) for message in given):
+        raise InvalidArgumentError(
+            f"an order for the run record{f' to {kind}' if kind else ''} has fields that are not known here: run one "
+            "version on all tasks",
+            task=task,
         )
-        self._done.pop(str(message["task"]), None)
-
-    def _on_rest(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
-        """``task`` trains no more, though it is not done: nobody need keep step with it. See the kernel."""
-
-    def _on_done(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
-        """``task`` needs this one no more. ``leave``: this one may go when nobody does."""
-        self._done[str(message["task"])] = None
-        if message.get("leave"):
-            self._leave = True
-
-    def _on_wait_loaded(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
-        """Waits for ``timeout_secs`` at most until the phase is not loading."""
-        self._wait(lambda: self._phase != LOADING, message, cancelled)
-
-    def _on_wait_done(self, message: Mapping[str, Any], task: str, cancelled: Cancellation) -> None:
-        """Waits for ``timeout_secs`` at most until all who joined, but ``task``, are done."""
-        others = self._joined.keys() - {str(message["task"])}
-        self._wait(lambda: others <= self._done.keys(), message, cancelled)
+    for secs in (order.finish.silence_secs, order.wait_loaded.secs, order.wait_done.secs):
+        if not secs >= 0:
+            raise InvalidArgumentError(f"an order for the run record to {kind} gives {secs} s", task=task)
+    return kind

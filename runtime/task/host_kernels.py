@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import threading
 from collections import OrderedDict
@@ -15,7 +14,6 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError, NotFoundError
 from runtime.state.cancellation import Cancellation
-from runtime.state.run_record import FINISHED
 from runtime.state.store import Key, Store
 from runtime.tensor_spec import Array, TensorSpec
 
@@ -138,18 +136,6 @@ def _uninitialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[
 @kernel("wait_initialized")
 def _wait_initialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
     return [strings(context.store.wait_initialized(_keys(attrs), float(inputs[0]), context.cancelled))]
-
-
-@kernel("run_record")
-def _run_record(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
-    message = json.loads(inputs[0].item())
-    answer = context.store.run.request(message, context.task, context.cancelled)
-    for resource in context.store.resources():
-        resource.set_finished(answer["phase"] == FINISHED)  # nobody may wait for workers that have left
-        if message["action"] in ("rest", "done"):
-            index = str(message["task"]).rpartition(":")[2]
-            resource.retire(int(message.get("session", 0)), int(index) if index.isdigit() else -1)
-    return [np.array(json.dumps(answer).encode(), object)]
 
 
 @kernel("value_or")

@@ -31,6 +31,7 @@ from runtime.observe.counters import TaskCounters
 from runtime.observe.trace import TracedStage, Tracer, traced_fetch
 from runtime.plan.place import Device
 from runtime.plan.plan import Program, Stage, StageCall
+from runtime.proto import run_record_pb2
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.state.store import Store
 from runtime.state.write_gate import Gate
@@ -127,6 +128,35 @@ class Worker:
             else UnavailableError("its server has stopped", task=self.task)
         )
         self.checkpoint_participant.close()
+        self.store.run.close(self._gone)
+
+    # -- the run record ----------------------------------------------------------------------------------------
+
+    def obey_run_order(self, order: run_record_pb2.RunOrder, cancelled: Cancellation) -> run_record_pb2.RunReply:
+        """Carries out an order to the run record; its reply is given when a backup has all of it.
+
+        Args:
+            order: the order.
+            cancelled: set when nobody waits for the reply any more.
+
+        Raises:
+            OpError: as ``RunRecord.obey``.
+        """
+        reply = self.store.run.obey(order, self.task, cancelled)
+        kind = order.WhichOneof("order")
+        index = order.sender.rpartition(":")[2]
+        for resource in self.store.resources():
+            resource.set_finished(reply.phase == reply.FINISHED)  # nobody may wait for workers that have left
+            if kind in ("rest", "done"):
+                resource.retire(getattr(order, kind).session, int(index) if index.isdecimal() else -1)
+        self.replicate_now()
+        return reply
+
+    def replicate_now(self) -> None:
+        """Waits until the backup, where there is one, has all that is no update: others build on it."""
+        if self.primary is not None:
+            self.primary.count()
+            self.primary.settle()
 
     # -- registration ------------------------------------------------------------------------------------------
 

@@ -9,6 +9,9 @@ import pytest
 import harness
 import runtime as rt
 from harness.training import policy
+from runtime.proto.run_record_pb2 import RunOrder
+from runtime.state.cancellation import Cancellation
+from runtime.state.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -89,10 +92,8 @@ def test_what_the_warning_says() -> None:
 
 
 def test_a_task_that_goes_on_from_a_backup_takes_the_directory_along() -> None:
-    from runtime.state.store import Store
-
     one, other = Store().run, Store().run
-    one.request({"action": "claim", "leader": 7}, "t", None)  # type: ignore[arg-type]
-    one.request({"action": "open", "leader": 7, "logdir": "/runs/a"}, "t", None)  # type: ignore[arg-type]
+    for order in (RunOrder(leader=7, claim=RunOrder.Claim()), RunOrder(leader=7, open=RunOrder.Open(logdir="/runs/a"))):
+        one.obey(order, "t", Cancellation())
     other.take_up(one.state())
-    assert other.request({"action": "inspect"}, "t", None)["logdir"] == "/runs/a"  # type: ignore[arg-type]
+    assert other.obey(RunOrder(inspect=RunOrder.Inspect()), "t", Cancellation()).logdir == "/runs/a"

@@ -147,7 +147,7 @@ def test_a_server_ends_at_sigterm_though_a_session_waits_for_a_task() -> None:
 def test_a_stopped_server_ends_the_sessions_that_this_process_opens_on_it() -> None:
     with rt.Server(addresses(ps=1, worker=1), "worker", 0) as server:
         thread, results = in_thread(lambda: rt.Session(server.target))
-        wait_until(lambda: bool(server.master._opening))
+        wait_until(lambda: bool(server.master._pending))
         server.stop()
         thread.join(SOON_SECS)
         assert [type(result) for result in results] == [rt.UnavailableError]

@@ -1,23 +1,32 @@
 """Run records: what the chief and the workers tell each other by way of the tasks that hold the variables.
 
-Every task of a cluster keeps a small record of the training run (its phases and actions are described in
+Every task of a cluster keeps a small record of the training run (its phases are described in
 ``runtime/state/run_record.py``). This is the client of all those records at once: the chief's orders, and what
-everybody reports. A call opens a session of its own, so it works while training's own session is broken or blocked.
+everybody reports. A call is one request to each of the tasks and needs no session, so it works while training's own is
+broken or blocked. An interruption (Ctrl-C) ends it, on the tasks too.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
-from typing import Any
 
-import runtime as rt
+from runtime.cluster.spec import split_address
+from runtime.errors import DeadlineExceededError, NotFoundError, UnavailableError
+from runtime.master.config import SessionConfig
+from runtime.master.tasks import find_local
+from runtime.proto import services_pb2, services_pb2_grpc
+from runtime.proto.run_record_pb2 import RunOrder, RunReply
+from runtime.state.cancellation import Cancellation
+from runtime.state.run_record import wait_secs
+from runtime.transport import rpc
 
 ANSWER_SECS = 10.0
 """How long one exchange with the tasks may take by default, beyond what it waits for on purpose."""
+FORWARD_SECS = 1.0
+"""How much later than the tasks a master in another process may answer."""
 
 
 @dataclass(frozen=True)
@@ -56,46 +65,45 @@ class RunRecordView:
 class RunRecords:
     """The run records of the tasks that hold variables (the ps tasks, where there are any).
 
+    All of them are asked at the same time; one that is not there is waited for, and keeps an order from no other. Any
+    order may raise UnavailableError or AbortedError (a task is not there, or has restarted just now) and TaskLeftError
+    (a task is leaving, as training is over).
+
     Args:
         target: session target; its task is the one that speaks.
         config: options of the sessions; its device filters say which tasks count.
         is_chief: whether this task may lead.
     """
 
-    def __init__(self, target: str, config: rt.SessionConfig | None = None, *, is_chief: bool = False) -> None:
+    def __init__(self, target: str, config: SessionConfig | None = None, *, is_chief: bool = False) -> None:
         self._target = target
         self.answer_secs = ANSWER_SECS
         """How long one exchange may take beyond what it waits for on purpose."""
-        self._config = config or rt.SessionConfig()
+        self._device_filters = () if config is None else config.device_filters
         self._number = secrets.randbits(62) + 1 if is_chief else 0
+        self._task = ""
         self._took_part: frozenset[str] = frozenset()
         """All of whom any record has told: one that is started again has forgotten who was there before."""
 
     def inspect(self) -> dict[str, RunRecordView]:
-        """The records as they are, by task name.
-
-        Raises:
-            UnavailableError, AbortedError: a task is not there, or has restarted just now.
-        """
-        return self._request("inspect")
+        """The records as they are, by task name."""
+        return self._send(RunOrder(inspect=RunOrder.Inspect()))
 
     def claim(self) -> dict[str, RunRecordView]:
         """Takes the lead: from now on the orders of any other chief are refused."""
-        return self._request("claim")
+        return self._send(RunOrder(claim=RunOrder.Claim()))
 
-    def load(self) -> bool:
+    def load(self) -> dict[str, int]:
         """Orders the tasks to let nobody train while this chief replaces values.
 
         Returns:
-            Whether any task had values, so that the sessions that used them, the caller's too, are cut off.
+            By task, its generation from now on. It is a new one where there were values: sessions that used them are
+            cut off, and the caller's own goes on after ``Session.adopt_generations``.
 
         Raises:
             PermissionDeniedError: another chief has taken the lead; names it.
         """
-        before = self.inspect()
-        return any(
-            r.generation != before[task].generation for task, r in self._request("load").items() if task in before
-        )
+        return {task: record.generation for task, record in self._send(RunOrder(load=RunOrder.Load())).items()}
 
     def open(self, logdir: str = "") -> None:
         """Orders the tasks to let everybody train.
@@ -106,7 +114,7 @@ class RunRecords:
         Raises:
             PermissionDeniedError: another chief leads.
         """
-        self._request("open", logdir=logdir)
+        self._send(RunOrder(open=RunOrder.Open(logdir=logdir)))
 
     def finish(
         self, silence_secs: float, counter: tuple[str, str] | None = None, saved_step: int | None = None
@@ -117,9 +125,19 @@ class RunRecords:
             silence_secs: who is not done, and gives no sign of life for so long, is not waited for any longer.
             counter: the global step's (container, name).
             saved_step: its value in the last checkpoint; None when there is none.
+
+        Raises:
+            PermissionDeniedError: another chief leads.
         """
-        known = sorted(self._took_part)
-        self._request("finish", silence_secs=silence_secs, counter=counter, saved_step=saved_step, took_part=known)
+        container, name = counter or ("", "")
+        order = RunOrder.Finish(
+            silence_secs=silence_secs,
+            counter_container=container,
+            counter_name=name,
+            saved_step=saved_step,
+            took_part=sorted(self._took_part),
+        )
+        self._send(RunOrder(finish=order))
 
     def leads(self) -> bool:
         """Whether no other chief has taken the lead; a task that has just restarted knows of none."""
@@ -131,11 +149,11 @@ class RunRecords:
         Args:
             session: the session that it trains in: as long as that gives signs of life, the task lives.
         """
-        self._request("join", session=session)
+        self._send(RunOrder(join=RunOrder.Join(session=session)))
 
     def rest(self, session: int) -> None:
         """Tells the tasks that this one trains no more in a session, though it still needs them."""
-        self._request("rest", session=session)
+        self._send(RunOrder(rest=RunOrder.Rest(session=session)))
 
     def done(self, leave: bool, session: int = 0) -> dict[str, RunRecordView]:
         """Tells the tasks that this one needs them no more.
@@ -144,21 +162,21 @@ class RunRecords:
             leave: they may go when nobody needs them; False when somebody else (a launcher) ends them.
             session: that it has trained in.
         """
-        return self._request("done", leave=leave, session=session)
+        return self._send(RunOrder(done=RunOrder.Done(session=session, leave=leave)))
 
     def wait_loaded(self, timeout_secs: float) -> bool:
-        """Waits until no chief is loading; returns whether that is so now."""
-        answer = self._request("wait_loaded", wait=timeout_secs)
-        return all(record.phase != "loading" for record in answer.values())
+        """Waits until no chief is loading, for a minute at most; returns whether that is so now."""
+        records = self._send(RunOrder(wait_loaded=RunOrder.WaitLoaded(secs=timeout_secs)))
+        return all(record.phase != "loading" for record in records.values())
 
     def wait_done(self, timeout_secs: float) -> dict[str, float]:
-        """Waits until all other tasks that take part are done.
+        """Waits until all other tasks that take part are done, for a minute at most.
 
         Returns:
             Those that are not, with their addresses, and for how long they have given no sign of life to any of the
             tasks, seconds; infinite when they never gave one.
         """
-        records = self._request("wait_done", wait=timeout_secs)
+        records = self._send(RunOrder(wait_done=RunOrder.WaitDone(secs=timeout_secs)))
         addresses = {name: address for record in records.values() for name, address in record.addresses.items()}
         silences = [record.silent for record in records.values()]
         return {
@@ -171,36 +189,13 @@ class RunRecords:
         """Name of this task; known after the first exchange."""
         return self._task
 
-    _task = ""
-
-    def _request(self, action: str, *, wait: float = 0.0, **arguments: Any) -> dict[str, RunRecordView]:
+    def _send(self, order: RunOrder) -> dict[str, RunRecordView]:
+        order.leader, order.address = self._number, self._target.removeprefix("grpc://")
         try:
-            return self._exchange(action, wait, arguments)
-        except rt.DeadlineExceededError as error:
-            raise rt.UnavailableError(error.message, task=error.task) from None
-
-    def _exchange(self, action: str, wait: float, arguments: Mapping[str, Any]) -> dict[str, RunRecordView]:
-        config = replace(self._config, start_timeout_secs=self.answer_secs, reconnect_secs=self.answer_secs)
-        with rt.Graph().as_default(), rt.Session(self._target, config=config) as session:
-            self._task = session.task
-            message = {
-                "action": action,
-                "task": session.task,
-                "leader": self._number,
-                "name": session.task,
-                "address": self._target.removeprefix("grpc://"),
-                "timeout_secs": wait,
-                **arguments,
-            }
-            answers = {}
-            for name in _holders(session):
-                with rt.device(name):
-                    op = rt.lowlevel.host_call(
-                        "run_record", [json.dumps(message)], [((), object)], stateful=True, resource="run_record"
-                    )
-                answers[name] = op.outputs[0]
-            found = session.run(answers, timeout_secs=wait + self.answer_secs)
-        records = {name: _record(json.loads(answer)) for name, answer in found.items()}
+            self._task, replies = _sent(self._target, order, self._device_filters, self.answer_secs)
+        except DeadlineExceededError as error:
+            raise UnavailableError(error.message, task=error.task) from None
+        records = {name: _record(reply) for name, reply in replies.items()}
         self._took_part = self._took_part.union(*(record.joined for record in records.values()))
         return records
 
@@ -217,25 +212,43 @@ def others(records: Mapping[str, RunRecordView], own: str) -> list[str]:
     return [task for task in joined if task not in done and task != own]
 
 
-def _holders(session: rt.Session) -> list[str]:
-    """The tasks whose records count: all of job ps; where there is none, the first task that the session sees."""
-    names = dict.fromkeys(f"/job:{d.job}/task:{d.task}" for d in session.list_devices())
-    ps = [name for name in names if name.startswith("/job:ps/")]
-    return ps or sorted(names)[:1]
-
-
-def _record(answer: Mapping[str, Any]) -> RunRecordView:
+def _record(reply: RunReply) -> RunRecordView:
     return RunRecordView(
-        answer["phase"],
-        answer["leader"],
-        at(answer["leader_name"], answer["leader_address"]),
-        answer["generation"],
-        tuple(answer["joined"]),
-        tuple(answer["done"]),
-        answer["origin"],
-        answer["addresses"],
-        answer["address"],
-        answer["silent"],
-        answer["saved_step"],
-        logdir=answer["logdir"],
+        phase=RunReply.Phase.Name(reply.phase).lower(),
+        leader=reply.leader,
+        chief=at(reply.leader_name, reply.leader_address),
+        generation=reply.generation,
+        joined=tuple(reply.joined),
+        done=tuple(reply.done),
+        origin=reply.origin,
+        logdir=reply.logdir,
+        addresses=dict(reply.addresses),
+        address=reply.address,
+        silent=dict(reply.silent),
+        saved_step=reply.saved_step if reply.HasField("saved_step") else None,
     )
+
+
+def _sent(
+    target: str, order: RunOrder, device_filters: Sequence[str], answer_secs: float
+) -> tuple[str, dict[str, RunReply]]:
+    """Sends an order by way of a target; gives the name of the target's task, and the replies by task."""
+    address = target.removeprefix("grpc://")
+    if address == target:
+        raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")
+    split_address(address)
+    local = find_local(address)
+    if local is not None:
+        replies = local.master.send_run_order(order, device_filters, answer_secs, Cancellation())
+        return local.worker.task, replies
+    request = services_pb2.ForwardRunOrderRequest(order=order, device_filters=device_filters, answer_secs=answer_secs)
+    with rpc.open_channel(address) as channel:
+        answer = rpc.cancellable_call(
+            services_pb2_grpc.MasterServiceStub(channel).ForwardRunOrder,
+            request,
+            timeout=wait_secs(order) + answer_secs + FORWARD_SECS,
+            task=target,
+            cancelled=Cancellation(),
+            wait_for_ready=True,
+        )
+    return answer.sender, {name: answer.replies[name] for name in sorted(answer.replies)}

@@ -1,0 +1,417 @@
+"""Orders to the run records of a cluster: to all tasks at once, by every kind of target, and what ends them."""
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+import runtime as rt
+import runtime.session.run_records
+from harness.launch.ports import free_ports
+from runtime.lowlevel import RunRecords, RunRecordView
+from runtime.master import tasks
+from runtime.master.tasks import RemoteTask
+from runtime.proto import services_pb2 as pb
+from runtime.proto.run_record_pb2 import RunOrder, RunReply
+from runtime.server.report import probe
+from runtime.state.cancellation import Cancellation
+from runtime.state.store import Resource
+from runtime.transport.dial import ChannelOptions
+from tests.kit.processes import Program
+from tests.runtime.kit import TARGET, addresses, serve, servers
+from tests.runtime.stranger import Stranger, refused
+
+PS = ["/job:ps/task:0", "/job:ps/task:1"]
+LONG_SECS = 600.0
+"""More than an order ever waits."""
+
+
+def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """A call on a thread of its own, and what it gives or raises."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except rt.OpError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
+
+
+def waiting(server: rt.Server) -> int:
+    """How many orders wait on a task."""
+    return len(server.worker.store.changed._waiters)  # type: ignore[attr-defined]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture(params=["tasks here", "tasks elsewhere", "master elsewhere"])
+def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, rt.Server]]:
+    """Two ps and two workers; the target reaches the others, and the client the target, in every way."""
+    if request.param == "master elsewhere":
+        monkeypatch.setattr(runtime.session.run_records, "find_local", lambda address: None)
+    with servers(sockets=request.param != "tasks here", ps=2, worker=2) as made:
+        yield made
+
+
+# -- the orders ------------------------------------------------------------------------------------------------------
+
+
+def test_every_order_reaches_every_ps(cluster: dict[str, rt.Server]) -> None:
+    chief = RunRecords(cluster[TARGET].target, is_chief=True)
+    other = RunRecords(cluster["/job:worker/task:1"].target)
+    assert {record.phase for record in chief.inspect().values()} == {"new"} and chief.task == TARGET
+    claimed = chief.claim()
+    assert list(claimed) == PS and {record.chief for record in claimed.values()} == {
+        f"{TARGET} at {cluster[TARGET].address}"
+    }
+    assert chief.leads()
+    assert chief.load() == dict.fromkeys(PS, 0)
+    assert not other.wait_loaded(0.01)
+    chief.open("/runs/1")
+    assert other.wait_loaded(LONG_SECS)
+    chief.join(session=1)
+    other.join(session=2)
+    assert {record.logdir for record in other.inspect().values()} == {"/runs/1"}
+    assert {record.joined for record in other.inspect().values()} == {(TARGET, other.task)}
+    chief.rest(1)
+    assert set(chief.wait_done(0.01)) == {f"{other.task} at {cluster[other.task].address}"}
+    chief.finish(9.0, ("", "global_step"), 0)
+    for name in PS:
+        assert cluster[name].worker.store.run.saved == (("", "global_step"), 0)
+    assert {record.saved_step for record in other.done(leave=False, session=2).values()} == {0}
+    assert chief.wait_done(LONG_SECS) == {}
+    assert {record.done for record in chief.inspect().values()} == {(other.task,)}
+
+
+def test_where_there_is_no_ps_the_first_task_keeps_the_record() -> None:
+    with servers(worker=2) as made:
+        last = RunRecords(made["/job:worker/task:1"].target)
+        assert list(last.inspect()) == [TARGET]
+
+
+def test_device_filters_say_which_tasks_count(cluster: dict[str, rt.Server]) -> None:
+    config = rt.SessionConfig(device_filters=["/job:ps/task:1", "/job:worker/task:0"])
+    assert list(RunRecords(cluster[TARGET].target, config).inspect()) == [PS[1]]
+
+
+def test_orders_reach_what_waits_for_workers(cluster: dict[str, rt.Server]) -> None:
+    told: list[tuple[Any, ...]] = []
+
+    class Waits(Resource):
+        def retire(self, client: int, index: int) -> None:
+            told.append(("retired", client, index))
+
+        def set_finished(self, finished: bool) -> None:
+            told.append(("finished", finished))
+
+    cluster[PS[0]].worker.store.resource("", "waits", Waits)
+    chief = RunRecords(cluster[TARGET].target, is_chief=True)
+    chief.claim()
+    chief.rest(5)
+    chief.finish(9.0)
+    RunRecords(cluster["/job:worker/task:1"].target).done(False, 6)
+    said = [what for what in told if what != ("finished", False)]
+    assert said == [("retired", 5, 0), ("finished", True), ("finished", True), ("retired", 6, 1)]
+
+
+def test_an_order_opens_no_session(cluster: dict[str, rt.Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a session")
+
+    for server in cluster.values():
+        monkeypatch.setattr(server.master, "create_session", refuse)
+    chief = RunRecords(cluster[TARGET].target, is_chief=True)
+    chief.claim()
+    chief.load()
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_another_chief_leads(cluster: dict[str, rt.Server]) -> None:
+    old, new = (RunRecords(cluster[TARGET].target, is_chief=True) for _ in range(2))
+    with pytest.raises(rt.AbortedError, match="/job:ps/task:[01]: restarted since a chief took"):
+        old.load()
+    old.claim()
+    new.claim()
+    with pytest.raises(rt.PermissionDeniedError, match=f"task:[01]: refused to load for {TARGET}: {TARGET} has"):
+        old.load()
+
+
+def test_a_task_that_is_not_there_keeps_an_order_from_no_other() -> None:
+    spec = addresses(ps=2, worker=1)
+    with rt.Server(spec, "ps", 1) as ps, rt.Server(spec, "worker", 0) as worker:
+        records = RunRecords(worker.target, is_chief=True)
+        records.answer_secs = 0.3
+        for order in (records.claim, records.join, lambda: records.finish(9.0), lambda: records.done(leave=False)):
+            with pytest.raises(rt.UnavailableError, match=f"still waiting for {PS[0]} at {spec['ps'][0]}"):
+                order()
+        assert ps.worker.store.run.phase == "finished"
+        assert ps.worker.store.run.state()["done"] == [TARGET]
+        records.answer_secs = 60.0  # one that comes later is waited for
+        thread, results = in_thread(records.inspect)
+        with rt.Server(spec, "ps", 0):
+            thread.join(60)
+        assert list(results[0]) == PS
+
+
+def test_a_task_that_has_restarted_just_now() -> None:
+    spec = addresses(ps=1, worker=1)
+    order = RunOrder(inspect=RunOrder.Inspect())
+    with rt.Server(spec, "worker", 0) as worker:
+        task = RemoteTask(PS[0], spec["ps"][0], 1, ChannelOptions())
+        with rt.Server(spec, "ps", 0):
+            task.meet(task.status(worker.cluster, TARGET, 30))
+            assert task.send_run_order(order, time.monotonic() + 30, Cancellation()).phase == RunReply.NEW
+        with rt.Server(spec, "ps", 0):
+            with pytest.raises(rt.AbortedError, match=f"{PS[0]}: restarted just now"):
+                while True:  # gRPC finds out that the connection is gone when it is used
+                    with contextlib.suppress(rt.UnavailableError):
+                        task.send_run_order(order, time.monotonic() + 30, Cancellation())
+        task.close(1)
+
+
+def test_a_server_that_has_not_begun_is_waited_for() -> None:
+    spec = addresses(ps=1, worker=1)
+    ps = rt.Server(spec, "ps", 0, start=False)
+    tasks.withdraw(ps.address, ps)
+    with rt.Server(spec, "worker", 0) as worker:
+        thread, results = in_thread(RunRecords(worker.target).inspect)
+        ps.start()
+        thread.join(60)
+    ps.stop()
+    assert list(results[0]) == PS[:1]
+
+
+def test_tasks_of_another_cluster_take_no_order() -> None:
+    here, there = addresses(ps=1, worker=1), addresses(ps=1, worker=1)
+    with rt.Server(here, "worker", 0) as worker, rt.Server({**there, "ps": here["ps"]}, "ps", 0) as ps:
+        tasks.withdraw(ps.address, ps)
+        with pytest.raises(rt.InvalidArgumentError, match="the cluster definition of /job:ps/task:0 differs"):
+            RunRecords(worker.target, is_chief=True).claim()
+        assert not ps.worker.store.run.state()["leader"]
+
+
+def test_nobody_listens_at_the_target() -> None:
+    records = RunRecords(f"grpc://127.0.0.1:{free_ports(1)[0]}")
+    records.answer_secs = 0.2
+    with pytest.raises(rt.UnavailableError):
+        records.inspect()
+    with pytest.raises(rt.NotFoundError, match="not a session target"):
+        RunRecords("localhost:1").inspect()
+
+
+def test_what_a_stranger_may_not_order() -> None:
+    with servers(ps=1, worker=1) as made:
+        ps = made[PS[0]]
+        they, their = Stranger(ps), Stranger(made[TARGET])
+        with they.channel, their.channel:
+            with refused(grpc.StatusCode.ABORTED, "restarted just now"):
+                they.worker.Run(RunOrder(inspect=RunOrder.Inspect(), incarnation=ps.incarnation ^ 1), timeout=30)
+            with refused(grpc.StatusCode.INVALID_ARGUMENT, "orders nothing"):
+                they.worker.Run(RunOrder(incarnation=ps.incarnation), timeout=30)
+            order = RunOrder(incarnation=ps.incarnation, leader=4711, load=RunOrder.Load())
+            with refused(grpc.StatusCode.ABORTED, "took the lead"):
+                they.worker.Run(order, timeout=30)
+            for secs in (0.0, -1.0, 1e9, float("inf"), float("nan")):
+                request = pb.ForwardRunOrderRequest(order=RunOrder(inspect=RunOrder.Inspect()), answer_secs=secs)
+                with refused(grpc.StatusCode.INVALID_ARGUMENT, "60 s at most"):
+                    their.master.ForwardRunOrder(request, timeout=30)
+            with refused(grpc.StatusCode.ABORTED, "is not found here"):
+                their.master.AdoptGenerations(pb.AdoptGenerationsRequest(session=1, generations={PS[0]: 1}), timeout=30)
+
+
+# -- what ends a wait ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leaving", [True, False])
+def test_a_wait_ends_when_its_task_stops(cluster: dict[str, rt.Server], leaving: bool) -> None:
+    records = RunRecords(cluster[TARGET].target)
+    RunRecords(cluster["/job:worker/task:1"].target).join()
+    thread, results = in_thread(lambda: records.wait_done(LONG_SECS))
+    until(lambda: all(waiting(cluster[name]) for name in PS))
+    cluster[PS[1]].stop(leaving=leaving)
+    thread.join(60)  # a minute is what the order itself would wait, and then some
+    expected = rt.TaskLeftError if leaving else rt.UnavailableError
+    assert type(results[0]) is expected and results[0].task == PS[1], results
+    until(lambda: not waiting(cluster[PS[0]]))  # it had been asked too
+
+
+def test_a_wait_ends_when_its_own_server_stops(cluster: dict[str, rt.Server]) -> None:
+    records = RunRecords(cluster[TARGET].target)
+    RunRecords(cluster["/job:worker/task:1"].target).join()
+    thread, results = in_thread(lambda: records.wait_done(LONG_SECS))
+    until(lambda: all(waiting(cluster[name]) for name in PS))
+    cluster[TARGET].stop()
+    thread.join(60)
+    assert type(results[0]) is rt.UnavailableError, results
+    until(lambda: not any(waiting(cluster[name]) for name in PS))
+
+
+WAIT = """
+import sys, runtime as rt
+records = rt.lowlevel.RunRecords(sys.argv[1])
+print("waits", flush=True)
+try:
+    records.wait_done(600.0)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(0)
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_wait_ends_with_its_caller(how: signal.Signals) -> None:
+    with servers(sockets=True, ps=2, worker=2) as made:
+        RunRecords(made["/job:worker/task:1"].target).join()
+        with Program("python", "-c", WAIT, made[TARGET].target) as program:
+            until(lambda: all(waiting(made[name]) for name in PS))
+            program.signal(how)
+            until(lambda: not any(waiting(made[name]) for name in PS))  # they would wait for a minute
+            program.wait()
+            assert ("interrupted" in program.output()) == (how == signal.SIGINT)
+
+
+def test_many_waits_leave_the_control_plane_free() -> None:
+    with servers(sockets=True, ps=2, worker=2) as made:
+        RunRecords(made["/job:worker/task:1"].target).join()
+        records = RunRecords(made[TARGET].target)
+        waits = [in_thread(lambda: records.wait_done(LONG_SECS)) for _ in range(40)]
+        until(lambda: waiting(made[PS[0]]) == len(waits))
+        assert list(records.inspect()) == PS
+        with rt.Graph().as_default(), rt.Session(made[TARGET].target) as session:
+            assert PS[0] in session.value_ids
+        made[PS[0]].stop()
+        for thread, results in waits:
+            thread.join(60)
+            assert type(results[0]) is rt.UnavailableError
+
+
+# -- processes that die ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_a_wait_ends_with_the_process_of_its_task() -> None:
+    spec = addresses(ps=2, worker=2)
+    with contextlib.ExitStack() as stack:
+        ps, worker, other = (
+            stack.enter_context(rt.Server(spec, job, i)) for job, i in (("ps", 0), ("worker", 0), ("worker", 1))
+        )
+        dies = stack.enter_context(serve(spec, "ps", 1))
+        RunRecords(other.target).join()
+        waits = RunRecords(worker.target)
+        thread, results = in_thread(lambda: waits.wait_done(LONG_SECS))
+        until(lambda: waiting(ps) == 1)
+        dies.kill()  # it may not have been asked yet: then it is waited for as one that is not there
+        thread.join(120)
+        assert type(results[0]) is rt.UnavailableError and results[0].task in (PS[1], TARGET), results
+        until(lambda: not waiting(ps))
+
+
+@pytest.mark.cluster
+def test_a_frozen_task_keeps_an_order_from_no_other() -> None:
+    spec = addresses(ps=2, worker=1)
+    with (
+        rt.Server(spec, "ps", 0) as ps,
+        serve(spec, "ps", 1) as frozen,
+        rt.Server(spec, "worker", 0) as worker,
+    ):
+        records = RunRecords(worker.target, is_chief=True)
+        records.claim()
+        frozen.freeze()
+        records.answer_secs = 1.0
+        with pytest.raises(rt.UnavailableError):
+            records.finish(9.0)
+        assert ps.worker.store.run.phase == "finished"
+        frozen.thaw()
+        records.answer_secs = 60.0
+        until(lambda: {record.phase for record in records.inspect().values()} >= {"finished"})
+
+
+BACKED_UP = (
+    "import json, sys, runtime as rt; c = json.loads(sys.argv[1]);"
+    "rt.Server(c, 'ps', int(sys.argv[2]), ps_backups=1).join()"
+)
+"""Its updates may be 100 behind in the backup, but an order to the run record is no update."""
+
+
+def until_backed_up(spec: dict[str, list[str]]) -> None:
+    """Waits until each ps has a backup at the other."""
+
+    def backed_up(address: str) -> bool:
+        try:
+            return bool(probe(address, 10.0).values["backup_usable"])
+        except (rt.UnavailableError, KeyError):
+            return False
+
+    until(lambda: all(map(backed_up, spec["ps"])))
+
+
+@pytest.mark.cluster
+def test_orders_that_were_answered_are_in_the_backup_of_a_ps_that_dies() -> None:
+    spec = addresses(ps=2, worker=2)
+    with contextlib.ExitStack() as stack:
+        _, dies = (
+            stack.enter_context(Program("python", "-c", BACKED_UP, json.dumps(spec), str(index))) for index in range(2)
+        )
+        worker, second = (stack.enter_context(rt.Server(spec, "worker", index)) for index in range(2))
+        chief, other = RunRecords(worker.target, is_chief=True), RunRecords(second.target)
+        chief.answer_secs = other.answer_secs = 60.0
+
+        def killed_after(*orders: Callable[[], object]) -> RunRecordView:
+            """The record after orders, the last of which had only just been answered when the ps was killed."""
+            until_backed_up(spec)
+            for order in orders:
+                order()
+            dies.kill()
+            dies.restart()
+            return chief.inspect()[PS[1]]
+
+        assert killed_after(chief.claim).leader == chief._number
+        found = killed_after(chief.load, lambda: chief.open("/runs/1"))
+        assert (found.phase, found.logdir, found.leader) == ("ready", "/runs/1", chief._number)
+        assert killed_after(chief.join, other.join).joined == (worker.worker.task, second.worker.task)
+        assert killed_after(lambda: other.done(leave=False)).done == (second.worker.task,)
+        until_backed_up(spec)
+        dies.kill()
+        thread, results = in_thread(lambda: chief.done(leave=False))
+        dies.restart()  # an order that meets nobody waits for the task to go on
+        thread.join(60)
+        assert set(results[0][PS[1]].done) == {worker.worker.task, second.worker.task}
+
+
+@pytest.mark.cluster
+def test_an_order_that_waits_goes_on_with_the_task() -> None:
+    spec = addresses(ps=2, worker=2)
+    with contextlib.ExitStack() as stack:
+        _, dies = (
+            stack.enter_context(Program("python", "-c", BACKED_UP, json.dumps(spec), str(index))) for index in range(2)
+        )
+        worker, second = (stack.enter_context(rt.Server(spec, "worker", index)) for index in range(2))
+        waits, other = RunRecords(worker.target), RunRecords(second.target)
+        waits.answer_secs = other.answer_secs = 60.0
+        until_backed_up(spec)
+        other.join()
+        thread, results = in_thread(lambda: waits.wait_done(LONG_SECS))
+        dies.kill()  # before, while or after it is told what to wait for
+        dies.restart()
+        assert other.inspect()[PS[1]].joined == (second.worker.task,)
+        other.done(leave=False)
+        thread.join(60)
+        assert results == [{}]

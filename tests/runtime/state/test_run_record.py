@@ -1,0 +1,235 @@
+"""The run record of a task by itself: what each order does, what is refused, and what ends a wait."""
+
+import math
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from runtime.errors import (
+    AbortedError,
+    CancelledError,
+    InvalidArgumentError,
+    OpError,
+    PermissionDeniedError,
+    TaskLeftError,
+    UnavailableError,
+)
+from runtime.proto.run_record_pb2 import RunOrder, RunReply
+from runtime.state.cancellation import Cancellation
+from runtime.state.run_record import MOST_WAIT_SECS, RunRecord, wait_secs
+
+TASK, CHIEF, OTHER = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
+KINDS = [field.name for field in RunOrder.DESCRIPTOR.oneofs_by_name["order"].fields]
+LEADERS = ["load", "open", "finish"]
+
+
+class Kept:
+    """A run record of variables that have values, or not."""
+
+    def __init__(self, has_values: bool = False) -> None:
+        self.has_values = has_values
+        self.changed = threading.Condition()
+        self.record = RunRecord(self.changed, lambda: self.has_values)
+
+    def order(self, sender: str = CHIEF, leader: int = 7, cancelled: Cancellation | None = None, **of: Any) -> RunReply:
+        order = RunOrder(sender=sender, address=f"{sender[-1]}:1", leader=leader, **of)
+        return self.record.obey(order, TASK, cancelled or Cancellation())
+
+    def in_thread(self, cancelled: Cancellation | None = None, **of: Any) -> tuple[threading.Thread, list[Any]]:
+        """An order on a thread of its own that has begun to wait, and what becomes of it."""
+        results: list[Any] = []
+
+        def run() -> None:
+            try:
+                results.append(self.order(cancelled=cancelled, **of))
+            except OpError as error:
+                results.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not self.changed._waiters:  # type: ignore[attr-defined]
+            assert time.monotonic() < deadline and not results, results
+            time.sleep(0.001)
+        return thread, results
+
+
+def of(kind: str, **fields: Any) -> dict[str, Any]:
+    return {kind: getattr(RunOrder, "".join(part.title() for part in kind.split("_")))(**fields)}
+
+
+def test_a_run_from_its_beginning_to_its_end() -> None:
+    kept = Kept()
+    found = kept.order(**of("inspect"))
+    assert found == RunReply(phase=RunReply.NEW)
+    found = kept.order(**of("claim"))
+    assert (found.leader, found.leader_name, found.leader_address) == (7, CHIEF, "0:1")
+    assert (kept.order(**of("load")).phase, kept.record.generation) == (RunReply.LOADING, 0)
+    found = kept.order(**of("open", logdir="/runs/1"))
+    assert (found.phase, found.logdir) == (RunReply.READY, "/runs/1")
+    assert kept.order(**of("open")).logdir == "/runs/1"  # nothing is told: nothing is forgotten
+    kept.order(**of("join", session=1))
+    found = kept.order(OTHER, 0, **of("join", session=2))
+    assert (found.joined, found.addresses) == ([CHIEF, OTHER], {CHIEF: "0:1", OTHER: "1:1"})
+    assert kept.order(OTHER, 0, **of("rest", session=2)) == found
+    found = kept.order(**of("finish", silence_secs=9.0, counter_name="step", saved_step=0, took_part=[OTHER, "gone"]))
+    assert (found.phase, found.saved_step, found.done) == (RunReply.FINISHED, 0, ["gone"])
+    assert kept.record.saved == (("", "step"), 0)
+    assert not kept.order(**of("done", leave=False)).done == [CHIEF]
+    found = kept.order(OTHER, 0, **of("done", leave=True))
+    assert found.done == ["gone", CHIEF, OTHER] and kept.record._leave
+    found = kept.order(**of("open"))  # another run with the same variables
+    assert (found.phase, found.done, found.HasField("saved_step")) == (RunReply.READY, [], False)
+
+
+def test_values_that_are_replaced_begin_a_generation() -> None:
+    kept = Kept(has_values=True)
+    kept.order(**of("claim"))
+    assert [kept.order(**of("load")).generation for _ in range(2)] == [1, 2]
+
+
+def test_a_task_may_leave_when_all_are_done() -> None:
+    kept, left = Kept(), threading.Event()
+    kept.record.expected, kept.record.when_all_done = frozenset({CHIEF, OTHER}), left.set
+    kept.order(**of("done", leave=True))
+    assert not left.is_set()
+    kept.order(OTHER, 0, **of("done"))
+    assert left.is_set()
+
+
+@pytest.mark.parametrize("kind", LEADERS)
+def test_only_who_leads_may_order_this(kind: str) -> None:
+    kept = Kept()
+    with pytest.raises(AbortedError, match="restarted since a chief took the lead"):
+        kept.order(**of(kind))
+    kept.order(OTHER, 8, **of("claim"))
+    before = kept.order(**of("inspect"))
+    with pytest.raises(PermissionDeniedError, match=f"refused to {kind} for {CHIEF}: {OTHER} has taken the lead"):
+        kept.order(**of(kind))
+    assert kept.order(**of("inspect")) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_order_given_twice_is_an_order_given_once(kind: str) -> None:
+    once, twice = Kept(), Kept()
+    for kept in (once, twice):
+        kept.order(**of("claim"))
+        kept.order(**of("join"))
+    for _ in range(2):
+        again = twice.order(**of(kind))
+    assert again == once.order(**of(kind))
+
+
+def test_who_leads_has_a_number() -> None:
+    with pytest.raises(InvalidArgumentError, match="a number"):
+        Kept().order(leader=0, **of("claim"))
+
+
+def test_an_order_that_orders_nothing_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="orders nothing"):
+        Kept().order()
+
+
+UNKNOWN = b"\xf8\x7f\x01"
+"""Field 2047: the number 1."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_order_with_more_in_it_than_is_known_is_refused(kind: str) -> None:
+    kept = Kept()
+    kept.order(**of("claim"))
+    before = kept.order(**of("inspect"))
+    known = RunOrder(sender=CHIEF, leader=7, **of(kind))
+    outside, inside = RunOrder(), RunOrder()
+    outside.MergeFromString(known.SerializeToString() + UNKNOWN)
+    inside.CopyFrom(known)
+    getattr(inside, kind).MergeFromString(UNKNOWN)
+    for order in (outside, inside):
+        with pytest.raises(InvalidArgumentError, match=f"to {kind} has fields that are not known here"):
+            kept.record.obey(order, TASK, Cancellation())
+    assert kept.order(**of("inspect")) == before
+
+
+def test_an_order_of_a_later_version_is_refused() -> None:
+    later = RunOrder(sender=CHIEF, leader=7)
+    later.MergeFromString(b"\xfa\x7f\x00")  # field 2047: an empty message, as each kind of order is one
+    with pytest.raises(InvalidArgumentError, match="not known here"):
+        Kept().record.obey(later, TASK, Cancellation())
+
+
+@pytest.mark.parametrize("secs", [-1.0, -math.inf, math.nan])
+@pytest.mark.parametrize("order", ["finish", "wait_loaded", "wait_done"])
+def test_a_time_that_is_none_is_refused(order: str, secs: float) -> None:
+    kept = Kept()
+    kept.order(**of("claim"))
+    field = "silence_secs" if order == "finish" else "secs"
+    with pytest.raises(InvalidArgumentError, match=f"to {order} gives"):
+        kept.order(**of(order, **{field: secs}))
+    assert kept.record.phase == "new"
+
+
+@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done"])
+def test_no_order_waits_for_ever(kind: str) -> None:
+    assert wait_secs(RunOrder(**of(kind, secs=math.inf))) == MOST_WAIT_SECS
+    assert wait_secs(RunOrder(**of(kind, secs=3.0))) == 3.0
+    assert wait_secs(RunOrder(**of("finish", silence_secs=9.0))) == 0.0
+
+
+def waits(kept: Kept, kind: str) -> dict[str, Any]:
+    """An order that has something to wait for."""
+    kept.order(**of("claim"))
+    kept.order(**of("load"))
+    kept.order(OTHER, 0, **of("join"))
+    return of(kind, secs=math.inf)
+
+
+@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done"])
+def test_a_wait_ends_when_time_is_up(kind: str) -> None:
+    kept = Kept()
+    waits(kept, kind)
+    assert kept.order(**of(kind, secs=0.01)).phase == RunReply.LOADING
+
+
+@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done"])
+def test_a_wait_ends_with_what_it_waits_for(kind: str) -> None:
+    kept = Kept()
+    thread, results = kept.in_thread(**waits(kept, kind))
+    kept.order(**of("open"))
+    kept.order(OTHER, 0, **of("done"))
+    thread.join(60)
+    assert isinstance(results[0], RunReply)
+
+
+@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done"])
+def test_a_wait_ends_with_its_caller(kind: str) -> None:
+    kept, cancelled = Kept(), Cancellation()
+    thread, results = kept.in_thread(cancelled, **waits(kept, kind))
+    cancelled.set("the caller hung up")
+    thread.join(60)
+    assert isinstance(results[0], CancelledError) and "hung up" in str(results[0])
+
+
+@pytest.mark.parametrize("error", [TaskLeftError("it has left"), UnavailableError("its server has stopped")])
+@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done"])
+def test_a_wait_ends_with_the_task(kind: str, error: OpError) -> None:
+    kept = Kept()
+    thread, results = kept.in_thread(**waits(kept, kind))
+    kept.record.close(error)
+    kept.record.close(AbortedError("too late: the first reason counts"))
+    thread.join(60)
+    assert type(results[0]) is type(error) and results[0].task == TASK
+    with pytest.raises(type(error), match=error.message):
+        kept.order(**of("inspect"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_order_whose_caller_is_gone_is_not_carried_out(kind: str) -> None:
+    kept, gone = Kept(has_values=True), Cancellation()
+    gone.set("the caller hung up")
+    kept.order(**of("claim"))
+    before = kept.order(**of("inspect"))
+    with pytest.raises(CancelledError, match="hung up"):
+        kept.order(OTHER, cancelled=gone, **of(kind))
+    assert kept.order(**of("inspect")) == before
