@@ -71,7 +71,7 @@ def device_scopes_as_they_were() -> Iterator[None]:
     """Starts every test without device scopes, and fails one that leaves a scope open."""
     with fresh_device_stack():
         yield
-        left = current_device(types.SimpleNamespace(type="", name="", device=""))
+        left = current_device(types.SimpleNamespace(type="", name="", device="", outputs=()))
     assert left == "", f"the test left a device scope open: {left}"
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+import jax
 import jax.extend
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import Constant, Deferred, Host, Shape, Update, VariableSpec
+from runtime.graph.op_kinds import ArrayFn, Attrs, Constant, Deferred, Host, Shape, Update, VariableSpec
 from runtime.graph.ops import as_tensor, kind_of
 from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.graph.variable import Variable
-from runtime.tensor_spec import DType
+from runtime.tensor_spec import AnyArray, DType
 
 _INT64 = np.dtype(np.int64)
 _VECTOR: tuple[Shape, DType] = ((None,), _INT64)
@@ -159,7 +159,7 @@ class Quorum:
         inputs: Sequence[Tensor],
         outputs: Sequence[tuple[Shape, DType]],
         stateful: bool = True,
-        **attrs: Any,
+        **attrs: object,
     ) -> Operation:
         return self._beside.graph.add_operation(
             f"Quorum/{what}",
@@ -198,7 +198,7 @@ def defer(
     first: Variable,
     updates: Sequence[Operation],
     kernel: str,
-    attrs: Mapping[str, Any],
+    attrs: Attrs,
     kernel_inputs: Sequence[Tensor],
     outputs: Sequence[tuple[Shape, DType]],
     *,
@@ -251,18 +251,16 @@ def _is_literal(tensor: Tensor) -> bool:
     return isinstance(tensor.op.body, Constant) and tensor.dtype != object
 
 
-def _together(
-    ordered: Sequence[Operation], specs: Sequence[VariableSpec], inputs: Sequence[Tensor]
-) -> Callable[..., tuple[Any, ...]]:
+def _together(ordered: Sequence[Operation], specs: Sequence[VariableSpec], inputs: Sequence[Tensor]) -> ArrayFn:
     """One function for several updates, each traced by itself: one 64-bit counter must not widen the others."""
 
-    def run(*arrays: Any) -> tuple[Any, ...]:
+    def run(*arrays: jax.Array) -> tuple[AnyArray, ...]:
         now = dict(zip(specs, arrays[: len(specs)], strict=True))
         values = dict(zip(inputs, arrays[len(specs) :], strict=True))
         for op in ordered:
             body = op.body
             assert isinstance(body, Update)
-            given = [] if body.overwrites else [now[v] for v in body.variables]
+            given: list[AnyArray] = [] if body.overwrites else [now[v] for v in body.variables]
             for tensor in op.inputs:
                 literal = tensor.op.body
                 given.append(literal.value if isinstance(literal, Constant) else values[tensor])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from runtime.graph.graph import Graph, GraphKeys, Operation, Tensor, get_default_graph, group
 from runtime.graph.op_kinds import Host
+from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, constant
 from runtime.graph.variable import Variable
 
@@ -72,7 +72,7 @@ def report_uninitialized_variables(
 
 
 def wait_until_initialized(
-    var_list: Sequence[Variable] | None = None, timeout_secs: Any = 10.0, name: str = "wait_until_initialized"
+    var_list: Sequence[Variable] | None = None, timeout_secs: TensorLike = 10.0, name: str = "wait_until_initialized"
 ) -> Tensor:
     """Waits on the variables' own tasks until all have values, and is told the moment they have.
 
@@ -87,7 +87,7 @@ def wait_until_initialized(
     return _uninitialized(var_list, name, "wait_initialized", [timeout_secs])
 
 
-def _uninitialized(var_list: Sequence[Variable] | None, name: str, kernel: str, given: Sequence[Any]) -> Tensor:
+def _uninitialized(var_list: Sequence[Variable] | None, name: str, kernel: str, given: Sequence[TensorLike]) -> Tensor:
     with Graph.of(*(var_list or ()), *given).as_default() as graph:
         return _names_of(graph, var_list, name, kernel, [as_tensor(value) for value in given])
 

@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.tensor_spec import Array, DType
+from runtime.tensor_spec import AnyArray, Array, DType
 
 Shape = tuple[int | None, ...]
 """A static shape; ``None`` is a dimension known only when the step runs. ``None`` itself is an unknown rank."""
 
-ArrayFn = Callable[..., tuple[Any, ...]]
+ArrayFn = Callable[..., tuple[AnyArray, ...]]
 """A traceable JAX function from flat arrays to a tuple of arrays."""
+
+Attrs = Mapping[str, Any]
+"""The attributes of a host kernel, by name: what JSON can say."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Deferred(Update):
     """
 
     kernel: str = ""
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Attrs = field(default_factory=dict)
     kernel_inputs: int = 0
     returns_step: bool = False
 
@@ -126,7 +129,7 @@ class Host:
     """
 
     kernel: str
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Attrs = field(default_factory=dict)
     stateful: bool = False
     resource: str = ""
 

@@ -7,18 +7,31 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from runtime.cluster.device_spec import ANYWHERE
 from runtime.cluster.device_spec import DeviceSpec as DeviceSpec
 from runtime.cluster.spec import ClusterDefLike, ClusterSpec, JobsLike
+from runtime.tensor_spec import DType
 
 _log = logging.getLogger(__name__)
 
 STANDARD_PS_OPS = ("Variable", "ConditionalAccumulator")
 """Types of the operations that `replica_device_setter` puts on parameter servers by default."""
+
+
+class OutputInfo(Protocol):
+    """One output of an operation that is being made."""
+
+    @property
+    def shape(self) -> tuple[int | None, ...] | None:
+        """Its static shape."""
+
+    @property
+    def dtype(self) -> DType:
+        """Its dtype."""
 
 
 class OpInfo(Protocol):
@@ -36,8 +49,12 @@ class OpInfo(Protocol):
     def device(self) -> str:
         """What the scopes inside of this function asked for, in short form; empty when they did not."""
 
+    @property
+    def outputs(self) -> Sequence[OutputInfo]:
+        """Its outputs."""
 
-DeviceFunction = Callable[[Any], "str | DeviceSpec | None"]
+
+DeviceFunction = Callable[[OpInfo], "str | DeviceSpec | None"]
 """Given an `OpInfo`, returns its device; None leaves the device as it is."""
 
 _stack: ContextVar[tuple[DeviceSpec | DeviceFunction, ...]] = ContextVar("device_stack", default=())
@@ -131,14 +148,13 @@ def current_device(op: OpInfo) -> str:
 
 
 class _Placed:
-    """An operation as a device function sees it: all as it is, but with the device so far."""
+    """An operation as a device function sees it: as it is, with the device so far."""
 
     def __init__(self, op: OpInfo, device: str) -> None:
-        self._op = op
+        self.type = op.type
+        self.name = op.name
+        self.outputs = op.outputs
         self.device = device
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._op, name)
 
 
 def replica_device_setter(
@@ -148,7 +164,7 @@ def replica_device_setter(
     merge_devices: bool = True,
     cluster: "ClusterSpec | JobsLike | ClusterDefLike | None" = None,
     ps_ops: Sequence[str] | None = None,
-    ps_strategy: Callable[[Any], int] | None = None,
+    ps_strategy: Callable[[OpInfo], int] | None = None,
 ) -> DeviceFunction | None:
     """A device function for between-graph replication: variables to the parameter servers, all else to the worker.
 
@@ -215,7 +231,7 @@ class RoundRobinStrategy:
         self._num_tasks = num_tasks
         self._next = 0
 
-    def __call__(self, op: Any) -> int:
+    def __call__(self, op: OpInfo) -> int:
         """The task for `op`."""
         task = self._next
         self._next = (task + 1) % self._num_tasks
@@ -230,12 +246,12 @@ class GreedyLoadBalancingStrategy:
         load_fn: from operation to its load, such as `byte_size_load_fn`.
     """
 
-    def __init__(self, num_tasks: int, load_fn: Callable[[Any], float]) -> None:
+    def __init__(self, num_tasks: int, load_fn: Callable[[OpInfo], float]) -> None:
         """See the class."""
         self._loads = [0.0] * num_tasks
         self._load_fn = load_fn
 
-    def __call__(self, op: Any) -> int:
+    def __call__(self, op: OpInfo) -> int:
         """The task for `op`, whose load is then counted."""
         task = min(range(len(self._loads)), key=self._loads.__getitem__)
         self._loads[task] += self._load_fn(op)
@@ -261,7 +277,7 @@ class RandomStrategy:
         return int.from_bytes(digest[:8], "big") % self._num_tasks
 
 
-def byte_size_load_fn(op: Any) -> int:
+def byte_size_load_fn(op: OpInfo) -> int:
     """The size in bytes of an operation's only output.
 
     Raises:
@@ -276,4 +292,4 @@ def byte_size_load_fn(op: Any) -> int:
         itemsize = int(np.dtype(dtype).itemsize)
     except TypeError:
         itemsize = int(dtype.itemsize)  # types of JAX that numpy does not know, such as random keys
-    return math.prod(map(int, shape)) * itemsize
+    return math.prod(int(d) for d in shape if d is not None) * itemsize

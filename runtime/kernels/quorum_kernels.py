@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from absl import logging
 
 from runtime.errors import CancelledError, DeadlineExceededError, InternalError
+from runtime.graph.op_kinds import Attrs
 from runtime.kernels.quorum import UNKNOWN, QuorumResource, Rules, Selection
 from runtime.kernels.resources import named
 from runtime.kernels.staleness import StalenessBound
 from runtime.task.host_kernels import Context, DeferredProgram, kernel
 from runtime.tensor_spec import Array
-
-Attrs = Mapping[str, Any]
 
 
 def _quorum(context: Context, attrs: Attrs) -> QuorumResource:

@@ -10,16 +10,18 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from absl import logging
+
+_T = TypeVar("_T")
 
 _actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-def when_dropped(thing: Any, action: Callable[[], None]) -> weakref.finalize[..., Any]:
+def when_dropped(thing: _T, action: Callable[[], None]) -> weakref.finalize[[Callable[[], None]], _T]:
     """Has ``action`` called some time after ``thing`` is gone; not at the end of the process.
 
     Args:

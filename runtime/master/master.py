@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from absl import logging
@@ -31,7 +30,7 @@ from runtime.proto import services_pb2, step_stats_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
-from runtime.tensor_spec import Array
+from runtime.tensor_spec import AnyArray, Array
 from runtime.transport.dial import ChannelOptions
 
 _step_numbers = itertools.count(1)
@@ -132,10 +131,10 @@ class MasterSession:
     def run(
         self,
         prepared: PreparedPlan,
-        feeds: Sequence[Any],
+        feeds: Sequence[Array],
         timeout: float | None = None,
         ending: StepEnding | None = None,
-    ) -> list[Any]:
+    ) -> list[AnyArray | None]:
         """Runs one step.
 
         Args:
@@ -182,8 +181,8 @@ class MasterSession:
         return run.fetch(prepared.plan.fetches)
 
     def _run_pipelined(
-        self, prepared: PreparedPlan, pipeline: Pipeline, feeds: Sequence[Any], step: int, deadline: float | None
-    ) -> list[Any]:
+        self, prepared: PreparedPlan, pipeline: Pipeline, feeds: Sequence[Array], step: int, deadline: float | None
+    ) -> list[AnyArray | None]:
         """Pull, computation and push overlap here, so only the whole is timed."""
         began = _clock()
         if not self._ahead <= {pipeline}:
@@ -204,10 +203,10 @@ class MasterSession:
     def run_traced(
         self,
         prepared: PreparedPlan,
-        feeds: Sequence[Any],
+        feeds: Sequence[Array],
         timeout: float | None = None,
         ending: StepEnding | None = None,
-    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+    ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
         """Runs one step like ``run`` and tells what happened in it, on all tasks, by the clock of this host."""
         with self._traced_steps:
             if prepared.traced is None:

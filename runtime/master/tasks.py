@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from absl import logging
@@ -16,13 +16,16 @@ from runtime.checkpoint.streaming import ChannelStream, LocalStream, Stream
 from runtime.cluster.spec import ClusterSpec, agree, difference, split_address
 from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
 from runtime.master.calls import Buffers, RemoteCall
+from runtime.master.config import SessionConfig
 from runtime.observe.trace import shifted, step_stats
 from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
 from runtime.proto import services_pb2, services_pb2_grpc, step_stats_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.task.registry import RegisteredCall
+from runtime.task.traced_stage import FetchFrom
 from runtime.task.worker import Worker
+from runtime.tensor_spec import AnyArray, Array
 from runtime.transport import rpc
 from runtime.transport.channel import Lane
 from runtime.transport.codec import Layout
@@ -37,12 +40,25 @@ _AGAIN_SECS = 0.1
 """How often a wait says on whom it waits."""
 
 
+class LocalMaster(Protocol):
+    """What this module needs to know of the master of a server in this process."""
+
+    cluster: ClusterSpec
+
+    def has_session(self, session: int) -> bool:
+        """Whether a session is one of this master's."""
+
+
 class LocalServer(Protocol):
     """What this module needs to know of a server in this process."""
 
     worker: Worker
     incarnation: int
-    master: Any
+    config: SessionConfig | None
+
+    @property
+    def master(self) -> LocalMaster:
+        """Makes its sessions."""
 
 
 _servers: dict[str, LocalServer] = {}
@@ -130,9 +146,9 @@ class LocalTask:
         """What the session's traced calls did on the task since it was last asked."""
         return step_stats(self.server.worker.tracer.take(session))
 
-    def about_backup(self, message: Sequence[Any]) -> list[Any]:
+    def about_backup(self, message: Sequence[Array]) -> list[Array]:
         """Sends a message about the backup that the task holds, and gives the answer."""
-        return list(self.server.worker.call(BACKUP, 0, 0, list(message)).buffers)
+        return self.server.worker.about_backup(message)
 
     def cancel(self, session: int) -> None:
         """Ends what waits on the task for a session."""
@@ -310,15 +326,15 @@ class RemoteTask:
         request = services_pb2.ClearRequest(containers=containers or (), all=containers is None)
         rpc.call(self._stub.Clear, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
 
-    def fetch(self, session: int, step: int, slot: int) -> Any:
+    def fetch(self, session: int, step: int, slot: int) -> Array:
         """Fetches a tensor that the task holds."""
         return self._request(FETCH, [np.array([session, step, slot], np.uint64)], step)[0]
 
-    def about_backup(self, message: Sequence[Any]) -> list[Any]:
+    def about_backup(self, message: Sequence[Array]) -> list[Array]:
         """Sends a message about the backup that the task holds, and gives the answer."""
         return self._request(BACKUP, message)
 
-    def _request(self, handle: int, arrays: Sequence[Any], step: int = 0) -> list[Any]:
+    def _request(self, handle: int, arrays: Sequence[Array], step: int = 0) -> list[Array]:
         lane: Lane = self.peer.acquire()
         try:
             lane.send(handle, step, arrays, dynamic=True)
@@ -424,10 +440,10 @@ def lost_words(lag: int) -> str:
     return f"at most {lag} of its last updates are lost" if lag else "no update that was answered is lost"
 
 
-def fetcher(find: Callable[[str], Task]) -> Callable[[str, int, int, int], Any]:
+def fetcher(find: Callable[[str], Task]) -> FetchFrom:
     """How a task fetches what other tasks hold for it."""
 
-    def fetch(name: str, session: int, step: int, slot: int) -> Any:
+    def fetch(name: str, session: int, step: int, slot: int) -> AnyArray:
         task = find(name)
         if isinstance(task, LocalTask):
             return task.server.worker.rendezvous.take((session, step, slot))

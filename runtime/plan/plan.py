@@ -6,9 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-from runtime.graph.op_kinds import WAITING, VariableSpec
+from runtime.graph.op_kinds import WAITING, Attrs, VariableSpec
 from runtime.plan.place import Device
 from runtime.tensor_spec import Array, TensorSpec
 
@@ -49,7 +48,7 @@ class HostCall:
     """
 
     kernel: str
-    attrs: Mapping[str, Any]
+    attrs: Attrs
     arguments: tuple[int, ...]
     results: int
     op: str = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +18,7 @@ _warned: weakref.WeakSet[Operation] = weakref.WeakSet()
 """Placeholders that were fed what their dtype cannot hold, and of which a warning has told."""
 
 
-def feed_value(tensor: Tensor, value: Any) -> Any:
+def feed_value(tensor: Tensor, value: object) -> Array:
     """``value`` as an array that fits ``tensor``.
 
     An array of another dtype is converted when no value changes by that, but for the rounding of reals. What a
@@ -49,7 +48,7 @@ def feed_value(tensor: Tensor, value: Any) -> Any:
     return array
 
 
-def _converted(tensor: Tensor, value: Any) -> Array:
+def _converted(tensor: Tensor, value: object) -> Array:
     what = f"the value fed for {tensor.name!r}"
     if tensor.dtype.hasobject:
         array = as_array(value, None, what)

@@ -30,7 +30,7 @@ class Cancellation(threading.Event):
     ) -> None:
         super().__init__()
         self.deadline = deadline
-        self.memory: MutableMapping[str, Any] = {} if memory is None else memory
+        self.memory = {} if memory is None else memory
         self._hung_up = hung_up
         self._lock = threading.Lock()
         self._reason = ""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runtime.errors import AbortedError, NotFoundError
-from runtime.observe.trace import TracedStage
 from runtime.plan.plan import Program, StageCall, VariableOutput
 from runtime.task.executor import PreparedStage
+from runtime.task.traced_stage import FetchFrom, TracedStage
 from runtime.transport.codec import Layout
 
 SPARE_CALLS = 256
@@ -22,8 +22,8 @@ NOBODY = 0
 """The session of a caller who holds on to the registered call itself."""
 
 
-FetchFrom = Callable[[str, int, int, int], Any]
-"""``(task, session, step, slot) -> array``: fetches what another task holds."""
+Inherited = Any
+"""What an earlier process of the task has told of a call; only what makes a call of it again looks into it."""
 
 
 class RegisteredCall:
@@ -82,8 +82,8 @@ class Registry:
         self._held: OrderedDict[int, Counter[int]] = OrderedDict()  # by session, the handles, and how often registered
         self._holders: dict[int, int] = {}  # by handle, how many sessions
         self._spare: OrderedDict[int, None] = OrderedDict()  # the oldest first
-        self._inherited: dict[int, Any] = {}  # by handle, what ``revive`` makes a call of
-        self._revive: Callable[[int, Any], RegisteredCall] | None = None
+        self._inherited: dict[int, Inherited] = {}  # by handle, what ``revive`` makes a call of
+        self._revive: Callable[[int, Inherited], RegisteredCall] | None = None
         self.changes = 0
         """Grows with every call that comes or goes, and every session that takes or drops one."""
 
@@ -120,7 +120,7 @@ class Registry:
                 ) from None
             raise NotFoundError(f"no stage is registered under handle {handle}", task=self._task) from None
 
-    def kept(self) -> tuple[dict[int, RegisteredCall], dict[int, Any], dict[int, list[int]]]:
+    def kept(self) -> tuple[dict[int, RegisteredCall], dict[int, Inherited], dict[int, list[int]]]:
         """The calls by handle, those that were inherited and not used yet, and by session the handles it holds.
 
         A handle is listed as often as the session has registered it.
@@ -131,9 +131,9 @@ class Registry:
 
     def inherit(
         self,
-        calls: Mapping[int, Any],
+        calls: Mapping[int, Inherited],
         sessions: Mapping[int, Sequence[int]],
-        revive: Callable[[int, Any], RegisteredCall],
+        revive: Callable[[int, Inherited], RegisteredCall],
     ) -> None:
         """Goes on from the calls of an earlier process of the task; each is made when it is first used.
 

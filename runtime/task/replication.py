@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from runtime.tensor_spec import Array
 from runtime.transport.listener import Reply
 
 
@@ -42,7 +43,7 @@ class Replicator(Protocol):
 class BackupMessages(Protocol):
     """Holds the backups of other tasks."""
 
-    def answer_message(self, message: Sequence[Any]) -> list[Any]:
+    def answer_message(self, message: Sequence[Array]) -> list[Array]:
         """Answers a message about a backup."""
 
     def drop_all(self) -> None:

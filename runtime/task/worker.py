@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -28,7 +27,7 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.observe.counters import TaskCounters
-from runtime.observe.trace import TracedStage, Tracer, traced_fetch
+from runtime.observe.trace import Tracer
 from runtime.plan.place import Device
 from runtime.plan.plan import Program, Stage, StageCall
 from runtime.state.cancellation import HUNG_UP, Cancellation
@@ -38,9 +37,11 @@ from runtime.task import program_verifier
 from runtime.task.admission import AdmissionControl
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
-from runtime.task.registry import NOBODY, FetchFrom, RegisteredCall, Registry
+from runtime.task.registry import NOBODY, RegisteredCall, Registry
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
+from runtime.task.traced_stage import FetchFrom, TracedStage, traced_fetch
+from runtime.tensor_spec import AnyArray, Array
 from runtime.transport.codec import Layout
 from runtime.transport.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
 from runtime.transport.handles import BACKUP, FETCH, PULL, PUSH
@@ -194,7 +195,7 @@ class Worker:
         registered.origin = (sha256, generation, traced, needs_admission)
         registered.needs_admission = needs_admission and self.admission.enabled
         if traced:
-            registered.prepared = TracedStage(registered.prepared, call, self.tracer, traced == "over the wire")
+            registered.prepared = TracedStage(prepared, call, self.tracer, traced == "over the wire")
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
         added = self.registry.add(digest, registered, session, handle)
         if session in self._ended:  # it has ended while this was compiled, and what it held then was released
@@ -221,10 +222,10 @@ class Worker:
         registered: RegisteredCall,
         session: int,
         step: int,
-        inline: Sequence[Any],
+        inline: Sequence[AnyArray],
         deadline: float | None = None,
         cancelled: Cancellation | None = None,
-    ) -> tuple[list[Any], Any]:
+    ) -> tuple[list[AnyArray], jax.Array | None]:
         """Runs a registered stage: fetches what other tasks hold for it, holds what others will fetch.
 
         Args:
@@ -258,27 +259,27 @@ class Worker:
             self.rendezvous.put((session, step, call.outputs[i]), outputs[i], fetches)
         return outputs, done
 
-    def _with_remote(self, registered: RegisteredCall, session: int, step: int, inline: Sequence[Any]) -> Sequence[Any]:
+    def _with_remote(
+        self, registered: RegisteredCall, session: int, step: int, inline: Sequence[AnyArray]
+    ) -> list[AnyArray]:
         """The inputs of a stage, with those that other tasks hold for it.
 
         A task gives what it holds once. What was fetched stays with the call until it is answered, for the run that
         takes the place of one that was cut off.
         """
         call = registered.call
-        filled: list[Any] = [None] * len(call.inputs)
-        for i, value in zip(registered.inline, inline, strict=True):
-            filled[i] = value
+        filled = dict(zip(registered.inline, inline, strict=True))
         fetch, memory = registered.fetch or self._fetch_from, call_memory()
         for i, source in call.remote.items():
             key = f"input {i}"
             if key not in memory:
                 memory[key] = fetch(source.task, session, step, source.slot)
             filled[i] = memory[key]
-        return filled
+        return [filled[i] for i in range(len(call.inputs))]
 
     def _run_gated(
-        self, registered: RegisteredCall, inputs: Sequence[Any], session: int, step: int
-    ) -> tuple[list[Any], Any]:
+        self, registered: RegisteredCall, inputs: Sequence[AnyArray], session: int, step: int
+    ) -> tuple[list[AnyArray], jax.Array | None]:
         """Runs a stage that writes variables, which a checkpoint may hold back for an instant."""
         key = (session, step)
         self.gate.enter(key)
@@ -349,7 +350,7 @@ class Worker:
             return _FIXED[handle]
         return self.registered(handle).input_layout
 
-    def call(self, handle: int, client: int, step: int, inputs: list[Any]) -> Reply:
+    def call(self, handle: int, client: int, step: int, inputs: list[Array]) -> Reply:
         """Answers one call of the tensor channel."""
         if handle == FETCH:
             session, of_step, slot = (int(n) for n in inputs[0])
@@ -357,11 +358,7 @@ class Worker:
         if handle in (PULL, PUSH):
             return self._byte_range(handle, client, inputs)
         if handle == BACKUP:
-            if self.backups is None:
-                raise FailedPreconditionError(
-                    "it holds no backups of others: start all ps with the same --ps_backups", task=self.task
-                )
-            return Reply(self.backups.answer_message(inputs), dynamic=True)
+            return Reply(self.about_backup(inputs), dynamic=True)
         registered = self.registered(handle)
         if registered.needs_admission:
             self.admission.begin(client)
@@ -380,7 +377,15 @@ class Worker:
             self.counters.end(began, registered.gated, failed)
             self.admission.heard_of(client)
 
-    def _byte_range(self, handle: int, client: int, inputs: list[Any]) -> Reply:
+    def about_backup(self, message: Sequence[Array]) -> list[Array]:
+        """Answers a message about a backup that this task holds."""
+        if self.backups is None:
+            raise FailedPreconditionError(
+                "it holds no backups of others: start all ps with the same --ps_backups", task=self.task
+            )
+        return self.backups.answer_message(message)
+
+    def _byte_range(self, handle: int, client: int, inputs: list[Array]) -> Reply:
         """Gives or takes a byte range of a checkpoint. It may be asked for twice: nothing need be remembered."""
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
@@ -395,7 +400,7 @@ class Worker:
         self.checkpoint_participant.push(ByteRange.from_array(inputs[0]), inputs[1], client)
         return Reply([])
 
-    def _answer(self, registered: RegisteredCall, client: int, step: int, inputs: list[Any]) -> Reply:
+    def _answer(self, registered: RegisteredCall, client: int, step: int, inputs: list[Array]) -> Reply:
         while True:
             try:
                 outputs, done = self.execute(registered, client, step, inputs)
