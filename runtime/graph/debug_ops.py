@@ -1,4 +1,4 @@
-"""Operations that speak: ``Print`` shows values on the task where it runs, ``check`` stops a step that went wrong."""
+"""``Print`` shows values on the task where it runs; ``check`` fails a step whose values are wrong."""
 
 from __future__ import annotations
 

@@ -21,17 +21,17 @@ _VECTOR: tuple[Shape, DType] = ((None,), _INT64)
 
 
 class Quorum:
-    """Synchronous updates on one task: gradients wait there until enough distinct workers' are in.
+    """Synchronous updates on one task: it collects gradients until enough distinct workers have given theirs.
 
-    The mean of their gradients is applied once, which moves the step on by one. Gradients that were computed at another
-    step are dropped and counted.
+    It applies their mean once, and the step advances by one. Gradients that were computed at another step are dropped
+    and counted.
 
     Args:
         beside: a variable on the task. Where ``leads``, it is the step: a number that every update adds 1 to.
         needed: gradients in one aggregate.
         total: workers there are; below ``needed``, each gives several gradients to an aggregate.
-        alone: the task decides by itself when enough are in. With several tasks a chief must, so that it is the same
-            workers on all of them: with ``gather`` and ``commit``, the leading task last.
+        alone: the task decides by itself when it has enough gradients. With several tasks a chief decides, so that all
+            tasks apply the gradients of the same workers: by ``gather`` and ``commit``, on the leading task last.
         leads: this task holds the step.
         timeout_secs: how long the first gradient of a step waits until the step goes on without those that are missing.
         tasks: names of all tasks that hold a part of the step ("/job:ps/task:0").
@@ -150,7 +150,7 @@ class Quorum:
         return self._host("counts", (), [((), _INT64)] * 4, stateful=False).outputs
 
     def status(self) -> Tensor:
-        """A string that tells whom the present step waits for; empty when it waits for nobody."""
+        """A string tensor: the workers that the present step waits for, in words; empty when it waits for none."""
         return self._host("status", (), [((), np.dtype(object))], stateful=False).outputs[0]
 
     def _host(
@@ -174,7 +174,7 @@ class Quorum:
 def bounded_update(
     step: Variable, updates: Sequence[Operation], max_staleness: int, worker: int | None = None, name: str = "bounded"
 ) -> Operation:
-    """Updates that run at once, after which a worker that is too far ahead of the slowest waits for it.
+    """Updates with bounded staleness: they run at once; then a worker that is too far ahead waits for the slowest.
 
     Args:
         step: the integer variable on the updates' device that one of them counts in.
@@ -205,7 +205,7 @@ def defer(
     name: str,
     returns_step: bool = False,
 ) -> Operation:
-    """Puts several updates of one device, as one, into the hands of a kernel; the updates themselves are not run.
+    """Makes one deferred update of several updates on one device; these are not run themselves.
 
     Args:
         first: a variable on the device; the kernel can read it.

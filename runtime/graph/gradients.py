@@ -72,10 +72,8 @@ def gradients(
             collected.setdefault(y, []).append(_ones_like(y) if start is None else as_tensor(start))
         for op in sorted(between, key=lambda op: op.id, reverse=True):
             _differentiate(op, between, wanted, stopped, collected)
-        results = [
-            _total([_sum(collected[t]) for t in group if t in collected], leaf)
-            for group, leaf in zip(targets, leaves, strict=True)
-        ]
+        reached = [[_sum(collected[t]) for t in group if t in collected] for group in targets]
+        results = [_sum(parts) if parts else None for parts in reached]
     with graph.name_scope(scope):
         return jax.tree.unflatten(tree, [_after_control(graph, result) for result in results])
 
@@ -185,9 +183,3 @@ def _sum(parts: list[Tensor]) -> Tensor:
     op = pure(total, parts, [(first.shape, first.dtype)], "AddN", colocate_with=first.op)
     parts[:] = [op.outputs[0]]
     return op.outputs[0]
-
-
-def _total(parts: list[Tensor], x: TensorLike) -> Tensor | None:
-    if not parts:
-        return None
-    return _sum(list(parts))

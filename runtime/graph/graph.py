@@ -14,6 +14,8 @@ from runtime.graph.placement import (
     DeviceFunction,
     DeviceScopes,
     DeviceSpec,
+    OpInfo,
+    OutputInfo,
     current_device,
     device,
     device_scopes,
@@ -274,7 +276,7 @@ class Graph:
 
     @property
     def under_control(self) -> tuple[Operation, ...]:
-        """The operations of this thread's open ``control_dependencies``: what is made now runs after them."""
+        """The operations of this thread's open ``control_dependencies``; an operation made now runs after them."""
         return self._control
 
     def device(self, spec: str | DeviceSpec | DeviceFunction | None) -> contextlib.AbstractContextManager[None]:
@@ -365,7 +367,7 @@ class Graph:
             where = (
                 colocate_with.device
                 if colocate_with is not None
-                else self._requested_device(_OpInfo(type, full, outputs))
+                else self._requested_device(OpInfo(type, full, [OutputInfo(*output) for output in outputs]))
             )
             wide = wide or x64_enabled()
             op = Operation(self, len(self._operations), full, type, body, tuple(inputs), control, where, wide, outputs)
@@ -373,7 +375,7 @@ class Graph:
             self._by_name[full] = op
             return op
 
-    def _requested_device(self, op: _OpInfo) -> str:
+    def _requested_device(self, op: OpInfo) -> str:
         """The device that the scopes of this graph ask for."""
         if get_default_graph() is self:
             return current_device(op)
@@ -479,22 +481,6 @@ def _element(item: object) -> Tensor | Operation | None:
     if isinstance(item, Tensor | Operation):
         return item
     return item._as_graph_element() if isinstance(item, StandsForElement) else None
-
-
-class _OpInfo:
-    """What a device function may look at while the operation is being made."""
-
-    def __init__(self, type: str, name: str, outputs: Sequence[tuple[Shape | None, DType]]) -> None:  # noqa: A002
-        self.type = type
-        self.name = name
-        self.device = ""
-        self.outputs = [_OutputInfo(shape, dtype) for shape, dtype in outputs]
-
-
-class _OutputInfo:
-    def __init__(self, shape: Shape | None, dtype: DType) -> None:
-        self.shape = shape
-        self.dtype = dtype
 
 
 def _show_shape(shape: Shape | None) -> str:

@@ -21,7 +21,7 @@ Result = TypeVar("Result", covariant=True)
 
 
 def make_operations_with(call: Callable[..., Any]) -> None:
-    """Sets what makes an operation of a function: it makes tensors, which have these operators, so it comes later."""
+    """Sets the function that adds an operation to the graph: ``ops.call``, whose module imports this one."""
     global _call
     _call = call
 
@@ -160,9 +160,9 @@ def _check_bounds(tensor: Operators[object], item: object) -> None:
 
 
 def _item(array: jax.Array, item: Any) -> jax.Array:
-    """``array[item]``, and nothing where a number in ``item`` is out of bounds, which only the step may know.
+    """``array[item]``; NaN where a number in ``item`` is out of bounds, or the integer or bool furthest from zero.
 
-    XLA has no errors and would give the last element: nothing is NaN, or the integer or bool furthest from zero.
+    XLA raises no errors, and would give the last element.
     """
     picked = array[item]
     inside = [(-array.shape[axis] <= i) & (i < array.shape[axis]) for axis, i in _numbers(item, array.shape)]

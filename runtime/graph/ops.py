@@ -1,4 +1,4 @@
-"""Operations a client writes down: placeholders, constants, and any JAX function of pytrees of tensors."""
+"""Placeholders, constants, and ``call``: one operation of any JAX function of pytrees of tensors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def as_array(value: object, dtype: DTypeLike | None = None, what: str = "value")
 
 
 def _cast(array: Array, wanted: DType, what: str) -> Array:
-    """``array`` as ``wanted``, if that loses no more than precision."""
+    """``array`` as ``wanted``; an error where that would lose more than precision."""
     if kind_of(array.dtype) > kind_of(wanted):
         raise InvalidArgumentError(f"{what}: {array.dtype.name} does not become {wanted.name} by itself: cast it first")
     if wanted.kind in "iu" and array.dtype.kind in "iu" and array.size:
@@ -75,7 +75,7 @@ def _cast(array: Array, wanted: DType, what: str) -> Array:
 
 
 def kind_of(dtype: DType) -> int:
-    """0 for booleans, 1 for integers, 2 for real and 3 for complex numbers, 4 for what is none of these."""
+    """0 for booleans, 1 for integers, 2 for real numbers, 3 for complex numbers, 4 for anything else."""
     kinds: tuple[type[np.generic], ...] = (np.bool_, np.integer, np.floating, np.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 4)
 

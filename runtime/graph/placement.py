@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,36 +22,28 @@ STANDARD_PS_OPS = ("Variable", "ConditionalAccumulator")
 """Types of the operations that `replica_device_setter` puts on parameter servers by default."""
 
 
-class OutputInfo(Protocol):
-    """One output of an operation that is being made."""
+class OutputInfo(NamedTuple):
+    """Static shape and dtype of one output of an operation that is being made."""
 
-    @property
-    def shape(self) -> tuple[int | None, ...] | None:
-        """Its static shape."""
-
-    @property
-    def dtype(self) -> DType:
-        """Its dtype."""
+    shape: tuple[int | None, ...] | None
+    dtype: DType
 
 
-class OpInfo(Protocol):
-    """What a device function is given: an operation that is being made."""
+@dataclass(frozen=True)
+class OpInfo:
+    """What a device function is given: an operation that is being made.
 
-    @property
-    def type(self) -> str:
-        """Such as "Variable"."""
+    Attributes:
+        type: such as "Variable".
+        name: unique in the graph.
+        outputs: its outputs.
+        device: what the scopes inside of this function asked for, in short form; empty when they did not.
+    """
 
-    @property
-    def name(self) -> str:
-        """Unique in the graph."""
-
-    @property
-    def device(self) -> str:
-        """What the scopes inside of this function asked for, in short form; empty when they did not."""
-
-    @property
-    def outputs(self) -> Sequence[OutputInfo]:
-        """Its outputs."""
+    type: str
+    name: str
+    outputs: Sequence[OutputInfo] = ()
+    device: str = ""
 
 
 DeviceFunction = Callable[[OpInfo], "str | DeviceSpec | None"]
@@ -70,7 +62,7 @@ def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
 
     Args:
         spec: a device name; or a function from operation to device name (or None, for no opinion);
-            or None, which makes the scopes outside of this one not count.
+            or None, which switches the outer scopes off.
 
     Raises:
         InvalidArgumentError: not a device name.
@@ -88,13 +80,6 @@ def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
         yield
     finally:
         _stack.reset(token)
-
-
-@contextmanager
-def fresh_device_stack() -> Iterator[None]:
-    """Makes the scopes outside not count."""
-    with device(None):
-        yield
 
 
 DeviceScopes = tuple[DeviceSpec | DeviceFunction, ...]
@@ -137,7 +122,7 @@ def current_device(op: OpInfo) -> str:
         if isinstance(scope, DeviceSpec):
             requested = scope.merge(requested)
             continue
-        answer = scope(_Placed(op, requested.to_string()))
+        answer = scope(replace(op, device=requested.to_string()))
         if isinstance(answer, str):
             requested = DeviceSpec.parse(answer)
         elif isinstance(answer, DeviceSpec):
@@ -145,16 +130,6 @@ def current_device(op: OpInfo) -> str:
         elif answer is not None:
             raise TypeError(f"device function {scope!r} returned {answer!r} for {op.name!r}: not a device name or None")
     return requested.to_string()
-
-
-class _Placed:
-    """An operation as a device function sees it: as it is, with the device so far."""
-
-    def __init__(self, op: OpInfo, device: str) -> None:
-        self.type = op.type
-        self.name = op.name
-        self.outputs = op.outputs
-        self.device = device
 
 
 def replica_device_setter(

@@ -136,7 +136,7 @@ class Queue(_Resource):
 
     def dequeue(self, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
         """Removes one element; waits until there is one. Gives a tensor for each component."""
-        op = self._add("dequeue", (), list(zip(self._one(), self.dtypes, strict=True)), name=name)
+        op = self._add("dequeue", (), list(zip(self.shapes, self.dtypes, strict=True)), name=name)
         return op.outputs[0] if len(op.outputs) == 1 else op.outputs
 
     def dequeue_many(self, n: TensorLike, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
@@ -156,11 +156,8 @@ class Queue(_Resource):
         return self._add("is_closed", (), [((), np.dtype(np.bool_))], name=name).outputs[0]
 
     def close(self, cancel_pending_enqueues: bool = False, name: str | None = None) -> Operation:
-        """Ends the input: no more elements are taken; ``cancel_pending_enqueues`` ends enqueues that wait, too."""
+        """Closes the queue to further elements; ``cancel_pending_enqueues`` also ends the enqueues that wait."""
         return self._add("close", name=name, cancel_pending_enqueues=bool(cancel_pending_enqueues))
-
-    def _one(self) -> tuple[Shape | None, ...]:
-        return self.shapes
 
     def _batch(self, n: TensorLike, up_to: bool, name: str | None) -> Tensor | tuple[Tensor, ...]:
         if any(shape is None for shape in self.shapes):

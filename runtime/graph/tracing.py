@@ -1,8 +1,7 @@
-"""From a JAX function to shapes and jaxprs: the only module that traces user code.
+"""Tracing: a JAX function becomes a jaxpr, or the shapes of its results. No other module traces user code.
 
-Each operation is traced by itself, under 64-bit mode when one of its own arrays is 64 bits wide, or when the user had
-JAX in that mode as it was made. So an int64 global step can live in a program whose other parts keep JAX's 32-bit
-defaults, and who has asked for 64 bits gets what JAX gives.
+Each operation is traced by itself. It is traced in 64-bit mode when one of its own arrays is 64 bits wide, or when JAX
+was in that mode as the operation was made. So a program may count an int64 global step and compute in 32 bits.
 """
 
 from __future__ import annotations

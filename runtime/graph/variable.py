@@ -45,7 +45,7 @@ class Variable(Operators[Tensor]):
     """
 
     save_slice_info: Any = None
-    """Of which array in checkpoints it is a part, and where (``harness.partitioned``); None: one of its own."""
+    """The array in checkpoints that it is a slice of (``harness.partitioned``); None: an array of its own."""
 
     def __init__(
         self,
@@ -268,21 +268,13 @@ class Variable(Operators[Tensor]):
             else:
                 tensor = constant(value, self.dtype, name=f"{kind}/value")
         _check_fits(self, tensor)
-        if self.dtype.hasobject:
-            if not overwrites:
-                raise InvalidArgumentError(f"variable {self.spec.name!r} holds strings: {kind} works on numbers only")
-            op = self.graph.add_operation(
-                kind,
-                Host("assign", _attrs(self.spec), True, self.spec.name),
-                [tensor],
-                [(self.spec.shape, self.spec.dtype)],
-                name=name or kind,
-                colocate_with=self._op,
-            )
-            return op.outputs[0]
+        if self.dtype.hasobject and not overwrites:
+            raise InvalidArgumentError(f"variable {self.spec.name!r} holds strings: {kind} works on numbers only")
         op = self.graph.add_operation(
             kind,
-            Update((self.spec,), fn, overwrites),
+            Host("assign", _attrs(self.spec), True, self.spec.name)
+            if self.dtype.hasobject
+            else Update((self.spec,), fn, overwrites),
             [tensor],
             [(self.spec.shape, self.spec.dtype)],
             name=name or kind,
@@ -347,7 +339,7 @@ def _check_fits(variable: Variable, tensor: Tensor) -> None:
 
 
 def _attrs(spec: VariableSpec) -> Attrs:
-    """What a host kernel is told of a variable."""
+    """The attributes by which a host kernel finds a variable."""
     return {"variable": spec.name, "container": spec.container, "local": spec.local}
 
 
@@ -425,13 +417,3 @@ def assign_add(ref: Variable, value: TensorLike, name: str | None = None) -> Ten
 def assign_sub(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
     """``ref.assign_sub(value)``."""
     return ref.assign_sub(value, name)
-
-
-__all__ = [
-    "Variable",
-    "assign",
-    "assign_add",
-    "assign_sub",
-    "update",
-    "variables",
-]

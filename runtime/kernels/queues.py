@@ -209,7 +209,7 @@ class QueueResource(Resource):
         )
 
     def close(self, cancel_pending_enqueues: bool = False) -> None:
-        """Takes no more elements; those that are in it, and enqueues that wait, can still be dequeued.
+        """Closes the queue to further elements; those in it, and those of waiting enqueues, can still be dequeued.
 
         Args:
             cancel_pending_enqueues: end enqueues that wait.
@@ -273,7 +273,7 @@ class QueueResource(Resource):
         return left if self._closed else max(0, left - self._stay)
 
     def _over(self) -> bool:
-        """Closed, and nobody waits to add: nothing more will come."""
+        """Whether no element will come any more: it is closed, empty, and no enqueue waits."""
         return self._closed and (self._cancel_enqueues or not self._givers) and not len(self._ordering)
 
     def _check(self, element: Element) -> None:

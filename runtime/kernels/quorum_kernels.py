@@ -27,7 +27,7 @@ def _quorum(context: Context, attrs: Attrs) -> QuorumResource:
 
 
 def _worker(context: Context, attrs: Attrs) -> int:
-    """The number of the worker that calls; one that has none is told by its session."""
+    """The number of the calling worker; minus its session where it has none."""
     return int(attrs["worker"]) if attrs["worker"] is not None else -context.client
 
 

@@ -1,4 +1,4 @@
-"""What is to be done when nobody holds an object any more, done on a thread of its own.
+"""Finalizers that run on a thread of their own, some time after the last reference to an object is gone.
 
 A finalizer runs wherever the garbage collector happens to: in any thread, under any lock. So it only puts the action
 into a queue, which is made for that (``queue.SimpleQueue`` may be entered again by the thread that is in it).
@@ -57,5 +57,5 @@ def _work() -> None:
         try:
             action()
         except Exception:
-            logging.exception("What was left of a dropped object was not cleared away")
+            logging.exception("The finalizer of a dropped object failed")
         del action

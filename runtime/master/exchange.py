@@ -106,7 +106,7 @@ class Run:
 
 
 class Exchange:
-    """Calls to other tasks: opened, sent and collected; what is not collected at the end is given up.
+    """The calls of a step to other tasks: opened, sent, received. ``close`` gives up those that were not received.
 
     Args:
         run: the step that makes them.
@@ -127,7 +127,7 @@ class Exchange:
         return iter(self._lanes.items())
 
     def open(self, calls: Sequence[RemoteCall]) -> None:
-        """Takes a connection for each call: a task that is lost is found out before any other is told something."""
+        """Takes a connection for each call, so that a lost task raises before anything is sent to the others."""
         lanes, run = self._lanes, self._run
         for call in calls:
             lanes[call] = call.peer.acquire(deadline=run.deadline)

@@ -1,8 +1,8 @@
-"""Flows: stage calls of a step of which some may wait, each begun as soon as those are over on which it depends.
+"""A flow: the stage calls of a phase of which some may wait. Each begins as soon as those it depends on are over.
 
-A call that waits must not hold up the others: on the way to them (one on a task of this process has a thread of its
-own), on the way back (answers are taken in the order in which they come; if one task is lost, its error is raised at
-once, and the waits elsewhere are given up), or by its place in the step (what it waits for may be done by a later one).
+A call that waits does not hold up the others. One on a task of this process has a thread of its own. Answers are taken
+in the order in which they come. If a task is lost, its error is raised at once and the waits elsewhere are given up.
+What a call waits for may be done by a later call of the same step.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _clock = time.perf_counter_ns
 
 
 class MasterSession:
-    """One session: the tasks it may touch, met at its beginning.
+    """A session of a master: the tasks that it may touch, and the steps that it runs on them.
 
     Args:
         cluster: the cluster.
@@ -264,7 +264,7 @@ class MasterSession:
                     for key, value in answer.result().states.items():
                         found.states[f"{name} {key}"] = value
                 except UnavailableError:
-                    logging.debug("%s is not there (any more): its state does not go into the checkpoint", name)
+                    logging.debug("%s does not answer: its state does not go into the checkpoint", name)
                 except OpError as error:
                     logging.info("no state of %s goes into the checkpoint: %s", name, error)
         return found

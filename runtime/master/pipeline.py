@@ -79,7 +79,7 @@ class Pipeline:
         self._replies: _Pulled | None = None
         """Of the newest push that was answered; None before the first one."""
         self._changing = {slot for call in self._pull_phase.remote for slot in call.reply_slots}
-        """Slots of values in memory that is used again: what is pulled; and what the caller feeds."""
+        """Slots of values whose memory changes later: what is pulled, and what the caller feeds."""
         self._changing.update(range(plan.feeds))
         self._gives_replies = any(call.reply_slots for call in self._push_phase.remote)
 
@@ -100,10 +100,10 @@ class Pipeline:
             self._forget()
 
     def finish(self) -> None:
-        """At the end of the session: gives the last push time to be answered, but waits for nobody who is silent.
+        """At the end of the session: waits for the answer to the last push, but not for a task that is silent.
 
-        A ps that is well answers at once. One that is frozen or cut off is not waited for longer than it takes to be
-        counted as silent, and what another thread still runs is not waited for longer than that either.
+        A healthy ps answers at once. One that is frozen or cut off is waited for until it counts as silent. A step
+        that another thread still runs is not waited for any longer.
         """
         if not self._lock.acquire(timeout=timeouts.HEARTBEAT_TIMEOUT_SECS):
             return

@@ -37,7 +37,7 @@ from runtime.transport.peer import Peer
 
 _T = TypeVar("_T")
 _AGAIN_SECS = 0.1
-"""How often a wait says on whom it waits."""
+"""Pause between two attempts to reach a task that goes on from its backup."""
 
 
 class LocalMaster(Protocol):
@@ -177,7 +177,7 @@ class RemoteTask:
         self.generation = 0
         self.devices: tuple[Device, ...] = ()
         self.has_backup = False
-        """Whether it goes on as itself when it died: it is waited for then."""
+        """Whether it has a backup: when it dies, another process takes over, and it is waited for."""
         self._takeovers = 0
         self._options = options
         self._closed = threading.Event()
@@ -236,7 +236,7 @@ class RemoteTask:
         return ChannelStream(self.peer.acquire(), self.peer.release)
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
-        """Makes a call that may be made twice; again and again while a task with a backup is away."""
+        """Makes an idempotent call; repeats it while a task that has a backup does not answer."""
         limit = time.monotonic() + self._options.reconnect_secs
         while True:
             try:
@@ -262,7 +262,7 @@ class RemoteTask:
             timeout: seconds.
             writes: by task, the writing stages of the whole plan, when it has several.
             traced: time its runs.
-            needs_admission: a read that may wait for the session's turn (``runtime.task.admission``).
+            needs_admission: a read that waits for the session's admission (``runtime.task.admission``).
         """
         request = services_pb2.RegisterRequest(
             call=call_to_proto(call, with_blob=False),
@@ -367,7 +367,7 @@ def join(
     cancelled: Cancellation,
     waited_secs: float = 0.0,
 ) -> dict[str, Task]:
-    """Meets every task, waiting for those that have not joined yet and saying every 10 s for whom.
+    """Meets every task; waits for those that have not joined yet, and logs their names every 10 s.
 
     Args:
         tasks: (name, address) of each.
@@ -436,7 +436,7 @@ def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec)
 
 
 def lost_words(lag: int) -> str:
-    """What the restart of a task with a backup costs, in words for the log."""
+    """The updates that the takeover of a task loses, in words for the log."""
     return f"at most {lag} of its last updates are lost" if lag else "no update that was answered is lost"
 
 
@@ -450,17 +450,3 @@ def fetcher(find: Callable[[str], Task]) -> FetchFrom:
         return task.fetch(session, step, slot)
 
     return fetch
-
-
-__all__ = [
-    "LocalTask",
-    "OpError",
-    "RemoteTask",
-    "Task",
-    "fetcher",
-    "find_local",
-    "join",
-    "leave",
-    "publish",
-    "withdraw",
-]

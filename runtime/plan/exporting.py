@@ -1,4 +1,4 @@
-"""Exporting: a JAX function becomes bytes that are equal wherever the same graph is planned."""
+"""Exporting: a JAX function becomes StableHLO bytes, equal in every process that plans the same graph."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def trace_all(
             jaxprs[op] = _trace_one(op, body, arguments)
             results = [TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in jaxprs[op].out_avals]
             if isinstance(body, Deferred):  # its outputs are the kernel's
-                declared = [TensorSpec(_static(t), t.dtype) for t in op.outputs]
+                declared = [static_spec(t) for t in op.outputs]
                 results = _checked_new_values(op, body, [*results, *declared])
             elif isinstance(body, Update):
                 results = _checked_new_values(op, body, results)
@@ -73,18 +73,15 @@ def trace_all(
         elif isinstance(body, Read):
             found = [(op.outputs[0], TensorSpec(body.variable.shape, body.variable.dtype))]
         else:  # a host kernel: what is declared, as far as it is known
-            found = [
-                (t, TensorSpec(tuple(d for d in t.shape if d is not None), t.dtype))
-                for t in op.outputs
-                if t.shape is not None and None not in t.shape
-            ]
+            found = [(t, static_spec(t)) for t in op.outputs if t.shape is not None and None not in t.shape]
         for tensor, spec in found:
             specs.setdefault(tensor, spec)  # a fed tensor keeps the shape it was fed with
     return Traced(jaxprs, specs, alias)
 
 
-def _static(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(d for d in tensor.shape or () if d is not None)
+def static_spec(tensor: Tensor) -> TensorSpec:
+    """The spec of a tensor whose static shape is known as a whole."""
+    return TensorSpec(tuple(d for d in tensor.shape or () if d is not None), tensor.dtype)
 
 
 def _arguments(op: Operation, specs: Mapping[Tensor, TensorSpec], alias: Mapping[Tensor, Tensor]) -> list[TensorSpec]:

@@ -1,4 +1,4 @@
-"""Plan: the value the planner makes and a master runs. Frozen, and nothing in it refers to a graph."""
+"""Plan: what the planner makes and a master runs. It is frozen and refers to no graph."""
 
 from __future__ import annotations
 

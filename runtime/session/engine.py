@@ -1,4 +1,4 @@
-"""The client's side of a master: in this process, or behind gRPC. Both look the same to a Session."""
+"""Engines: the client's side of a master, in this process or over gRPC. Both look the same to a Session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user feeds: any array-like value, made an array that fits its tensor, or refused by the tensor's name."""
+"""Feeds: a value that the user feeds becomes an array that fits its tensor, or an error that names the tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.graph.ops import as_array, is_tensor, kind_of
 from runtime.tensor_spec import Array, DType, shape_fits
 
 _warned: weakref.WeakSet[Operation] = weakref.WeakSet()
-"""Placeholders that were fed what their dtype cannot hold, and of which a warning has told."""
+"""Placeholders that were fed what their dtype cannot hold, of which a warning was logged."""
 
 
 def feed_value(tensor: Tensor, value: object) -> Array:

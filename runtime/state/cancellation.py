@@ -1,4 +1,4 @@
-"""Waiting kernels and how they are ended: by their session, by a caller that hangs up, by a deadline."""
+"""Cancellation: ends the waits of a call when its session ends, its caller hangs up or its deadline passes."""
 
 from __future__ import annotations
 

@@ -98,20 +98,20 @@ class Resource:
         """Its container was cleared: everything that waits ends."""
 
     def end_client(self, client: int) -> None:
-        """A session has ended: what counts on it need not any more."""
+        """A session has ended: nothing waits for its contribution any more."""
 
     def retire(self, client: int, index: int) -> None:
-        """A session trains no more, though it may live on; ``index`` is that of its task."""
+        """A session has stopped training, and may still be open; ``index`` is that of its task."""
 
     def set_finished(self, finished: bool) -> None:
         """Training has finished, or has begun again."""
 
 
 class Claim:
-    """Some variables at one instant, for as long as the ``with`` lasts: nobody else reads or changes their values.
+    """The right of a running stage to variables: within the ``with`` block nobody else reads or changes them.
 
-    Who needs others does not wait. All claims are made in the order of the keys, so that two never wait for each other.
-    The store's lock may be taken within a claim, not the other way round.
+    Stages that need other variables do not wait. All claims take the locks in the order of the keys, so that two never
+    wait for each other. The store's lock may be taken within a claim, not the other way round.
 
     Args:
         slots: of the variables; one may come twice.
@@ -275,7 +275,7 @@ class Store:
             return {key: weakref.ref(value) for key, (value, _) in values.items()}
 
     def drop_lost(self, slots: Iterable[Slot], why: str) -> list[str]:
-        """Makes variables uninitialised whose arrays are no more: a program that they were donated to has failed.
+        """Makes variables uninitialised whose arrays were donated to a program that failed.
 
         Args:
             slots: of the variables to look at.

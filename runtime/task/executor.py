@@ -237,7 +237,7 @@ class PreparedStage:
             raise self._failed(error) from error
 
     def _widened(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
-        """JAX narrows 64-bit numpy arrays unless it is told not to."""
+        """``inputs`` with those of 64 bits on the device: JAX would narrow them outside its 64-bit mode."""
         arrays = list(inputs)
         with jax.enable_x64(True):
             for i in self._wide:
@@ -287,7 +287,7 @@ class PreparedStage:
         return kind(text, task=self._task)
 
     def _lost(self, error: BaseException) -> str:
-        """The names of those variables that have no value any more, because what was donated to a program is gone."""
+        """Drops the values that were donated to a failed program; gives the names of those variables."""
         return ", ".join(
             self._store.drop_lost(self._slots, f"it was lost when [{self._label}] failed: {one_line(error)}")
         )

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps of what must happen together: it is held back for that long."""
+"""Ctrl-C is held back during a block whose effects must happen together."""
 
 from __future__ import annotations
 

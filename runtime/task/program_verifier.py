@@ -1,4 +1,4 @@
-"""What a task refuses of the programs that another process sends: what could harm it, and what is not what it says.
+"""The program verifier: a task refuses programs of other processes that could harm it or are not what they declare.
 
 XLA trusts what it compiles. A module that JAX would never make can overrun memory or end the process: custom calls
 whose results are smaller than what they write, calls that go in circles, sizes that overflow. So a program that came
@@ -253,7 +253,7 @@ def verify_module(module: ir.Module, value_bytes: int = VALUE_BYTES) -> None:
 
 
 def check_calls(functions: Mapping[str, Function]) -> None:
-    """Checks who calls whom: nobody calls ``main``, every call has a target, and none goes in circles.
+    """Checks the calls among functions: none is to ``main``, each has a target, and they form no circle.
 
     Raises:
         InvalidArgumentError: one of these does not hold, or all operations, counted as often as they are called, are
@@ -293,7 +293,7 @@ class _Walk:
         self._operations = 0
 
     def functions(self, module: ir.Module) -> dict[str, Function]:
-        """Checks all operations; gives what is in each function, by name."""
+        """Checks all operations; gives the size and the calls of each function, by name."""
         attributes = module.operation.attributes
         _check_attributes("builtin.module", attributes, MODULE_ATTRIBUTES)
         for count in ("mhlo.num_partitions", "mhlo.num_replicas"):
@@ -456,7 +456,7 @@ def _what_is_wrong(type_: ir.Type, value_bytes: int) -> str:
 
 
 def _bits(element: ir.Type) -> int:
-    """The size of an element; 0 of what is no number."""
+    """The size of an element in bits; 0 when it is no number."""
     if isinstance(element, ir.ComplexType):
         part = element.element_type
         return 2 * part.width if isinstance(part, ir.F32Type | ir.F64Type) else 0

@@ -1,4 +1,4 @@
-"""The stage calls that a task has registered: one for all sessions that run the same, and gone when nobody needs it."""
+"""The registry: the stage calls of a task, each shared by all sessions that run it, dropped when none does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOBODY = 0
 
 
 Inherited = Any
-"""What an earlier process of the task has told of a call; only what makes a call of it again looks into it."""
+"""A call as an earlier process of the task has described it; only the function that revives it reads it."""
 
 
 class RegisteredCall:
@@ -39,9 +39,9 @@ class RegisteredCall:
         self.handle = 0
         self.digest = b""
         self.origin: tuple[bytes, int, str, bool] = (b"", 0, "", False)
-        """What it was registered with: hash of the program, generation, traced, in turn."""
+        """What it was registered with: hash of the program, generation, traced, needs admission."""
         self.needs_admission = False
-        """Whether the session's turn is waited for before it runs."""
+        """Whether it waits for the session's admission (``runtime.task.admission``)."""
         self.writes = dict(writes)
         """By task, the writing stages of the whole step; empty when it has only this one."""
         self.gated = bool(call.stage.writes) and not call.stage.host  # a deferred update passes the gate itself
@@ -53,11 +53,11 @@ class RegisteredCall:
         self.dynamic = stage.inputs is None or stage.output_specs is None
         self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
         self.remember = stage.writes_state or bool(call.remote)
-        """Must not run again once it is done: it has written, or has taken what other tasks held for it."""
+        """Whether its reply is kept, so that it never runs twice: it writes, or takes what other tasks hold for it."""
         self.reads = any(isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs)
-        """Gives somebody the values of variables: what comes back for them is of this age."""
+        """Whether it gives out values of variables; what is computed from them is of this age."""
         self.pushes = bool(stage.writes) and bool(call.inputs)
-        """Changes variables by what somebody sent; counting a step is no push."""
+        """Whether it changes variables by what it is sent; counting a step is no push."""
 
 
 class Registry:
@@ -194,7 +194,7 @@ class Registry:
             return known
 
     def unregister(self, session: int, handles: Sequence[int]) -> None:
-        """A session needs these handles once less; the calls that nobody needs become spare."""
+        """Undoes one registration of each handle; the calls that no session needs become spare."""
         with self._lock:
             held = self._held.get(session)
             if held is None:

@@ -6,17 +6,17 @@ import threading
 import time
 from dataclasses import dataclass
 
-import numpy as np
 import psutil
 
 from runtime.errors import AbortedError, NotFoundError, ResourceExhaustedError
+from runtime.observe.trace import nbytes
 from runtime.tensor_spec import AnyArray
 
 KEEP_SECS = 600.0
-"""How long a tensor that nobody fetched is kept: its step has failed, or its session died."""
+"""How long a tensor is kept that is not fetched, because its step has failed or its session died."""
 
 PART_OF_MEMORY = 0.5
-"""What they may take of the machine's memory."""
+"""The part of the machine's memory that held tensors may take."""
 
 RendezvousKey = tuple[int, int, int]
 """(session, step, slot)."""
@@ -43,7 +43,7 @@ class Rendezvous:
 
     def put(self, key: RendezvousKey, value: AnyArray, fetches: int) -> None:
         """Keeps ``value`` until it was taken ``fetches`` times."""
-        now, size = time.monotonic(), _nbytes(value)
+        now, size = time.monotonic(), nbytes([value])
         with self._lock:
             if key in self._entries:
                 self._forget(key)
@@ -91,9 +91,3 @@ class Rendezvous:
     def __len__(self) -> int:
         with self._lock:
             return len(self._entries)
-
-
-def _nbytes(value: AnyArray) -> int:
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return sum(map(len, value.flat))
-    return int(value.nbytes)

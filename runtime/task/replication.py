@@ -1,4 +1,4 @@
-"""What a task needs to know of its backups: of the one that another task holds, and of those that it holds itself."""
+"""Protocols of primary-backup replication: sending this task's changes, holding the backups of other tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Replicator(Protocol):
         """Waits until all that has changed is in the backup."""
 
     def forget(self, client: int) -> None:
-        """A client has said goodbye: its last answers need no place in the backup."""
+        """Drops the last answers to a client that has said goodbye from the backup."""
 
     def values(self) -> Mapping[str, float]:
         """Figures by name."""

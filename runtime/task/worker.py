@@ -1,4 +1,4 @@
-"""The worker service's heart: what a task does with the calls of any master, over the tensor channel or in process."""
+"""The worker of a task: registers and runs stages for masters in this process and over the tensor channel."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from runtime.transport.listener import Reply
 from runtime.transport.messages import call_to_proto
 
 _FIXED: Mapping[int, Layout | None] = {FETCH: None, BACKUP: None, PULL: Layout([BYTE_RANGE_SPEC]), PUSH: None}
-"""The input layouts of the handles that nobody registers."""
+"""The input layouts of the fixed handles, which are not registered."""
 _thread = threading.local()
 
 _ENDED_SESSIONS = 4096
@@ -109,7 +109,7 @@ class Worker:
         self.backups: BackupMessages | None = None
         """What this task keeps of others; None when it keeps nothing."""
         self.primary: Replicator | None = None
-        """Sends what this task does to the task that holds its backup; None when nobody does."""
+        """Sends what this task does to the task that holds its backup; None without a backup."""
 
     def hold_backups(self, holder: BackupMessages) -> None:
         """Lets other tasks keep their backups here."""
@@ -152,7 +152,7 @@ class Worker:
             traced: "here" or "over the wire" gives a handle whose runs are timed, for a caller who is there.
             writes: by task, the writing stages of the whole plan, when it has several.
             session: the handle is good for as long as it lives; NOBODY for a caller who holds on to the call itself.
-            needs_admission: a read (``is_subject_to_admission``) that waits for the session's turn.
+            needs_admission: a read (``is_subject_to_admission``) that waits for the session's admission.
             handle: that it had in an earlier process of this task; 0 makes a new one.
             foreign: another process has made it: its program is verified before it is compiled.
 
@@ -317,7 +317,7 @@ class Worker:
                     del self._waits[session]
 
     def end_session(self, session: int) -> None:
-        """Cancels what still runs for a session, refuses what comes late, and forgets what is held for it."""
+        """Ends a session: cancels its calls, refuses later ones, and drops all that is kept for it."""
         with self._lock:
             self._ended[session] = None
             if len(self._ended) > _ENDED_SESSIONS:
@@ -332,7 +332,7 @@ class Worker:
         self.registry.release(session)  # last: who sees that nothing is registered for it any more sees all of it gone
 
     def cancel(self, session: int, reason: str) -> None:
-        """Ends what waits for a session, and forgets what is held for it; the session may go on."""
+        """Cancels the calls of a session and drops the tensors held for it; the session may go on."""
         with self._lock:
             waits = list(self._waits.get(session, ()))
         for _, cancelled in waits:
@@ -414,10 +414,10 @@ class Worker:
         return Reply(buffers, remember=registered.remember, dynamic=registered.dynamic)
 
     def disconnected(self, client: int, lane: int) -> None:
-        """The connection of a lane broke while a call of it was running: what waits there need not wait any more.
+        """Ends the waits of a lane's call: its connection broke while the call was running.
 
-        Nothing has happened yet in a kernel that waits, or the call's memory has it. If the client connects again, the
-        lane repeats its call.
+        A kernel that waits has done nothing yet, or has noted it in the call's memory. If the client connects again,
+        the lane repeats its call.
         """
         with self._lock:
             waits = [cancelled for of, cancelled in self._waits.get(client, ()) if of == lane]
