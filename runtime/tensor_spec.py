@@ -4,15 +4,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
 
+if TYPE_CHECKING:
+    import jax
+
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 """A numpy array of any shape and dtype."""
+AnyArray: TypeAlias = "Array | jax.Array"
+"""A numpy array; or a JAX array, which may be on any device and may still be being computed."""
 DType: TypeAlias = np.dtype[Any]
 """A numpy dtype; which one is known when the program runs."""
 

@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-import types
 from collections.abc import Iterator
 
 # Before anything imports JAX.
@@ -16,7 +15,7 @@ import psutil
 import pytest
 
 from harness.testing.processes import Zygote
-from runtime.graph.placement import current_device, fresh_device_stack
+from runtime.graph.placement import OpInfo, current_device, device
 
 # How many examples a property test tries. The first one may compile for a second: the time of one says nothing.
 for _name, _examples in {"dev": 20, "ci": 100, "nightly": 2000}.items():
@@ -69,9 +68,9 @@ def absl_logger_as_it_was() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def device_scopes_as_they_were() -> Iterator[None]:
     """Starts every test without device scopes, and fails one that leaves a scope open."""
-    with fresh_device_stack():
+    with device(None):
         yield
-        left = current_device(types.SimpleNamespace(type="", name="", device=""))
+        left = current_device(OpInfo(type="", name=""))
     assert left == "", f"the test left a device scope open: {left}"
 
 

@@ -7,8 +7,9 @@ is sent in training steps, and one event file holds the series of all tasks.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 from absl import logging
 
@@ -17,9 +18,6 @@ from harness.coordinator import Coordinator, LooperThread, while_open
 from harness.monitoring.rates import Figures, figures
 from harness.monitoring.status import probe_tasks
 from harness.tensorboard.plugin_messages import Layout
-
-if TYPE_CHECKING:
-    from harness.tensorboard.writer import FileWriter
 
 REQUEST_SECS = 2.0
 """How long a task has to answer before it is left out of one sample."""
@@ -104,6 +102,17 @@ def _label(task: str) -> str:
     return "_".join(part.partition(":")[2] for part in task.strip("/").split("/"))
 
 
+@runtime_checkable
+class SeriesWriter(Protocol):
+    """What writes the series: a ``FileWriter``, or the user's own."""
+
+    def add_layout(self, layout: Layout) -> None:
+        """Says how the custom-scalars page groups them."""
+
+    def add_scalars(self, values: Mapping[str, float], global_step: int | None = None) -> None:
+        """Adds one number for each tag."""
+
+
 class StandardSeries:
     """Samples the tasks of a cluster and writes what they did since the last sample.
 
@@ -112,7 +121,7 @@ class StandardSeries:
         writer: what writes; gets the layout of the custom-scalars page at once.
     """
 
-    def __init__(self, cluster: rt.ClusterSpec, writer: FileWriter) -> None:
+    def __init__(self, cluster: rt.ClusterSpec, writer: SeriesWriter) -> None:
         self._cluster = cluster
         self._writer = writer
         self._before: dict[str, tuple[rt.TaskReport, float]] = {}
@@ -158,7 +167,7 @@ class SeriesThread(LooperThread):
     """
 
     def __init__(
-        self, coord: Coordinator, secs: float, session: rt.Session, global_step: rt.TensorLike, writer: FileWriter
+        self, coord: Coordinator, secs: float, session: rt.Session, global_step: rt.TensorLike, writer: SeriesWriter
     ) -> None:
         super().__init__(coord, secs)
         self.name = "write-series"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,12 +14,14 @@ import runtime as rt
 
 NAME = "global_step"
 
+GlobalStep: TypeAlias = rt.Variable | rt.Tensor
+
 _warned: weakref.WeakSet[rt.Operation] = weakref.WeakSet()
-"""Global steps of which a warning has told that they cannot count for ever."""
+"""Global steps of a floating dtype, of which a warning was logged."""
 
 
-def get_global_step(graph: rt.Graph | None = None) -> Any:
-    """The global step of a graph: the one in its collection GLOBAL_STEP, else what is called ``global_step:0``.
+def get_global_step(graph: rt.Graph | None = None) -> GlobalStep | None:
+    """The global step of a graph: the one in its collection GLOBAL_STEP, else the one called ``global_step:0``.
 
     Args:
         graph: the default graph when not given.
@@ -33,7 +35,7 @@ def get_global_step(graph: rt.Graph | None = None) -> Any:
     if collected:
         if len(collected) > 1:
             logging.info("%d global steps in the collection: the first one is used", len(collected))
-        found = collected[0]
+        found: GlobalStep = collected[0]
     else:
         by_name = [v for v in graph.variables() if v.op.name == NAME]
         if by_name:
@@ -49,7 +51,7 @@ def get_global_step(graph: rt.Graph | None = None) -> Any:
     return found
 
 
-def can_count(step: Any) -> bool:
+def can_count(step: GlobalStep) -> bool:
     """Whether a variable or tensor holds a real number; warns once of one that will stand still some day.
 
     Args:
@@ -97,12 +99,15 @@ def get_or_create_global_step(graph: rt.Graph | None = None) -> Any:
 
     Args:
         graph: the default graph when not given.
+
+    Returns:
+        A variable; what ``get_global_step`` finds may be a tensor.
     """
     found = get_global_step(graph)
     return create_global_step(graph) if found is None else found
 
 
-def global_step(sess: rt.Session, global_step_tensor: Any) -> int:
+def global_step(sess: rt.Session, global_step_tensor: GlobalStep | str) -> int:
     """The value of the global step in a session.
 
     Args:

@@ -15,14 +15,14 @@ _SHOWN = 5
 
 
 class Role(enum.Enum):
-    """Who decides."""
+    """The role of the task that decides."""
 
     CHIEF = "chief"
     OTHER = "worker"
 
 
 class Action(enum.Enum):
-    """What is to be done."""
+    """What a task does with its session."""
 
     KEEP = "keep the live model"
     RESTORE = "restore the newest checkpoint"
@@ -165,7 +165,7 @@ def _wait(now: float, options: StartOptions, reason: str) -> Decision:
 
 
 def _waited_for(report: ClusterReport) -> str:
-    """On whom a task waits that waits for the chief: the chief, or those whom the first chief to come will tell."""
+    """Whom a task waits for: the chief, or, as long as there is none, the tasks where the first chief will appear."""
     if report.chief:
         return f"; waiting for {report.chief}"
     reached = [f"{task} at {report.addresses[task]}" if task in report.addresses else task for task in report.phases]

@@ -83,7 +83,7 @@ class _Leave:
         raise self._exit
 
     def discarded(self, what: sys.UnraisableHookArgs) -> None:
-        """Python tells of an exception that nobody can catch: one that a signal has raised must come out elsewhere."""
+        """Called by Python for an exception that cannot be caught; one that a signal has raised is raised once more."""
         if what.exc_value is self._exit:
             self._raised = False
             self._events.put(signal.SIGTERM)
@@ -143,7 +143,7 @@ def shielded() -> Iterator[list[int]]:
             return
         if number not in held:
             held.append(number)
-            logging.warning("%s: as soon as what is being saved is whole", signal.Signals(number).name)
+            logging.warning("%s: it takes effect when the save under way has ended", signal.Signals(number).name)
         notice = getattr(handler, "notice", None)
         if notice is not None:
             notice()

@@ -1,4 +1,4 @@
-"""What makes a model ready: the operations that give values or tell which are missing, and the options of its sessions.
+"""Readiness: the operations that give a model its values or tell which are missing, and the options of its sessions.
 
 An operation that the user does not give is taken from the graph's collections, or made.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from absl import logging
@@ -18,6 +18,22 @@ from google.protobuf import text_format
 import runtime as rt
 
 _COLLECTION = "bellwether_ready"
+_T = TypeVar("_T")
+
+Element: TypeAlias = rt.Tensor | rt.Operation | rt.Variable | str
+"""What a session can run: an operation, a tensor or variable, or the name of one."""
+Feeds: TypeAlias = Mapping[Any, object]
+"""Values by tensor, variable or name; Any, as a mapping's keys are all of one type."""
+
+
+class CheckpointSaver(Protocol):
+    """What saves and restores variables: a ``Saver``, or the user's own."""
+
+    def save(self, sess: rt.Session, save_path: str, global_step: Any = None) -> Any:
+        """Saves; gives the path of the checkpoint."""
+
+    def restore(self, sess: rt.Session, save_path: str) -> object:
+        """Gives the variables the values of a checkpoint."""
 
 
 def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor]:
@@ -46,7 +62,7 @@ def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor]:
     return missing, awaited, secs
 
 
-def reason(session: rt.Session, ready_op: Any) -> str:
+def reason(session: rt.Session, ready_op: Element | None) -> str:
     """What a ready operation misses, in words; empty when it is ready or there is no such operation.
 
     Ready is: no operation, no value, an int32 value, or no elements. Names of variables that are not initialised are
@@ -70,7 +86,7 @@ def reason(session: rt.Session, ready_op: Any) -> str:
 
 
 def default_filters(graph: rt.Graph) -> tuple[str, ...]:
-    """Device filters under which absent tasks that a graph does not need block nobody.
+    """Device filters under which a session does not wait for tasks that its graph does not need.
 
     They are the ps tasks and every task that an operation of the graph names; a session's own task is always in. A
     variable without a job may live anywhere: then there is no filter.
@@ -134,43 +150,44 @@ def for_recovery(config: rt.SessionConfig | None) -> rt.SessionConfig | None:
 
 
 def first_of(graph: rt.Graph, key: str) -> Any:
-    """The first item of a collection, None when it is empty; several are told."""
+    """The first item of a collection, None when it is empty; that there are several is logged."""
     items = graph.get_collection(key)
     if len(items) > 1:
         logging.info("%d items in the collection %s: the first one is used", len(items), key)
     return items[0] if items else None
 
 
-def _first_or(graph: rt.Graph, key: str, make: Callable[[], Any]) -> Any:
-    found = first_of(graph, key)
-    if found is None:
-        with graph.as_default(), rt.control_dependencies(None), rt.name_scope(None):
-            found = make()
-        if found is not None:
-            graph.add_to_collection(key, found)
-    return found
+def _first_or(graph: rt.Graph, key: str, make: Callable[[], _T]) -> _T:
+    found: _T | None = first_of(graph, key)
+    if found is not None:
+        return found
+    with graph.as_default(), rt.control_dependencies(None), rt.name_scope(None):
+        made = make()
+    if made is not None:
+        graph.add_to_collection(key, made)
+    return made
 
 
-def ready_op(graph: rt.Graph) -> Any:
+def ready_op(graph: rt.Graph) -> Element:
     """A string tensor with the names of all variables, global and local, that have no value."""
     return _first_or(graph, rt.GraphKeys.READY_OP, rt.report_uninitialized_variables)
 
 
-def init_op(graph: rt.Graph) -> Any:
+def init_op(graph: rt.Graph) -> Element:
     """An operation that initialises all global variables."""
     return _first_or(graph, rt.GraphKeys.INIT_OP, rt.global_variables_initializer)
 
 
-def local_init_op(graph: rt.Graph) -> Any:
+def local_init_op(graph: rt.Graph) -> Element | None:
     """An operation that initialises all local variables; None when there are none."""
     has = bool(graph.get_collection(rt.GraphKeys.LOCAL_VARIABLES))
     return _first_or(graph, rt.GraphKeys.LOCAL_INIT_OP, rt.local_variables_initializer if has else lambda: None)
 
 
-def saver(graph: rt.Graph) -> Any:
+def saver(graph: rt.Graph) -> CheckpointSaver | None:
     """A saver of all variables; None when there are none."""
 
-    def make() -> Any:
+    def make() -> CheckpointSaver:
         from harness.checkpoints.saver import Saver  # Orbax takes its time to be imported: only where it is used
 
         return Saver()
@@ -179,10 +196,10 @@ def saver(graph: rt.Graph) -> Any:
     return _first_or(graph, rt.GraphKeys.SAVERS, make if has else lambda: None)
 
 
-def summary_op(graph: rt.Graph) -> Any:
+def summary_op(graph: rt.Graph) -> Element | None:
     """All summaries merged; None when there are none."""
 
-    def make() -> Any:
+    def make() -> rt.Tensor | None:
         from harness.tensorboard.summary import merge_all
 
         return merge_all()
@@ -208,7 +225,7 @@ def write_graph_text(graph: rt.Graph, directory: str) -> None:
             unfinished.unlink()
 
 
-def ready_for_local_init_op(graph: rt.Graph) -> Any:
+def ready_for_local_init_op(graph: rt.Graph) -> Element:
     """A string tensor with the names of the global variables that have no value."""
     return _first_or(
         graph,

@@ -1,18 +1,20 @@
-"""What a monitored session is made from: a scaffold, the pieces that make a model ready, and a session creator."""
+"""Scaffold, the operations that make a model ready, and session creators: what a monitored session is made of."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import runtime as rt
 from harness.coordinator import GracePeriod
 from harness.training import readiness
 from harness.training.policy import Role
+from harness.training.readiness import CheckpointSaver, Element, Feeds
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
 from runtime.lowlevel import RunRecords
 
+_T = TypeVar("_T")
 ScaffoldInitFn = Callable[["Scaffold", rt.Session], object]
 
 
@@ -36,21 +38,24 @@ class Scaffold:
 
     def __init__(
         self,
-        init_op: Any = None,
-        init_feed_dict: Mapping[Any, Any] | None = None,
+        init_op: Element | None = None,
+        init_feed_dict: Feeds | None = None,
         init_fn: ScaffoldInitFn | None = None,
-        ready_op: Any = None,
-        ready_for_local_init_op: Any = None,
-        local_init_op: Any = None,
-        summary_op: Any = None,
-        saver: Any = None,
+        ready_op: Element | None = None,
+        ready_for_local_init_op: Element | None = None,
+        local_init_op: Element | None = None,
+        summary_op: Element | None = None,
+        saver: CheckpointSaver | None = None,
         copy_from_scaffold: Scaffold | None = None,
     ) -> None:
         if copy_from_scaffold is not None and not isinstance(copy_from_scaffold, Scaffold):
             raise TypeError(f"copy_from_scaffold is not a Scaffold instance: {copy_from_scaffold!r}")
 
-        def given(value: Any, name: str) -> Any:
-            return getattr(copy_from_scaffold, name) if value is None and copy_from_scaffold is not None else value
+        def given(value: _T | None, name: str) -> _T | None:
+            if value is not None or copy_from_scaffold is None:
+                return value
+            copied: _T | None = getattr(copy_from_scaffold, name)
+            return copied
 
         self.init_op = given(init_op, "init_op")
         self.init_feed_dict = given(init_feed_dict, "init_feed_dict")
@@ -100,7 +105,7 @@ class Scaffold:
 
 
 class SessionCreator:
-    """Base of those who make sessions for a monitored session. Any object with ``create_session()`` will do."""
+    """Base of session creators. A monitored session takes any object with ``create_session()``."""
 
     def create_session(self) -> rt.Session:
         """Opens a session that is ready for training."""
@@ -108,7 +113,7 @@ class SessionCreator:
 
 
 class TrainingSessionCreator(SessionCreator):
-    """What the chief's and the other tasks' creators share.
+    """Base of the session creators of the chief and of the other tasks.
 
     Args:
         scaffold: what makes the model ready; a new one by default.
@@ -247,6 +252,6 @@ class WorkerSessionCreator(TrainingSessionCreator):
         return self.manager().wait_for_session(self._master, config=self._options(), max_wait_secs=self._max_wait_secs)
 
 
-def is_chief(creator: Any) -> bool:
+def is_chief(creator: object) -> bool:
     """Whether a creator makes the chief's sessions; any creator of the user's own counts as the chief's."""
     return not isinstance(creator, TrainingSessionCreator) or creator.role is Role.CHIEF

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, LooperThread, while_open
+from harness.training.global_step import GlobalStep
 from harness.training.managed_session import ManagedSession, underlying
+from harness.training.readiness import CheckpointSaver, Element
 from harness.training.session_manager import LOST_CONTACT
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ _LOGGED_RATES = 10
 
 @runtime_checkable
 class BackgroundSaver(Protocol):
-    """A saver that can save while training goes on; one of another make need not.
+    """A saver that can save while training goes on; a user's own need not.
 
     Attributes:
         skipped: how many saves were due while one was running.
@@ -38,10 +40,35 @@ class BackgroundSaver(Protocol):
 
 @runtime_checkable
 class ComparingSaver(Protocol):
-    """A saver that knows whether variables have changed since a checkpoint; one of another make need not."""
+    """A saver that knows whether variables have changed since a checkpoint; a user's own need not."""
 
     def changed_since(self, sess: rt.Session, save_path: str) -> bool | None:
         """Whether a variable was given a value since; None when nobody knows."""
+
+
+class EventWriter(Protocol):
+    """What writes events: a ``FileWriter``, or the user's own."""
+
+    def add_summary(self, summary: Any, global_step: int | None = None) -> None:
+        """Adds a summary that a step gave."""
+
+    def add_scalars(self, values: Mapping[str, float], global_step: int | None = None) -> None:
+        """Adds one number for each tag."""
+
+    def add_session_log(self, session_log: str, global_step: int | None = None, checkpoint_path: str = "") -> None:
+        """Adds a mark of the run's life: START, CHECKPOINT or STOP."""
+
+    def add_graph(self, graph: rt.Graph) -> None:
+        """Adds a graph."""
+
+    def flush(self) -> object:
+        """Writes what was added."""
+
+    def close(self) -> None:
+        """Ends the writing."""
+
+    def reopen(self) -> None:
+        """Begins to write again."""
 
 
 class Checkpoints:
@@ -56,7 +83,12 @@ class Checkpoints:
     """
 
     def __init__(
-        self, saver: Any, path: str, global_step: Any, writer: Any, leads: Callable[[], bool] = lambda: True
+        self,
+        saver: CheckpointSaver,
+        path: str,
+        global_step: Element | None,
+        writer: EventWriter | None,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         self._saver = saver
         self._path = path
@@ -103,7 +135,7 @@ class Checkpoints:
                 except rt.OpError as error:
                     if not costs_this_one(error):
                         raise
-            else:  # a saver of another make, which knows no background
+            else:  # a user's own, which cannot save in the background
                 self._note(str(self._saved(session, wait=True)))
 
     def changed(self, session: rt.Session) -> bool:
@@ -149,8 +181,8 @@ class Checkpoints:
         except LOST_CONTACT as error:
             logging.warning("this checkpoint was not saved: %s", error)
         except (rt.CancelledError, RuntimeError) as error:
-            if _is_takeover(error):
-                logging.info("begins this checkpoint again: %s", error)
+            if isinstance(error, rt.lowlevel.TakeoverError):
+                logging.info("this checkpoint is begun again: %s", error)
                 self._start(session)
                 self._inspect(session, wait=wait)
             elif self._within is not underlying(session):
@@ -173,7 +205,7 @@ class Checkpoints:
     def _changed(self, session: rt.Session, last: str) -> bool:
         """Whether a variable has changed since the last checkpoint; a step that stands still does not tell."""
         self._stands = False
-        if not isinstance(self._saver, ComparingSaver):  # one of another make
+        if not isinstance(self._saver, ComparingSaver):  # a user's own
             return False
         try:
             changed = self._saver.changed_since(underlying(session), last)
@@ -193,15 +225,15 @@ class Checkpoints:
             self._running, self._within = handle, raw
 
     def _saved(self, session: rt.Session, *, wait: bool) -> Any:
-        """Saves; again when a ps died meanwhile that goes on from its backup: the session does not notice."""
+        """Saves; begins again when a ps was taken over from its backup meanwhile, which the session does not notice."""
         raw = underlying(session)
         options = {} if wait else {"wait": False}
         while True:
             try:
                 return self._saver.save(raw, self._path, global_step=self._global_step, **options)
             except (rt.CancelledError, RuntimeError) as error:
-                if _is_takeover(error):
-                    logging.info("begins this checkpoint again: %s", error)
+                if isinstance(error, rt.lowlevel.TakeoverError):
+                    logging.info("this checkpoint is begun again: %s", error)
                 elif raw is not underlying(session):
                     raise rt.AbortedError(f"its session was replaced meanwhile: {error}") from error
                 else:
@@ -226,7 +258,7 @@ class Checkpoints:
     def _on_disk(self) -> str | None:
         """The newest checkpoint of this path: a run that has just been restored is saved already."""
         try:
-            found: Sequence[str] = getattr(self._saver, "last_checkpoints", ())  # a saver of another make may not tell
+            found: Sequence[str] = getattr(self._saver, "last_checkpoints", ())  # a user's own saver may not tell
         except rt.UnavailableError:  # the disk is away: the save tells
             return None
         absolute = rt.lowlevel.storage.absolute
@@ -250,7 +282,7 @@ def step_in(path: str) -> int | None:
 
 
 def log_full(error: rt.ResourceExhaustedError) -> None:
-    """Tells that a checkpoint is missing because the disk is full."""
+    """Logs that a checkpoint was not saved because the disk is full."""
     logging.error("%s; training goes on, without this checkpoint: make room", error)
 
 
@@ -264,10 +296,6 @@ def costs_this_one(error: rt.OpError) -> bool:
     if disk or torn:
         logging.warning("this checkpoint was not saved: %s", error)
     return disk or torn
-
-
-def _is_takeover(error: Exception) -> bool:
-    return isinstance(error, rt.lowlevel.TakeoverError)
 
 
 class CheckpointThread(LooperThread):
@@ -317,14 +345,14 @@ class Summaries:
         writer: what writes.
     """
 
-    def __init__(self, summary_op: Any, global_step: Any, writer: Any) -> None:
+    def __init__(self, summary_op: Element, global_step: Element | None, writer: EventWriter) -> None:
         self._summary_op = summary_op
         self._global_step = global_step
         self._writer = writer
         self._needs_feed = False
 
     def write(self, session: rt.Session) -> None:
-        """Writes one summary; an operation that needs a feed is told of once and left alone from then on."""
+        """Writes one summary. An operation that needs a feed is logged once and not run again."""
         if self._needs_feed:
             return
         try:
@@ -345,7 +373,7 @@ class Summaries:
 class SummaryThread(LooperThread):
     """Writes summaries at the start and then every so many seconds."""
 
-    def __init__(self, coord: Coordinator, secs: float, session: Any, summaries: Summaries) -> None:
+    def __init__(self, coord: Coordinator, secs: float, session: ManagedSession, summaries: Summaries) -> None:
         super().__init__(coord, secs)
         self.name = "write-summaries"
         self._session = session
@@ -365,7 +393,7 @@ class StepCounter:
         writer: what writes the rate; None only logs it.
     """
 
-    def __init__(self, name: str, writer: Any) -> None:
+    def __init__(self, name: str, writer: EventWriter | None) -> None:
         self._tag = f"{name}/sec"
         self._writer = writer
         self._last: tuple[int, float] | None = None
@@ -394,7 +422,14 @@ class StepCounter:
 class StepCounterThread(LooperThread):
     """Writes the step rate every so many seconds."""
 
-    def __init__(self, coord: Coordinator, secs: float, session: Any, global_step: Any, writer: Any) -> None:
+    def __init__(
+        self,
+        coord: Coordinator,
+        secs: float,
+        session: ManagedSession,
+        global_step: GlobalStep,
+        writer: EventWriter | None,
+    ) -> None:
         super().__init__(coord, secs)
         self.name = "count-steps"
         self._session = session

@@ -1,4 +1,4 @@
-"""Supervisor: gets a training program a session, keeps it alive, saves and summarises beside it, and ends it well."""
+"""Supervisor: opens a session that is ready, recovers it, saves and summarises beside training, and ends the run."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Thread
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, LooperThread, failed
-from harness.monitoring.cluster_scalars import SeriesThread
+from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, ExcInfo, LooperThread, failed
+from harness.monitoring.cluster_scalars import SeriesThread, SeriesWriter
 from harness.training import readiness, services
-from harness.training.global_step import can_count, get_global_step
+from harness.training.global_step import GlobalStep, can_count, get_global_step
 from harness.training.lifecycle import Lifecycle
 from harness.training.managed_session import ManagedSession
 from harness.training.policy import Role
+from harness.training.queue_runner import QueueRunner
+from harness.training.readiness import CheckpointSaver, Element, Feeds
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
 
 _LOG_SECS = 10.0
 _OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
-"""What a stop, or the end of the input, leads to in steps that are under way: no errors of the program's own."""
+"""Errors that a stop, or the end of the input, causes in steps that are under way."""
 
 
-_DEFAULTS: Mapping[str, Callable[[rt.Graph], Any]] = {
+_DEFAULTS: Mapping[str, Callable[[rt.Graph], Element | None]] = {
     "ready_op": readiness.ready_op,
     "ready_for_local_init_op": lambda graph: readiness.first_of(graph, rt.GraphKeys.READY_FOR_LOCAL_INIT_OP),
     "init_op": readiness.init_op,
@@ -37,14 +39,14 @@ _DEFAULTS: Mapping[str, Callable[[rt.Graph], Any]] = {
     "global_step": get_global_step,
     "summary_op": readiness.summary_op,
 }
-"""Operation that a Supervisor was not told of -> what gives it."""
+"""By argument that was not given: what finds or makes the operation."""
 
 _METHODS = {
     "saver": ("save", "restore"),
     "session_manager": ("prepare_session", "wait_for_session"),
     "summary_writer": ("add_summary", "close"),
 }
-"""What an object given in place of ours must have."""
+"""The methods that an object of the user's own must have."""
 
 
 class Supervisor:
@@ -92,23 +94,23 @@ class Supervisor:
     def __init__(
         self,
         graph: rt.Graph | None = None,
-        ready_op: Any = USE_DEFAULT,
-        ready_for_local_init_op: Any = USE_DEFAULT,
+        ready_op: Element | Literal[0] | None = USE_DEFAULT,
+        ready_for_local_init_op: Element | Literal[0] | None = USE_DEFAULT,
         is_chief: bool = True,
-        init_op: Any = USE_DEFAULT,
-        init_feed_dict: Mapping[Any, Any] | None = None,
-        local_init_op: Any = USE_DEFAULT,
+        init_op: Element | Literal[0] | None = USE_DEFAULT,
+        init_feed_dict: Feeds | None = None,
+        local_init_op: Element | Literal[0] | None = USE_DEFAULT,
         logdir: str | os.PathLike[str] | None = None,
-        summary_op: Any = USE_DEFAULT,
-        saver: Any = USE_DEFAULT,
-        global_step: Any = USE_DEFAULT,
+        summary_op: Element | Literal[0] | None = USE_DEFAULT,
+        saver: CheckpointSaver | Literal[0] | None = USE_DEFAULT,
+        global_step: GlobalStep | Literal[0] | None = USE_DEFAULT,
         save_summaries_secs: float = 120,
         save_model_secs: float = 600,
         recovery_wait_secs: float = 30,
         stop_grace_secs: float = STOP_GRACE_SECS,
         checkpoint_basename: str = "model.ckpt",
         session_manager: SessionManager | None = None,
-        summary_writer: Any = USE_DEFAULT,
+        summary_writer: services.EventWriter | Literal[0] | None = USE_DEFAULT,
         init_fn: Callable[[rt.Session], object] | None = None,
     ) -> None:
         _check_seconds(off=True, save_summaries_secs=save_summaries_secs, save_model_secs=save_model_secs)
@@ -121,7 +123,7 @@ class Supervisor:
             init_feed_dict=init_feed_dict,
             init_fn=init_fn,
         )
-        given = {
+        given: dict[str, Any] = {
             "ready_op": ready_op,
             "ready_for_local_init_op": ready_for_local_init_op,
             "init_op": init_op,
@@ -144,20 +146,22 @@ class Supervisor:
             rt.lowlevel.storage.absolute(os.fspath(logdir)) if logdir else None
         )  # tasks may run in other directories
         with self._graph.as_default():
-            operations = {name: told[name] if name in told else make(self._graph) for name, make in _DEFAULTS.items()}
+            operations: dict[str, Any] = {
+                name: told[name] if name in told else make(self._graph) for name, make in _DEFAULTS.items()
+            }
             if "saver" not in told:  # the others neither save nor restore
                 told["saver"] = readiness.saver(self._graph) if is_chief else None
             _check_operations(self._graph, **operations)
             asked = told.get("ready_for_local_init_op") is not None
             if asked and operations["local_init_op"] is None and "local_init_op" not in told:
                 operations["local_init_op"] = rt.no_op()  # no local variables; what was asked for is looked at still
-            self._ready_op = operations["ready_op"]
-            self._ready_for_local_init_op = operations["ready_for_local_init_op"]
-            self._init_op = operations["init_op"]
-            self._local_init_op = operations["local_init_op"]
-            self._global_step = operations["global_step"]
-            self._summary_op = operations["summary_op"]
-            self._saver = told["saver"]
+            self._ready_op: Element | None = operations["ready_op"]
+            self._ready_for_local_init_op: Element | None = operations["ready_for_local_init_op"]
+            self._init_op: Element | None = operations["init_op"]
+            self._local_init_op: Element | None = operations["local_init_op"]
+            self._global_step: GlobalStep | None = operations["global_step"]
+            self._summary_op: Element | None = operations["summary_op"]
+            self._saver: CheckpointSaver | None = told["saver"]
             local = asked or self._local_init_op is not None
             self._session_manager = session_manager or SessionManager(
                 local_init_op=self._local_init_op,
@@ -174,7 +178,7 @@ class Supervisor:
         self._save_model_secs = save_model_secs if is_chief else None
         self._save_summaries_secs = save_summaries_secs if is_chief else None
         self._save_path: str | None = None
-        self._summary_writer: Any = told.get("summary_writer") if is_chief else None
+        self._summary_writer: services.EventWriter | None = told.get("summary_writer") if is_chief else None
         if is_chief and self._logdir is not None:
             self._save_path = os.path.join(self._logdir, checkpoint_basename)
             if "summary_writer" not in told:
@@ -206,32 +210,32 @@ class Supervisor:
         return self._coord
 
     @property
-    def init_op(self) -> Any:
+    def init_op(self) -> Element | None:
         """What gives the variables their first values."""
         return self._init_op
 
     @property
-    def init_feed_dict(self) -> Mapping[Any, Any] | None:
+    def init_feed_dict(self) -> Feeds | None:
         """Feeds of ``init_op``."""
         return self._init_feed_dict
 
     @property
-    def ready_op(self) -> Any:
+    def ready_op(self) -> Element | None:
         """What tells whether the model is ready."""
         return self._ready_op
 
     @property
-    def ready_for_local_init_op(self) -> Any:
+    def ready_for_local_init_op(self) -> Element | None:
         """What tells whether ``local_init_op`` may run."""
         return self._ready_for_local_init_op
 
     @property
     def summary_writer(self) -> Any:
-        """What writes events; None on tasks that are not the chief."""
+        """What writes events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
         return self._summary_writer
 
     @property
-    def summary_op(self) -> Any:
+    def summary_op(self) -> Element | None:
         """What the summary timer runs."""
         return self._summary_op
 
@@ -241,12 +245,12 @@ class Supervisor:
         return self._save_summaries_secs
 
     @property
-    def global_step(self) -> Any:
+    def global_step(self) -> GlobalStep | None:
         """The global step."""
         return self._global_step
 
     @property
-    def saver(self) -> Any:
+    def saver(self) -> CheckpointSaver | None:
         """What saves and restores; None on tasks that are not the chief."""
         return self._saver
 
@@ -433,7 +437,7 @@ class Supervisor:
                 threads.append(
                     services.StepCounterThread(self._coord, self._save_summaries_secs, sess, self._global_step, writer)
                 )
-                if sess.target:
+                if sess.target and isinstance(writer, SeriesWriter):
                     threads.append(
                         SeriesThread(self._coord, self._save_summaries_secs, sess, self._global_step, writer)
                     )
@@ -448,7 +452,7 @@ class Supervisor:
         self._services = threads
         return threads
 
-    def start_queue_runners(self, sess: rt.Session, queue_runners: Sequence[Any] | None = None) -> list[Thread]:
+    def start_queue_runners(self, sess: rt.Session, queue_runners: Sequence[QueueRunner] | None = None) -> list[Thread]:
         """Starts the threads that fill queues.
 
         Args:
@@ -466,8 +470,8 @@ class Supervisor:
         self,
         timer_interval_secs: float | None,
         target: Callable[..., object],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
     ) -> LooperThread:
         """Starts a thread that calls ``target`` at once and then every interval, until a stop; its error stops all.
 
@@ -479,7 +483,7 @@ class Supervisor:
         """
         return LooperThread.loop(self._coord, timer_interval_secs, target, args, kwargs)
 
-    def summary_computed(self, sess: rt.Session, summary: Any, global_step: int | None = None) -> None:
+    def summary_computed(self, sess: rt.Session, summary: object, global_step: int | None = None) -> None:
         """Writes a summary that was computed in a training step.
 
         Args:
@@ -586,7 +590,7 @@ class Supervisor:
         if self._summary_writer is not None and not self._writer_closed:
             self._summary_writer.flush()
 
-    def request_stop(self, ex: Any = None) -> None:
+    def request_stop(self, ex: BaseException | ExcInfo | None = None) -> None:
         """Asks everything to stop; see ``Coordinator.request_stop``."""
         self._coord.request_stop(ex)
 
@@ -616,7 +620,7 @@ class Supervisor:
     SummaryComputed = summary_computed
 
 
-def _check_seconds(*, off: bool = False, **given: Any) -> None:
+def _check_seconds(*, off: bool = False, **given: object) -> None:
     """Numbers of seconds.
 
     Args:
@@ -638,7 +642,13 @@ def _check_seconds(*, off: bool = False, **given: Any) -> None:
 
 
 def _check_values(
-    *, graph: Any, is_chief: Any, logdir: Any, checkpoint_basename: Any, init_feed_dict: Any, init_fn: Any
+    *,
+    graph: object,
+    is_chief: object,
+    logdir: object,
+    checkpoint_basename: object,
+    init_feed_dict: object,
+    init_fn: object,
 ) -> None:
     """What is neither a number nor an operation.
 
@@ -661,7 +671,7 @@ def _check_values(
         raise TypeError(f"init_fn is a function of the session, not {init_fn!r}")
 
 
-def _check_operations(graph: rt.Graph, **given: Any) -> None:
+def _check_operations(graph: rt.Graph, **given: object) -> None:
     """Operations, tensors or their names; None is nothing.
 
     Raises:
@@ -678,11 +688,11 @@ def _check_operations(graph: rt.Graph, **given: Any) -> None:
         dtype = np.dtype(element.dtype) if isinstance(element, rt.Tensor) else None
         if name == "summary_op" and (dtype is None or dtype.kind not in "OSUT"):
             raise ValueError(f"summary_op is a string tensor of a serialized summary, not {element!r}")
-        if name == "global_step" and (dtype is None or not can_count(element)):
+        if name == "global_step" and not (isinstance(element, rt.Tensor) and can_count(element)):
             raise ValueError(f"global_step is a variable that holds a number, not {element!r}")
 
 
-def _check_parts(**given: Any) -> None:
+def _check_parts(**given: object) -> None:
     """Objects that stand in for ours.
 
     Args:

@@ -1,8 +1,8 @@
 """Cluster resolvers: where the `ClusterSpec` of this process, and its own place in it, come from.
 
 A resolver answers three questions: the cluster (`cluster_spec()`), which task this process is (`task_type` and
-`task_id`, None where nobody knows) and which server to connect a session to (`master()`). The Slurm and Kubernetes
-resolvers are in `runtime.slurm` and `runtime.kubernetes`.
+`task_id`, None where it is not known) and which server to connect a session to (`master()`). The Slurm and Kubernetes
+resolvers are in `runtime.cluster.slurm` and `runtime.cluster.kubernetes`.
 """
 
 import json
@@ -16,11 +16,11 @@ from runtime.errors import InvalidArgumentError
 
 
 class ClusterResolver(ABC):
-    """What all resolvers answer.
+    """Base of all resolvers.
 
     Attributes:
-        task_type: job of this process; None when nobody said.
-        task_id: task index of this process; None when nobody said.
+        task_type: job of this process; None when it is not known.
+        task_id: task index of this process; None when it is not known.
         rpc_layer: what `master()` puts in front of an address, such as "grpc"; None puts nothing.
     """
 
@@ -52,7 +52,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_type(self) -> str | None:
-        """Job of this process; None when nobody said."""
+        """Job of this process; None when it is not known."""
         return self._task_type
 
     @task_type.setter
@@ -61,7 +61,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_id(self) -> int | None:
-        """Task index of this process; None when nobody said."""
+        """Task index of this process; None when it is not known."""
         return self._task_id
 
     @task_id.setter

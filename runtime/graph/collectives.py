@@ -1,4 +1,4 @@
-"""Collectives of a graph: values that all processes of a group, each with a graph of its own, agree on."""
+"""Collectives: means and broadcasts over the processes of a group, each of which has a graph of its own."""
 
 from __future__ import annotations
 

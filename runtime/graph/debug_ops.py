@@ -1,9 +1,8 @@
-"""Operations that speak: ``Print`` shows values on the task where it runs, ``check`` stops a step that went wrong."""
+"""``Print`` shows values on the task where it runs; ``check`` fails a step whose values are wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Graph, Operation, Tensor
@@ -14,7 +13,7 @@ from runtime.graph.ops import as_tensor, identity
 
 def Print(  # noqa: N802 - TF1's name
     x: TensorLike,
-    data: Sequence[Any],
+    data: Sequence[TensorLike],
     message: str = "",
     first_n: int | None = None,
     summarize: int = 3,
@@ -47,7 +46,7 @@ def Print(  # noqa: N802 - TF1's name
 
 
 def check(
-    predicate: Any, message: str, data: Sequence[Any] = (), *, summarize: int = 3, name: str | None = None
+    predicate: TensorLike, message: str, data: Sequence[TensorLike] = (), *, summarize: int = 3, name: str | None = None
 ) -> Operation:
     """An operation that fails the step unless all of ``predicate`` is true.
 

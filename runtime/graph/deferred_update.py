@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+import jax
 import jax.extend
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import Constant, Deferred, Host, Shape, Update, VariableSpec
+from runtime.graph.op_kinds import ArrayFn, Attrs, Constant, Deferred, Host, Shape, Update, VariableSpec
 from runtime.graph.ops import as_tensor, kind_of
 from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.graph.variable import Variable
-from runtime.tensor_spec import DType
+from runtime.tensor_spec import AnyArray, DType
 
 _INT64 = np.dtype(np.int64)
 _VECTOR: tuple[Shape, DType] = ((None,), _INT64)
 
 
 class Quorum:
-    """Synchronous updates on one task: gradients wait there until enough distinct workers' are in.
+    """Synchronous updates on one task: it collects gradients until enough distinct workers have given theirs.
 
-    The mean of their gradients is applied once, which moves the step on by one. Gradients that were computed at another
-    step are dropped and counted.
+    It applies their mean once, and the step advances by one. Gradients that were computed at another step are dropped
+    and counted.
 
     Args:
         beside: a variable on the task. Where ``leads``, it is the step: a number that every update adds 1 to.
         needed: gradients in one aggregate.
         total: workers there are; below ``needed``, each gives several gradients to an aggregate.
-        alone: the task decides by itself when enough are in. With several tasks a chief must, so that it is the same
-            workers on all of them: with ``gather`` and ``commit``, the leading task last.
+        alone: the task decides by itself when it has enough gradients. With several tasks a chief decides, so that all
+            tasks apply the gradients of the same workers: by ``gather`` and ``commit``, on the leading task last.
         leads: this task holds the step.
         timeout_secs: how long the first gradient of a step waits until the step goes on without those that are missing.
         tasks: names of all tasks that hold a part of the step ("/job:ps/task:0").
@@ -150,7 +150,7 @@ class Quorum:
         return self._host("counts", (), [((), _INT64)] * 4, stateful=False).outputs
 
     def status(self) -> Tensor:
-        """A string that tells whom the present step waits for; empty when it waits for nobody."""
+        """A string tensor: the workers that the present step waits for, in words; empty when it waits for none."""
         return self._host("status", (), [((), np.dtype(object))], stateful=False).outputs[0]
 
     def _host(
@@ -159,7 +159,7 @@ class Quorum:
         inputs: Sequence[Tensor],
         outputs: Sequence[tuple[Shape, DType]],
         stateful: bool = True,
-        **attrs: Any,
+        **attrs: object,
     ) -> Operation:
         return self._beside.graph.add_operation(
             f"Quorum/{what}",
@@ -174,7 +174,7 @@ class Quorum:
 def bounded_update(
     step: Variable, updates: Sequence[Operation], max_staleness: int, worker: int | None = None, name: str = "bounded"
 ) -> Operation:
-    """Updates that run at once, after which a worker that is too far ahead of the slowest waits for it.
+    """Updates with bounded staleness: they run at once; then a worker that is too far ahead waits for the slowest.
 
     Args:
         step: the integer variable on the updates' device that one of them counts in.
@@ -198,14 +198,14 @@ def defer(
     first: Variable,
     updates: Sequence[Operation],
     kernel: str,
-    attrs: Mapping[str, Any],
+    attrs: Attrs,
     kernel_inputs: Sequence[Tensor],
     outputs: Sequence[tuple[Shape, DType]],
     *,
     name: str,
     returns_step: bool = False,
 ) -> Operation:
-    """Puts several updates of one device, as one, into the hands of a kernel; the updates themselves are not run.
+    """Makes one deferred update of several updates on one device; these are not run themselves.
 
     Args:
         first: a variable on the device; the kernel can read it.
@@ -251,18 +251,16 @@ def _is_literal(tensor: Tensor) -> bool:
     return isinstance(tensor.op.body, Constant) and tensor.dtype != object
 
 
-def _together(
-    ordered: Sequence[Operation], specs: Sequence[VariableSpec], inputs: Sequence[Tensor]
-) -> Callable[..., tuple[Any, ...]]:
+def _together(ordered: Sequence[Operation], specs: Sequence[VariableSpec], inputs: Sequence[Tensor]) -> ArrayFn:
     """One function for several updates, each traced by itself: one 64-bit counter must not widen the others."""
 
-    def run(*arrays: Any) -> tuple[Any, ...]:
+    def run(*arrays: jax.Array) -> tuple[AnyArray, ...]:
         now = dict(zip(specs, arrays[: len(specs)], strict=True))
         values = dict(zip(inputs, arrays[len(specs) :], strict=True))
         for op in ordered:
             body = op.body
             assert isinstance(body, Update)
-            given = [] if body.overwrites else [now[v] for v in body.variables]
+            given: list[AnyArray] = [] if body.overwrites else [now[v] for v in body.variables]
             for tensor in op.inputs:
                 literal = tensor.op.body
                 given.append(literal.value if isinstance(literal, Constant) else values[tensor])

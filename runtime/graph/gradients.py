@@ -7,7 +7,7 @@ forward itself: the flop count is that of ``jax.value_and_grad`` (a test shows i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,15 +16,20 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Graph, Operation, Tensor
-from runtime.graph.op_kinds import Pure, Read
+from runtime.graph.op_kinds import ArrayFn, Pure, Read
 from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, identity, pure
 from runtime.graph.variable import Variable
-from runtime.tensor_spec import dtype_name
+from runtime.tensor_spec import AnyArray, dtype_name
 
 
 def gradients(
-    ys: Any, xs: Any, grad_ys: Any = None, *, stop_gradients: Sequence[Any] = (), name: str = "gradients"
+    ys: TensorLike | Sequence[TensorLike],
+    xs: object,
+    grad_ys: TensorLike | Sequence[TensorLike | None] | None = None,
+    *,
+    stop_gradients: Sequence[TensorLike] = (),
+    name: str = "gradients",
 ) -> Any:
     """Derivatives of the sum of ``ys`` with respect to each of ``xs``.
 
@@ -42,7 +47,7 @@ def gradients(
     Raises:
         InvalidArgumentError: a ``y`` is not a floating point tensor.
     """
-    outputs = [as_tensor(y) for y in (ys if isinstance(ys, list | tuple) else [ys])]
+    outputs = [as_tensor(y) for y in (ys if isinstance(ys, Sequence) and not isinstance(ys, str | bytes) else [ys])]
     if not outputs:
         raise InvalidArgumentError("gradients: ys is empty")
     graph = outputs[0].graph
@@ -67,10 +72,8 @@ def gradients(
             collected.setdefault(y, []).append(_ones_like(y) if start is None else as_tensor(start))
         for op in sorted(between, key=lambda op: op.id, reverse=True):
             _differentiate(op, between, wanted, stopped, collected)
-        results = [
-            _total([_sum(collected[t]) for t in group if t in collected], leaf)
-            for group, leaf in zip(targets, leaves, strict=True)
-        ]
+        reached = [[_sum(collected[t]) for t in group if t in collected] for group in targets]
+        results = [_sum(parts) if parts else None for parts in reached]
     with graph.name_scope(scope):
         return jax.tree.unflatten(tree, [_after_control(graph, result) for result in results])
 
@@ -141,10 +144,10 @@ def _differentiate(
         return  # a stateful operation: nothing is known of how its outputs depend on its inputs
     fn, indices = op.body.fn, [t.index for t in used]
 
-    def backward(*arrays: Any) -> tuple[Any, ...]:
+    def backward(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         inputs, cotangents = list(arrays[: len(op.inputs)]), arrays[len(op.inputs) :]
 
-        def forward(*differentiated: Any) -> tuple[Any, ...]:
+        def forward(*differentiated: jax.Array) -> tuple[AnyArray, ...]:
             for place, array in zip(needed, differentiated, strict=True):
                 inputs[place] = array
             outputs = fn(*inputs)
@@ -176,13 +179,7 @@ def _sum(parts: list[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
-    total: Callable[..., tuple[Any]] = lambda *arrays: (sum(arrays[1:], start=arrays[0]),)  # noqa: E731
+    total: ArrayFn = lambda *arrays: (sum(arrays[1:], start=arrays[0]),)  # noqa: E731
     op = pure(total, parts, [(first.shape, first.dtype)], "AddN", colocate_with=first.op)
     parts[:] = [op.outputs[0]]
     return op.outputs[0]
-
-
-def _total(parts: list[Tensor], x: TensorLike) -> Tensor | None:
-    if not parts:
-        return None
-    return _sum(list(parts))

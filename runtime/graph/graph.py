@@ -5,17 +5,37 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 from runtime.graph.op_kinds import Body, Nothing, Shape
 from runtime.graph.operators import Operators
-from runtime.graph.placement import DeviceScopes, current_device, device, device_scopes, within_device_scopes
+from runtime.graph.placement import (
+    DeviceFunction,
+    DeviceScopes,
+    DeviceSpec,
+    OpInfo,
+    OutputInfo,
+    current_device,
+    device,
+    device_scopes,
+    within_device_scopes,
+)
 from runtime.graph.tracing import x64_enabled
 from runtime.tensor_spec import DType, dtype_name
 
 _VALID_NAME = re.compile(r"^[A-Za-z0-9.][A-Za-z0-9_.\\/\-]*$")
+
+
+FeedDict: TypeAlias = Mapping[Any, object]
+"""The values of a step's feeds, by tensor, variable or name; Any, as a mapping's keys are all of one type."""
+
+
+class SessionLike(Protocol):
+    """What runs the steps of a graph."""
+
+    def run(self, fetches: object, feed_dict: FeedDict | None = None) -> Any:
+        """Runs one step and returns the values of ``fetches``."""
 
 
 class GraphKeys:
@@ -48,6 +68,8 @@ class Tensor(Operators["Tensor"]):
     """
 
     __slots__ = ("op", "index", "shape", "dtype")
+    shape: Shape | None
+    dtype: DType
 
     def __init__(self, op: Operation, index: int, shape: Shape | None, dtype: DType) -> None:
         self.op = op
@@ -83,7 +105,7 @@ class Tensor(Operators["Tensor"]):
             f"the value of {self.name!r} is known only when a step runs: use rt.numpy.where, or jax.lax.cond in rt.call"
         )
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(f"{self.name!r} is a tensor of a graph, not an array: fetch it with Session.run")
 
     def __len__(self) -> int:
@@ -91,10 +113,10 @@ class Tensor(Operators["Tensor"]):
             raise TypeError(f"the length of {self.name!r} is not known before the step runs")
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
-    def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
+    def eval(self, feed_dict: FeedDict | None = None, session: SessionLike | None = None) -> Any:
         """Runs the tensor in ``session`` or the default session and returns its value."""
         return _session_or_default(session, "Tensor.eval").run(self, feed_dict)
 
@@ -155,9 +177,16 @@ class Operation:
         at = f" device={self.device!r}" if self.device else ""
         return f"<Operation {self.name!r} type={self.type}{at}>"
 
-    def run(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> None:
+    def run(self, feed_dict: FeedDict | None = None, session: SessionLike | None = None) -> None:
         """Runs the operation in ``session`` or the default session."""
         _session_or_default(session, "Operation.run").run(self, feed_dict)
+
+
+@runtime_checkable
+class StandsForElement(Protocol):
+    """What stands for a tensor or operation of a graph, as a variable does for its value."""
+
+    def _as_graph_element(self) -> Tensor | Operation: ...
 
 
 class Graph:
@@ -194,7 +223,7 @@ class Graph:
             del stack[_last(stack, self) :]
 
     @staticmethod
-    def of(*inputs: Any) -> Graph:
+    def of(*inputs: object) -> Graph:
         """The graph that an operation of these inputs is added to: theirs, or the default one when they have none.
 
         Args:
@@ -205,13 +234,14 @@ class Graph:
         """
         first = None
         for item in inputs:
-            if not isinstance(item, Tensor | Operation) and not hasattr(item, "_as_graph_element"):
+            element = _element(item)
+            if element is None:
                 continue
             if first is None:
-                first = item
-            elif item.graph is not first.graph:
+                first = element
+            elif element.graph is not first.graph:
                 raise ValueError(
-                    f"{item.name!r} is of another graph than {first.name!r} ({item.graph} and {first.graph}): an "
+                    f"{element.name!r} is of another graph than {first.name!r} ({element.graph} and {first.graph}): an "
                     "operation takes inputs of one graph"
                 )
         return get_default_graph() if first is None else first.graph
@@ -232,7 +262,7 @@ class Graph:
             self._local.scope = old
 
     @contextlib.contextmanager
-    def control_dependencies(self, before: Iterable[Any] | None) -> Iterator[None]:
+    def control_dependencies(self, before: Iterable[object] | None) -> Iterator[None]:
         """Operations made inside run after all of ``before``; ``None`` clears the outer dependencies."""
         old = self._control
         if before is None:
@@ -246,10 +276,10 @@ class Graph:
 
     @property
     def under_control(self) -> tuple[Operation, ...]:
-        """The operations of this thread's open ``control_dependencies``: what is made now runs after them."""
+        """The operations of this thread's open ``control_dependencies``; an operation made now runs after them."""
         return self._control
 
-    def device(self, spec: Any) -> Any:
+    def device(self, spec: str | DeviceSpec | DeviceFunction | None) -> contextlib.AbstractContextManager[None]:
         """Same as ``runtime.device``, for code that holds a graph."""
         return device(spec)
 
@@ -337,7 +367,7 @@ class Graph:
             where = (
                 colocate_with.device
                 if colocate_with is not None
-                else self._requested_device(_OpInfo(type, full, outputs))
+                else self._requested_device(OpInfo(type, full, [OutputInfo(*output) for output in outputs]))
             )
             wide = wide or x64_enabled()
             op = Operation(self, len(self._operations), full, type, body, tuple(inputs), control, where, wide, outputs)
@@ -345,7 +375,7 @@ class Graph:
             self._by_name[full] = op
             return op
 
-    def _requested_device(self, op: _OpInfo) -> str:
+    def _requested_device(self, op: OpInfo) -> str:
         """The device that the scopes of this graph ask for."""
         if get_default_graph() is self:
             return current_device(op)
@@ -389,7 +419,7 @@ class Graph:
             raise KeyError(f"the operation {op_name!r} has {len(op.outputs)} outputs, so there is no {name!r}")
         return op.outputs[int(index)]
 
-    def as_graph_element(self, item: Any) -> Tensor | Operation:
+    def as_graph_element(self, item: object) -> Tensor | Operation:
         """The tensor or operation that ``item`` names, is, or wraps (a variable stands for its value).
 
         Raises:
@@ -401,9 +431,8 @@ class Graph:
                 return self.get_tensor_by_name(item) if ":" in item else self.get_operation_by_name(item)
             except KeyError as error:
                 raise ValueError(str(error.args[0])) from None
-        convert = getattr(item, "_as_graph_element", None)
-        element = convert() if convert is not None else item
-        if not isinstance(element, Tensor | Operation):
+        element = _element(item)
+        if element is None:
             raise TypeError(
                 f"{item!r} has invalid type {type(item).__name__}: not a tensor, operation, variable or name"
             )
@@ -411,7 +440,7 @@ class Graph:
             raise ValueError(f"{element.name!r} is not an element of this graph")
         return element
 
-    def as_operation(self, item: Any) -> Operation:
+    def as_operation(self, item: object) -> Operation:
         """Like ``as_graph_element``, but gives the operation behind a tensor."""
         element = self.as_graph_element(item)
         return element.op if isinstance(element, Tensor) else element
@@ -447,25 +476,11 @@ class Graph:
         return self.get_collection(GraphKeys.GLOBAL_VARIABLES) + self.get_collection(GraphKeys.LOCAL_VARIABLES)
 
 
-class _OpInfo:
-    """What a device function may look at while the operation is being made; ``node_def`` as in TensorFlow 1."""
-
-    def __init__(self, type: str, name: str, outputs: Sequence[tuple[Shape | None, DType]]) -> None:  # noqa: A002
-        self.type = type
-        self.name = name
-        self.device = ""
-        self.outputs = [_OutputInfo(shape, dtype) for shape, dtype in outputs]
-
-    @property
-    def node_def(self) -> SimpleNamespace:
-        """Its ``name``, its type as ``op``, and its ``device``."""
-        return SimpleNamespace(name=self.name, op=self.type, device=self.device)
-
-
-class _OutputInfo:
-    def __init__(self, shape: Shape | None, dtype: DType) -> None:
-        self.shape = shape
-        self.dtype = dtype
+def _element(item: object) -> Tensor | Operation | None:
+    """The tensor or operation that an object is, or stands for; None for anything else."""
+    if isinstance(item, Tensor | Operation):
+        return item
+    return item._as_graph_element() if isinstance(item, StandsForElement) else None
 
 
 def _show_shape(shape: Shape | None) -> str:
@@ -485,7 +500,7 @@ def _graph_stack() -> list[Graph]:
     return stack
 
 
-def _last(stack: list[Any], item: object) -> int:
+def _last(stack: Sequence[object], item: object) -> int:
     """Where ``item`` was pushed last; the end when it is not there."""
     return next((i for i in reversed(range(len(stack))) if stack[i] is item), len(stack))
 
@@ -508,26 +523,26 @@ def reset_default_graph() -> None:
     _process_graph = Graph()
 
 
-def default_session_stack() -> list[Any]:
+def default_session_stack() -> list[SessionLike]:
     """The stack of default sessions of this thread (runtime/session/session.py pushes to it)."""
-    stack: list[Any] | None = getattr(_threads, "sessions", None)
+    stack: list[SessionLike] | None = getattr(_threads, "sessions", None)
     if stack is None:
         stack = _threads.sessions = []
     return stack
 
 
-def push_default_session(session: Any) -> None:
+def push_default_session(session: SessionLike) -> None:
     """Makes ``session`` the default one of this thread."""
     default_session_stack().append(session)
 
 
-def pop_default_session(session: Any) -> None:
+def pop_default_session(session: SessionLike) -> None:
     """Takes back the last ``push_default_session`` of this session, if this thread made one."""
     stack = default_session_stack()
     del stack[_last(stack, session) : _last(stack, session) + 1]
 
 
-def _session_or_default(session: object, what: str) -> Any:
+def _session_or_default(session: SessionLike | None, what: str) -> SessionLike:
     if session is not None:
         return session
     stack = default_session_stack()
@@ -536,12 +551,12 @@ def _session_or_default(session: object, what: str) -> Any:
     return stack[-1]
 
 
-def name_scope(name: str | None) -> Any:
+def name_scope(name: str | None) -> contextlib.AbstractContextManager[str]:
     """``Graph.name_scope`` of the default graph."""
     return get_default_graph().name_scope(name)
 
 
-def control_dependencies(before: Iterable[Any] | None) -> Any:
+def control_dependencies(before: Iterable[object] | None) -> contextlib.AbstractContextManager[None]:
     """``Graph.control_dependencies`` of the default graph."""
     return get_default_graph().control_dependencies(before)
 
@@ -551,11 +566,11 @@ def no_op(name: str | None = None) -> Operation:
     return get_default_graph().add_operation("NoOp", Nothing(), name=name)
 
 
-def group(*items: Any, name: str | None = None) -> Operation:
+def group(*items: object, name: str | None = None) -> Operation:
     """One operation that is done when all ``items`` (operations, tensors, variables, nested lists of them) are."""
-    flat: list[Any] = []
+    flat: list[object] = []
 
-    def collect(item: Any) -> None:
+    def collect(item: object) -> None:
         if isinstance(item, list | tuple):
             for inner in item:
                 collect(inner)

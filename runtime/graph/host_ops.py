@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from runtime.graph.graph import Graph, Operation, Tensor
-from runtime.graph.op_kinds import Host, Shape
+from runtime.graph.op_kinds import Attrs, Host, Shape
 from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor
 
@@ -16,9 +16,9 @@ from runtime.graph.ops import as_tensor
 def host_call(
     kernel: str,
     inputs: Sequence[TensorLike] = (),
-    outputs: Sequence[tuple[Shape | None, Any]] = (),
+    outputs: Sequence[tuple[Shape | None, DTypeLike]] = (),
     *,
-    attrs: Mapping[str, Any] | None = None,
+    attrs: Attrs | None = None,
     name: str | None = None,
     type: str | None = None,  # noqa: A002 - the field's own name
     stateful: bool = False,

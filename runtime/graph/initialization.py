@@ -1,14 +1,14 @@
-"""The variables of a graph as a whole: which there are, which have values, and the operations that give them theirs."""
+"""Initialisation: the variables of a graph, what gives them values, and what tells which have none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from runtime.graph.graph import Graph, GraphKeys, Operation, Tensor, get_default_graph, group
 from runtime.graph.op_kinds import Host
+from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, constant
 from runtime.graph.variable import Variable
 
@@ -72,9 +72,9 @@ def report_uninitialized_variables(
 
 
 def wait_until_initialized(
-    var_list: Sequence[Variable] | None = None, timeout_secs: Any = 10.0, name: str = "wait_until_initialized"
+    var_list: Sequence[Variable] | None = None, timeout_secs: TensorLike = 10.0, name: str = "wait_until_initialized"
 ) -> Tensor:
-    """Waits on the variables' own tasks until all have values, and is told the moment they have.
+    """Waits on the variables' own tasks until all have values.
 
     Args:
         var_list: variables to wait for; global and local ones of the default graph by default.
@@ -87,39 +87,26 @@ def wait_until_initialized(
     return _uninitialized(var_list, name, "wait_initialized", [timeout_secs])
 
 
-def _uninitialized(var_list: Sequence[Variable] | None, name: str, kernel: str, given: Sequence[Any]) -> Tensor:
+def _uninitialized(var_list: Sequence[Variable] | None, name: str, kernel: str, given: Sequence[TensorLike]) -> Tensor:
+    names = [((None,), np.dtype(object))]
     with Graph.of(*(var_list or ()), *given).as_default() as graph:
-        return _names_of(graph, var_list, name, kernel, [as_tensor(value) for value in given])
-
-
-def _names_of(
-    graph: Graph, var_list: Sequence[Variable] | None, name: str, kernel: str, inputs: Sequence[Tensor]
-) -> Tensor:
-    looked_at = list(graph.variables() if var_list is None else var_list)
-    by_device: dict[tuple[str, bool], list[Variable]] = {}
-    for v in looked_at:
-        by_device.setdefault((v.device, v.spec.local), []).append(v)
-    with graph.name_scope(name + "/" if graph._by_name.get(name) is None else graph.unique_name(name) + "/"):
-        parts = []
-        for same_device in by_device.values():
-            op = graph.add_operation(
-                "UninitializedVariables",
-                Host(
-                    kernel,
-                    {
-                        "variables": [[v.spec.container, v.spec.name] for v in same_device],
-                        "local": same_device[0].spec.local,
-                    },
-                ),
-                inputs,
-                outputs=[((None,), np.dtype(object))],
-                name="names",
-                colocate_with=same_device[0].op,
-            )
-            parts.append(op.outputs[0])
-        if not parts:
-            return constant(np.empty((0,), object), name="names")
-        op = graph.add_operation(
-            "ConcatStrings", Host("concat"), parts, [((None,), np.dtype(object))], name="all_names"
-        )
-    return op.outputs[0]
+        inputs = [as_tensor(value) for value in given]
+        by_device: dict[tuple[str, bool], list[Variable]] = {}
+        for v in graph.variables() if var_list is None else var_list:
+            by_device.setdefault((v.device, v.spec.local), []).append(v)
+        with graph.name_scope(name + "/" if graph._by_name.get(name) is None else graph.unique_name(name) + "/"):
+            parts = []
+            for (_, local), found in by_device.items():
+                attrs = {"variables": [[v.spec.container, v.spec.name] for v in found], "local": local}
+                op = graph.add_operation(
+                    "UninitializedVariables",
+                    Host(kernel, attrs),
+                    inputs,
+                    names,
+                    name="names",
+                    colocate_with=found[0].op,
+                )
+                parts.append(op.outputs[0])
+            if not parts:
+                return constant(np.empty((0,), object), name="names")
+            return graph.add_operation("ConcatStrings", Host("concat"), parts, names, name="all_names").outputs[0]

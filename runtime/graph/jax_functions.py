@@ -16,12 +16,12 @@ from runtime.graph.ops import call
 from runtime.graph.random import random_key
 
 
-def lift(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
+def lift(fn: Callable[..., object], name: str | None = None) -> Callable[..., Any]:
     """Gives ``fn`` for tensors: calling the result adds one operation to the graph. ``name=`` names the operation."""
     label = name or fn.__name__
 
     @functools.wraps(fn)
-    def lifted(*args: Any, name: str | None = None, **kwargs: Any) -> Any:
+    def lifted(*args: object, name: str | None = None, **kwargs: object) -> Any:
         return call(fn, *args, name=name or label, **kwargs)
 
     return lifted
@@ -30,7 +30,12 @@ def lift(fn: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
 class _LiftedModule(types.ModuleType):
     """A module whose functions are those of ``source``, lifted; its constants and dtypes are passed through."""
 
-    def __init__(self, name: str, source: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lift) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: types.ModuleType,
+        wrap: Callable[[Callable[..., object]], Callable[..., object]] = lift,
+    ) -> None:
         super().__init__(name, f"{source.__name__} for tensors: every function of it adds one operation to the graph.")
         self._source = source
         self._wrap = wrap
@@ -59,12 +64,12 @@ def _is_dtype(value: object) -> bool:
     return isinstance(getattr(value, "dtype", None), np.dtype)  # jnp.float32 and the like are callable
 
 
-def _lift_random(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _lift_random(fn: Callable[..., object]) -> Callable[..., object]:
     """Lifts a sampler of jax.random: the key is optional and fresh in every step when it is not given."""
     if fn.__name__ in ("key", "PRNGKey", "wrap_key_data", "key_data", "split", "fold_in", "clone", "key_impl"):
         return lift(fn)
 
-    def sampler(*args: Any, seed: int | None = None, name: str | None = None, **kwargs: Any) -> Any:
+    def sampler(*args: object, seed: int | None = None, name: str | None = None, **kwargs: object) -> object:
         if args and isinstance(args[0], Tensor) or "key" in kwargs:
             return call(fn, *args, name=name or fn.__name__, **kwargs)
         with Graph.of(*jax.tree.leaves((args, kwargs))).as_default():

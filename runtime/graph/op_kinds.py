@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.tensor_spec import Array, DType
+from runtime.tensor_spec import AnyArray, Array, DType
 
 Shape = tuple[int | None, ...]
 """A static shape; ``None`` is a dimension known only when the step runs. ``None`` itself is an unknown rank."""
 
-ArrayFn = Callable[..., tuple[Any, ...]]
+ArrayFn = Callable[..., tuple[AnyArray, ...]]
 """A traceable JAX function from flat arrays to a tuple of arrays."""
+
+Attrs = Mapping[str, Any]
+"""The attributes of a host kernel, by name: what JSON can say."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,10 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class Deferred(Update):
-    """An update that one of the task's own kernels runs, when and with which inputs it sees fit.
+    """A deferred update: a kernel of the task decides when it runs, and with which inputs.
 
-    The kernel gets all inputs of the operation; the update is applied to as many as there are behind the kernel's own.
-    The operation's outputs are the kernel's.
+    The kernel gets all inputs of the operation. Those behind the kernel's own are the inputs of the update. The
+    operation's outputs are the kernel's.
 
     Attributes:
         kernel: the registered name.
@@ -99,7 +102,7 @@ class Deferred(Update):
     """
 
     kernel: str = ""
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Attrs = field(default_factory=dict)
     kernel_inputs: int = 0
     returns_step: bool = False
 
@@ -126,7 +129,7 @@ class Host:
     """
 
     kernel: str
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Attrs = field(default_factory=dict)
     stateful: bool = False
     resource: str = ""
 
@@ -144,16 +147,16 @@ WAITING = frozenset(
         "wait_initialized",
     }
 )
-"""The kernels that may wait for what others do, in other steps or in other parts of their own."""
+"""The kernels that may wait: for another step, or for another stage of their own step."""
 
 
 def may_wait(body: Body) -> bool:
-    """Whether an operation may wait for what others do: it shares its stage with nothing, and holds up nobody else."""
+    """Whether an operation may wait for other operations. Such an operation is a stage of its own."""
     return isinstance(body, Host | Deferred) and body.kernel in WAITING
 
 
 def runs_on_host(body: Body) -> bool:
-    """Whether a kernel of the task does it rather than XLA: host calls, and all that has to do with strings."""
+    """Whether a host kernel runs the operation rather than XLA: host calls, and reads of string variables."""
     return isinstance(body, Host) or isinstance(body, Read) and body.variable.dtype.hasobject
 
 

@@ -6,19 +6,22 @@ import operator
 from collections.abc import Callable
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidArgumentError
+from runtime.graph.op_kinds import Shape
+from runtime.tensor_spec import DType
 
 _call: Callable[..., Any]
 
-Result = TypeVar("Result")
+Result = TypeVar("Result", covariant=True)
 
 
 def make_operations_with(call: Callable[..., Any]) -> None:
-    """Sets what makes an operation of a function: it makes tensors, which have these operators, so it comes later."""
+    """Sets the function that adds an operation to the graph: ``ops.call``, whose module imports this one."""
     global _call
     _call = call
 
@@ -29,6 +32,21 @@ class Operators(Generic[Result]):
     __slots__ = ()
     __array_ufunc__ = None  # so that numpy leaves `array * tensor` to us
     __array_priority__ = 100
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> Shape | None:
+        """Its static shape."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> DType:
+        """Its dtype."""
+        raise NotImplementedError
 
     def __add__(self, other: TensorLike) -> Result:
         return _binary("add", operator.add, self, other)
@@ -120,28 +138,31 @@ class Operators(Generic[Result]):
     def __invert__(self) -> Result:
         return _unary("invert", operator.invert, self)
 
-    def __getitem__(self, item: Any) -> Result:
+    def __getitem__(self, item: object) -> Result:
         _check_bounds(self, item)
         picked: Result = _apply("getitem", _item, self, item)
         return picked
 
 
-TensorLike: TypeAlias = Operators[Any] | npt.ArrayLike
+TensorLike: TypeAlias = Operators[object] | npt.ArrayLike
 """What stands where a tensor is wanted: a tensor, a variable, or what numpy makes an array of."""
 
 
-def _check_bounds(tensor: Any, item: Any) -> None:
+def _check_bounds(tensor: Operators[object], item: object) -> None:
     """Raises IndexError for a number that an axis of known size has not."""
-    for axis, index in _numbers(item, tensor.shape):
-        size = tensor.shape[axis]
+    shape = tensor.shape
+    if shape is None:
+        return
+    for axis, index in _numbers(item, shape):
+        size = shape[axis]
         if isinstance(index, int | np.integer) and size is not None and not -size <= index < size:
             raise IndexError(f"index {index} is out of bounds for axis {axis} of {tensor.name!r} with size {size}")
 
 
-def _item(array: Any, item: Any) -> Any:
-    """``array[item]``, and nothing where a number in ``item`` is out of bounds, which only the step may know.
+def _item(array: jax.Array, item: Any) -> jax.Array:
+    """``array[item]``; NaN where a number in ``item`` is out of bounds, or the integer or bool furthest from zero.
 
-    XLA has no errors and would give the last element: nothing is NaN, or the integer or bool furthest from zero.
+    XLA raises no errors, and would give the last element.
     """
     picked = array[item]
     inside = [(-array.shape[axis] <= i) & (i < array.shape[axis]) for axis, i in _numbers(item, array.shape)]
@@ -150,7 +171,7 @@ def _item(array: Any, item: Any) -> Any:
     return jnp.where(jnp.all(jnp.stack([jnp.asarray(ok) for ok in inside])), picked, _nothing(picked.dtype))
 
 
-def _nothing(dtype: Any) -> Any:
+def _nothing(dtype: DType) -> jax.Array:
     if jnp.issubdtype(dtype, np.inexact):
         return jnp.asarray(np.nan, dtype)
     if dtype == np.bool_:
@@ -159,10 +180,10 @@ def _nothing(dtype: Any) -> Any:
     return jnp.asarray(limits.min if limits.min < 0 else limits.max, dtype)
 
 
-def _numbers(item: Any, shape: Any) -> list[tuple[int, Any]]:
+def _numbers(item: object, shape: Shape) -> list[tuple[int, Any]]:
     """(axis, number) for each integer or integer scalar in an index; none where an index is of another kind."""
     parts = item if isinstance(item, tuple) else (item,)
-    if shape is None or not all(_is_number(p) or p is None or p is ... or isinstance(p, slice) for p in parts):
+    if not all(_is_number(p) or p is None or p is ... or isinstance(p, slice) for p in parts):
         return []
     taken = sum(p is not None and p is not ... for p in parts)
     found, axis = [], 0
@@ -179,31 +200,29 @@ def _is_number(part: object) -> bool:
     return getattr(part, "shape", None) == () and getattr(part, "dtype", np.dtype(bool)).kind in "iu"
 
 
-def _unary(name: str, fn: Callable[..., Any], self: Operators[Result]) -> Result:
+def _unary(name: str, fn: Callable[..., object], self: Operators[Result]) -> Result:
     made: Result = _apply(name, fn, self)
     return made
 
 
-def _binary(name: str, fn: Callable[..., Any], self: Operators[Result], other: TensorLike) -> Result:
+def _binary(name: str, fn: Callable[..., object], self: Operators[Result], other: TensorLike) -> Result:
     made: Result = _apply(name, fn, self, _literal(self, other))
     return made
 
 
-def _reflected(name: str, fn: Callable[..., Any], self: Operators[Result], other: TensorLike) -> Result:
+def _reflected(name: str, fn: Callable[..., object], self: Operators[Result], other: TensorLike) -> Result:
     made: Result = _apply(name, fn, _literal(self, other), self)
     return made
 
 
-def _apply(name: str, fn: Callable[..., Any], *operands: Any) -> Any:
+def _apply(name: str, fn: Callable[..., object], *operands: object) -> Any:
     for value in operands:
-        if isinstance(value, Operators) and value.dtype.hasobject:  # type: ignore[attr-defined]
-            raise InvalidArgumentError(
-                f"{name}: {value.name!r} is a string tensor; arithmetic works on numbers only"  # type: ignore[attr-defined]
-            )
+        if isinstance(value, Operators) and value.dtype.hasobject:
+            raise InvalidArgumentError(f"{name}: {value.name!r} is a string tensor; arithmetic works on numbers only")
     return _call(fn, *operands, name=name)
 
 
-def _literal(tensor: Any, other: Any) -> Any:
+def _literal(tensor: Operators[object], other: TensorLike) -> TensorLike:
     """A list of numbers, or an array of Python's, becomes an array: of the tensor's dtype if that loses nothing."""
     if isinstance(other, np.ndarray) and other.dtype == object:
         other = other.tolist()

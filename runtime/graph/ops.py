@@ -1,18 +1,19 @@
-"""Operations a client writes down: placeholders, constants, and any JAX function of pytrees of tensors."""
+"""Placeholders, constants, and ``call``: one operation of any JAX function of pytrees of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import PyTreeDef
 from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
-from runtime.graph.op_kinds import Constant, Feed, Host, Pure, Shape
+from runtime.graph.op_kinds import ArrayFn, Constant, Feed, Host, Pure, Shape
 from runtime.graph.operators import Operators, TensorLike, make_operations_with
 from runtime.graph.tracing import infer, is_64_bit, x64_enabled
 from runtime.tensor_spec import Array, DType
@@ -29,7 +30,7 @@ def as_dtype(dtype: DTypeLike) -> DType:
     return np.dtype(object) if found.kind in "SUO" else found
 
 
-def as_array(value: TensorLike, dtype: DTypeLike | None = None, what: str = "value") -> Array:
+def as_array(value: object, dtype: DTypeLike | None = None, what: str = "value") -> Array:
     """``value`` as a numpy array with JAX's default widths.
 
     Python and numpy 64-bit values become 32 bits wide unless ``dtype`` or JAX's 64-bit mode says otherwise; strings
@@ -61,7 +62,7 @@ def as_array(value: TensorLike, dtype: DTypeLike | None = None, what: str = "val
 
 
 def _cast(array: Array, wanted: DType, what: str) -> Array:
-    """``array`` as ``wanted``, if that loses no more than precision."""
+    """``array`` as ``wanted``; an error where that would lose more than precision."""
     if kind_of(array.dtype) > kind_of(wanted):
         raise InvalidArgumentError(f"{what}: {array.dtype.name} does not become {wanted.name} by itself: cast it first")
     if wanted.kind in "iu" and array.dtype.kind in "iu" and array.size:
@@ -74,8 +75,8 @@ def _cast(array: Array, wanted: DType, what: str) -> Array:
 
 
 def kind_of(dtype: DType) -> int:
-    """0 for booleans, 1 for integers, 2 for real and 3 for complex numbers, 4 for what is none of these."""
-    kinds: tuple[Any, ...] = (np.bool_, np.integer, np.floating, np.complexfloating)
+    """0 for booleans, 1 for integers, 2 for real numbers, 3 for complex numbers, 4 for anything else."""
+    kinds: tuple[type[np.generic], ...] = (np.bool_, np.integer, np.floating, np.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 4)
 
 
@@ -144,13 +145,19 @@ def _shaped(array: Array, shape: tuple[int, ...], what: str) -> Array:
         raise InvalidArgumentError(f"{what}: a value of shape {array.shape} cannot get the shape {shape}") from None
 
 
+@runtime_checkable
+class StandsForTensor(Protocol):
+    """What is taken for a tensor in arithmetic, as a variable is for its value."""
+
+    def _as_tensor(self) -> Tensor: ...
+
+
 def as_tensor(value: TensorLike, dtype: DTypeLike | None = None, name: str | None = None) -> Tensor:
     """``value`` itself when it is a tensor (or stands for one, like a variable), else a constant of it."""
-    convert = getattr(value, "_as_tensor", None)
-    if convert is not None:
-        return as_tensor(convert())
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, StandsForTensor):
+        return value._as_tensor()
     return constant(value, dtype, name=name)
 
 
@@ -159,7 +166,7 @@ def is_tensor(value: object) -> TypeGuard[Operators[Tensor]]:
     return isinstance(value, Operators)
 
 
-def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
+def call(fn: Callable[..., object], *args: object, name: str | None = None, **kwargs: object) -> Any:
     """Makes one operation of any JAX function of pytrees: ``rt.call(loss_fn, params, x, y)``.
 
     Tensors and variables anywhere in ``args`` and ``kwargs`` become the operation's inputs; small arrays, numbers and
@@ -185,7 +192,7 @@ def call(fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: 
         return _called(fn, leaves, tree, label)
 
 
-def _called(fn: Callable[..., Any], leaves: list[Any], tree: object, label: str) -> Any:
+def _called(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, label: str) -> Any:
     places, tensors = [], []
     for i, leaf in enumerate(leaves):
         if is_tensor(leaf) or (isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > EMBED_BYTES):
@@ -194,7 +201,7 @@ def _called(fn: Callable[..., Any], leaves: list[Any], tree: object, label: str)
         elif isinstance(leaf, np.ndarray):
             leaves[i] = leaf.copy()  # it is read when a step is planned, and the caller may have changed it by then
 
-    def flat_fn(*arrays: Any) -> Any:
+    def flat_fn(*arrays: jax.Array) -> object:
         filled = list(leaves)
         for place, array in zip(places, arrays, strict=True):
             filled[place] = array
@@ -210,7 +217,7 @@ def _called(fn: Callable[..., Any], leaves: list[Any], tree: object, label: str)
 
 
 def pure(
-    fn: Callable[..., tuple[Any, ...]],
+    fn: ArrayFn,
     inputs: Sequence[Tensor],
     outputs: Sequence[tuple[Shape | None, DType]],
     name: str,
@@ -248,7 +255,7 @@ def _names_64_bits(leaf: object) -> bool:
     return isinstance(leaf, np.dtype) and is_64_bit(leaf)
 
 
-def _function_name(fn: Callable[..., Any]) -> str:
+def _function_name(fn: Callable[..., object]) -> str:
     name = getattr(fn, "__name__", type(fn).__name__)
     cleaned = "".join(c if c.isalnum() or c in "_.-" else "_" for c in name).lstrip("_-")
     return cleaned or "call"

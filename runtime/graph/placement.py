@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
 from runtime.cluster.device_spec import ANYWHERE
 from runtime.cluster.device_spec import DeviceSpec as DeviceSpec
 from runtime.cluster.spec import ClusterDefLike, ClusterSpec, JobsLike
+from runtime.tensor_spec import DType
 
 _log = logging.getLogger(__name__)
 
@@ -21,23 +23,36 @@ STANDARD_PS_OPS = ("Variable", "ConditionalAccumulator")
 """Types of the operations that `replica_device_setter` puts on parameter servers by default."""
 
 
-class OpInfo(Protocol):
-    """What a device function is given: an operation that is being made."""
+class OutputInfo(NamedTuple):
+    """Static shape and dtype of one output of an operation that is being made."""
+
+    shape: tuple[int | None, ...] | None
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """What a device function is given: an operation that is being made.
+
+    Attributes:
+        type: such as "Variable".
+        name: unique in the graph.
+        outputs: its outputs.
+        device: what the scopes inside of this function asked for, in short form; empty when they did not.
+    """
+
+    type: str
+    name: str
+    outputs: Sequence[OutputInfo] = ()
+    device: str = ""
 
     @property
-    def type(self) -> str:
-        """Such as "Variable"."""
-
-    @property
-    def name(self) -> str:
-        """Unique in the graph."""
-
-    @property
-    def device(self) -> str:
-        """What the scopes inside of this function asked for, in short form; empty when they did not."""
+    def node_def(self) -> SimpleNamespace:
+        """As in TensorFlow 1: its ``name``, its type as ``op``, and its ``device``."""
+        return SimpleNamespace(name=self.name, op=self.type, device=self.device)
 
 
-DeviceFunction = Callable[[Any], "str | DeviceSpec | None"]
+DeviceFunction = Callable[[OpInfo], "str | DeviceSpec | None"]
 """Given an `OpInfo`, returns its device; None leaves the device as it is."""
 
 _stack: ContextVar[tuple[DeviceSpec | DeviceFunction, ...]] = ContextVar("device_stack", default=())
@@ -53,7 +68,7 @@ def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
 
     Args:
         spec: a device name; or a function from operation to device name (or None, for no opinion);
-            or None, which makes the scopes outside of this one not count.
+            or None, which switches the outer scopes off.
 
     Raises:
         InvalidArgumentError: not a device name.
@@ -71,13 +86,6 @@ def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
         yield
     finally:
         _stack.reset(token)
-
-
-@contextmanager
-def fresh_device_stack() -> Iterator[None]:
-    """Makes the scopes outside not count."""
-    with device(None):
-        yield
 
 
 DeviceScopes = tuple[DeviceSpec | DeviceFunction, ...]
@@ -120,7 +128,7 @@ def current_device(op: OpInfo) -> str:
         if isinstance(scope, DeviceSpec):
             requested = scope.merge(requested)
             continue
-        answer = scope(_Placed(op, requested.to_string()))
+        answer = scope(replace(op, device=requested.to_string()))
         if isinstance(answer, str):
             requested = DeviceSpec.parse(answer)
         elif isinstance(answer, DeviceSpec):
@@ -130,17 +138,6 @@ def current_device(op: OpInfo) -> str:
     return requested.to_string()
 
 
-class _Placed:
-    """An operation as a device function sees it: all as it is, but with the device so far."""
-
-    def __init__(self, op: OpInfo, device: str) -> None:
-        self._op = op
-        self.device = device
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._op, name)
-
-
 def replica_device_setter(
     ps_tasks: int = 0,
     ps_device: str | None = "/job:ps",
@@ -148,7 +145,7 @@ def replica_device_setter(
     merge_devices: bool = True,
     cluster: "ClusterSpec | JobsLike | ClusterDefLike | None" = None,
     ps_ops: Sequence[str] | None = None,
-    ps_strategy: Callable[[Any], int] | None = None,
+    ps_strategy: Callable[[OpInfo], int] | None = None,
 ) -> DeviceFunction | None:
     """A device function for between-graph replication: variables to the parameter servers, all else to the worker.
 
@@ -215,7 +212,7 @@ class RoundRobinStrategy:
         self._num_tasks = num_tasks
         self._next = 0
 
-    def __call__(self, op: Any) -> int:
+    def __call__(self, op: OpInfo) -> int:
         """The task for `op`."""
         task = self._next
         self._next = (task + 1) % self._num_tasks
@@ -230,12 +227,12 @@ class GreedyLoadBalancingStrategy:
         load_fn: from operation to its load, such as `byte_size_load_fn`.
     """
 
-    def __init__(self, num_tasks: int, load_fn: Callable[[Any], float]) -> None:
+    def __init__(self, num_tasks: int, load_fn: Callable[[OpInfo], float]) -> None:
         """See the class."""
         self._loads = [0.0] * num_tasks
         self._load_fn = load_fn
 
-    def __call__(self, op: Any) -> int:
+    def __call__(self, op: OpInfo) -> int:
         """The task for `op`, whose load is then counted."""
         task = min(range(len(self._loads)), key=self._loads.__getitem__)
         self._loads[task] += self._load_fn(op)
@@ -261,7 +258,7 @@ class RandomStrategy:
         return int.from_bytes(digest[:8], "big") % self._num_tasks
 
 
-def byte_size_load_fn(op: Any) -> int:
+def byte_size_load_fn(op: OpInfo) -> int:
     """The size in bytes of an operation's only output.
 
     Raises:
@@ -276,4 +273,4 @@ def byte_size_load_fn(op: Any) -> int:
         itemsize = int(np.dtype(dtype).itemsize)
     except TypeError:
         itemsize = int(dtype.itemsize)  # types of JAX that numpy does not know, such as random keys
-    return math.prod(map(int, shape)) * itemsize
+    return math.prod(int(d) for d in shape if d is not None) * itemsize

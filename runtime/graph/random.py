@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ _STEP_ID = "step_id"
 
 
 def step_id() -> Tensor:
-    """The tensor that tells one step of a session from another: uint32[4], see ``bodies.StepId``."""
+    """The tensor that tells one step of a session from another: uint32[4], see ``op_kinds.StepId``."""
     graph = get_default_graph()
     found = graph.get_collection(_STEP_ID)
     if found:
@@ -55,7 +54,7 @@ def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
     own = zlib.crc32(label.encode()) if seed is None else seed
     base = (graph.seed or 0, own)
 
-    def make_key(step: Any) -> tuple[Any]:
+    def make_key(step: jax.Array) -> tuple[jax.Array]:
         key = jax.random.key(base[0] & 0xFFFFFFFF, impl=impl)
         key = jax.random.fold_in(key, base[1] & 0xFFFFFFFF)
         for word in (2, 3) if fixed else (0, 1, 2, 3):

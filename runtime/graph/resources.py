@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.graph import Operation, Tensor, get_default_graph
+from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
 from runtime.graph.op_kinds import Host, Shape
 from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_dtype, as_tensor, constant, is_tensor
 from runtime.tensor_spec import DType, dtype_name, shape_fits
+
+DTypes: TypeAlias = DTypeLike | Sequence[DTypeLike]
+"""The dtype of each component of a queue's elements, or the dtype of the only one."""
+Shapes: TypeAlias = Sequence[int | None] | Sequence[Sequence[int | None] | None] | None
+"""The static shape of each component, or the shape of the only one; None when they are not known."""
 
 
 class _Resource:
@@ -24,7 +29,7 @@ class _Resource:
         type: str,  # noqa: A002
         kernel: str,
         name: str,
-        described: Mapping[str, Any],
+        described: Mapping[str, object],
         container: str,
         shared_name: str | None,
     ) -> None:
@@ -62,7 +67,7 @@ class _Resource:
         return self._op.device
 
     @property
-    def graph(self) -> Any:
+    def graph(self) -> Graph:
         """The graph it was made in."""
         return self._op.graph
 
@@ -74,7 +79,7 @@ class _Resource:
         *,
         name: str | None = None,
         stateful: bool = True,
-        **attrs: Any,
+        **attrs: object,
     ) -> Operation:
         return self._op.graph.add_operation(
             f"{self._op.type}/{what}",
@@ -98,12 +103,12 @@ class Queue(_Resource):
         type: str,
         kind: str,
         capacity: int,
-        dtypes: Any,
-        shapes: Any,
+        dtypes: DTypes,
+        shapes: Shapes,
         name: str,
         container: str,
         shared_name: str | None,
-        **options: Any,  # noqa: A002
+        **options: int | None,  # noqa: A002
     ) -> None:
         self.dtypes: tuple[DType, ...] = tuple(as_dtype(d) for d in _listed(dtypes))
         self.shapes: tuple[Shape | None, ...] = _shapes(shapes, len(self.dtypes), name)
@@ -129,16 +134,16 @@ class Queue(_Resource):
         """Adds the slices of ``values`` along the first dimension, one element each; waits while the queue is full."""
         return self._add("enqueue_many", self._components(values, (None,)), name=name)
 
-    def dequeue(self, name: str | None = None) -> Any:
+    def dequeue(self, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
         """Removes one element; waits until there is one. Gives a tensor for each component."""
-        op = self._add("dequeue", (), list(zip(self._one(), self.dtypes, strict=True)), name=name)
+        op = self._add("dequeue", (), list(zip(self.shapes, self.dtypes, strict=True)), name=name)
         return op.outputs[0] if len(op.outputs) == 1 else op.outputs
 
-    def dequeue_many(self, n: TensorLike, name: str | None = None) -> Any:
+    def dequeue_many(self, n: TensorLike, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
         """Removes ``n`` elements, stacked; waits until there are so many, or raises OutOfRangeError once closed."""
         return self._batch(n, False, name)
 
-    def dequeue_up_to(self, n: TensorLike, name: str | None = None) -> Any:
+    def dequeue_up_to(self, n: TensorLike, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
         """Like ``dequeue_many``, but a closed queue gives the fewer elements that are left, if there is one."""
         return self._batch(n, True, name)
 
@@ -151,13 +156,10 @@ class Queue(_Resource):
         return self._add("is_closed", (), [((), np.dtype(np.bool_))], name=name).outputs[0]
 
     def close(self, cancel_pending_enqueues: bool = False, name: str | None = None) -> Operation:
-        """Ends the input: no more elements are taken; ``cancel_pending_enqueues`` ends enqueues that wait, too."""
+        """Closes the queue to further elements; ``cancel_pending_enqueues`` also ends the enqueues that wait."""
         return self._add("close", name=name, cancel_pending_enqueues=bool(cancel_pending_enqueues))
 
-    def _one(self) -> tuple[Shape | None, ...]:
-        return self.shapes
-
-    def _batch(self, n: TensorLike, up_to: bool, name: str | None) -> Any:
+    def _batch(self, n: TensorLike, up_to: bool, name: str | None) -> Tensor | tuple[Tensor, ...]:
         if any(shape is None for shape in self.shapes):
             raise InvalidArgumentError(f"queue {self.name!r}: give it shapes= to dequeue several elements as one batch")
         first = int(n) if isinstance(n, int | np.integer) and not up_to else None
@@ -209,8 +211,8 @@ class FIFOQueue(Queue):
     def __init__(
         self,
         capacity: int,
-        dtypes: Any,
-        shapes: Any = None,
+        dtypes: DTypes,
+        shapes: Shapes = None,
         name: str = "fifo_queue",
         container: str = "",
         *,
@@ -234,8 +236,8 @@ class PaddingFIFOQueue(Queue):
     def __init__(
         self,
         capacity: int,
-        dtypes: Any,
-        shapes: Any,
+        dtypes: DTypes,
+        shapes: Shapes,
         name: str = "padding_fifo_queue",
         container: str = "",
         *,
@@ -264,8 +266,8 @@ class RandomShuffleQueue(Queue):
         self,
         capacity: int,
         min_after_dequeue: int,
-        dtypes: Any,
-        shapes: Any = None,
+        dtypes: DTypes,
+        shapes: Shapes = None,
         seed: int | None = None,
         name: str = "random_shuffle_queue",
         container: str = "",
@@ -371,8 +373,8 @@ class ConditionalAccumulator(_Resource):
             return constant(value, np.int64, name=what)
 
 
-def _listed(items: object) -> list[Any]:
-    return list(items) if isinstance(items, list | tuple) else [items]
+def _listed(items: DTypes) -> list[DTypeLike]:
+    return list(items) if isinstance(items, Sequence) and not isinstance(items, str) else [items]
 
 
 def _shapes(shapes: object, count: int, name: str) -> tuple[Shape | None, ...]:

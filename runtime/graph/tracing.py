@@ -1,26 +1,24 @@
-"""From a JAX function to shapes and jaxprs: the only module that traces user code.
+"""Tracing: a JAX function becomes a jaxpr, or the shapes of its results. No other module traces user code.
 
-Each operation is traced by itself, under 64-bit mode when one of its own arrays is 64 bits wide, or when the user had
-JAX in that mode as it was made. So an int64 global step can live in a program whose other parts keep JAX's 32-bit
-defaults, and who has asked for 64 bits gets what JAX gives.
+Each operation is traced by itself. It is traced in 64-bit mode when one of its own arrays is 64 bits wide, or when JAX
+was in that mode as the operation was made. So a program may count an int64 global step and compute in 32 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.tree_util import PyTreeDef
 from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError, one_line
 from runtime.graph.op_kinds import ArrayFn, Shape
 from runtime.tensor_spec import DType
-
-ClosedJaxpr = Any
 
 _UNKNOWN_SIZES = (5040, 10080)
 """What stands for an unknown dimension while shapes are inferred: two sizes that most reshapes divide.
@@ -39,7 +37,7 @@ def has_less_than_a_byte(dtype: DType) -> bool:
     """Whether XLA packs several elements of ``dtype`` into a byte: int4 and the like."""
     if dtype.itemsize > 1 or dtype.hasobject or dtype.kind == "b":
         return False
-    limits_of: Callable[..., Any] = ml_dtypes.finfo if jnp.issubdtype(dtype, np.floating) else ml_dtypes.iinfo
+    limits_of = ml_dtypes.finfo if jnp.issubdtype(dtype, np.floating) else ml_dtypes.iinfo
     return int(limits_of(dtype).bits) < 8
 
 
@@ -65,8 +63,8 @@ def trace(fn: ArrayFn, avals: Sequence[jax.ShapeDtypeStruct], wide: bool) -> Clo
 
 
 def infer(
-    fn: Callable[..., Any], inputs: Sequence[tuple[Shape | None, DType]], what: str, wide: bool | None = None
-) -> tuple[Any, list[tuple[Shape | None, DType]]]:
+    fn: Callable[..., object], inputs: Sequence[tuple[Shape | None, DType]], what: str, wide: bool | None = None
+) -> tuple[PyTreeDef, list[tuple[Shape | None, DType]]]:
     """Infers the output structure, static shapes and dtypes of ``fn``.
 
     Args:
@@ -87,7 +85,7 @@ def infer(
         wide = needs_64_bit([dtype for _, dtype in inputs]) or x64_enabled()
     failed: list[Exception] = []
 
-    def tried(guesses: Sequence[tuple[int, int]]) -> list[Any]:
+    def tried(guesses: Sequence[tuple[int, int]]) -> list[object]:
         results = []
         for rank, size in guesses:
             avals = [
@@ -119,8 +117,8 @@ def infer(
 
 
 def _same_structure(one: object, other: object) -> bool:
-    trees: tuple[Any, Any] = jax.tree.structure(one), jax.tree.structure(other)
-    return bool(trees[0] == trees[1])
+    structure: object = jax.tree.structure(one)
+    return structure == jax.tree.structure(other)
 
 
 _Guesses = list[tuple[int, int]]

@@ -10,18 +10,12 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.graph import (
-    Graph,
-    GraphKeys,
-    Operation,
-    Tensor,
-    get_default_graph,
-)
-from runtime.graph.op_kinds import Host, Read, Update, VariableSpec
+from runtime.graph.graph import Graph, GraphKeys, Operation, SessionLike, Tensor, get_default_graph
+from runtime.graph.op_kinds import ArrayFn, Attrs, Host, Read, Update, VariableSpec
 from runtime.graph.operators import Operators, TensorLike
 from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity, is_tensor
 from runtime.proto import variable_pb2
-from runtime.tensor_spec import DType, dtype_name, shape_fits
+from runtime.tensor_spec import AnyArray, DType, dtype_name, shape_fits
 
 
 class Variable(Operators[Tensor]):
@@ -51,14 +45,14 @@ class Variable(Operators[Tensor]):
     """
 
     save_slice_info: Any = None
-    """Of which array in checkpoints it is a part, and where (``harness.partitioned``); None: one of its own."""
+    """The array in checkpoints that it is a slice of (``harness.partitioned``); None: an array of its own."""
 
     def __init__(
         self,
-        initial_value: Any,
+        initial_value: TensorLike | Callable[[], TensorLike],
         *,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         trainable: bool = True,
         collections: Sequence[str] | None = None,
         local: bool = False,
@@ -67,7 +61,7 @@ class Variable(Operators[Tensor]):
         graph = get_default_graph()
         static, wanted = _static_spec(initial_value, dtype, name or "Variable")
         if callable(initial_value) and static is None:  # its shape shows only when it is called
-            initial_value, static, wanted = _call_elsewhere(graph, initial_value, dtype, name or "Variable")
+            static, wanted = _call_elsewhere(initial_value, dtype, name or "Variable")
         assert static is not None
         with graph.control_dependencies(None):
             full = graph.unique_name(name or "Variable")  # taken now: another thread gets another one
@@ -90,8 +84,8 @@ class Variable(Operators[Tensor]):
         for key in collections:
             graph.add_to_collection(key, self)
 
-    def _initial_tensor(self, value: Any, wanted: DType) -> Tensor:
-        if is_tensor(value):
+    def _initial_tensor(self, value: TensorLike, wanted: DType) -> Tensor:
+        if isinstance(value, Operators):
             tensor = as_tensor(value)
             if tensor.dtype != wanted:
                 raise InvalidArgumentError(
@@ -234,7 +228,7 @@ class Variable(Operators[Tensor]):
         at = f" device={self.device!r}" if self.device else ""
         return f"<Variable {self.name!r} shape={self.shape} dtype={dtype_name(self.dtype)}{at}>"
 
-    def eval(self, session: Any = None) -> Any:
+    def eval(self, session: SessionLike | None = None) -> Any:
         """Its value in ``session`` or the default session."""
         return self._op.outputs[0].eval(session=session)
 
@@ -252,7 +246,7 @@ class Variable(Operators[Tensor]):
         """Subtracts ``delta`` in one atomic step on the variable's task; gives the new value."""
         return self._update("AssignSub", name, lambda old, d: (old - d,) * 2, delta)
 
-    def update(self, fn: Callable[..., Any], *inputs: Any, name: str | None = None) -> Tensor:
+    def update(self, fn: Callable[..., AnyArray], *inputs: TensorLike, name: str | None = None) -> Tensor:
         """Replaces the value by ``fn(value, *inputs)`` in one atomic step on the variable's task; gives the new value.
 
         Args:
@@ -260,35 +254,27 @@ class Variable(Operators[Tensor]):
             *inputs: tensors, variables or arrays.
             name: operation name.
         """
-        changed: Tensor = update(
-            [self], lambda old, *args: ([fn(old, *args)], ()), inputs, name=name or "Update", first=True
-        )
-        return changed
 
-    def _update(
-        self, kind: str, name: str | None, fn: Callable[..., Any], value: TensorLike, overwrites: bool = False
-    ) -> Tensor:
+        def replaced(*arrays: jax.Array) -> tuple[list[AnyArray], list[AnyArray]]:
+            new = fn(*arrays)
+            return [new], [new]
+
+        return update([self], replaced, inputs, outputs=[(self.shape, self.dtype)], name=name or "Update").outputs[0]
+
+    def _update(self, kind: str, name: str | None, fn: ArrayFn, value: TensorLike, overwrites: bool = False) -> Tensor:
         with Graph.of(self, value).as_default(), self.graph.device(lambda op: self._op.device):
             if is_tensor(value):
                 tensor = as_tensor(value)
             else:
                 tensor = constant(value, self.dtype, name=f"{kind}/value")
         _check_fits(self, tensor)
-        if self.dtype.hasobject:
-            if not overwrites:
-                raise InvalidArgumentError(f"variable {self.spec.name!r} holds strings: {kind} works on numbers only")
-            op = self.graph.add_operation(
-                kind,
-                Host("assign", _attrs(self.spec), True, self.spec.name),
-                [tensor],
-                [(self.spec.shape, self.spec.dtype)],
-                name=name or kind,
-                colocate_with=self._op,
-            )
-            return op.outputs[0]
+        if self.dtype.hasobject and not overwrites:
+            raise InvalidArgumentError(f"variable {self.spec.name!r} holds strings: {kind} works on numbers only")
         op = self.graph.add_operation(
             kind,
-            Update((self.spec,), fn, overwrites),
+            Host("assign", _attrs(self.spec), True, self.spec.name)
+            if self.dtype.hasobject
+            else Update((self.spec,), fn, overwrites),
             [tensor],
             [(self.spec.shape, self.spec.dtype)],
             name=name or kind,
@@ -299,13 +285,12 @@ class Variable(Operators[Tensor]):
 
 def update(
     variables: Sequence[Variable],
-    fn: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
+    fn: Callable[..., tuple[Sequence[AnyArray], Sequence[AnyArray]]],
     inputs: Sequence[TensorLike],
     *,
-    outputs: Sequence[tuple[tuple[int, ...], Any]] = (),
+    outputs: Sequence[tuple[tuple[int, ...], DTypeLike]] = (),
     name: str = "Update",
-    first: bool = False,
-) -> Any:
+) -> Operation:
     """One atomic read-modify-write of several variables of one task: what optimizers are made of.
 
     Args:
@@ -314,7 +299,6 @@ def update(
         inputs: tensors, variables or arrays.
         outputs: (shape, dtype) of the outputs besides the new values.
         name: operation name.
-        first: give the first variable's new value as a tensor instead of the operation.
 
     Raises:
         InvalidArgumentError: no variables, or variables on different devices.
@@ -326,22 +310,20 @@ def update(
         raise InvalidArgumentError(f"{name}: one update works on one device, these variables are on {devices}")
     specs = tuple(v.spec for v in variables)
 
-    def body(*arrays: Any) -> tuple[Any, ...]:
+    def body(*arrays: jax.Array) -> tuple[AnyArray, ...]:
         new, out = fn(*arrays)
-        return (*new, *((new[0],) if first else ()), *out)
+        return (*new, *out)
 
-    shapes = [(specs[0].shape, specs[0].dtype)] if first else []
     with Graph.of(*variables, *inputs).as_default() as graph:
         tensors = [as_tensor(i) for i in inputs]
-    op = graph.add_operation(
+    return graph.add_operation(
         name.rsplit("/", 1)[-1],
         Update(specs, body),
         tensors,
-        [*shapes, *((tuple(s), as_dtype(d)) for s, d in outputs)],
+        [(tuple(s), as_dtype(d)) for s, d in outputs],
         name=name,
         colocate_with=variables[0].op,
     )
-    return op.outputs[0] if first else op
 
 
 def _check_fits(variable: Variable, tensor: Tensor) -> None:
@@ -356,12 +338,14 @@ def _check_fits(variable: Variable, tensor: Tensor) -> None:
         )
 
 
-def _attrs(spec: VariableSpec) -> dict[str, Any]:
-    """What a host kernel is told of a variable."""
+def _attrs(spec: VariableSpec) -> Attrs:
+    """The attributes by which a host kernel finds a variable."""
     return {"variable": spec.name, "container": spec.container, "local": spec.local}
 
 
-def _static_spec(value: TensorLike, dtype: DTypeLike, name: str) -> tuple[tuple[int, ...] | None, DType]:
+def _static_spec(
+    value: TensorLike | Callable[[], TensorLike], dtype: DTypeLike | None, name: str
+) -> tuple[tuple[int, ...] | None, DType]:
     """Shape and dtype of an initial value without making operations; shape None when only calling it can tell."""
     if callable(value) and not is_tensor(value):
         return None, np.dtype(np.float32)
@@ -377,18 +361,18 @@ def _static_spec(value: TensorLike, dtype: DTypeLike, name: str) -> tuple[tuple[
 
 
 def _call_elsewhere(
-    graph: Graph, make: Callable[[], Any], dtype: DTypeLike, name: str
-) -> tuple[Callable[[], Any], tuple[int, ...], DType]:
+    make: Callable[[], TensorLike], dtype: DTypeLike | None, name: str
+) -> tuple[tuple[int, ...], DType]:
     """Learns the shape of ``make()`` by calling it in a scratch graph; the real call happens on its device."""
     with Graph().as_default():
         static, wanted = _static_spec(make(), dtype, name)
     if static is None:
         raise InvalidArgumentError(f"variable {name!r}: its initial value is a function that gives a function")
-    return make, static, wanted
+    return static, wanted
 
 
 def variables(
-    tree: Any, name: str, *, trainable: bool = True, collections: Sequence[str] | None = None, container: str = ""
+    tree: object, name: str, *, trainable: bool = True, collections: Sequence[str] | None = None, container: str = ""
 ) -> Any:
     """A pytree of variables from a pytree of arrays; the path in the tree is the name: ``mlp/layer1/w``.
 
@@ -433,13 +417,3 @@ def assign_add(ref: Variable, value: TensorLike, name: str | None = None) -> Ten
 def assign_sub(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
     """``ref.assign_sub(value)``."""
     return ref.assign_sub(value, name)
-
-
-__all__ = [
-    "Variable",
-    "assign",
-    "assign_add",
-    "assign_sub",
-    "update",
-    "variables",
-]

@@ -6,7 +6,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -209,7 +209,7 @@ class QueueResource(Resource):
         )
 
     def close(self, cancel_pending_enqueues: bool = False) -> None:
-        """Takes no more elements; those that are in it, and enqueues that wait, can still be dequeued.
+        """Closes the queue to further elements; those in it, and those of waiting enqueues, can still be dequeued.
 
         Args:
             cancel_pending_enqueues: end enqueues that wait.
@@ -273,7 +273,7 @@ class QueueResource(Resource):
         return left if self._closed else max(0, left - self._stay)
 
     def _over(self) -> bool:
-        """Closed, and nobody waits to add: nothing more will come."""
+        """Whether no element will come any more: it is closed, empty, and no enqueue waits."""
         return self._closed and (self._cancel_enqueues or not self._givers) and not len(self._ordering)
 
     def _check(self, element: Element) -> None:
@@ -291,7 +291,14 @@ class QueueResource(Resource):
 
 
 def make_queue(
-    kind: str, name: str, capacity: int, dtypes: Sequence[Any], shapes: Shapes, **options: Any
+    kind: str,
+    name: str,
+    capacity: int,
+    dtypes: Sequence[DType],
+    shapes: Shapes,
+    *,
+    min_after_dequeue: int = 0,
+    seed: int | None = None,
 ) -> QueueResource:
     """A queue of one of the kinds that graphs name.
 
@@ -301,12 +308,13 @@ def make_queue(
         capacity: most elements; 0 or less for no limit.
         dtypes: dtype of each component.
         shapes: shape of each component.
-        **options: ``min_after_dequeue`` and ``seed`` of a shuffling queue.
+        min_after_dequeue: elements that stay behind in a shuffling queue while it is open.
+        seed: of a shuffling queue.
     """
     bound = capacity if capacity > 0 else 2**62
     if kind == "shuffle":
-        seed, stay = options.get("seed"), int(options.get("min_after_dequeue", 0))
-        return QueueResource(name, bound, dtypes, shapes, ShuffledOrdering(seed), min_after_dequeue=stay)
+        ordering = ShuffledOrdering(seed)
+        return QueueResource(name, bound, dtypes, shapes, ordering, min_after_dequeue=min_after_dequeue)
     return QueueResource(name, bound, dtypes, shapes, FifoOrdering(), pad=kind == "padding")
 
 

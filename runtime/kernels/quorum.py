@@ -4,9 +4,9 @@ Each worker pushes its gradients with the step at which it read the variables. T
 enough are in, their mean is applied, the step advances by one, and every waiting push is answered. A gradient of
 another step is dropped and counted, and its worker told at once.
 
-Who decides that enough are in? With one task the task itself, as the last gradient arrives. With several, the same
-workers must be chosen on all of them, so a chief decides, in two phases: ``gather`` tells it whose gradients are here
-and promises to keep them, ``commit`` applies those that it has chosen from what all tasks have.
+One task decides by itself that it has enough, as the last gradient arrives. Several tasks must apply the gradients of
+the same workers, so a chief decides, in two phases: ``gather`` tells it whose gradients are here and promises to keep
+them; ``commit`` applies those that it has chosen from what all tasks have.
 
 The task that holds the step counter leads: the counter is the step. The chief commits there last. So whoever reads step
 s from the leader reads variables of step s, or of a later one, everywhere; and in the second case the gradient comes
@@ -157,7 +157,7 @@ class Contribution:
     fenced: bool = False
 
     def keep(self) -> None:
-        """Makes it outlive its caller."""
+        """Copies the arrays, so that they outlive the call."""
         if not self.kept:
             self.arrays = [np.array(a) for a in self.arrays]
             self.kept = True
@@ -282,7 +282,7 @@ class QuorumResource(Resource):
                 self._members = None
 
     def _wait(self, ready: Callable[[], bool], cancelled: Cancellation) -> None:
-        """Waits; meanwhile says on whom, and gives up on those who are missing when it is time."""
+        """Waits until ``ready``; logs the missing workers, and goes on without them after ``timeout_secs``."""
         what = f"waiting for step {self._step} of {self._name}"
         while not cancelled.wait_for(
             self._changed, lambda: self._ended is not None or ready() or self._too_few(), what, self._next_look()
@@ -329,9 +329,9 @@ class QuorumResource(Resource):
     # -- coming and going --------------------------------------------------------------------------------------
 
     def _add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
-        """Adds a piece. A worker that has given all it may was started again, or its connection was cut.
+        """Adds a contribution. A worker that has given all it may was started again, or its connection was cut.
 
-        Its new gradients take the place of the old ones, or, if a chief was promised these, the other way round.
+        Its new gradients take the place of the old ones, except those that a chief was promised.
         """
         contribution = Contribution(worker, arrays)
         of_worker = [p for p in self._contributions if p.worker == worker]
@@ -350,7 +350,7 @@ class QuorumResource(Resource):
         return contribution
 
     def _withdraw(self, contribution: Contribution) -> None:
-        """Its caller waits no more: takes it out, or keeps it where a chief was promised it."""
+        """Takes out a contribution whose caller has stopped waiting; keeps one that a chief was promised."""
         if not any(p is contribution for p in self._contributions):
             return
         if contribution.promised:
@@ -366,7 +366,7 @@ class QuorumResource(Resource):
             self._step = self._last = None
 
     def _refresh(self, step: int) -> int:
-        """Takes note of the variables' step; no piece of another one fits them."""
+        """Takes note of the variables' step; contributions to another step are dropped."""
         if step != self._step:
             self._drop()
             self._step = step
@@ -378,7 +378,7 @@ class QuorumResource(Resource):
         self._step = self._last = None
 
     def _drop(self, fenced: bool = False) -> None:
-        """Drops the pieces, and counts them."""
+        """Drops the contributions, and counts them."""
         for contribution in self._contributions:
             contribution.counted, contribution.fenced = False, fenced
         self.counts.dropped += len(self._contributions)
@@ -395,7 +395,7 @@ class QuorumResource(Resource):
         return len(self._contributions) >= self._needed()
 
     def _chosen(self, decision: Selection) -> list[Contribution]:
-        """The pieces that a decision names.
+        """The contributions that a decision names.
 
         Raises:
             FailedPreconditionError: this is another step.
@@ -412,12 +412,12 @@ class QuorumResource(Resource):
         return chosen
 
     def _decide(self, chosen: Sequence[Contribution]) -> None:
-        """Applies the mean of the chosen pieces, in the order of the workers: the same gradients give the same bits."""
+        """Applies the mean of the chosen gradients, added in the order of the workers: always to the same bits."""
         assert self._target is not None and self._step is not None
         several = None if self._rules.alone else dict.fromkeys(self._rules.tasks, 1)
         try:
             self._target.apply(self._means(sorted(chosen, key=lambda p: p.worker)), (self._id, self._step), several)
-        except AbortedError:  # the variables are not what the pieces are for any more: whoever waits must know
+        except AbortedError:  # the gradients are not for these variables any more: whoever waits must know
             self._drop(fenced=True)
             raise
         taken = {id(p) for p in chosen}
@@ -554,7 +554,7 @@ class QuorumResource(Resource):
     # -- life --------------------------------------------------------------------------------------------------
 
     def status(self) -> str:
-        """Whom the present step waits for, in words; empty when nobody waits."""
+        """The workers that the present step waits for, in words; empty when nothing waits."""
         with self._changed:
             return self._waiting_for(time.monotonic()) if self._contributions else ""
 
@@ -566,7 +566,7 @@ class QuorumResource(Resource):
             self._gathered.notify_all()
 
     def retire(self, client: int, index: int) -> None:
-        """A session trains no more: its worker gives no gradients, unless it does after all.
+        """A session has stopped training: its worker is not waited for, unless it gives gradients again.
 
         Args:
             client: the session.
@@ -587,7 +587,7 @@ class QuorumResource(Resource):
         return bool(self._retired) and rules.timeout_secs is None and most < rules.needed
 
     def set_finished(self, finished: bool) -> None:
-        """Training is over, so that the workers that are missing will not come; or it goes on."""
+        """Training has finished, so that missing workers will not come; or it has begun again."""
         with self._changed:
             if self._ended is not CancelledError:
                 self._ended = OutOfRangeError if finished else None

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from absl import logging
 
 from runtime.errors import CancelledError, DeadlineExceededError, InternalError
+from runtime.graph.op_kinds import Attrs
 from runtime.kernels.quorum import UNKNOWN, QuorumResource, Rules, Selection
 from runtime.kernels.resources import named
 from runtime.kernels.staleness import StalenessBound
 from runtime.task.host_kernels import Context, DeferredProgram, kernel
 from runtime.tensor_spec import Array
-
-Attrs = Mapping[str, Any]
 
 
 def _quorum(context: Context, attrs: Attrs) -> QuorumResource:
@@ -29,7 +27,7 @@ def _quorum(context: Context, attrs: Attrs) -> QuorumResource:
 
 
 def _worker(context: Context, attrs: Attrs) -> int:
-    """The number of the worker that calls; one that has none is told by its session."""
+    """The number of the calling worker; minus its session where it has none."""
     return int(attrs["worker"]) if attrs["worker"] is not None else -context.client
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
+from runtime.graph.op_kinds import Attrs
 from runtime.kernels.accumulator import AccumulatorResource
 from runtime.kernels.queues import QueueResource, Shapes, make_queue
 from runtime.state.store import Resource
 from runtime.task.host_kernels import Context, kernel
 from runtime.tensor_spec import Array, canonical_dtype
 
-Attrs = Mapping[str, Any]
 T = TypeVar("T", bound=Resource)
 
 
@@ -60,10 +60,9 @@ def _queue(context: Context, attrs: Attrs) -> QueueResource:
 
     def make() -> QueueResource:
         shapes: Shapes = tuple(None if s is None else tuple(s) for s in d["shapes"])
-        options = {"seed": d.get("seed"), "min_after_dequeue": d.get("min_after_dequeue", 0)}
-        return make_queue(
-            d["kind"], d["name"], d["capacity"], [canonical_dtype(t) for t in d["dtypes"]], shapes, **options
-        )
+        dtypes = [canonical_dtype(t) for t in d["dtypes"]]
+        stay, seed = int(d.get("min_after_dequeue", 0)), d.get("seed")
+        return make_queue(d["kind"], d["name"], d["capacity"], dtypes, shapes, min_after_dequeue=stay, seed=seed)
 
     return named(context, attrs, QueueResource, make)
 

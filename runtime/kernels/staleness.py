@@ -80,17 +80,17 @@ class StalenessBound(Resource):
             return self._ahead(entry)
 
     def end_client(self, client: int) -> None:
-        """A session has ended: nobody waits for its worker any more."""
+        """A session has ended: its worker is not waited for any more."""
         with self._changed:
             self._workers = {w: c for w, c in self._workers.items() if c.client != client}
             self._changed.notify_all()
 
     def retire(self, client: int, index: int) -> None:
-        """A session trains no more: nobody waits for its worker, unless that does a step after all."""
+        """A session has stopped training: its worker is not waited for, unless it does another step."""
         self.end_client(client)
 
     def set_finished(self, finished: bool) -> None:
-        """Training is over: workers that have left are not waited for; or it goes on."""
+        """Training has finished, so that no worker is waited for; or it has begun again."""
         with self._changed:
             self._finished = finished
             self._changed.notify_all()

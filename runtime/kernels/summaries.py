@@ -10,18 +10,16 @@ import io
 import struct
 import wave
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 from tensorboardX.proto import summary_pb2, types_pb2
 
 from runtime.errors import InvalidArgumentError
+from runtime.graph.op_kinds import Attrs
 from runtime.task.host_kernels import Context, kernel
 from runtime.tensor_spec import Array
-
-Attrs = Mapping[str, Any]
 
 
 def _string(message: bytes) -> Sequence[Array]:
@@ -68,7 +66,7 @@ def _bucket_limits() -> Array:
     return np.concatenate([[-top], -positive[::-1], [0.0], positive, [top]])
 
 
-def histogram_proto(values: Array) -> Any:
+def histogram_proto(values: Array) -> summary_pb2.HistogramProto:
     """The HistogramProto of ``values`` (float64, finite) in TensorFlow's exponential buckets, empty ends cut off."""
     limits = _bucket_limits()
     if not values.size:

@@ -1,4 +1,4 @@
-"""What is to be done when nobody holds an object any more, done on a thread of its own.
+"""Finalizers that run on a thread of their own, some time after the last reference to an object is gone.
 
 A finalizer runs wherever the garbage collector happens to: in any thread, under any lock. So it only puts the action
 into a queue, which is made for that (``queue.SimpleQueue`` may be entered again by the thread that is in it).
@@ -10,16 +10,18 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from absl import logging
+
+_T = TypeVar("_T")
 
 _actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-def when_dropped(thing: Any, action: Callable[[], None]) -> weakref.finalize[..., Any]:
+def when_dropped(thing: _T, action: Callable[[], None]) -> weakref.finalize[[Callable[[], None]], _T]:
     """Has ``action`` called some time after ``thing`` is gone; not at the end of the process.
 
     Args:
@@ -55,5 +57,5 @@ def _work() -> None:
         try:
             action()
         except Exception:
-            logging.exception("What was left of a dropped object was not cleared away")
+            logging.exception("The finalizer of a dropped object failed")
         del action

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+import jax
 import numpy as np
 
 from runtime.master.calls import LocalCall, Phase, RemoteCall
 from runtime.observe.trace import Span, Tracer, nbytes
 from runtime.task.ending import StepEnding
+from runtime.tensor_spec import AnyArray, Array
 from runtime.transport.channel import Lane
 from runtime.transport.codec import TensorBuffer
 
@@ -56,16 +57,16 @@ class Run:
     step: int
     deadline: float | None
     ending: StepEnding | None
-    values: list[Any]
+    values: list[AnyArray]
     borrowed: list[tuple[RemoteCall, TensorBuffer]] = field(default_factory=list)
-    running: list[tuple[LocalCall, Any]] = field(default_factory=list)
+    running: list[tuple[LocalCall, jax.Array | None]] = field(default_factory=list)
 
-    def inputs(self, call: RemoteCall | LocalCall) -> list[Any]:
+    def inputs(self, call: RemoteCall | LocalCall) -> list[AnyArray]:
         """The values of a call's inputs."""
         values = self.values
         return [values[slot] for slot in call.inline]
 
-    def put(self, slots: Sequence[int], results: Iterable[Any]) -> None:
+    def put(self, slots: Sequence[int], results: Iterable[AnyArray]) -> None:
         """Puts results into their slots."""
         values = self.values
         for slot, value in zip(slots, results, strict=True):
@@ -79,7 +80,7 @@ class Run:
             self.wait()
             raise
 
-    def fetch(self, slots: Sequence[int]) -> list[Any]:
+    def fetch(self, slots: Sequence[int]) -> list[AnyArray | None]:
         """The values of slots; None for -1, an operation."""
         values = self.values
         return [None if slot < 0 else values[slot] for slot in slots]
@@ -105,7 +106,7 @@ class Run:
 
 
 class Exchange:
-    """Calls to other tasks: opened, sent and collected; what is not collected at the end is given up.
+    """The calls of a step to other tasks: opened, sent, received. ``close`` gives up those that were not received.
 
     Args:
         run: the step that makes them.
@@ -126,14 +127,14 @@ class Exchange:
         return iter(self._lanes.items())
 
     def open(self, calls: Sequence[RemoteCall]) -> None:
-        """Takes a connection for each call: a task that is lost is found out before any other is told something."""
+        """Takes a connection for each call, so that a lost task raises before anything is sent to the others."""
         lanes, run = self._lanes, self._run
         for call in calls:
             lanes[call] = call.peer.acquire(deadline=run.deadline)
         if run.ending is not None:
             run.ending.cover(lanes[call] for call in calls)
 
-    def send(self, call: RemoteCall, arrays: Sequence[Any] | None = None, deadline: float | None = None) -> None:
+    def send(self, call: RemoteCall, arrays: Sequence[Array] | None = None, deadline: float | None = None) -> None:
         """Sends a call that is open.
 
         Args:
@@ -154,7 +155,7 @@ class Exchange:
             waits=call.waits,
         )
 
-    def receive(self, call: RemoteCall) -> Sequence[Any]:
+    def receive(self, call: RemoteCall) -> list[Array]:
         """Waits for the replies of a call and gives back its connection."""
         run, lane = self._run, self._lanes[call]
         buffer = None
@@ -213,7 +214,7 @@ class TracedExchange(Exchange):
         self._device = device
         self._tracer = tracer
 
-    def send(self, call: RemoteCall, arrays: Sequence[Any] | None = None, deadline: float | None = None) -> None:
+    def send(self, call: RemoteCall, arrays: Sequence[Array] | None = None, deadline: float | None = None) -> None:
         """Sends a call that is open."""
         if arrays is None:
             arrays = [np.asarray(value) for value in self._run.inputs(call)]
@@ -221,13 +222,13 @@ class TracedExchange(Exchange):
         super().send(call, arrays, deadline)
         self._note("send", call, start, arrays, f"to {call.task}")
 
-    def receive(self, call: RemoteCall) -> Sequence[Any]:
+    def receive(self, call: RemoteCall) -> list[Array]:
         """Waits for the replies of a call and gives back its connection."""
         start = time.time_ns()
         replies = super().receive(call)
         self._note("recv", call, start, replies, f"from {call.task}")
         return replies
 
-    def _note(self, kind: str, call: RemoteCall, start: int, arrays: Sequence[Any], label: str) -> None:
+    def _note(self, kind: str, call: RemoteCall, start: int, arrays: Sequence[Array], label: str) -> None:
         span = Span(self._device, f"{kind}:{call.wave}", call.wave, start, time.time_ns(), nbytes(arrays), label)
         self._tracer.add(self._run.session, span)

@@ -1,8 +1,8 @@
-"""Flows: stage calls of a step of which some may wait, each begun as soon as those are over on which it depends.
+"""A flow: the stage calls of a phase of which some may wait. Each begins as soon as those it depends on are over.
 
-A call that waits must not hold up the others: on the way to them (one on a task of this process has a thread of its
-own), on the way back (answers are taken in the order in which they come; if one task is lost, its error is raised at
-once, and the waits elsewhere are given up), or by its place in the step (what it waits for may be done by a later one).
+A call that waits does not hold up the others. One on a task of this process has a thread of its own. Answers are taken
+in the order in which they come. If a task is lost, its error is raised at once and the waits elsewhere are given up.
+What a call waits for may be done by a later call of the same step.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import select
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import numpy as np
 
 from runtime import timeouts
@@ -21,6 +21,7 @@ from runtime.master.calls import FlowCall, LocalCall, RemoteCall
 from runtime.master.exchange import Exchange, Run, Stopwatch
 from runtime.plan.plan import COMPUTE
 from runtime.state.cancellation import Cancellation
+from runtime.tensor_spec import AnyArray
 from runtime.transport.channel import Lane
 
 _TICK_SECS = 1.0
@@ -163,7 +164,7 @@ class _LocalThread(threading.Thread):
         self.ended = False
         self._arguments = (call.registered, run.session, run.step, run.inputs(call))
         self._woken = woken
-        self._result: Any = None
+        self._result: tuple[list[AnyArray], jax.Array | None] | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
@@ -176,9 +177,9 @@ class _LocalThread(threading.Thread):
             self.ended = True
             os.eventfd_write(self._woken, 1)
 
-    def result(self) -> tuple[list[Any], Any]:
+    def result(self) -> tuple[list[AnyArray], jax.Array | None]:
         """What the call gave; raises what it raised."""
         if self._error is not None:
             raise self._error
-        result: tuple[list[Any], Any] = self._result
-        return result
+        assert self._result is not None
+        return self._result

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from absl import logging
@@ -33,7 +32,7 @@ from runtime.proto import run_record_pb2, services_pb2, step_stats_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
-from runtime.tensor_spec import Array
+from runtime.tensor_spec import AnyArray, Array
 from runtime.transport.dial import ChannelOptions
 
 _step_numbers = itertools.count(1)
@@ -41,7 +40,7 @@ _clock = time.perf_counter_ns
 
 
 class MasterSession:
-    """One session: the tasks it may touch, met at its beginning.
+    """A session of a master: the tasks that it may touch, and the steps that it runs on them.
 
     Args:
         cluster: the cluster.
@@ -129,10 +128,10 @@ class MasterSession:
     def run(
         self,
         prepared: PreparedPlan,
-        feeds: Sequence[Any],
+        feeds: Sequence[Array],
         timeout: float | None = None,
         ending: StepEnding | None = None,
-    ) -> list[Any]:
+    ) -> list[AnyArray | None]:
         """Runs one step.
 
         Args:
@@ -179,8 +178,8 @@ class MasterSession:
         return run.fetch(prepared.plan.fetches)
 
     def _run_pipelined(
-        self, prepared: PreparedPlan, pipeline: Pipeline, feeds: Sequence[Any], step: int, deadline: float | None
-    ) -> list[Any]:
+        self, prepared: PreparedPlan, pipeline: Pipeline, feeds: Sequence[Array], step: int, deadline: float | None
+    ) -> list[AnyArray | None]:
         """Pull, computation and push overlap here, so only the whole is timed."""
         began = _clock()
         if not self._ahead <= {pipeline}:
@@ -201,10 +200,10 @@ class MasterSession:
     def run_traced(
         self,
         prepared: PreparedPlan,
-        feeds: Sequence[Any],
+        feeds: Sequence[Array],
         timeout: float | None = None,
         ending: StepEnding | None = None,
-    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+    ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
         """Runs one step like ``run`` and tells what happened in it, on all tasks, by the clock of this host."""
         with self._traced_steps:
             if prepared.traced is None:
@@ -262,7 +261,7 @@ class MasterSession:
                     for key, value in answer.result().states.states.items():
                         found.states.states[f"{name} {key}"] = value
                 except UnavailableError:
-                    logging.debug("%s is not there (any more): its state does not go into the checkpoint", name)
+                    logging.debug("%s does not answer: its state does not go into the checkpoint", name)
                 except OpError as error:
                     logging.info("no state of %s goes into the checkpoint: %s", name, error)
         return found

@@ -16,7 +16,6 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from absl import logging
@@ -26,9 +25,10 @@ from runtime.errors import OpError
 from runtime.master.calls import Phase
 from runtime.master.exchange import Exchange, Run
 from runtime.plan.plan import Plan
+from runtime.tensor_spec import AnyArray, Array
 from runtime.transport.channel import Lane
 
-_Pulled = dict[int, Any]
+_Pulled = dict[int, Array]
 """Slot -> value."""
 _POLL_SECS = 0.1
 
@@ -62,8 +62,8 @@ class Pipeline:
         phases: Sequence[Phase],
         plan: Plan,
         session: int,
-        values: Callable[[Sequence[Any], Callable[[], Any]], list[Any]],
-        next_step_id: Callable[[], Any],
+        values: Callable[[Sequence[Array], Callable[[], Array]], list[AnyArray]],
+        next_step_id: Callable[[], Array],
         closed: Callable[[], bool],
     ) -> None:
         self._pull_phase, self._compute_phase, self._push_phase = phases
@@ -74,16 +74,16 @@ class Pipeline:
         self._lock = threading.Lock()
         self._closed = closed
         self._pulled: tuple[_Pulled, Run] | None = None
-        self._pushed: tuple[Exchange, list[Sequence[Any]]] | None = None
+        self._pushed: tuple[Exchange, list[Sequence[Array]]] | None = None
         """The newest push, until it is answered, and the arrays that it sent."""
         self._replies: _Pulled | None = None
         """Of the newest push that was answered; None before the first one."""
         self._changing = {slot for call in self._pull_phase.remote for slot in call.reply_slots}
-        """Slots of values in memory that is used again: what is pulled; and what the caller feeds."""
+        """Slots of values whose memory changes later: what is pulled, and what the caller feeds."""
         self._changing.update(range(plan.feeds))
         self._gives_replies = any(call.reply_slots for call in self._push_phase.remote)
 
-    def run(self, feeds: Sequence[Any], step: int, deadline: float | None) -> list[Any]:
+    def run(self, feeds: Sequence[Array], step: int, deadline: float | None) -> list[AnyArray | None]:
         """Runs one step; see ``MasterSession.run``."""
         with self._lock:
             try:
@@ -100,10 +100,10 @@ class Pipeline:
             self._forget()
 
     def finish(self) -> None:
-        """At the end of the session: gives the last push time to be answered, but waits for nobody who is silent.
+        """At the end of the session: waits for the answer to the last push, but not for a task that is silent.
 
-        A ps that is well answers at once. One that is frozen or cut off is not waited for longer than it takes to be
-        counted as silent, and what another thread still runs is not waited for longer than that either.
+        A healthy ps answers at once. One that is frozen or cut off is waited for until it counts as silent. A step
+        that another thread still runs is not waited for any longer.
         """
         if not self._lock.acquire(timeout=timeouts.HEARTBEAT_TIMEOUT_SECS):
             return
@@ -125,7 +125,7 @@ class Pipeline:
             self._pulled[1].give_back()
             self._pulled = None
 
-    def _run(self, feeds: Sequence[Any], step: int, deadline: float | None) -> list[Any]:
+    def _run(self, feeds: Sequence[Array], step: int, deadline: float | None) -> list[AnyArray | None]:
         if self._pulled is None:
             self._pulled = self._pull(step, deadline)
         pulled, pull = self._pulled
@@ -164,7 +164,7 @@ class Pipeline:
 
     def _push(self, run: Run) -> None:
         exchange = Exchange(run)
-        sent: list[Sequence[Any]] = []
+        sent: list[Sequence[Array]] = []
         self._pushed = exchange, sent
         for call in self._push_phase.remote:
             arrays = [

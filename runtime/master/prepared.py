@@ -6,7 +6,8 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
 
 from runtime.master.calls import FlowCall, LocalCall, Phase, RemoteCall
 from runtime.master.dropped import later, when_dropped
@@ -18,7 +19,11 @@ from runtime.plan.phases import phases
 from runtime.plan.plan import Plan, StageCall
 from runtime.task.admission import is_subject_to_admission
 from runtime.task.worker import Worker
+from runtime.tensor_spec import AnyArray, Array
 from runtime.transport.endpoint import host_id
+
+NOT_COMPUTED = np.array(None)
+"""Stands in a step's table of values for what is not computed yet. No stage takes it: it is an array of objects."""
 
 
 @dataclass
@@ -47,17 +52,17 @@ class PreparedPlan:
         plan = self.plan
         step_id = plan.step_id_slot
         self._uses_step_id = step_id in plan.fetches or any(step_id in call.inputs for call in plan.stages)
-        self._empty = [None] * (plan.slots - step_id)
+        self._empty = [NOT_COMPUTED] * (plan.slots - step_id)
 
-    def values(self, feeds: Sequence[Any], next_step_id: Callable[[], Any]) -> list[Any]:
-        """The values of a new step, by slot; None where nothing is computed yet.
+    def values(self, feeds: Sequence[Array], next_step_id: Callable[[], Array]) -> list[AnyArray]:
+        """The values of a new step, by slot; ``NOT_COMPUTED`` where nothing is computed yet.
 
         Args:
             feeds: of the plan.
             next_step_id: gives the step's own id.
         """
         plan = self.plan
-        values: list[Any] = [*feeds, *plan.constants, *self._empty]
+        values: list[AnyArray] = [*feeds, *plan.constants, *self._empty]
         if self._uses_step_id:
             values[plan.step_id_slot] = next_step_id()
         return values

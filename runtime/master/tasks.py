@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from absl import logging
@@ -16,13 +16,16 @@ from runtime.checkpoint.streaming import ChannelStream, LocalStream, Stream
 from runtime.cluster.spec import ClusterSpec, agree, difference, split_address
 from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
 from runtime.master.calls import Buffers, RemoteCall
+from runtime.master.config import SessionConfig
 from runtime.observe.trace import shifted, step_stats
 from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
 from runtime.proto import run_record_pb2, services_pb2, services_pb2_grpc, step_stats_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.task.registry import RegisteredCall
+from runtime.task.traced_stage import FetchFrom
 from runtime.task.worker import Worker
+from runtime.tensor_spec import AnyArray, Array
 from runtime.transport import rpc
 from runtime.transport.channel import Lane
 from runtime.transport.codec import Layout
@@ -39,12 +42,34 @@ _LEAST_SECS = 0.05
 """What a call that is late already is given."""
 
 
+class LocalMaster(Protocol):
+    """What this module needs to know of the master of a server in this process."""
+
+    cluster: ClusterSpec
+
+    def has_session(self, session: int) -> bool:
+        """Whether a session is one of this master's."""
+
+    def send_run_order(
+        self,
+        order: run_record_pb2.RunOrder,
+        device_filters: Sequence[str],
+        answer_secs: float,
+        cancelled: Cancellation,
+    ) -> dict[str, run_record_pb2.RunReply]:
+        """Sends an order to the run records that count; gives the replies by task."""
+
+
 class LocalServer(Protocol):
     """What this module needs to know of a server in this process."""
 
     worker: Worker
     incarnation: int
-    master: Any
+    config: SessionConfig | None
+
+    @property
+    def master(self) -> LocalMaster:
+        """Makes its sessions."""
 
 
 _servers: dict[str, LocalServer] = {}
@@ -138,9 +163,9 @@ class LocalTask:
         """What the session's traced calls did on the task since it was last asked."""
         return step_stats(self.server.worker.tracer.take(session))
 
-    def about_backup(self, message: Sequence[Any]) -> list[Any]:
+    def about_backup(self, message: Sequence[Array]) -> list[Array]:
         """Sends a message about the backup that the task holds, and gives the answer."""
-        return list(self.server.worker.call(BACKUP, 0, 0, list(message)).buffers)
+        return self.server.worker.about_backup(message)
 
     def cancel(self, session: int) -> None:
         """Ends what waits on the task for a session."""
@@ -169,7 +194,7 @@ class RemoteTask:
         self.generation = 0
         self.devices: tuple[Device, ...] = ()
         self.has_backup = False
-        """Whether it goes on as itself when it died: it is waited for then."""
+        """Whether it has a backup: when it dies, another process takes over, and it is waited for."""
         self._takeovers = 0
         self._options = options
         self._closed = threading.Event()
@@ -251,7 +276,7 @@ class RemoteTask:
         return ChannelStream(self.peer.acquire(), self.peer.release)
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
-        """Makes a call that may be made twice; again and again while a task with a backup is away."""
+        """Makes an idempotent call; repeats it while a task that has a backup does not answer."""
         limit = time.monotonic() + self._options.reconnect_secs
         while True:
             try:
@@ -277,7 +302,7 @@ class RemoteTask:
             timeout: seconds.
             writes: by task, the writing stages of the whole plan, when it has several.
             traced: time its runs.
-            needs_admission: a read that may wait for the session's turn (``runtime.task.admission``).
+            needs_admission: a read that waits for the session's admission (``runtime.task.admission``).
         """
         request = services_pb2.RegisterRequest(
             call=call_to_proto(call, with_blob=False),
@@ -341,15 +366,15 @@ class RemoteTask:
         request = services_pb2.ClearRequest(containers=containers or (), all=containers is None)
         rpc.call(self._stub.Clear, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
 
-    def fetch(self, session: int, step: int, slot: int) -> Any:
+    def fetch(self, session: int, step: int, slot: int) -> Array:
         """Fetches a tensor that the task holds."""
         return self._request(FETCH, [np.array([session, step, slot], np.uint64)], step)[0]
 
-    def about_backup(self, message: Sequence[Any]) -> list[Any]:
+    def about_backup(self, message: Sequence[Array]) -> list[Array]:
         """Sends a message about the backup that the task holds, and gives the answer."""
         return self._request(BACKUP, message)
 
-    def _request(self, handle: int, arrays: Sequence[Any], step: int = 0) -> list[Any]:
+    def _request(self, handle: int, arrays: Sequence[Array], step: int = 0) -> list[Array]:
         lane: Lane = self.peer.acquire()
         try:
             lane.send(handle, step, arrays, dynamic=True)
@@ -382,7 +407,7 @@ def join(
     cancelled: Cancellation,
     waited_secs: float = 0.0,
 ) -> dict[str, Task]:
-    """Meets every task, waiting for those that have not joined yet and saying every 10 s for whom.
+    """Meets every task; waits for those that have not joined yet, and logs their names every 10 s.
 
     Args:
         tasks: (name, address) of each.
@@ -451,31 +476,17 @@ def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec)
 
 
 def lost_words(lag: int) -> str:
-    """What the restart of a task with a backup costs, in words for the log."""
+    """The updates that the takeover of a task loses, in words for the log."""
     return f"at most {lag} of its last updates are lost" if lag else "no update that was answered is lost"
 
 
-def fetcher(find: Callable[[str], Task]) -> Callable[[str, int, int, int], Any]:
+def fetcher(find: Callable[[str], Task]) -> FetchFrom:
     """How a task fetches what other tasks hold for it."""
 
-    def fetch(name: str, session: int, step: int, slot: int) -> Any:
+    def fetch(name: str, session: int, step: int, slot: int) -> AnyArray:
         task = find(name)
         if isinstance(task, LocalTask):
             return task.server.worker.rendezvous.take((session, step, slot))
         return task.fetch(session, step, slot)
 
     return fetch
-
-
-__all__ = [
-    "LocalTask",
-    "OpError",
-    "RemoteTask",
-    "Task",
-    "fetcher",
-    "find_local",
-    "join",
-    "leave",
-    "publish",
-    "withdraw",
-]

@@ -1,4 +1,4 @@
-"""Logs for what a client of a master elsewhere waits."""
+"""The wait log: tells what a client waits for while a master in another process works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task and its sessions count as they work: plain integers, read now and then by those who ask."""
+"""Counters of a task and its sessions: plain integers, from which status and metrics are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STALENESS_BUCKETS = 65
 
 
 class StepTimes:
-    """Times of the steps that one session ran, nanoseconds. Two threads of a session may lose each other's add."""
+    """Times of the steps that one session ran, nanoseconds. Two threads that add at once may lose a count."""
 
     __slots__ = ("steps", "total_ns", "parts_ns", "wire_bytes")
 
@@ -49,7 +49,7 @@ class TaskCounters:
     # -- stages ------------------------------------------------------------------------------------------------
 
     def read(self, session: int) -> None:
-        """A session reads variables: what it will send is of this age."""
+        """Notes that a session reads variables: what it sends next was computed from values of this age."""
         self._seen[session] = self.updates
 
     def updated(self, session: int) -> None:
@@ -60,7 +60,7 @@ class TaskCounters:
             self.staleness[min(behind, STALENESS_BUCKETS - 1)] += 1
 
     def forget(self, session: int) -> None:
-        """A session does not read any more."""
+        """Forgets when a session has read."""
         self._seen.pop(session, None)
 
     def begin(self) -> int:

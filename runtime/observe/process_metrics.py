@@ -1,4 +1,4 @@
-"""The table of all figures that a task reports, and the count of those of this process that no hot path owns.
+"""The table of all metrics that a task reports, and the process's counters of what is on no hot path.
 
 Names end in ``_total`` when they only grow; a reader takes differences of those.
 """
@@ -16,7 +16,7 @@ from runtime.errors import one_line
 
 METRICS: Mapping[str, str] = {
     "applied_total": "updates that came over the network and were applied",
-    "apply_seconds_total": "time for those updates, waiting for their turn included",
+    "apply_seconds_total": "time for those updates, including the wait for their variables",
     "bytes_received_total": "bytes that came over the tensor channel",
     "bytes_sent_total": "bytes that went out over the tensor channel",
     "calls_total": "calls over the tensor channel",

@@ -7,17 +7,13 @@ stages and the exchange (``runtime/master/exchange.py``). So steps that are not 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from runtime.plan.plan import StageCall
 from runtime.proto import step_stats_pb2 as pb
-
-_SHOWN = 5
+from runtime.tensor_spec import AnyArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,71 +59,7 @@ class Tracer:
             return self._spans.pop(session, [])
 
 
-class TracedStage:
-    """A prepared stage that is timed: it waits for its results before it gives them.
-
-    Args:
-        prepared: the stage.
-        call: its place in the plan.
-        tracer: where to note.
-        over_wire: its inputs and replies are received and sent, not handed over in this process.
-    """
-
-    def __init__(self, prepared: Any, call: StageCall, tracer: Tracer, over_wire: bool) -> None:
-        self._prepared = prepared
-        self._call = call
-        self._tracer = tracer
-        self._over_wire = over_wire
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._prepared, name)
-
-    def run(self, inputs: Sequence[Any], client: int = 0, cancelled: Any = None) -> tuple[Any, Any]:
-        """Runs the stage; see ``PreparedStage.run``."""
-        start = time.time_ns()
-        outputs, done = self._prepared.run(inputs, client, cancelled)
-        self._prepared.wait(done)
-        for output in outputs:
-            if hasattr(output, "block_until_ready"):
-                output.block_until_ready()
-        end = time.time_ns()
-        call, device = self._call, self._call.stage.device.name
-        names = call.stage.operations
-        label = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-        spans = [Span(device, f"stage:{call.wave}", call.wave, start, end, nbytes(outputs), label, names)]
-        if self._over_wire:
-            inline = [value for i, value in enumerate(inputs) if i not in call.remote]
-            replies = [outputs[i] for i in call.replies]
-            spans += [
-                Span(device, f"recv:{call.wave}", call.wave, start, start, nbytes(inline), "inputs from the master"),
-                Span(device, f"send:{call.wave}", call.wave, end, end, nbytes(replies), "replies to the master"),
-            ]
-        self._tracer.add(client, *spans)
-        return outputs, done
-
-
-def traced_fetch(fetch: Any, call: StageCall, tracer: Tracer) -> Any:
-    """``fetch`` (see ``Worker``), timed."""
-
-    def timed(task: str, session: int, step: int, slot: int) -> Any:
-        start = time.time_ns()
-        value = fetch(task, session, step, slot)
-        span = Span(
-            call.stage.device.name,
-            f"fetch:{call.wave}",
-            call.wave,
-            start,
-            time.time_ns(),
-            nbytes([value]),
-            f"straight from {task}",
-        )
-        tracer.add(session, span)
-        return value
-
-    return timed
-
-
-def nbytes(arrays: Iterable[Any]) -> int:
+def nbytes(arrays: Iterable[AnyArray]) -> int:
     """Bytes of the elements of arrays; of strings, their lengths."""
     total = 0
     for array in arrays:

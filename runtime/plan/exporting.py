@@ -1,28 +1,28 @@
-"""Exporting: a JAX function becomes bytes that are equal wherever the same graph is planned."""
+"""Exporting: a JAX function becomes StableHLO bytes, equal in every process that plans the same graph."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jax import export
 
+from runtime.graph.op_kinds import ArrayFn
 from runtime.graph.tracing import aval
 from runtime.plan.plan import Program
 from runtime.tensor_spec import TensorSpec
 
-_set: Callable[[str, Any], None] = jax.config.update
+_set: Callable[[str, object], None] = jax.config.update
 _LOCATIONS = "jax_traceback_in_locations_limit"
 _lock = threading.Lock()
 _exporting = 0
 _locations_before = 0
 
 
-def export_program(run: Callable[..., tuple[Any, ...]], arguments: Sequence[TensorSpec], platform: str) -> Program:
+def export_program(run: ArrayFn, arguments: Sequence[TensorSpec], platform: str) -> Program:
     """Exports ``run`` for arguments of these specs, in 64-bit mode.
 
     Args:

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.extend
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from runtime.errors import InvalidArgumentError, one_line
 from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import Body, Constant, Deferred, Host, Pure, Read, Update, VariableSpec, runs_on_host
+from runtime.graph.op_kinds import (
+    ArrayFn,
+    Attrs,
+    Body,
+    Constant,
+    Deferred,
+    Host,
+    Pure,
+    Read,
+    Update,
+    VariableSpec,
+    runs_on_host,
+)
 from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.plan.exporting import export_program
 from runtime.plan.partition import is_write
 from runtime.plan.place import Device
 from runtime.plan.plan import HostCall, Program, ProgramOutput, Stage, VariableOutput
-from runtime.tensor_spec import TensorSpec
-
-ClosedJaxpr = Any
+from runtime.tensor_spec import AnyArray, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ def trace_all(
             jaxprs[op] = _trace_one(op, body, arguments)
             results = [TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in jaxprs[op].out_avals]
             if isinstance(body, Deferred):  # its outputs are the kernel's
-                declared = [TensorSpec(_static(t), t.dtype) for t in op.outputs]
+                declared = [static_spec(t) for t in op.outputs]
                 results = _checked_new_values(op, body, [*results, *declared])
             elif isinstance(body, Update):
                 results = _checked_new_values(op, body, results)
@@ -63,18 +73,15 @@ def trace_all(
         elif isinstance(body, Read):
             found = [(op.outputs[0], TensorSpec(body.variable.shape, body.variable.dtype))]
         else:  # a host kernel: what is declared, as far as it is known
-            found = [
-                (t, TensorSpec(tuple(d for d in t.shape if d is not None), t.dtype))
-                for t in op.outputs
-                if t.shape is not None and None not in t.shape
-            ]
+            found = [(t, static_spec(t)) for t in op.outputs if t.shape is not None and None not in t.shape]
         for tensor, spec in found:
             specs.setdefault(tensor, spec)  # a fed tensor keeps the shape it was fed with
     return Traced(jaxprs, specs, alias)
 
 
-def _static(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(d for d in tensor.shape or () if d is not None)
+def static_spec(tensor: Tensor) -> TensorSpec:
+    """The spec of a tensor whose static shape is known as a whole."""
+    return TensorSpec(tuple(d for d in tensor.shape or () if d is not None), tensor.dtype)
 
 
 def _arguments(op: Operation, specs: Mapping[Tensor, TensorSpec], alias: Mapping[Tensor, Tensor]) -> list[TensorSpec]:
@@ -166,7 +173,7 @@ def _lower_host(
     )
 
 
-def _kernel(body: Body) -> tuple[str, dict[str, Any]]:
+def _kernel(body: Body) -> tuple[str, Attrs]:
     if isinstance(body, Read):  # of a string variable
         return "read", {"variable": body.variable.name, "container": body.variable.container}
     assert isinstance(body, Host)
@@ -180,7 +187,7 @@ def _lower_deferred(
     variables, reads, writes = _variables([op])
     arguments = tuple(traced.specs[traced.real(t)] for t in op.inputs)
 
-    def run(*arrays: Any) -> tuple[Any, ...]:
+    def run(*arrays: jax.Array) -> tuple[AnyArray, ...]:
         now = dict(zip((variables[i] for i in reads), arrays[: len(reads)], strict=True))
         old = [] if body.overwrites else [now[v] for v in body.variables]
         new = dict(zip(body.variables, _apply(traced.jaxprs[op], [*old, *arrays[len(reads) :]]), strict=False))
@@ -214,9 +221,11 @@ def _lower_xla(
     if any(s.dtype == object for s in input_specs):
         raise InvalidArgumentError(f"a string tensor cannot enter the computation of {operations[0].name!r}")
 
-    def evaluate(*arguments: Any) -> tuple[dict[VariableSpec, Any], dict[Tensor, Any]]:
-        now = {variables[i]: a for i, a in zip(reads, arguments[: len(reads)], strict=True)}
-        values = dict(zip(inputs, arguments[len(reads) :], strict=True))
+    def evaluate(*arguments: jax.Array) -> tuple[dict[VariableSpec, AnyArray], dict[Tensor, AnyArray]]:
+        now: dict[VariableSpec, AnyArray] = {
+            variables[i]: a for i, a in zip(reads, arguments[: len(reads)], strict=True)
+        }
+        values: dict[Tensor, AnyArray] = dict(zip(inputs, arguments[len(reads) :], strict=True))
         for op in operations:
             _evaluate(op, traced, now, values)
         return now, values
@@ -224,7 +233,7 @@ def _lower_xla(
     # Which outputs are just a variable's value after the stage is seen by evaluating with tokens in place of arrays.
     computed, refs = _outputs(operations, outputs, variables)
 
-    def run(*arguments: Any) -> tuple[Any, ...]:
+    def run(*arguments: jax.Array) -> tuple[AnyArray, ...]:
         now, values = evaluate(*arguments)
         results = (*(now[variables[i]] for i in writes), *(values[t] for t in computed))
         # With no computed result, a last one tells when it is done: variables may be donated meanwhile.
@@ -255,7 +264,7 @@ def _lower_xla(
 
 
 def _export(
-    run: Callable[..., tuple[Any, ...]],
+    run: ArrayFn,
     arguments: Sequence[TensorSpec],
     device: Device,
     operations: Sequence[Operation],
@@ -315,10 +324,10 @@ def _outputs(
 _GIVES_NEW_VALUE = frozenset({"Assign", "AssignAdd", "AssignSub"})
 
 
-def _evaluate(op: Operation, traced: Traced, now: dict[VariableSpec, Any], values: dict[Tensor, Any]) -> None:
+def _evaluate(op: Operation, traced: Traced, now: dict[VariableSpec, AnyArray], values: dict[Tensor, AnyArray]) -> None:
     """Runs one operation on tracers: ``now`` holds the variables as of this point of the stage."""
     body = op.body
-    results: Sequence[Any]
+    results: Sequence[AnyArray]
     if isinstance(body, Read):
         results = [now[body.variable]]
     elif isinstance(body, Constant):
@@ -335,6 +344,6 @@ def _evaluate(op: Operation, traced: Traced, now: dict[VariableSpec, Any], value
         values.setdefault(tensor, value)  # a fed tensor keeps its fed value
 
 
-def _apply(jaxpr: ClosedJaxpr, arguments: Sequence[Any]) -> Sequence[Any]:
-    results: Sequence[Any] = jax.extend.core.jaxpr_as_fun(jaxpr)(*arguments)
+def _apply(jaxpr: ClosedJaxpr, arguments: Sequence[AnyArray]) -> Sequence[AnyArray]:
+    results: Sequence[AnyArray] = jax.extend.core.jaxpr_as_fun(jaxpr)(*arguments)
     return results

@@ -1,4 +1,4 @@
-"""Phases: the waves of a step that run one after the other, joined where one must not wait for the end of another."""
+"""Phases: the groups of waves of a step. A phase begins when the one before it is over."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from runtime.plan.plan import Plan
 
 
 def phases(plan: Plan) -> list[tuple[int, ...]]:
-    """Puts the waves of a step into phases, each of which begins when the one before is over.
+    """Puts the waves of a step into phases.
 
-    A phase is one wave, as a rule. Where a stage may wait, and a later wave has a stage that does not depend on it, the
-    two are in one phase, in which each stage begins as soon as those are over on which it depends: the later one may
-    be what the other waits for.
+    As a rule a phase is one wave. A stage that may wait may wait for a stage of a later wave that does not depend on
+    it. So these two waves are in one phase. In such a phase each stage begins as soon as those it depends on are over.
 
     Returns:
         The waves of each phase, in order.

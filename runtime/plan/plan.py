@@ -1,4 +1,4 @@
-"""Plan: the value the planner makes and a master runs. Frozen, and nothing in it refers to a graph."""
+"""Plan: what the planner makes and a master runs. It is frozen and refers to no graph."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-from runtime.graph.op_kinds import WAITING, VariableSpec
+from runtime.graph.op_kinds import WAITING, Attrs, VariableSpec
 from runtime.plan.place import Device
 from runtime.tensor_spec import Array, TensorSpec
 
@@ -49,7 +48,7 @@ class HostCall:
     """
 
     kernel: str
-    attrs: Mapping[str, Any]
+    attrs: Attrs
     arguments: tuple[int, ...]
     results: int
     op: str = ""

@@ -6,11 +6,11 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, Deferred, Read, StepId, runs_on_host
-from runtime.plan.lower import Traced, lower_stage, trace_all
+from runtime.plan.lower import Traced, lower_stage, static_spec, trace_all
 from runtime.plan.partition import Partition, after, partition
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan, Remote, StageCall
-from runtime.plan.prune import prune, without_identities
+from runtime.plan.prune import Needed, prune, without_identities
 from runtime.tensor_spec import TensorSpec
 
 
@@ -35,7 +35,7 @@ def make_plan(
         needed = prune(fetches, feeds)
     placed = place(needed.operations, devices)
     needed = without_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
-    traced = trace_all(needed.operations, {**feeds, **_given_specs(needed.given)}, needed.alias)
+    traced = _traced(needed, feeds)
 
     def place_of(op: Operation) -> Hashable:
         # A deferred update may run for others: it shares its stage with nothing.
@@ -52,7 +52,7 @@ def tensor_specs(
 ) -> Mapping[Tensor, TensorSpec]:
     """The concrete shape and dtype of every tensor of a step, as far as they are known before it runs."""
     needed = prune(fetches, feeds)
-    return trace_all(needed.operations, {**feeds, **_given_specs(needed.given)}, needed.alias).specs
+    return _traced(needed, feeds).specs
 
 
 def _after_deferred(fetches: Sequence[Tensor | Operation], operations: Sequence[Operation]) -> list[Tensor | Operation]:
@@ -74,8 +74,8 @@ def _after_deferred(fetches: Sequence[Tensor | Operation], operations: Sequence[
     return [after(fetch) for fetch in fetches]
 
 
-def _given_specs(given: Sequence[Tensor]) -> dict[Tensor, TensorSpec]:
-    return {t: TensorSpec(tuple(d for d in t.shape or () if d is not None), t.dtype) for t in given}
+def _traced(needed: Needed, feeds: Mapping[Tensor, TensorSpec]) -> Traced:
+    return trace_all(needed.operations, {**feeds, **{t: static_spec(t) for t in needed.given}}, needed.alias)
 
 
 class _Assembly:
@@ -156,15 +156,11 @@ class _Assembly:
                     found[tensor] = None
         return list(found)
 
-    def _maker(self, tensor: Tensor) -> int | None:
-        """The stage that makes ``tensor``, None for values that come with the step."""
-        return self.made_by.get(tensor)
-
     def _task(self, stage: int) -> str:
         return self.placed[self.partitions[stage].operations[0]].task_name
 
     def _remote(self, tensor: Tensor, consumer: int) -> Remote | None:
-        maker = self._maker(tensor)
+        maker = self.made_by.get(tensor)
         if maker is None or not self._goes_direct(maker, consumer):
             return None
         return Remote(self._task(maker), self.slot[tensor])

@@ -184,7 +184,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
                 values, stats = remote.session.run_traced(prepared, feeds, timeout, ending)
             else:
                 values = remote.session.run(prepared, feeds, timeout, ending)
-        return pb.RunStepResponse(values=pack([v for v in values if v is not None]), step_stats=stats)
+        return pb.RunStepResponse(values=pack([np.asarray(v) for v in values if v is not None]), step_stats=stats)
 
     @servicer_method
     def ForwardCheckpoint(self, request: pb.ForwardCheckpointRequest) -> pb.CheckpointReply:

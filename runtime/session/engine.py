@@ -1,4 +1,4 @@
-"""The client's side of a master: in this process, or behind gRPC. Both look the same to a Session."""
+"""Engines: the client's side of a master, in this process or over gRPC. Both look the same to a Session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from absl import logging
@@ -24,7 +24,7 @@ from runtime.plan.plan import Plan
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, step_stats_pb2
 from runtime.server.services import options_to_proto
-from runtime.tensor_spec import Array, aligned_buffer
+from runtime.tensor_spec import AnyArray, Array, aligned_buffer
 from runtime.transport import rpc
 from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
 
@@ -36,6 +36,10 @@ CLOSE_SECS = 5.0
 """How long closing a session waits for a master that does not answer."""
 
 
+PlanHandle: TypeAlias = Any
+"""What an engine gives for a plan that it has prepared, and takes to run it: each kind of engine has its own."""
+
+
 class Engine(Protocol):
     """An open session of some master."""
 
@@ -45,15 +49,15 @@ class Engine(Protocol):
     value_ids: dict[str, str]
     id: int
 
-    def prepare(self, plan: Plan) -> Any:
+    def prepare(self, plan: Plan) -> PlanHandle:
         """Registers a plan."""
 
-    def run(self, prepared: Any, feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
+    def run(self, prepared: PlanHandle, feeds: Sequence[Array], timeout: float | None = None) -> list[AnyArray | None]:
         """Runs one step of a registered plan."""
 
     def run_traced(
-        self, prepared: Any, feeds: Sequence[Any], timeout: float | None = None
-    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+        self, prepared: PlanHandle, feeds: Sequence[Array], timeout: float | None = None
+    ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
         """Runs one step of a registered plan and tells what happened in it."""
 
     def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
@@ -221,19 +225,21 @@ class RemoteEngine:
         with self._wait_log.waiting("register the stages of a step"):
             return rpc.call(self._stub.RegisterPlan, request, timeout=self._timeout, task=self._target).plan, plan
 
-    def run(self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None = None) -> list[Any]:
+    def run(
+        self, prepared: tuple[int, Plan], feeds: Sequence[Array], timeout: float | None = None
+    ) -> list[AnyArray | None]:
         """Runs one step of a registered plan."""
         return self._run(prepared, feeds, timeout, False)[0]
 
     def run_traced(
-        self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None = None
-    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+        self, prepared: tuple[int, Plan], feeds: Sequence[Array], timeout: float | None = None
+    ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
         """Runs one step of a registered plan and tells what happened in it."""
         return self._run(prepared, feeds, timeout, True)
 
     def _run(
-        self, prepared: tuple[int, Plan], feeds: Sequence[Any], timeout: float | None, traced: bool
-    ) -> tuple[list[Any], step_stats_pb2.StepStats]:
+        self, prepared: tuple[int, Plan], feeds: Sequence[Array], timeout: float | None, traced: bool
+    ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
         number, plan = prepared
         limit = self._timeout if timeout is None else timeout
         request = pb.RunStepRequest(

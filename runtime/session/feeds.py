@@ -1,9 +1,8 @@
-"""What a user feeds: any array-like value, made an array that fits its tensor, or refused by the tensor's name."""
+"""Feeds: a value that the user feeds becomes an array that fits its tensor, or an error that names the tensor."""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,10 +15,10 @@ from runtime.graph.ops import as_array, is_tensor, kind_of
 from runtime.tensor_spec import Array, DType, shape_fits
 
 _warned: weakref.WeakSet[Operation] = weakref.WeakSet()
-"""Placeholders that were fed what their dtype cannot hold, and of which a warning has told."""
+"""Placeholders that were fed what their dtype cannot hold, of which a warning was logged."""
 
 
-def feed_value(tensor: Tensor, value: Any) -> Any:
+def feed_value(tensor: Tensor, value: object) -> Array:
     """``value`` as an array that fits ``tensor``.
 
     An array of another dtype is converted when no value changes by that, but for the rounding of reals. What a
@@ -49,7 +48,7 @@ def feed_value(tensor: Tensor, value: Any) -> Any:
     return array
 
 
-def _converted(tensor: Tensor, value: Any) -> Array:
+def _converted(tensor: Tensor, value: object) -> Array:
     what = f"the value fed for {tensor.name!r}"
     if tensor.dtype.hasobject:
         array = as_array(value, None, what)

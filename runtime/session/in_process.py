@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import NoReturn
 
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import NotFoundError
@@ -39,6 +40,8 @@ class _PrivateMaster(Master):
 class PrivateServer:
     """The one task of a private cluster."""
 
+    config: SessionConfig | None = None
+
     def __init__(self) -> None:
         self.incarnation = secrets.randbits(63) | 1
         self.address = f"private-{self.incarnation:x}:1"  # a name that no network address can have
@@ -46,5 +49,5 @@ class PrivateServer:
         self.master = _PrivateMaster(self, ClusterSpec({_JOB: [self.address]}))
 
 
-def _fetch_nothing(task: str, session: int, step: int, slot: int) -> None:
+def _fetch_nothing(task: str, session: int, step: int, slot: int) -> NoReturn:
     raise NotFoundError(f"{task} is not in a private cluster")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from absl import logging
+from jax.tree_util import PyTreeDef
 
 from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.errors import InvalidArgumentError, NotFoundError
 from runtime.graph.graph import (
+    FeedDict,
     Graph,
     Operation,
     Tensor,
@@ -26,17 +30,18 @@ from runtime.graph.graph import (
 )
 from runtime.master.config import SessionConfig
 from runtime.master.dropped import when_dropped
+from runtime.master.master import Master
 from runtime.master.tasks import find_local
 from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan, tensor_specs
 from runtime.plan.prune import prune
-from runtime.session.engine import Engine, LocalEngine, RemoteEngine
+from runtime.session.engine import Engine, LocalEngine, PlanHandle, RemoteEngine
 from runtime.session.engine import reset as reset_master
 from runtime.session.feeds import feed_value
 from runtime.session.in_process import PrivateServer
 from runtime.session.run_options import RunMetadata, RunOptions, describe_outputs
-from runtime.tensor_spec import TensorSpec
+from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
 if TYPE_CHECKING:
     from runtime.graph.variable import Variable
@@ -51,7 +56,7 @@ WARN_SHAPES = 32
 class _Prepared:
     """A fetch structure with these feed shapes, planned and registered."""
 
-    handle: Any
+    handle: PlanHandle
     plan: Plan
     flat: bool  # the fetches are a list of single things
     given: tuple[int, ...]  # fetches whose values come with the step: the caller gets copies of them
@@ -72,6 +77,8 @@ class Session:
         DeadlineExceededError: tasks did not join within ``config.start_timeout_secs``; names them.
         InvalidArgumentError: the tasks know different clusters; names the difference.
     """
+
+    _entered: AbstractContextManager[Graph] | None = None
 
     def __init__(self, target: str = "", graph: Graph | None = None, config: SessionConfig | None = None) -> None:
         if isinstance(target, bytes):
@@ -94,8 +101,8 @@ class Session:
         )
         self._checkpoint_coordinator = CheckpointCoordinator(self._engine)
         self._lock = threading.Lock()
-        self._plans: OrderedDict[Any, _Prepared] = OrderedDict()
-        self._taken: dict[Any, Plan] = {}
+        self._plans: OrderedDict[Hashable, _Prepared] = OrderedDict()
+        self._taken: dict[Hashable, Plan] = {}
         self._shapes_seen: dict[Tensor, set[tuple[int, ...]]] = {}
         self._closed = False
 
@@ -103,8 +110,8 @@ class Session:
 
     def run(
         self,
-        fetches: Any,
-        feed_dict: Mapping[Any, Any] | None = None,
+        fetches: object,
+        feed_dict: FeedDict | None = None,
         options: RunOptions | None = None,
         run_metadata: RunMetadata | None = None,
         *,
@@ -154,9 +161,9 @@ class Session:
         prepared: _Prepared,
         fetches: object,
         tensors: Sequence[Tensor],
-        values: list[Any],
+        values: list[Array],
         timeout_secs: float | None,
-    ) -> list[Any]:
+    ) -> list[AnyArray | None]:
         options = options or RunOptions()
         if options.timeout_in_ms:
             timeout_secs = options.timeout_in_ms / 1000
@@ -170,7 +177,7 @@ class Session:
         run_metadata.step_stats.CopyFrom(stats)
         return results
 
-    def _planned(self, key: object, fetches: object) -> _Prepared | None:
+    def _planned(self, key: Hashable, fetches: object) -> _Prepared | None:
         try:
             prepared = self._plans.get(key)
             if prepared is not None:
@@ -183,7 +190,7 @@ class Session:
             return prepared
         return prepared
 
-    def _prepare(self, key: object, fetches: object, tensors: tuple[Tensor, ...], values: list[Any]) -> _Prepared:
+    def _prepare(self, key: Hashable, fetches: object, tensors: tuple[Tensor, ...], values: list[Array]) -> _Prepared:
         leaves, _ = _structure(fetches)
         elements = [self._element(leaf) for leaf in leaves]
         specs = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
@@ -223,11 +230,11 @@ class Session:
         except TypeError as error:
             raise TypeError(f"Fetch argument {error}") from None
 
-    def _feeds(self, feed_dict: Mapping[Any, Any]) -> tuple[tuple[Tensor, ...], list[Any]]:
+    def _feeds(self, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], list[Array]]:
         if not isinstance(feed_dict, Mapping):
             raise TypeError(f"feed_dict must be a dict of tensors to values, not {type(feed_dict).__name__}")
         tensors: list[Tensor] = []
-        values: list[Any] = []
+        values: list[Array] = []
         for key, value in feed_dict.items():
             tensor = key if type(key) is Tensor and key.op.graph is self.graph else self._feed_key(key)
             if tensor in tensors:
@@ -265,13 +272,13 @@ class Session:
         for op, device in place(needed.operations, self._devices).items():
             logging.info("%s: (%s): %s", op.name, op.type, device.name)
 
-    def make_callable(self, fetches: Any, feed_list: Sequence[Any] | None = None) -> Callable[..., Any]:
+    def make_callable(self, fetches: object, feed_list: Sequence[object] | None = None) -> Callable[..., Any]:
         """A function that runs ``fetches``; its positional arguments are the values of ``feed_list``."""
         if feed_list is not None and not isinstance(feed_list, list | tuple):
             raise TypeError(f"feed_list must be a list, not {type(feed_list).__name__}")
         keys = list(feed_list or ())
 
-        def run(*values: Any) -> Any:
+        def run(*values: object) -> Any:
             if len(values) != len(keys):
                 raise InvalidArgumentError(f"this callable takes {len(keys)} values, {len(values)} were given")
             return self.run(fetches, dict(zip(keys, values, strict=True)))
@@ -363,18 +370,19 @@ class Session:
 
     def __enter__(self) -> Session:
         """Makes the session and its graph the defaults of this thread."""
-        if getattr(self, "_entered", None) is not None:
+        if self._entered is not None:
             raise RuntimeError("Session context managers are not re-entrant: use Session.as_default() for nesting")
         self._entered = self.graph.as_default()
         self._entered.__enter__()
         push_default_session(self)
         return self
 
-    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Takes back the defaults and closes the session."""
         pop_default_session(self)
-        entered, self._entered = self._entered, None  # type: ignore[assignment]
-        entered.__exit__(kind, value, traceback)
+        entered, self._entered = self._entered, None
+        assert entered is not None
+        entered.__exit__(kind, error, at)
         self.close()
 
 
@@ -412,7 +420,8 @@ class InteractiveSession(Session):
 def get_default_session() -> Session | None:
     """The session that ``eval`` and ``run`` of this thread use, or None."""
     stack = default_session_stack()
-    return stack[-1] if stack else None
+    session = stack[-1] if stack else None
+    return session if isinstance(session, Session) else None
 
 
 def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionConfig]:
@@ -425,7 +434,8 @@ def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionCon
         )
     local = find_local(target.removeprefix("grpc://"))
     if local is not None:
-        chosen = config or getattr(local, "config", None) or SessionConfig()
+        assert isinstance(local.master, Master)
+        chosen = config or local.config or SessionConfig()
         return LocalEngine(local.master, chosen), chosen
     chosen = config or SessionConfig()
     return RemoteEngine(target, chosen), chosen
@@ -440,11 +450,11 @@ def _is_leaf(item: object) -> bool:
     return isinstance(item, Tensor | Operation | str) or hasattr(item, "_as_graph_element")
 
 
-def _structure(fetches: object) -> tuple[list[Any], Any]:
+def _structure(fetches: object) -> tuple[list[object], PyTreeDef]:
     return jax.tree.flatten(fetches, is_leaf=lambda x: x is None or _is_leaf(x))
 
 
-def _fetch_key(fetches: object) -> Any:
+def _fetch_key(fetches: object) -> Hashable:
     """What tells one fetch structure from another: cheap for the lists that a training loop uses."""
     if type(fetches) is list:
         try:
@@ -460,6 +470,6 @@ def _fetch_key(fetches: object) -> Any:
     return tree, tuple(leaves)
 
 
-def _to_user(value: object) -> Any:
+def _to_user(value: AnyArray) -> object:
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     return array[()] if array.ndim == 0 else array

@@ -1,4 +1,4 @@
-"""Waiting kernels and how they are ended: by their session, by a caller that hangs up, by a deadline."""
+"""Cancellation: ends the waits of a call when its session ends, its caller hangs up or its deadline passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Cancellation(threading.Event):
     ) -> None:
         super().__init__()
         self.deadline = deadline
-        self.memory: MutableMapping[str, Any] = {} if memory is None else memory
+        self.memory = {} if memory is None else memory
         self._hung_up = hung_up
         self._lock = threading.Lock()
         self._reason = ""

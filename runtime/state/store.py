@@ -21,11 +21,11 @@ from runtime.errors import (
 )
 from runtime.state.cancellation import Cancellation
 from runtime.state.run_record import RunRecord
-from runtime.tensor_spec import Array, TensorSpec
+from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
 Key = tuple[str, str]
 """(container, name)."""
-Values = dict[Key, "weakref.ref[Any]"]
+Values = dict[Key, "weakref.ref[AnyArray]"]
 """What variables hold, to be compared. Every update makes a new array, so arrays tell; nothing is kept alive."""
 
 
@@ -47,12 +47,12 @@ class Slot:
     def __init__(self, key: Key) -> None:
         self.key = key
         self.lock = threading.Lock()
-        self.value: Any = None
+        self.value: AnyArray | None = None
         self.spec: TensorSpec | None = None
         self.lost = ""
         self.readers = 0
 
-    def checked(self, spec: TensorSpec, task: str) -> Any:
+    def checked(self, spec: TensorSpec, task: str) -> AnyArray:
         """The value, for a program that expects ``spec``.
 
         Raises:
@@ -87,7 +87,7 @@ class Resource:
         described: what it was made from, which every session must give for it alike.
     """
 
-    described: Mapping[str, Any] = MappingProxyType({})
+    described: Mapping[str, object] = MappingProxyType({})
 
     @property
     def dropped_gradients(self) -> int:
@@ -98,20 +98,20 @@ class Resource:
         """Its container was cleared: everything that waits ends."""
 
     def end_client(self, client: int) -> None:
-        """A session has ended: what counts on it need not any more."""
+        """A session has ended: nothing waits for its contribution any more."""
 
     def retire(self, client: int, index: int) -> None:
-        """A session trains no more, though it may live on; ``index`` is that of its task."""
+        """A session has stopped training, and may still be open; ``index`` is that of its task."""
 
     def set_finished(self, finished: bool) -> None:
         """Training has finished, or has begun again."""
 
 
 class Claim:
-    """Some variables at one instant, for as long as the ``with`` lasts: nobody else reads or changes their values.
+    """The right of a running stage to variables: within the ``with`` block nobody else reads or changes them.
 
-    Who needs others does not wait. All claims are made in the order of the keys, so that two never wait for each other.
-    The store's lock may be taken within a claim, not the other way round.
+    Stages that need other variables do not wait. All claims take the locks in the order of the keys, so that two never
+    wait for each other. The store's lock may be taken within a claim, not the other way round.
 
     Args:
         slots: of the variables; one may come twice.
@@ -228,13 +228,13 @@ class Store:
         return slot
 
     @staticmethod
-    def _referenced(slots: Iterable[Slot]) -> list[tuple[Slot, Any]]:
+    def _referenced(slots: Iterable[Slot]) -> list[tuple[Slot, AnyArray]]:
         taken = [(slot, slot.value) for slot in slots if slot.value is not None]
         for slot, _ in taken:
             slot.readers += 1
         return taken
 
-    def hold(self) -> tuple[list[tuple[Slot, Any]], dict[str, Any], list[Key]]:
+    def hold(self) -> tuple[list[tuple[Slot, AnyArray]], dict[str, Any], list[Key]]:
         """All of the store as of one instant: references to the values, the run record, names of the resources.
 
         The references count in ``Slot.readers``: pin what is needed, then ``release`` the slots.
@@ -259,7 +259,7 @@ class Store:
             held = [(key, self._slots[key].value) for key in keys if key in self._slots]
         return {key: weakref.ref(value) for key, value in held if value is not None}
 
-    def replace(self, values: dict[Key, tuple[Any, TensorSpec]]) -> Values:
+    def replace(self, values: dict[Key, tuple[AnyArray, TensorSpec]]) -> Values:
         """Gives several variables new values in one step (a restore); gives what they hold then.
 
         String arrays are made read-only: readers get a variable's own array.
@@ -267,15 +267,15 @@ class Store:
         slots = [self.slot(*key) for key in values]
         with Claim(slots), self.lock:
             for slot in slots:
-                slot.value, slot.spec = values[slot.key]
-                slot.lost = ""
-                if slot.spec.is_string:
-                    slot.value.flags.writeable = False
+                value, spec = values[slot.key]
+                if isinstance(value, np.ndarray) and spec.is_string:
+                    value.flags.writeable = False
+                slot.value, slot.spec, slot.lost = value, spec, ""
             self.changed.notify_all()
-            return {slot.key: weakref.ref(slot.value) for slot in slots}
+            return {key: weakref.ref(value) for key, (value, _) in values.items()}
 
     def drop_lost(self, slots: Iterable[Slot], why: str) -> list[str]:
-        """Makes variables uninitialised whose arrays are no more: a program that they were donated to has failed.
+        """Makes variables uninitialised whose arrays were donated to a program that failed.
 
         Args:
             slots: of the variables to look at.

@@ -1,8 +1,8 @@
-"""The gate of a task: holds back writing stages for the instant in which all tasks take references for a checkpoint.
+"""The write gate of a task: holds back writing stages while all tasks take the references of a snapshot.
 
 A training step may write on several tasks. A snapshot of all of them is consistent when each step is wholly in it or
-wholly out. So every task is paused, tells which steps have written how much, lets those go on that have written
-somewhere but not everywhere yet, and only then are references taken.
+wholly out. So every task pauses and tells which steps have written how much. It lets those steps go on that have
+written somewhere but not everywhere yet. Only then are references taken.
 
 A pause belongs to one snapshot, by whose number it is known. It ends when its own snapshot ends it, when another
 snapshot begins, or by itself when its time is over and a stage comes. So a snapshot that finds its pause still held
@@ -28,11 +28,11 @@ STEPS_UNDER_WAY = 16
 """Newest steps of each session that may be half done: fewer than are remembered, so that none is forgotten by then."""
 SESSIONS = 4096
 PAUSE_SECS = 10.0
-"""How long a pause holds at most, when its coordinator dies in the middle of a snapshot or somebody asks for more."""
+"""The longest that a pause holds, for a coordinator that dies in the middle of a snapshot."""
 NO_SNAPSHOT = "no consistent snapshot"
 """How errors begin of snapshots that were not of one instant; begun again, they work."""
 REMEMBER_SECS = 5.0
-"""How long a step is told of after its last write here ..."""
+"""How long a step is reported after its last write here ..."""
 RECENT_SECS = 2.5
 """... and for how long it may be half done: an older one has ended, or lost its worker half-way."""
 
@@ -79,7 +79,7 @@ class Gate:
 
     @property
     def entered(self) -> int:
-        """How many writing stages have come through so far: while it grows, somebody trains."""
+        """How many writing stages have passed so far; while it grows, training goes on."""
         return self._entered
 
     def leave(self, key: StepKey, expected: Mapping[str, int] | None) -> None:

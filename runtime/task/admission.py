@@ -1,12 +1,11 @@
 """Admission control: workers that crowd the cores of a host with their ps train a few at a time.
 
-Where many workers share few cores, each finds its core's caches and address translations full of the others' whenever
-it comes to run: eight workers on two cores take 20 to 40 % more processor time for a step than four. So a ps lets a
-few of its host's workers at a time begin steps: it gives each of them a permit for a tenth of a second. The others wait
-in their read, which gives them the values of the moment of their admission. Fewer steps overlap, so gradients are
-fresher, too.
+Many workers on few cores evict each other's data from the cores' caches: eight workers on two cores take 20 to 40 %
+more processor time for a step than four. So a ps lets a few of its host's workers at a time begin steps: it gives each
+of them a permit for a tenth of a second. The others wait in their read, which gives them the values of the moment of
+their admission. Fewer steps overlap, so gradients are fresher, too.
 
-No worker waits for nothing: a permit ends early when its holder has not called for a while (it reads data, it computes
+No worker waits needlessly: a permit ends early when its holder has not called for a while (it reads data, it computes
 for long, it is dead), nobody waits longer than half a second, and while the cores have time to spare nobody waits at
 all. Steps that may wait for other workers (synchronous training, queues) need no admission, nor do steps that read from
 several ps, which would each admit other workers first.
@@ -30,7 +29,7 @@ VARIABLE = "BELLWETHER_TURNS"
 """Environment variable of a ps: 0 admits every step at once, where ``Server(admission=...)`` says nothing."""
 
 AT_ONCE = 2
-"""Workers for each core: while one waits for the ps, another has the core."""
+"""Permits for each core: while one worker waits for the ps, another has the core."""
 WINDOW_SECS = 0.1
 """The cores are measured for so long to tell whether they are crowded."""
 SPARE_SECS = 1.0
@@ -85,7 +84,7 @@ class Ticket:
 
 
 class AdmissionQueue:
-    """Who may begin steps now, and who waits in the order they came. Not thread safe; it is told what time it is.
+    """The sessions that may begin steps, and the queue of those that wait. Not thread safe; callers tell it the time.
 
     Args:
         at_once: how many sessions may begin steps at the same time.
@@ -124,11 +123,11 @@ class AdmissionQueue:
         self._permits.pop(session, None)
 
     def is_first(self, ticket: Ticket) -> bool:
-        """Whether nobody waits before this ticket."""
+        """Whether this ticket is the first in the queue."""
         return bool(self._waiting) and self._waiting[0] is ticket
 
     def admit(self, now: float, everybody: bool = False) -> float:
-        """Admits those for whom there is room, and those who have waited long enough.
+        """Admits sessions as long as there are permits, and those that have waited the longest time allowed.
 
         Args:
             now: the time.
@@ -166,7 +165,7 @@ def core_seconds() -> tuple[float, float]:
 
 
 class CpuPressure:
-    """Whether the cores are crowded. They are measured only while somebody asks.
+    """Whether the cores are crowded. They are measured only when it is called.
 
     Args:
         read: gives what ``core_seconds`` does.

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
@@ -14,8 +13,7 @@ from runtime.errors import InvalidArgumentError, ResourceExhaustedError, meaning
 from runtime.plan.plan import Program
 from runtime.task.program_verifier import load_program
 
-Executable = Callable[..., list[Any]]
-
+Executable = Callable[..., list[jax.Array]]
 
 KEPT = 512
 """Executables that the cache keeps, the latest asked for; a stage that is registered keeps its own besides."""
@@ -74,13 +72,14 @@ def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Exe
     exported = load_program(program)
     # Only a device other than the default one is named: naming it costs on every call.
     sharding = None if device == jax.local_devices()[0] else jax.sharding.SingleDeviceSharding(device)
-    avals: list[Any] = [
+    avals = [
         jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
         for shape, dtype in ((spec.shape, spec.dtype) for spec in program.arguments)
     ]
 
-    def run(*arguments: Any) -> Any:
-        return exported.call(*arguments)
+    def run(*arguments: jax.Array) -> Sequence[jax.Array]:
+        results: Sequence[jax.Array] = exported.call(*arguments)
+        return results
 
     on_device = contextlib.nullcontext() if sharding is None else jax.default_device(device)
     try:

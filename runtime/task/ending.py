@@ -1,4 +1,4 @@
-"""How one step of a client elsewhere is ended: what waits for it here, and its calls on other tasks."""
+"""The end of one step of a client in another process: of its waits on this task and its calls on others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StepEnding(Cancellation):
             self.check("the step")
 
     def uncover(self, lanes: Iterable[Lane]) -> None:
-        """Before lanes are given back: they are this step's no more. Those that were never covered do not matter."""
+        """Undoes ``cover``, before lanes are given back. Lanes that were never covered may be among them."""
         gone = list(lanes)
         with self._covered:
             self._lanes = [lane for lane in self._lanes if all(lane is not other for other in gone)]

@@ -27,7 +27,7 @@ from runtime.state.write_gate import Gate
 from runtime.task.compiler import Compiler, Executable
 from runtime.task.host_kernels import RAW, Context, find_kernel
 from runtime.task.interrupts import uninterrupted
-from runtime.tensor_spec import Array, TensorSpec
+from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
 _process_compiler = Compiler()
 
@@ -119,8 +119,8 @@ class PreparedStage:
             self._executable = executor.compiler.executable(stage.program, donate, device)
 
     def run(
-        self, inputs: Sequence[Any], client: int = 0, cancelled: Cancellation | None = None
-    ) -> tuple[list[Any], Any]:
+        self, inputs: Sequence[AnyArray], client: int = 0, cancelled: Cancellation | None = None
+    ) -> tuple[list[AnyArray], jax.Array | None]:
         """Runs the stage.
 
         Args:
@@ -144,14 +144,14 @@ class PreparedStage:
             return self._run_host(inputs, client, cancelled or Cancellation()), None
         return self._run_program(inputs)
 
-    def _run_program(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+    def _run_program(self, inputs: Sequence[AnyArray]) -> tuple[list[AnyArray], jax.Array | None]:
         if self._wide:
             inputs = self._widened(inputs)
         if not self._one_device:
             inputs = [self._here(value) for value in inputs]
-        results: Sequence[Any] = ()
-        handed: list[Any] = []
-        pinned: list[Any] = []
+        results: Sequence[jax.Array] = ()
+        handed: list[AnyArray] = []
+        pinned: list[AnyArray] = []
         try:
             if not self._slots:
                 results = self._computed(inputs)
@@ -180,7 +180,7 @@ class PreparedStage:
         outputs = [next(values) if isinstance(o, VariableOutput) else computed[o.index] for o in self.stage.outputs]
         return outputs, done
 
-    def _computed(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def _computed(self, inputs: Sequence[AnyArray]) -> Sequence[jax.Array]:
         """Within the claim: runs the program."""
         # A fence that comes now does no harm: whoever gives the variables new values must claim them first.
         if self._store.run.generation != self._generation:
@@ -201,7 +201,7 @@ class PreparedStage:
             return self._executable(*arguments)
         return self._executable(*arguments, *inputs)
 
-    def _exchanged(self, results: Sequence[Any]) -> list[Any]:
+    def _exchanged(self, results: Sequence[jax.Array]) -> list[AnyArray]:
         """Within the claim: gives written variables their new values, and references to those that are handed out."""
         store, fresh = self._store, False
         with store.lock:
@@ -216,14 +216,14 @@ class PreparedStage:
                 slot.readers += 1
             return handed
 
-    def _pinned(self, values: list[Any]) -> list[Any]:
+    def _pinned(self, values: list[AnyArray]) -> list[AnyArray]:
         """Makes handed-out variables safe from later updates, which must not donate them before.
 
         On the host a numpy view pins the memory without a copy: an update that meets a view writes elsewhere.
         """
         return [np.asarray(v) for v in values] if self._on_host else [v.copy() for v in values]
 
-    def wait(self, done: Any) -> None:
+    def wait(self, done: jax.Array | None) -> None:
         """Waits until a run is done and its inputs may be overwritten; takes what ``run`` gave last.
 
         Raises:
@@ -236,8 +236,8 @@ class PreparedStage:
         except Exception as error:
             raise self._failed(error) from error
 
-    def _widened(self, inputs: Sequence[Any]) -> list[Any]:
-        """JAX narrows 64-bit numpy arrays unless it is told not to."""
+    def _widened(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
+        """``inputs`` with those of 64 bits on the device: JAX would narrow them outside its 64-bit mode."""
         arrays = list(inputs)
         with jax.enable_x64(True):
             for i in self._wide:
@@ -245,18 +245,21 @@ class PreparedStage:
                     arrays[i] = jax.device_put(arrays[i], None if self._one_device else self._device)
         return arrays
 
-    def _here(self, value: object) -> Any:
+    def _here(self, value: AnyArray) -> AnyArray:
         """``value``, brought over if it lies on another device of this task."""
         if not isinstance(value, jax.Array) or value.device == self._device:
             return value
         with jax.enable_x64(True):
-            return jax.device_put(value, self._device, may_alias=False)
+            here: jax.Array = jax.device_put(value, self._device, may_alias=False)
+        return here
 
-    def _run_host(self, inputs: Sequence[Any], client: int, cancelled: Cancellation) -> list[Any]:
+    def _run_host(self, inputs: Sequence[AnyArray], client: int, cancelled: Cancellation) -> list[AnyArray]:
         if self._store.run.generation != self._generation:
             raise self._fenced()
         deferred = None if self._executable is None else DeferredUpdate(self)
-        values = list(inputs) if RAW.issuperset(self._kernels) else [np.asarray(i) for i in inputs]
+        values: list[Any] = list(inputs)  # a kernel that is not in RAW gets numpy arrays only
+        if not RAW.issuperset(self._kernels):
+            values = [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
             context = Context(self._store, self._task, call.op, client, cancelled, deferred)
             try:
@@ -284,7 +287,7 @@ class PreparedStage:
         return kind(text, task=self._task)
 
     def _lost(self, error: BaseException) -> str:
-        """The names of those variables that have no value any more, because what was donated to a program is gone."""
+        """Drops the values that were donated to a failed program; gives the names of those variables."""
         return ", ".join(
             self._store.drop_lost(self._slots, f"it was lost when [{self._label}] failed: {one_line(error)}")
         )
@@ -294,7 +297,7 @@ class PreparedStage:
         return ", ".join(self.stage.operations[:5])
 
 
-def _owned(output: object, inputs: Sequence[Any]) -> Any:
+def _owned(output: AnyArray, inputs: Sequence[AnyArray]) -> AnyArray:
     """An output of a host stage, in memory of its own.
 
     It outlives the call: another stage fetches it, or it is kept with the reply. The inputs, of which a kernel may have
@@ -348,7 +351,7 @@ class DeferredUpdate:
 
     def apply(
         self,
-        inputs: Sequence[Any],
+        inputs: Sequence[AnyArray],
         key: tuple[int, int] = (0, 0),
         expected: Mapping[str, int] | None = None,
     ) -> None:

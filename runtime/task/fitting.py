@@ -1,4 +1,4 @@
-"""Whether the parts of a stage call fit together. A peer's may not: then it is refused before anything is compiled."""
+"""Checks that the parts of a stage call fit together, before anything of it is compiled."""
 
 from __future__ import annotations
 

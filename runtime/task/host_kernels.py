@@ -8,18 +8,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from runtime.errors import InvalidArgumentError, NotFoundError
+from runtime.graph.op_kinds import Attrs
 from runtime.state.cancellation import Cancellation
 from runtime.state.store import Key, Store
-from runtime.tensor_spec import Array, TensorSpec
+from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
 
 class DeferredProgram(Protocol):
-    """The update of variables that a kernel may run (see ``executor.GuardedUpdate``)."""
+    """The update of variables that a kernel may run (see ``executor.DeferredUpdate``)."""
 
     @property
     def generation(self) -> int:
@@ -29,7 +30,7 @@ class DeferredProgram(Protocol):
         """The value of the update's first variable."""
 
     def apply(
-        self, inputs: Sequence[Any], key: tuple[int, int] = ..., expected: Mapping[str, int] | None = ...
+        self, inputs: Sequence[AnyArray], key: tuple[int, int] = ..., expected: Mapping[str, int] | None = ...
     ) -> None:
         """Runs the update and waits until it is done."""
 
@@ -55,7 +56,7 @@ class Context:
     deferred: DeferredProgram | None = None
 
 
-Kernel = Callable[[Context, Mapping[str, Any], Sequence[Array]], Sequence[Array]]
+Kernel = Callable[[Context, Attrs, Sequence[Array]], Sequence[AnyArray]]
 """Its inputs are lent, for as long as the call lasts: they lie in memory that the next call overwrites. What it keeps
 of them it copies. What it hands on need not be copied: a stage's outputs own their memory (see ``executor``)."""
 
@@ -75,7 +76,7 @@ RAW: set[Kernel] = set()
 
 
 def kernel(name: str, *, raw: bool = False) -> Callable[[Kernel], Kernel]:
-    """Registers a host kernel. One that may wait is named in ``graph.bodies.WAITING``.
+    """Registers a host kernel. One that may wait is named in ``runtime.graph.op_kinds.WAITING``.
 
     Args:
         name: what stages call it by.
@@ -109,37 +110,37 @@ def strings(items: Sequence[str | bytes]) -> Array:
     return out
 
 
-def _keys(attrs: Mapping[str, Any]) -> list[Key]:
+def _keys(attrs: Attrs) -> list[Key]:
     return [(container, name) for container, name in attrs["variables"]]
 
 
 @kernel("identity")
-def _identity(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+def _identity(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     return [inputs[0]]
 
 
 @kernel("concat")
-def _concat(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+def _concat(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     return [np.concatenate(list(inputs))]
 
 
 @kernel("is_initialized")
-def _is_initialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+def _is_initialized(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     return [np.asarray(not context.store.uninitialized(_keys(attrs)))]
 
 
 @kernel("uninitialized")
-def _uninitialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+def _uninitialized(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     return [strings(context.store.uninitialized(_keys(attrs)))]
 
 
 @kernel("wait_initialized")
-def _wait_initialized(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+def _wait_initialized(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     return [strings(context.store.wait_initialized(_keys(attrs), float(inputs[0]), context.cancelled))]
 
 
 @kernel("value_or")
-def _value_or(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+def _value_or(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     key = (attrs["container"], attrs["variable"])
     if context.store.uninitialized([key]):
         return [inputs[0]]
@@ -159,20 +160,20 @@ def _string_array(array: Array, variable: str) -> Array:
 
 
 @kernel("assign")
-def _assign(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+def _assign(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     value = _string_array(inputs[0], attrs["variable"])
     context.store.replace({(attrs["container"], attrs["variable"]): (value, TensorSpec(value.shape, value.dtype))})
     return [value]
 
 
 @kernel("read")
-def _read(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+def _read(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     key = (attrs["container"], attrs["variable"])
     return [context.store.snapshot([key])[key]]
 
 
 @kernel("print")
-def _print(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+def _print(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     if _may_print((context.client, context.task, context.op), int(attrs["first_n"])):
         shown = "".join(f"[{_show(array, int(attrs['summarize']))}]" for array in inputs)
         print(f"{attrs['message']}{shown}", file=sys.stderr, flush=True)
@@ -202,7 +203,7 @@ def _show(array: Array, limit: int) -> str:
 
 
 @kernel("check")
-def _check(context: Context, attrs: Mapping[str, Any], inputs: Sequence[Array]) -> Sequence[Array]:
+def _check(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     if not bool(np.all(inputs[0])):
         shown = "".join(f"[{_show(array, int(attrs.get('summarize', 3)))}]" for array in inputs[1:])
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps of what must happen together: it is held back for that long."""
+"""Ctrl-C is held back during a block whose effects must happen together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
-from typing import Any
 
 _main_thread = threading.main_thread().ident
 _get_ident = threading.get_ident
@@ -37,7 +36,7 @@ class _HeldBack:
 
     def __init__(self, inner: AbstractContextManager[None]) -> None:
         self._inner = inner
-        self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self._handler: Callable[[int, FrameType | None], object] | None = None
         self._came: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a task refuses of the programs that another process sends: what could harm it, and what is not what it says.
+"""The program verifier: a task refuses programs of other processes that could harm it or are not what they declare.
 
 XLA trusts what it compiles. A module that JAX would never make can overrun memory or end the process: custom calls
 whose results are smaller than what they write, calls that go in circles, sizes that overflow. So a program that came
@@ -18,7 +18,7 @@ from __future__ import annotations
 import graphlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from jax.interpreters import mlir
 from runtime.errors import InvalidArgumentError
 from runtime.plan.plan import Program
 from runtime.task.portable_artifact import check_frame
+from runtime.tensor_spec import TensorSpec
 
 MODULE_BYTES = 16 << 20
 """How large a program may be. Large constants travel beside it, not in it."""
@@ -109,7 +110,7 @@ These are the operations that JAX makes of computations of static shape, on one 
 unknown shapes (``set_dimension_size``, ``dynamic_reshape``), for several devices and for effects are not among them.
 """
 
-ALLOWED_CUSTOM_CALLS: Mapping[str, Callable[[Any], bool]] = {}
+ALLOWED_CUSTOM_CALLS: Mapping[str, Callable[[ir.Operation], bool]] = {}
 """Every custom call that a program may make, with what tells whether it is made with shapes that fit: none.
 
 Their kernels, LAPACK's among them, take the shapes that the module declares for true, and write past the end of a
@@ -181,7 +182,7 @@ def verify_program(program: Program, value_bytes: int = VALUE_BYTES) -> None:
         with mlir.make_ir_context() as context, ir.Location.unknown(context):
             module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
             verify_module(module, value_bytes)
-            _check_signature(module, [(s.shape, s.dtype) for s in arguments], program)
+            _check_signature(module, arguments, program)
     except InvalidArgumentError:
         raise
     except Exception as error:
@@ -203,10 +204,11 @@ def _check_header(exported: export.Exported, program: Program) -> None:
         raise InvalidArgumentError("the program's arguments are not those that its stage declares")
     if results != [(s.shape, s.dtype) for s in program.results]:
         raise InvalidArgumentError("the program's results are not those that its stage declares")
-    trees: tuple[Any, Any] = exported.in_tree, exported.out_tree
-    if trees[0] != jax.tree.structure(((0,) * len(arguments), {})):
+    takes: object = exported.in_tree
+    if takes != jax.tree.structure(((0,) * len(arguments), {})):
         raise InvalidArgumentError("the program's arguments are not a flat row of arrays")
-    if trees[1] != jax.tree.structure((0,) * len(results)):
+    gives: object = exported.out_tree
+    if gives != jax.tree.structure((0,) * len(results)):
         raise InvalidArgumentError("the program's results are not a flat row of arrays")
     kept = tuple(exported.module_kept_var_idx)
     if list(kept) != sorted(set(kept)) or any(not 0 <= i < len(arguments) for i in kept):
@@ -251,7 +253,7 @@ def verify_module(module: ir.Module, value_bytes: int = VALUE_BYTES) -> None:
 
 
 def check_calls(functions: Mapping[str, Function]) -> None:
-    """Checks who calls whom: nobody calls ``main``, every call has a target, and none goes in circles.
+    """Checks the calls among functions: none is to ``main``, each has a target, and they form no circle.
 
     Raises:
         InvalidArgumentError: one of these does not hold, or all operations, counted as often as they are called, are
@@ -287,11 +289,11 @@ class _Walk:
 
     def __init__(self, value_bytes: int) -> None:
         self._value_bytes = value_bytes
-        self._seen: set[Any] = set()
+        self._seen: set[ir.Type] = set()
         self._operations = 0
 
     def functions(self, module: ir.Module) -> dict[str, Function]:
-        """Checks all operations; gives what is in each function, by name."""
+        """Checks all operations; gives the size and the calls of each function, by name."""
         attributes = module.operation.attributes
         _check_attributes("builtin.module", attributes, MODULE_ATTRIBUTES)
         for count in ("mhlo.num_partitions", "mhlo.num_replicas"):
@@ -306,10 +308,10 @@ class _Walk:
             found[symbol] = self._function(op.operation)
         return found
 
-    def _function(self, op: Any) -> Function:
+    def _function(self, op: ir.Operation) -> Function:
         _check_attributes("func.func", op.attributes, FUNCTION_ATTRIBUTES)
         for which in ("arg_attrs", "res_attrs"):
-            for named in op.attributes[which] if which in op.attributes else ():
+            for named in ir.ArrayAttr(op.attributes[which]) if which in op.attributes else ():
                 _check_attributes("func.func", _entries(named), ARGUMENT_ATTRIBUTES)
         signature = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
         self._check_types("func.func", [*signature.inputs, *signature.results])
@@ -317,7 +319,7 @@ class _Walk:
         self._regions(op, function, 0)
         return function
 
-    def _regions(self, op: Any, function: Function, depth: int) -> None:
+    def _regions(self, op: ir.Operation, function: Function, depth: int) -> None:
         for region in op.regions:
             blocks = list(region.blocks)
             if len(blocks) != 1:
@@ -329,7 +331,7 @@ class _Walk:
             for inner in blocks[0].operations:
                 self._operation(inner.operation, function, depth)
 
-    def _operation(self, op: Any, function: Function, depth: int) -> None:
+    def _operation(self, op: ir.Operation, function: Function, depth: int) -> None:
         name = op.name
         self._operations += 1
         function.operations += 1
@@ -354,7 +356,7 @@ class _Walk:
                 _check_composite(op)
         self._regions(op, function, depth + 1)
 
-    def _check_types(self, name: str, types: Sequence[Any]) -> None:
+    def _check_types(self, name: str, types: Sequence[ir.Type]) -> None:
         for type_ in types:
             if type_ not in self._seen:
                 why = _what_is_wrong(type_, self._value_bytes)
@@ -367,21 +369,21 @@ _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 """The operations that name a function, and the attribute that does."""
 
 
-def _never(op: Any) -> bool:
+def _never(op: ir.Operation) -> bool:
     return False
 
 
-def _check_attributes(name: str, found: Any, allowed: frozenset[str]) -> None:
+def _check_attributes(name: str, found: Iterable[str], allowed: frozenset[str]) -> None:
     for attribute in found:
         if attribute not in allowed:
             raise InvalidArgumentError(f"operation {name!r}: attribute {attribute!r} is {NOT_ALLOWED}")
 
 
-def _check_sizes(name: str, attributes: Any) -> None:
+def _check_sizes(name: str, attributes: ir.OpAttributeMap) -> None:
     for attribute in attributes:
         if attribute not in _SIZES:
             continue
-        sizes = attributes[attribute]
+        sizes: Any = attributes[attribute]  # a row of integers, of one of several classes
         if not isinstance(sizes, ir.DenseI64ArrayAttr) and math.prod(ir.ShapedType(sizes.type).shape) > 2 * RANK:
             raise InvalidArgumentError(f"operation {name!r}: attribute {attribute!r} has more entries than dimensions")
         values = list(sizes)
@@ -391,7 +393,7 @@ def _check_sizes(name: str, attributes: Any) -> None:
             raise InvalidArgumentError(f"operation {name!r} has a window of more than {WINDOW_ELEMENTS:,} elements")
 
 
-def _check_composite(op: Any) -> None:
+def _check_composite(op: ir.Operation) -> None:
     name = ir.StringAttr(op.attributes["name"]).value
     operands, results = [o.type for o in op.operands], [r.type for r in op.results]
     if name not in ALLOWED_COMPOSITES:
@@ -405,34 +407,37 @@ def _check_composite(op: Any) -> None:
         raise InvalidArgumentError(f"composite {name!r} does not fit its operands and results")
 
 
-def _passed(op: Any) -> dict[str, str]:
+def _passed(op: ir.Operation) -> dict[str, str]:
     """The attributes that a composite passes to what it stands for, as they are printed."""
     if "composite_attributes" not in op.attributes:
         return {}
     return _entries(op.attributes["composite_attributes"])
 
 
-def _entries(dictionary: Any) -> dict[str, str]:
+def _entries(dictionary: ir.Attribute) -> dict[str, str]:
     entries: Any = ir.DictAttr(dictionary)
     return {entry.name: str(entry.attr)[:40] for entry in entries}
 
 
-def _is_top_k(operands: Sequence[Any], results: Sequence[Any], attributes: Mapping[str, str]) -> bool:
-    if len(operands) != 1 or len(results) != 2 or not operands[0].shape:
+def _is_top_k(operands: Sequence[ir.Type], results: Sequence[ir.Type], attributes: Mapping[str, str]) -> bool:
+    if len(operands) != 1 or len(results) != 2:
         return False
-    *outer, length = operands[0].shape
-    shape, elements = [*outer, results[0].shape[-1] if results[0].shape else -1], operands[0].element_type
-    k = shape[-1]
+    given, found = operands[0], results[0]
+    if not isinstance(given, ir.RankedTensorType) or not isinstance(found, ir.RankedTensorType) or not given.shape:
+        return False
+    *outer, length = given.shape
+    k, elements = found.shape[-1] if found.shape else -1, given.element_type
+    shape = [*outer, k]
     return (
         attributes == {"k": f"{k} : i64"}
         and 0 <= k <= length
-        and results[0] == ir.RankedTensorType.get(shape, elements)
+        and found == ir.RankedTensorType.get(shape, elements)
         and results[1] == ir.RankedTensorType.get(shape, ir.IntegerType.get_signless(32))
         and not isinstance(elements, ir.ComplexType)
     )
 
 
-def _what_is_wrong(type_: Any, value_bytes: int) -> str:
+def _what_is_wrong(type_: ir.Type, value_bytes: int) -> str:
     """Why a value may not be of a type; empty when it may."""
     if not isinstance(type_, ir.RankedTensorType) or type_.encoding is not None:
         return "values are dense arrays"
@@ -450,8 +455,8 @@ def _what_is_wrong(type_: Any, value_bytes: int) -> str:
     return ""
 
 
-def _bits(element: Any) -> int:
-    """The size of an element; 0 of what is no number."""
+def _bits(element: ir.Type) -> int:
+    """The size of an element in bits; 0 when it is no number."""
     if isinstance(element, ir.ComplexType):
         part = element.element_type
         return 2 * part.width if isinstance(part, ir.F32Type | ir.F64Type) else 0
@@ -460,15 +465,14 @@ def _bits(element: Any) -> int:
     return element.width if isinstance(element, ir.FloatType) and element.width <= 64 else 0
 
 
-def _check_signature(module: ir.Module, arguments: Sequence[tuple[Any, Any]], program: Program) -> None:
+def _check_signature(module: ir.Module, arguments: Sequence[TensorSpec], program: Program) -> None:
     """The entry function takes and gives what the header says: XLA trusts that it does."""
     mains = [op for op in module.body.operations if str(ir.StringAttr(op.attributes["sym_name"]).value) == "main"]
     if len(mains) != 1:
         raise InvalidArgumentError(f"the program's module has {len(mains)} entry functions")
     signature = ir.FunctionType(ir.TypeAttr(mains[0].attributes["function_type"]).value)
-    results = [(s.shape, s.dtype) for s in program.results]
-    for what, types, specs in (("takes", signature.inputs, arguments), ("gives", signature.results, results)):
-        wanted = [_type_of(shape, dtype) for shape, dtype in specs]
+    for what, types, specs in (("takes", signature.inputs, arguments), ("gives", signature.results, program.results)):
+        wanted = [_type_of(spec) for spec in specs]
         if list(types) != wanted:
             raise InvalidArgumentError(
                 f"the program's module {what} ({', '.join(map(str, types))}), its header says "
@@ -476,10 +480,10 @@ def _check_signature(module: ir.Module, arguments: Sequence[tuple[Any, Any]], pr
             )
 
 
-def _type_of(shape: tuple[int, ...], dtype: Any) -> ir.Type:
-    if math.prod(shape) < 0 or not jnp.issubdtype(dtype, jnp.generic):
-        raise InvalidArgumentError(f"an argument or result is {dtype}{list(shape)}")
-    return ir.RankedTensorType.get(shape, mlir.dtype_to_ir_type(jnp.dtype(dtype)))
+def _type_of(spec: TensorSpec) -> ir.Type:
+    if not jnp.issubdtype(spec.dtype, jnp.generic):
+        raise InvalidArgumentError(f"an argument or result is {spec}")
+    return ir.RankedTensorType.get(spec.shape, mlir.dtype_to_ir_type(spec.dtype))
 
 
 def _one_line(error: Exception) -> str:

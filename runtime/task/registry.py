@@ -1,4 +1,4 @@
-"""The stage calls that a task has registered: one for all sessions that run the same, and gone when nobody needs it."""
+"""The registry: the stage calls of a task, each shared by all sessions that run it, dropped when none does."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runtime.errors import AbortedError, NotFoundError
-from runtime.observe.trace import TracedStage
 from runtime.plan.plan import Program, StageCall, VariableOutput
 from runtime.task.executor import PreparedStage
+from runtime.task.traced_stage import FetchFrom, TracedStage
 from runtime.transport.codec import Layout
 
 SPARE_CALLS = 256
@@ -22,8 +22,8 @@ NOBODY = 0
 """The session of a caller who holds on to the registered call itself."""
 
 
-FetchFrom = Callable[[str, int, int, int], Any]
-"""``(task, session, step, slot) -> array``: fetches what another task holds."""
+Inherited = Any
+"""A call as an earlier process of the task has described it; only the function that revives it reads it."""
 
 
 class RegisteredCall:
@@ -39,9 +39,9 @@ class RegisteredCall:
         self.handle = 0
         self.digest = b""
         self.origin: tuple[bytes, int, str, bool] = (b"", 0, "", False)
-        """What it was registered with: hash of the program, generation, traced, in turn."""
+        """What it was registered with: hash of the program, generation, traced, needs admission."""
         self.needs_admission = False
-        """Whether the session's turn is waited for before it runs."""
+        """Whether it waits for the session's admission (``runtime.task.admission``)."""
         self.writes = dict(writes)
         """By task, the writing stages of the whole step; empty when it has only this one."""
         self.gated = bool(call.stage.writes) and not call.stage.host  # a deferred update passes the gate itself
@@ -53,11 +53,11 @@ class RegisteredCall:
         self.dynamic = stage.inputs is None or stage.output_specs is None
         self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
         self.remember = stage.writes_state or bool(call.remote)
-        """Must not run again once it is done: it has written, or has taken what other tasks held for it."""
+        """Whether its reply is kept, so that it never runs twice: it writes, or takes what other tasks hold for it."""
         self.reads = any(isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs)
-        """Gives somebody the values of variables: what comes back for them is of this age."""
+        """Whether it gives out values of variables; what is computed from them is of this age."""
         self.pushes = bool(stage.writes) and bool(call.inputs)
-        """Changes variables by what somebody sent; counting a step is no push."""
+        """Whether it changes variables by what it is sent; counting a step is no push."""
 
 
 class Registry:
@@ -82,8 +82,8 @@ class Registry:
         self._held: OrderedDict[int, Counter[int]] = OrderedDict()  # by session, the handles, and how often registered
         self._holders: dict[int, int] = {}  # by handle, how many sessions
         self._spare: OrderedDict[int, None] = OrderedDict()  # the oldest first
-        self._inherited: dict[int, Any] = {}  # by handle, what ``revive`` makes a call of
-        self._revive: Callable[[int, Any], RegisteredCall] | None = None
+        self._inherited: dict[int, Inherited] = {}  # by handle, what ``revive`` makes a call of
+        self._revive: Callable[[int, Inherited], RegisteredCall] | None = None
         self.changes = 0
         """Grows with every call that comes or goes, and every session that takes or drops one."""
 
@@ -120,7 +120,7 @@ class Registry:
                 ) from None
             raise NotFoundError(f"no stage is registered under handle {handle}", task=self._task) from None
 
-    def kept(self) -> tuple[dict[int, RegisteredCall], dict[int, Any], dict[int, list[int]]]:
+    def kept(self) -> tuple[dict[int, RegisteredCall], dict[int, Inherited], dict[int, list[int]]]:
         """The calls by handle, those that were inherited and not used yet, and by session the handles it holds.
 
         A handle is listed as often as the session has registered it.
@@ -131,9 +131,9 @@ class Registry:
 
     def inherit(
         self,
-        calls: Mapping[int, Any],
+        calls: Mapping[int, Inherited],
         sessions: Mapping[int, Sequence[int]],
-        revive: Callable[[int, Any], RegisteredCall],
+        revive: Callable[[int, Inherited], RegisteredCall],
     ) -> None:
         """Goes on from the calls of an earlier process of the task; each is made when it is first used.
 
@@ -194,7 +194,7 @@ class Registry:
             return known
 
     def unregister(self, session: int, handles: Sequence[int]) -> None:
-        """A session needs these handles once less; the calls that nobody needs become spare."""
+        """Undoes one registration of each handle; the calls that no session needs become spare."""
         with self._lock:
             held = self._held.get(session)
             if held is None:

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
 import psutil
 
 from runtime.errors import AbortedError, NotFoundError, ResourceExhaustedError
+from runtime.observe.trace import nbytes
+from runtime.tensor_spec import AnyArray
 
 KEEP_SECS = 600.0
-"""How long a tensor that nobody fetched is kept: its step has failed, or its session died."""
+"""How long a tensor is kept that is not fetched, because its step has failed or its session died."""
 
 PART_OF_MEMORY = 0.5
-"""What they may take of the machine's memory."""
+"""The part of the machine's memory that held tensors may take."""
 
 RendezvousKey = tuple[int, int, int]
 """(session, step, slot)."""
+
+
+@dataclass(slots=True)
+class _Held:
+    value: AnyArray
+    fetches: int  # that are still to come
+    since: float
+    nbytes: int
 
 
 class Rendezvous:
@@ -26,22 +35,22 @@ class Rendezvous:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[RendezvousKey, list[Any]] = {}  # value, fetches left, when it was put, bytes
+        self._entries: dict[RendezvousKey, _Held] = {}
         self._bytes = 0
         self.limit_bytes = int(psutil.virtual_memory().total * PART_OF_MEMORY)
         self.resumed = False
         """Whether the task goes on from its backup: what it held before is lost."""
 
-    def put(self, key: RendezvousKey, value: Any, fetches: int) -> None:
+    def put(self, key: RendezvousKey, value: AnyArray, fetches: int) -> None:
         """Keeps ``value`` until it was taken ``fetches`` times."""
-        now, size = time.monotonic(), _nbytes(value)
+        now, size = time.monotonic(), nbytes([value])
         with self._lock:
             if key in self._entries:
                 self._forget(key)
-            self._entries[key] = [value, fetches, now, size]
+            self._entries[key] = _Held(value, fetches, now, size)
             self._bytes += size
             oldest = next(iter(self._entries))
-            if now - self._entries[oldest][2] > KEEP_SECS:
+            if now - self._entries[oldest].since > KEEP_SECS:
                 self._forget(oldest)
 
     def check_room(self) -> None:
@@ -53,9 +62,9 @@ class Rendezvous:
             )
 
     def _forget(self, key: RendezvousKey) -> None:
-        self._bytes -= self._entries.pop(key)[3]
+        self._bytes -= self._entries.pop(key).nbytes
 
-    def take(self, key: RendezvousKey) -> Any:
+    def take(self, key: RendezvousKey) -> AnyArray:
         """The value that was put under ``key``.
 
         Raises:
@@ -68,10 +77,10 @@ class Rendezvous:
                 raise AbortedError(f"restarted since step {key[1]} began, what it held for it is gone")
             if entry is None:
                 raise NotFoundError(f"no tensor is held for slot {key[2]} of step {key[1]}")
-            entry[1] -= 1
-            if entry[1] <= 0:
+            entry.fetches -= 1
+            if entry.fetches <= 0:
                 self._forget(key)
-            return entry[0]
+            return entry.value
 
     def drop_session(self, session: int) -> None:
         """Forgets everything that is held for one session."""
@@ -82,9 +91,3 @@ class Rendezvous:
     def __len__(self) -> int:
         with self._lock:
             return len(self._entries)
-
-
-def _nbytes(value: Any) -> int:
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return sum(map(len, value.flat))
-    return int(value.nbytes)

@@ -1,10 +1,11 @@
-"""What a task needs to know of its backups: of the one that another task holds, and of those that it holds itself."""
+"""Protocols of primary-backup replication: sending this task's changes, holding the backups of other tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from runtime.tensor_spec import Array
 from runtime.transport.listener import Reply
 
 
@@ -30,7 +31,7 @@ class Replicator(Protocol):
         """Waits until all that has changed is in the backup."""
 
     def forget(self, client: int) -> None:
-        """A client has said goodbye: its last answers need no place in the backup."""
+        """Drops the last answers to a client that has said goodbye from the backup."""
 
     def values(self) -> Mapping[str, float]:
         """Figures by name."""
@@ -42,7 +43,7 @@ class Replicator(Protocol):
 class BackupMessages(Protocol):
     """Holds the backups of other tasks."""
 
-    def answer_message(self, message: Sequence[Any]) -> list[Any]:
+    def answer_message(self, message: Sequence[Array]) -> list[Array]:
         """Answers a message about a backup."""
 
     def drop_all(self) -> None:

@@ -1,4 +1,4 @@
-"""The worker service's heart: what a task does with the calls of any master, over the tensor channel or in process."""
+"""The worker of a task: registers and runs stages for masters in this process and over the tensor channel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -28,7 +27,7 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.observe.counters import TaskCounters
-from runtime.observe.trace import TracedStage, Tracer, traced_fetch
+from runtime.observe.trace import Tracer
 from runtime.plan.place import Device
 from runtime.plan.plan import Program, Stage, StageCall
 from runtime.proto import run_record_pb2
@@ -39,9 +38,11 @@ from runtime.task import program_verifier
 from runtime.task.admission import AdmissionControl
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
-from runtime.task.registry import NOBODY, FetchFrom, RegisteredCall, Registry
+from runtime.task.registry import NOBODY, RegisteredCall, Registry
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
+from runtime.task.traced_stage import FetchFrom, TracedStage, traced_fetch
+from runtime.tensor_spec import AnyArray, Array
 from runtime.transport.codec import Layout
 from runtime.transport.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
 from runtime.transport.handles import BACKUP, FETCH, PULL, PUSH
@@ -49,7 +50,7 @@ from runtime.transport.listener import Reply
 from runtime.transport.messages import call_to_proto
 
 _FIXED: Mapping[int, Layout | None] = {FETCH: None, BACKUP: None, PULL: Layout([BYTE_RANGE_SPEC]), PUSH: None}
-"""The input layouts of the handles that nobody registers."""
+"""The input layouts of the fixed handles, which are not registered."""
 _thread = threading.local()
 
 _ENDED_SESSIONS = 4096
@@ -109,7 +110,7 @@ class Worker:
         self.backups: BackupMessages | None = None
         """What this task keeps of others; None when it keeps nothing."""
         self.primary: Replicator | None = None
-        """Sends what this task does to the task that holds its backup; None when nobody does."""
+        """Sends what this task does to the task that holds its backup; None without a backup."""
 
     def hold_backups(self, holder: BackupMessages) -> None:
         """Lets other tasks keep their backups here."""
@@ -181,7 +182,7 @@ class Worker:
             traced: "here" or "over the wire" gives a handle whose runs are timed, for a caller who is there.
             writes: by task, the writing stages of the whole plan, when it has several.
             session: the handle is good for as long as it lives; NOBODY for a caller who holds on to the call itself.
-            needs_admission: a read (``is_subject_to_admission``) that waits for the session's turn.
+            needs_admission: a read (``is_subject_to_admission``) that waits for the session's admission.
             handle: that it had in an earlier process of this task; 0 makes a new one.
             foreign: another process has made it: its program is verified before it is compiled.
 
@@ -224,7 +225,7 @@ class Worker:
         registered.origin = (sha256, generation, traced, needs_admission)
         registered.needs_admission = needs_admission and self.admission.enabled
         if traced:
-            registered.prepared = TracedStage(registered.prepared, call, self.tracer, traced == "over the wire")
+            registered.prepared = TracedStage(prepared, call, self.tracer, traced == "over the wire")
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
         added = self.registry.add(digest, registered, session, handle)
         if session in self._ended:  # it has ended while this was compiled, and what it held then was released
@@ -251,10 +252,10 @@ class Worker:
         registered: RegisteredCall,
         session: int,
         step: int,
-        inline: Sequence[Any],
+        inline: Sequence[AnyArray],
         deadline: float | None = None,
         cancelled: Cancellation | None = None,
-    ) -> tuple[list[Any], Any]:
+    ) -> tuple[list[AnyArray], jax.Array | None]:
         """Runs a registered stage: fetches what other tasks hold for it, holds what others will fetch.
 
         Args:
@@ -288,27 +289,27 @@ class Worker:
             self.rendezvous.put((session, step, call.outputs[i]), outputs[i], fetches)
         return outputs, done
 
-    def _with_remote(self, registered: RegisteredCall, session: int, step: int, inline: Sequence[Any]) -> Sequence[Any]:
+    def _with_remote(
+        self, registered: RegisteredCall, session: int, step: int, inline: Sequence[AnyArray]
+    ) -> list[AnyArray]:
         """The inputs of a stage, with those that other tasks hold for it.
 
         A task gives what it holds once. What was fetched stays with the call until it is answered, for the run that
         takes the place of one that was cut off.
         """
         call = registered.call
-        filled: list[Any] = [None] * len(call.inputs)
-        for i, value in zip(registered.inline, inline, strict=True):
-            filled[i] = value
+        filled = dict(zip(registered.inline, inline, strict=True))
         fetch, memory = registered.fetch or self._fetch_from, call_memory()
         for i, source in call.remote.items():
             key = f"input {i}"
             if key not in memory:
                 memory[key] = fetch(source.task, session, step, source.slot)
             filled[i] = memory[key]
-        return filled
+        return [filled[i] for i in range(len(call.inputs))]
 
     def _run_gated(
-        self, registered: RegisteredCall, inputs: Sequence[Any], session: int, step: int
-    ) -> tuple[list[Any], Any]:
+        self, registered: RegisteredCall, inputs: Sequence[AnyArray], session: int, step: int
+    ) -> tuple[list[AnyArray], jax.Array | None]:
         """Runs a stage that writes variables, which a checkpoint may hold back for an instant."""
         key = (session, step)
         self.gate.enter(key)
@@ -346,7 +347,7 @@ class Worker:
                     del self._waits[session]
 
     def end_session(self, session: int) -> None:
-        """Cancels what still runs for a session, refuses what comes late, and forgets what is held for it."""
+        """Ends a session: cancels its calls, refuses later ones, and drops all that is kept for it."""
         with self._lock:
             self._ended[session] = None
             if len(self._ended) > _ENDED_SESSIONS:
@@ -361,7 +362,7 @@ class Worker:
         self.registry.release(session)  # last: who sees that nothing is registered for it any more sees all of it gone
 
     def cancel(self, session: int, reason: str) -> None:
-        """Ends what waits for a session, and forgets what is held for it; the session may go on."""
+        """Cancels the calls of a session and drops the tensors held for it; the session may go on."""
         with self._lock:
             waits = list(self._waits.get(session, ()))
         for _, cancelled in waits:
@@ -379,7 +380,7 @@ class Worker:
             return _FIXED[handle]
         return self.registered(handle).input_layout
 
-    def call(self, handle: int, client: int, step: int, inputs: list[Any]) -> Reply:
+    def call(self, handle: int, client: int, step: int, inputs: list[Array]) -> Reply:
         """Answers one call of the tensor channel."""
         if handle == FETCH:
             session, of_step, slot = (int(n) for n in inputs[0])
@@ -387,11 +388,7 @@ class Worker:
         if handle in (PULL, PUSH):
             return self._byte_range(handle, client, inputs)
         if handle == BACKUP:
-            if self.backups is None:
-                raise FailedPreconditionError(
-                    "it holds no backups of others: start all ps with the same --ps_backups", task=self.task
-                )
-            return Reply(self.backups.answer_message(inputs), dynamic=True)
+            return Reply(self.about_backup(inputs), dynamic=True)
         registered = self.registered(handle)
         if registered.needs_admission:
             self.admission.begin(client)
@@ -410,7 +407,15 @@ class Worker:
             self.counters.end(began, registered.gated, failed)
             self.admission.heard_of(client)
 
-    def _byte_range(self, handle: int, client: int, inputs: list[Any]) -> Reply:
+    def about_backup(self, message: Sequence[Array]) -> list[Array]:
+        """Answers a message about a backup that this task holds."""
+        if self.backups is None:
+            raise FailedPreconditionError(
+                "it holds no backups of others: start all ps with the same --ps_backups", task=self.task
+            )
+        return self.backups.answer_message(message)
+
+    def _byte_range(self, handle: int, client: int, inputs: list[Array]) -> Reply:
         """Gives or takes a byte range of a checkpoint. It may be asked for twice: nothing need be remembered."""
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
@@ -425,7 +430,7 @@ class Worker:
         self.checkpoint_participant.push(ByteRange.from_array(inputs[0]), inputs[1], client)
         return Reply([])
 
-    def _answer(self, registered: RegisteredCall, client: int, step: int, inputs: list[Any]) -> Reply:
+    def _answer(self, registered: RegisteredCall, client: int, step: int, inputs: list[Array]) -> Reply:
         while True:
             try:
                 outputs, done = self.execute(registered, client, step, inputs)
@@ -439,10 +444,10 @@ class Worker:
         return Reply(buffers, remember=registered.remember, dynamic=registered.dynamic)
 
     def disconnected(self, client: int, lane: int) -> None:
-        """The connection of a lane broke while a call of it was running: what waits there need not wait any more.
+        """Ends the waits of a lane's call: its connection broke while the call was running.
 
-        Nothing has happened yet in a kernel that waits, or the call's memory has it. If the client connects again, the
-        lane repeats its call.
+        A kernel that waits has done nothing yet, or has noted it in the call's memory. If the client connects again,
+        the lane repeats its call.
         """
         with self._lock:
             waits = [cancelled for of, cancelled in self._waits.get(client, ()) if of == lane]

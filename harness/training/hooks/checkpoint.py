@@ -16,8 +16,8 @@ from harness.training.hooks.timer import SecondOrStepTimer
 from harness.training.services import Checkpoints, check_basename, costs_this_one, log_full
 
 if TYPE_CHECKING:
-    from harness.checkpoints.saver import Saver
     from harness.tensorboard.writer import FileWriter
+    from harness.training.readiness import CheckpointSaver
     from harness.training.scaffold import Scaffold
 
 
@@ -64,7 +64,7 @@ class CheckpointSaverHook(GlobalStepHook):
         checkpoint_dir: str,
         save_secs: float | None = None,
         save_steps: int | None = None,
-        saver: Saver | None = None,
+        saver: CheckpointSaver | None = None,
         checkpoint_basename: str = "model.ckpt",
         scaffold: Scaffold | None = None,
         listeners: Sequence[CheckpointSaverListener] | None = None,
@@ -168,11 +168,13 @@ class CheckpointSaverHook(GlobalStepHook):
             logging.info("a checkpoint listener asked training to stop at step %d", step)
         return any(wishes)
 
-    def _get_saver(self) -> Saver | None:
+    def _get_saver(self) -> CheckpointSaver:
         if self._saver is None and self._scaffold is not None:
             self._saver = self._scaffold.saver
         if self._saver is None:
             from harness.training.readiness import saver
 
             self._saver = saver(rt.get_default_graph())
+        if self._saver is None:
+            raise ValueError("CheckpointSaverHook: the graph has no variables to save")
         return self._saver

@@ -132,7 +132,7 @@ def test_nested_scopes_merge_and_end() -> None:
                 assert placed() == ""
                 with rd.device("/gpu:0"):
                     assert placed() == "/gpu:0"
-            with rd.fresh_device_stack():
+            with rd.device(None):
                 assert placed() == ""
         assert placed() == "/job:worker/task:1"
     assert placed() == ""

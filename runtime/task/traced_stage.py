@@ -1,0 +1,88 @@
+"""Traced stages: stages and fetches of a task that are timed, for a plan that was registered to be traced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from runtime.observe.trace import Span, Tracer, nbytes
+from runtime.plan.plan import StageCall
+from runtime.state.cancellation import Cancellation
+from runtime.task.executor import PreparedStage
+from runtime.tensor_spec import AnyArray
+
+_SHOWN = 5
+"""How many operations a label names."""
+
+FetchFrom = Callable[[str, int, int, int], AnyArray]
+"""``(task, session, step, slot) -> array``: fetches what another task holds."""
+
+
+class TracedStage:
+    """A prepared stage that is timed: it waits for its results before it gives them.
+
+    Args:
+        prepared: the stage.
+        call: its place in the plan.
+        tracer: where to note.
+        over_wire: its inputs and replies are received and sent, not handed over in this process.
+    """
+
+    def __init__(self, prepared: PreparedStage, call: StageCall, tracer: Tracer, over_wire: bool) -> None:
+        self._prepared = prepared
+        self._call = call
+        self._tracer = tracer
+        self._over_wire = over_wire
+
+    def wait(self, done: jax.Array | None) -> None:
+        """Waits until a run is done; see ``PreparedStage.wait``."""
+        self._prepared.wait(done)
+
+    def run(
+        self, inputs: Sequence[AnyArray], client: int = 0, cancelled: Cancellation | None = None
+    ) -> tuple[list[AnyArray], jax.Array | None]:
+        """Runs the stage; see ``PreparedStage.run``."""
+        start = time.time_ns()
+        outputs, done = self._prepared.run(inputs, client, cancelled)
+        self._prepared.wait(done)
+        for output in outputs:
+            if not isinstance(output, np.ndarray):
+                output.block_until_ready()
+        end = time.time_ns()
+        call, device = self._call, self._call.stage.device.name
+        names = call.stage.operations
+        label = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        spans = [Span(device, f"stage:{call.wave}", call.wave, start, end, nbytes(outputs), label, names)]
+        if self._over_wire:
+            inline = [value for i, value in enumerate(inputs) if i not in call.remote]
+            replies = [outputs[i] for i in call.replies]
+            spans += [
+                Span(device, f"recv:{call.wave}", call.wave, start, start, nbytes(inline), "inputs from the master"),
+                Span(device, f"send:{call.wave}", call.wave, end, end, nbytes(replies), "replies to the master"),
+            ]
+        self._tracer.add(client, *spans)
+        return outputs, done
+
+
+def traced_fetch(fetch: FetchFrom, call: StageCall, tracer: Tracer) -> FetchFrom:
+    """A function that fetches as ``fetch`` does, and notes how long it took."""
+
+    def timed(task: str, session: int, step: int, slot: int) -> AnyArray:
+        start = time.time_ns()
+        value = fetch(task, session, step, slot)
+        span = Span(
+            call.stage.device.name,
+            f"fetch:{call.wave}",
+            call.wave,
+            start,
+            time.time_ns(),
+            nbytes([value]),
+            f"straight from {task}",
+        )
+        tracer.add(session, span)
+        return value
+
+    return timed
