@@ -5,6 +5,7 @@ python -m tests.harness.training.hooks_program --directory=... --last_step=... +
 
 import os
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,20 @@ class Listener(harness.CheckpointSaverListener):
         print(f"LISTENER end {global_step_value}", flush=True)
 
 
+class Leash(harness.SessionRunHook):
+    """Keeps a worker near the chief, so that on a busy machine too the chief's hooks see all parts of the training."""
+
+    def __init__(self, step: rt.Variable, chiefs: rt.Variable) -> None:
+        self._counts = [step, chiefs]
+
+    def before_run(self, run_context: harness.SessionRunContext) -> None:
+        while True:
+            step, chiefs = run_context.session.run(self._counts)
+            if step - 2 * chiefs < FLAGS.last_step // 10 or step >= FLAGS.last_step:
+                return
+            threading.Event().wait(0.01)
+
+
 def main(argv: list[str]) -> None:
     del argv
     cluster = {"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts}
@@ -59,8 +74,10 @@ def work(server: rt.Server, cluster: dict[str, list[str]]) -> None:
         x = rt.placeholder(np.float32, [4], name="x")
         loss = rt.numpy.sum(x * 2.0)
         summary = harness.summary.scalar("loss", loss)
-        step = rt.group(total.assign_add(x), global_step.assign_add(1))
-    chief = FLAGS.task_index == 0
+        chiefs = rt.Variable(0, name="steps_of_the_chief", trainable=False)
+        chief = FLAGS.task_index == 0
+        counted = [chiefs.assign_add(1)] if chief else []
+        step = rt.group(total.assign_add(x), global_step.assign_add(1), *counted)
     directory = FLAGS.directory
     fed = [0]
 
@@ -76,7 +93,7 @@ def work(server: rt.Server, cluster: dict[str, list[str]]) -> None:
         harness.LoggingTensorHook({"loss": loss}, every_n_iter=1000, at_end=False),
         harness.NanTensorHook(loss),
         final,
-        *([] if chief else [harness.GlobalStepWaiterHook(WAIT_UNTIL, poll_secs=0.05)]),
+        *([] if chief else [harness.GlobalStepWaiterHook(WAIT_UNTIL, poll_secs=0.05), Leash(global_step, chiefs)]),
     ]
     only = [
         harness.ProfilerHook(save_steps=1000, output_dir=os.path.join(directory, "traces")),
