@@ -125,6 +125,8 @@ class Lifecycle:
                     logging.info("nothing left to do: %s", error)
                     self.late = True
                     session = bare()
+                except rt.TaskLeftError:
+                    raise
                 except rt.OutOfRangeError as error:  # of a function of the user's own: no end of a training to come
                     raise RuntimeError(f"The model could not be made ready: {error}") from error
                 try:

@@ -187,6 +187,8 @@ class ManagedSession(rt.Session):
                 fresh = self._open_session(True)
             except BaseException as failure:
                 self._failed = failure
+                if isinstance(failure, rt.TaskLeftError):
+                    self.left = failure
                 raise
             self.recoveries += 1
             fresh.take_plans(broken)

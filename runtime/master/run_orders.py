@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import secrets
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 
 from runtime.cluster.spec import ClusterSpec
@@ -56,27 +57,33 @@ def send_run_order(
     ask = functools.partial(_ask, order, cluster, sender, answer_secs, deadline, cancelled)
     if len(tasks) == 1:
         return {name: ask(name, address) for name, address in tasks}
-    with futures.ThreadPoolExecutor(len(tasks), "run record") as pool:
-        replies = {name: pool.submit(ask, name, address) for name, address in tasks}
-        try:
-            ended, _ = futures.wait(replies.values(), return_when=futures.FIRST_EXCEPTION)
-            failed = [reply for reply in replies.values() if reply in ended and reply.exception()]
-            if failed and wait_secs(order):
-                cancelled.set("another task has failed")
-            futures.wait(replies.values())
-        except BaseException:
-            cancelled.set("the caller was interrupted")
-            raise
-    return _results(failed, replies)
-
-
-def _results(
-    failed: Sequence[futures.Future[run_record_pb2.RunReply]],
-    replies: Mapping[str, futures.Future[run_record_pb2.RunReply]],
-) -> dict[str, run_record_pb2.RunReply]:
+    try:
+        replies = {name: _in_thread(functools.partial(ask, name, address), name) for name, address in tasks}
+        ended, _ = futures.wait(replies.values(), return_when=futures.FIRST_EXCEPTION)
+        failed = [reply for reply in replies.values() if reply in ended and reply.exception()]
+        if failed and wait_secs(order):
+            cancelled.set("another task has failed")
+        futures.wait(replies.values())
+    except BaseException:
+        cancelled.set("the caller was interrupted")
+        raise
     for first in failed:
         first.result()
     return {name: reply.result() for name, reply in replies.items()}
+
+
+def _in_thread(ask: Callable[[], run_record_pb2.RunReply], task: str) -> futures.Future[run_record_pb2.RunReply]:
+    """Asks one task on a thread of its own, which keeps no process alive that wants to end."""
+    reply: futures.Future[run_record_pb2.RunReply] = futures.Future()
+
+    def run() -> None:
+        try:
+            reply.set_result(ask())
+        except BaseException as error:
+            reply.set_exception(error)
+
+    threading.Thread(target=run, name=f"run record of {task}", daemon=True).start()
+    return reply
 
 
 def _ask(

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 import pytest
 
 import runtime as rt
-from harness import CheckpointSaverHook, ManagedSession, Saver, SessionRunHook, Supervisor
+from harness import CheckpointSaverHook, ManagedSession, Saver, SessionManager, SessionRunHook, Supervisor
 from harness.training.hooks.base import FollowsLeader
 from harness.training.managed_session import underlying
 from harness.training.services import BackgroundSaver, ComparingSaver
 from harness.training.session_manager import DirectorySaver
+from tests.runtime.kit import TARGET, servers
 
 _OF_ITS_OWN_RUN = {"as_default", "make_callable", "reset", "__enter__"}
 """What a managed session inherits: it has no state but the session it is called on."""
@@ -96,3 +97,23 @@ def test_what_a_saver_offers_is_told_by_its_type(graph: rt.Graph) -> None:
 def test_what_a_hook_follows_is_told_by_its_type(tmp_path: pathlib.Path) -> None:
     assert isinstance(CheckpointSaverHook(str(tmp_path), save_secs=1), FollowsLeader)
     assert not isinstance(SessionRunHook(), FollowsLeader)
+
+
+def test_a_ps_that_leaves_ends_a_recovery_and_a_start_at_once(
+    graph: rt.Graph, caplog: pytest.LogCaptureFixture
+) -> None:
+    with servers(sockets=True, ps=1, worker=1) as made:
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable(1.0, name="v")
+        target = made[TARGET].target
+        SessionManager().prepare_session(target, v.initializer).close()
+        worker = Supervisor(graph=graph, is_chief=False)
+        with worker.managed_session(target) as session:
+            run = made["/job:ps/task:0"].worker.store.run
+            run.close(rt.TaskLeftError("it has left: training is over"))  # it still answers, for as long as it stops
+            with pytest.raises(rt.TaskLeftError, match="/job:ps/task:0: it has left: training is over"):
+                session.recover(session.raw, rt.UnavailableError("the connection broke"))
+            assert session.left is not None
+        assert "training is over; what was done here since the last checkpoint is not saved" in caplog.text
+        with pytest.raises(rt.TaskLeftError, match="/job:ps/task:0: it has left: training is over"):
+            Supervisor(graph=graph, is_chief=False).prepare_or_wait_for_session(target)
