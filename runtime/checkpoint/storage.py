@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -407,20 +408,13 @@ def _check_chunks(store: Any, directory: str, key: str) -> None:
         )
 
 
-def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[tuple[int, ...], str]:
-    """Shape and name of the dtype of an array on disk; arguments and errors as in ``read_arrays``."""
+def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> ArraySlice:
+    """An array as it lies on disk, in the parts in which it is read; arguments and errors as in ``read_arrays``."""
     import tensorstore as ts
 
     store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
-    return tuple(store.shape), str(store.dtype.name)
-
-
-def chunk_of(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[int, ...]:
-    """Shape of the parts in which an array is read from disk; arguments and errors as in ``read_arrays``."""
-    import tensorstore as ts
-
-    store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
-    return tuple(store.chunk_layout.read_chunk.shape or store.shape)
+    whole = ArraySlice.whole(key, tuple(store.shape), store.dtype.numpy_dtype)
+    return replace(whole, chunk=tuple(store.chunk_layout.read_chunk.shape or store.shape))
 
 
 def read_each(
@@ -497,7 +491,6 @@ __all__ = [
     "absolute",
     "barred",
     "checksum",
-    "chunk_of",
     "decode_strings",
     "describe",
     "encode_strings",
