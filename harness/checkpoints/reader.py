@@ -12,7 +12,7 @@ from etils import epath
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import Manifest, StoredArray, read_manifest
 from runtime import DataLossError, FailedPreconditionError, NotFoundError
-from runtime.lowlevel import Array, DType, canonical_dtype, storage
+from runtime.lowlevel import Array, DType, canonical_dtype, dtype_name, storage
 
 
 class CheckpointReader:
@@ -70,8 +70,8 @@ class CheckpointReader:
                 continue
             path = [str(k["key"]) for k in entry["key_metadata"]]
             key = ".".join(path)
-            shape, dtype = storage.describe(self.item, key, ocdbt=self.ocdbt, zarr3=self.zarr3)
-            yield StoredArray("/".join(path), key, dtype, shape)
+            stored = storage.describe(self.item, key, ocdbt=self.ocdbt, zarr3=self.zarr3)
+            yield StoredArray("/".join(path), key, dtype_name(stored.dtype), stored.shape)
 
     def get_variable_to_shape_map(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape."""

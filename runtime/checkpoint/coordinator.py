@@ -99,7 +99,8 @@ class CheckpointCoordinator:
             if self._claimed.issuperset(tasks):
                 return self._epoch
             wanted = sorted(self._claimed.union(tasks))
-            replies = [(r.query.epoch, r.query.owner) for r in self._all(wanted, Order(query=Order.Query()))]
+            query = Order(query=Order.Query())
+            replies = [(r.query.epoch, r.query.owner) for r in self._ask(dict.fromkeys(wanted, query))]
             if len(set(replies)) == 1 and replies[0][0] and replies[0][1] == _owner:
                 self._epoch = replies[0][0]
                 self._claimed.update(wanted)
@@ -157,12 +158,8 @@ class CheckpointCoordinator:
         started = time.monotonic()
         try:
             self._pause(job, tasks)
-
-            def take(task: str) -> pb.CheckpointReply.Taken:
-                messages = [s.to_proto() for s in held[task]]
-                return self._request(task, Order(take=Order.Take(job=job, slices=messages, report=number_of))).take
-
-            replies = self._each(tasks, take)
+            takes = {t: Order.Take(job=job, slices=_messages(s), report=number_of) for t, s in held.items()}
+            replies = [r.take for r in self._ask({t: Order(take=take) for t, take in takes.items()})]
         except BaseException:
             self.drop(job, tasks)
             raise
@@ -178,16 +175,12 @@ class CheckpointCoordinator:
         return Snapshot(job, tuple(encoded), number, paused, cores)
 
     def _pause(self, job: int, tasks: Sequence[str]) -> None:
-        replies = self._all(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS)))
+        replies = self._ask(dict.fromkeys(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS))))
         waiting = half_done_steps({t: list(r.pause.steps) for t, r in zip(tasks, replies, strict=True)})
         if not waiting:
             return
-
-        def let_through(task: str) -> pb.CheckpointReply.Steps:
-            order = Order.LetThrough(job=job, steps=waiting[task])
-            return self._request(task, Order(let_through=order)).let_through
-
-        lost = {(s.session, s.step) for reply in self._each(list(waiting), let_through) for s in reply.steps}
+        rest = {t: Order(let_through=Order.LetThrough(job=job, steps=steps)) for t, steps in waiting.items()}
+        lost = {(s.session, s.step) for reply in self._ask(rest) for s in reply.let_through.steps}
         if lost:
             logging.warning(
                 "%d steps lost their worker half-way: the checkpoint holds what they have written", len(lost)
@@ -203,14 +196,9 @@ class CheckpointCoordinator:
         Returns:
             None where a task does not know: it has restarted since, or there were many saves.
         """
-        held = by_task(slices)
-
-        def changed(task: str) -> int:
-            order = Order.Changed(job=job, slices=[s.to_proto() for s in held[task]])
-            return self._request(task, Order(changed=order)).changed
-
+        questions = {t: Order.Changed(job=job, slices=_messages(s)) for t, s in by_task(slices).items()}
         try:
-            return any(self._each(list(held), changed))
+            return any(r.changed for r in self._ask({t: Order(changed=q) for t, q in questions.items()}))
         except NotFoundError:
             return None
 
@@ -237,13 +225,9 @@ class CheckpointCoordinator:
         ids = self.process_ids(snapshot, stream=stream)
         if stream:
             return self._write_stream(snapshot, f"{directory}/ocdbt.process_{ids['']}")
-
-        def write(task: str) -> pb.CheckpointReply.Written:
-            order = Order.Write(job=snapshot.job, directory=directory, process_id=ids[task])
-            return self._request(task, Order(write=order), None).write
-
-        replies = self._each(snapshot.tasks, write)
-        return [CheckpointFile(f.path, f.size, f.crc32) for r in replies for f in r.files]
+        writes = {t: Order.Write(job=snapshot.job, directory=directory, process_id=i) for t, i in ids.items()}
+        replies = self._ask({t: Order(write=write) for t, write in writes.items()}, None)
+        return [CheckpointFile(f.path, f.size, f.crc32) for r in replies for f in r.write.files]
 
     def _write_stream(self, snapshot: Snapshot, directory: str) -> list[CheckpointFile]:
         def write() -> list[tuple[str, int, int]]:
@@ -268,7 +252,7 @@ class CheckpointCoordinator:
     def progress(self, snapshot: Snapshot) -> int:
         """Bytes of a snapshot that are written so far."""
         order = Order(progress=Order.Progress(job=snapshot.job))
-        return sum(r.progress for r in self._all(snapshot.tasks, order))
+        return sum(r.progress for r in self._ask(dict.fromkeys(snapshot.tasks, order)))
 
     def verify(self, tasks: Sequence[str], directory: str, files: Sequence[CheckpointFile]) -> list[str]:
         """Has tasks compare files with their checksums, each a share of them.
@@ -282,19 +266,14 @@ class CheckpointCoordinator:
             What is wrong, one line for each file; empty when all is well.
         """
         self.claim(tasks)
-        shares: dict[str, list[CheckpointFile]] = {t: [] for t in tasks}
+        shares = {t: Order.Verify(directory=directory) for t in tasks}
         load = dict.fromkeys(tasks, 0)
         for file in sorted(files, key=lambda f: -f.size):
             task = min(load, key=lambda t: load[t])
-            shares[task].append(file)
+            shares[task].files.add(path=file.path, size=file.size, crc32=file.crc32)
             load[task] += file.size + 1
-        busy = [t for t in tasks if shares[t]]
-
-        def compare(task: str) -> pb.CheckpointReply.Verified:
-            files = [pb.FileDef(path=f.path, size=f.size, crc32=f.crc32) for f in shares[task]]
-            return self._request(task, Order(verify=Order.Verify(directory=directory, files=files)), None).verify
-
-        return [p for reply in self._each(busy, compare) for p in reply.problems]
+        replies = self._ask({t: Order(verify=share) for t, share in shares.items() if share.files}, None)
+        return [problem for reply in replies for problem in reply.verify.problems]
 
     def restore(
         self,
@@ -333,7 +312,7 @@ class CheckpointCoordinator:
         mapped = check is not None
 
         def read(task: str) -> int:
-            messages = [s.to_proto() for s in held[task]]
+            messages = _messages(held[task])
             if not stream:
                 order = Order.Read(
                     job=job, slices=messages, directory=directory, ocdbt=ocdbt, zarr3=zarr3, mapped=mapped
@@ -356,7 +335,7 @@ class CheckpointCoordinator:
             if problems:
                 raise DataLossError("; ".join(problems))
             sizes = self._each(tasks, read)
-            self._all(tasks, Order(commit=Order.Commit(job=job, origin=origin)))
+            self._ask(dict.fromkeys(tasks, Order(commit=Order.Commit(job=job, origin=origin))))
         except BaseException:
             self.drop(job, tasks)
             raise
@@ -393,8 +372,9 @@ class CheckpointCoordinator:
         signed.MergeFrom(order)
         return self._send(task, signed, timeout)
 
-    def _all(self, tasks: Sequence[str], order: Order) -> list[pb.CheckpointReply]:
-        return self._each(tasks, lambda task: self._request(task, order))
+    def _ask(self, orders: Mapping[str, Order], timeout: float | None = ORDER_SECS) -> list[pb.CheckpointReply]:
+        """Gives each task its order, all at the same time; the replies come in the same order."""
+        return self._each(list(orders), lambda task: self._request(task, orders[task], timeout))
 
     def _each(self, tasks: Sequence[str], fn: Callable[[str], _T]) -> list[_T]:
         """Calls ``fn`` for each task at the same time and waits for all; raises the first error, if any."""
@@ -406,3 +386,7 @@ class CheckpointCoordinator:
         if errors:  # what somebody refuses says more than that somebody is gone
             raise next((e for e in errors if not isinstance(e, UnavailableError)), errors[0])
         return [f.result() for f in futures]
+
+
+def _messages(slices: Sequence[VariableSlice]) -> list[pb.SliceDef]:
+    return [s.to_proto() for s in slices]

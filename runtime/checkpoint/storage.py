@@ -5,11 +5,13 @@ Tensorstore is imported when the first array is written or read: a task that nev
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -112,22 +114,21 @@ def write_arrays(
     directory: str,
     arrays: Iterable[tuple[ArraySlice, Array]],
     *,
-    cancelled: Callable[[], bool] = _never,
-    wrote: Callable[[int], None] | None = None,
     group_bytes: int = GROUP_BYTES,
     in_flight: int = GROUPS_IN_FLIGHT,
     pace: Pace | None = None,
-) -> None:
+) -> Generator[int, None, None]:
     """Writes arrays into the OCDBT store in ``directory``; nothing is copied on the way.
 
     Args:
         directory: where; made when it is not there.
-        arrays: the arrays, none of which may change until this returns.
-        cancelled: asked between groups; when true, writing ends.
-        wrote: told the number of bytes of each group that is on disk.
+        arrays: the arrays, none of which may change until this ends.
         group_bytes: arrays are committed in groups of about so many bytes ...
         in_flight: ... of which so many are under way while the next one is made.
         pace: when to rest between groups.
+
+    Yields:
+        The bytes of each group that is on disk. Who asks for no more ends the writing.
 
     Raises:
         ResourceExhaustedError: the disk is full.
@@ -139,24 +140,21 @@ def write_arrays(
     begun: set[str] = set()
     since = time.monotonic()
 
-    def finish() -> None:
+    def finish() -> int:
         commit, size = under_way.popleft()
         commit.result()
-        if wrote is not None:
-            wrote(size)
+        return size
 
     try:
         for group in _groups(arrays, group_bytes):
             if begun and pace is not None and pace.others_work():
                 while under_way:
-                    finish()
+                    yield finish()
                 pace.rest(time.monotonic() - since)
-            if cancelled():
-                break
             since = time.monotonic()
             step_aside(_TS_THREADS)
             while len(under_way) >= in_flight:
-                finish()
+                yield finish()
             transaction = ts.Transaction()
             opened = []
             for placed, _ in group:
@@ -183,7 +181,7 @@ def write_arrays(
                     target.write(array, can_reference_source_data_indefinitely=True).copy.result()
             under_way.append((transaction.commit_async(), sum(a.nbytes for _, a in group)))
         while under_way:
-            finish()
+            yield finish()
     except OpError:
         raise  # of who gives the arrays, which may come from another task
     except (ValueError, OSError) as error:
@@ -217,27 +215,29 @@ def write_store(
 ) -> list[tuple[str, int, int]]:
     """Writes arrays as ``write_arrays`` does, so that they survive a power cut.
 
+    Args:
+        directory: where; made when it is not there.
+        arrays: as in ``write_arrays``.
+        cancelled: asked after each group; when true, writing ends.
+        wrote: told the number of bytes of each group that is on disk.
+        group_bytes: as in ``write_arrays``.
+        in_flight: as in ``write_arrays``.
+        pace: as in ``write_arrays``.
+
     Returns:
         (path below the directory's parent, size in bytes, CRC-32) of every file; nothing where there is no file system.
     """
     local = is_local(directory)
     sums = Checksums(directory)
-
-    def group_written(size: int) -> None:
-        if wrote is not None:
-            wrote(size)
-        if local:
-            sums.advance()  # while the next arrays are on their way to the disk
-
-    write_arrays(
-        directory,
-        arrays,
-        cancelled=cancelled,
-        wrote=group_written,
-        group_bytes=group_bytes,
-        in_flight=in_flight,
-        pace=pace,
-    )
+    writing = write_arrays(directory, arrays, group_bytes=group_bytes, in_flight=in_flight, pace=pace)
+    with contextlib.closing(writing) as sizes:
+        for size in sizes:
+            if wrote is not None:
+                wrote(size)
+            if cancelled():
+                break
+            if local:
+                sums.advance()  # while the next arrays are on their way to the disk
     if not local:
         return []
     sync_tree(directory, files=False)  # tensorstore has synced the files
@@ -408,20 +408,13 @@ def _check_chunks(store: Any, directory: str, key: str) -> None:
         )
 
 
-def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[tuple[int, ...], str]:
-    """Shape and name of the dtype of an array on disk; arguments and errors as in ``read_arrays``."""
+def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> ArraySlice:
+    """An array as it lies on disk, in the parts in which it is read; arguments and errors as in ``read_arrays``."""
     import tensorstore as ts
 
     store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
-    return tuple(store.shape), str(store.dtype.name)
-
-
-def chunk_of(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> tuple[int, ...]:
-    """Shape of the parts in which an array is read from disk; arguments and errors as in ``read_arrays``."""
-    import tensorstore as ts
-
-    store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
-    return tuple(store.chunk_layout.read_chunk.shape or store.shape)
+    whole = ArraySlice.whole(key, tuple(store.shape), store.dtype.numpy_dtype)
+    return replace(whole, chunk=tuple(store.chunk_layout.read_chunk.shape or store.shape))
 
 
 def read_each(
@@ -498,7 +491,6 @@ __all__ = [
     "absolute",
     "barred",
     "checksum",
-    "chunk_of",
     "decode_strings",
     "describe",
     "encode_strings",

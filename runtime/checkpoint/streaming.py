@@ -180,7 +180,7 @@ def send(
     """
     total = 0
     for index, s in enumerate(slices):
-        chunk = storage.chunk_of(directory, s.array.key, ocdbt=ocdbt, zarr3=zarr3)
+        chunk = storage.describe(directory, s.array.key, ocdbt=ocdbt, zarr3=zarr3).chunk
         blocks = replace(s.stored, chunk=chunk).blocks(READ_BYTES)
         sent = 0
         for array in storage.read_each(directory, blocks, ocdbt=ocdbt, zarr3=zarr3, mapped=mapped, at_once=2):

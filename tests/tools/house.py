@@ -59,8 +59,8 @@ RETIRED_MODULES = frozenset(
 
 RETIRED_CLASSES = frozenset(
     """
-    Clocks Crowd Cut Guarded GuardedUpdate Held HeldKey Mirror Mirrors Patience Piece Pieces Reborn Say Shards
-    ShardFile Speaker Told Turns
+    Clocks Crowd Cut Guarded GuardedUpdate Held HeldKey Mirror Mirrors Patience Piece Pieces Placed Reborn RemoteArray
+    SavedVariable SaveSliceInfo Say Shards ShardFile Speaker Stored Told Turns
     """.split()
 )
 """Names that classes had before; see the vocabulary in docs/design.md."""

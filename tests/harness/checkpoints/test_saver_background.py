@@ -272,3 +272,26 @@ def test_a_full_disk_costs_checkpoints_not_training(tmp_path: pathlib.Path, kind
     assert "is full" in told and "training goes on, without this checkpoint: make room" in told
     for line in ("TRAINED ON", "KEPT", "SAVED AGAIN", "ENDED WITH ResourceExhaustedError", "EVENTS GO ON"):
         assert line in told, told[-3000:]
+
+
+def test_the_phases_of_a_save_come_in_their_order(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    came: list[tuple[str, list[int]]] = []
+
+    def note(name: str) -> None:
+        phase = getattr(save_job.SaveJob, name)
+
+        def noted(job: save_job.SaveJob, *arguments: Any) -> Any:
+            came.append((name, _steps(tmp_path)))
+            return phase(job, *arguments)
+
+        monkeypatch.setattr(save_job.SaveJob, name, noted)
+
+    for name in ("confirm", "complete", "merge", "write", "begin", "start", "take"):
+        note(name)
+    rt.Variable(1.0, name="v")
+    with rt.Session("") as sess:
+        sess.run(rt.global_variables_initializer())
+        harness.Saver().save(sess, tmp_path / "model.ckpt", 1)
+    order = ["take", "start", "begin", "write", "merge", "complete", "confirm"]
+    assert came == [(name, []) for name in order]  # and nobody sees the checkpoint before the last
+    assert _steps(tmp_path) == [1]

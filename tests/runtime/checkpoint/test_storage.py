@@ -41,8 +41,7 @@ def test_blocks_of_one_array_are_written_one_after_the_other_and_read_alone(tmp_
         (ArraySlice("x", (4, 5), whole.dtype, whole.shape, (first, 0), (2, 5)), whole[first : first + 4])
         for first in (0, 4, 8)
     ]
-    wrote: list[int] = []
-    storage.write_arrays(str(tmp_path / "store"), iter(blocks), wrote=wrote.append, group_bytes=80)
+    wrote = list(storage.write_arrays(str(tmp_path / "store"), iter(blocks), group_bytes=80))
     assert sum(wrote) == whole.nbytes and len(wrote) == 3
     wanted = ArraySlice("x", (5, 2), whole.dtype, whole.shape, (3, 1), ())
     found = storage.read_arrays(str(tmp_path / "store"), [wanted], ocdbt=True, zarr3=False)[0]
@@ -54,8 +53,7 @@ def test_a_large_array_is_written_in_groups_too(tmp_path: pathlib.Path) -> None:
     whole = np.arange(2100, dtype=np.int32).reshape(21, 100)
     parts = [(0, 8), (8, 21)]
     arrays = [(ArraySlice("x", (b - a, 100), whole.dtype, whole.shape, (a, 0), (2, 100)), whole[a:b]) for a, b in parts]
-    wrote: list[int] = []
-    storage.write_arrays(str(tmp_path / "store"), arrays, wrote=wrote.append, group_bytes=1700)
+    wrote = list(storage.write_arrays(str(tmp_path / "store"), arrays, group_bytes=1700))
     assert wrote == [1600, 1600, 1600, 1600, 1600, 400]
     wanted = ArraySlice("x", whole.shape, whole.dtype, whole.shape, (0, 0), ())
     assert np.array_equal(storage.read_arrays(str(tmp_path / "store"), [wanted], ocdbt=True, zarr3=False)[0], whole)
@@ -64,7 +62,7 @@ def test_a_large_array_is_written_in_groups_too(tmp_path: pathlib.Path) -> None:
 def test_what_is_not_there_or_not_as_told(tmp_path: pathlib.Path) -> None:
     store = str(tmp_path / "store")
     array = np.zeros(3, np.float32)
-    storage.write_arrays(store, [(ArraySlice("x", (3,), array.dtype, (3,), (0,), (3,)), array)])
+    list(storage.write_arrays(store, [(ArraySlice("x", (3,), array.dtype, (3,), (0,), (3,)), array)]))
     cases: list[tuple[ArraySlice, type[OpError]]] = [
         (ArraySlice("y", (3,), array.dtype, (3,), (0,), ()), NotFoundError),
         (ArraySlice("x", (4,), array.dtype, (4,), (0,), ()), InvalidArgumentError),
@@ -79,7 +77,7 @@ def test_cancelled_writing_stops(tmp_path: pathlib.Path) -> None:
     array = np.zeros(3, np.float32)
     items = [(ArraySlice(f"x{i}", (3,), array.dtype, (3,), (0,), (3,)), array) for i in range(9)]
     wrote: list[int] = []
-    storage.write_arrays(
+    storage.write_store(
         str(tmp_path / "store"), items, cancelled=lambda: len(wrote) > 0, wrote=wrote.append, group_bytes=1
     )
     assert 0 < len(wrote) < 9
@@ -97,7 +95,7 @@ def test_nothing_is_written_any_more_after_an_error(tmp_path: pathlib.Path) -> N
     for attempt in range(4):
         store = tmp_path / str(attempt)
         with pytest.raises(UnavailableError, match="gone"):
-            storage.write_arrays(str(store), arrays(), group_bytes=rows.nbytes, in_flight=3)
+            list(storage.write_arrays(str(store), arrays(), group_bytes=rows.nbytes, in_flight=3))
         shutil.rmtree(store)  # raises when a file comes meanwhile
     assert os.listdir(tmp_path) == []
 
@@ -110,9 +108,8 @@ def test_writing_rests_after_each_group_while_somebody_trains(tmp_path: pathlib.
     rested_after: list[int] = []
     steps = iter([0, 1, 2, 2, 3])  # when the save begins, and after each group but the last: none came in the third
     pace = pacing.Pace(lambda: next(steps), lambda secs: rested_after.append(len(written)), cores=2)
-    storage.write_arrays(
-        store, zip(placed, arrays.values(), strict=True), wrote=written.append, group_bytes=1, pace=pace
-    )
+    for size in storage.write_arrays(store, zip(placed, arrays.values(), strict=True), group_bytes=1, pace=pace):
+        written.append(size)
     assert rested_after == [1, 2, 4]
     assert [a.tolist() for a in storage.read_arrays(store, placed, ocdbt=True, zarr3=False)] == [
         a.tolist() for a in arrays.values()
@@ -146,7 +143,7 @@ def test_what_is_read_is_aligned_for_xla(tmp_path: pathlib.Path, mapped: bool) -
     store = str(tmp_path / "store")
     arrays = {f"x{i}": np.arange(5 + i, dtype=np.float32) for i in range(9)}
     placed = [ArraySlice(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
-    storage.write_arrays(store, zip(placed, arrays.values(), strict=True))
+    list(storage.write_arrays(store, zip(placed, arrays.values(), strict=True)))
     found = list(storage.read_each(store, placed, ocdbt=True, zarr3=False, mapped=mapped))
     assert all(a.ctypes.data % storage.ALIGNMENT == 0 for a in found)
     assert [a.tolist() for a in found] == [a.tolist() for a in arrays.values()]
