@@ -20,7 +20,6 @@ from runtime.master.tasks import RemoteTask
 from runtime.proto import services_pb2 as pb
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.server.report import probe
-from runtime.state.cancellation import Cancellation
 from runtime.state.store import Resource
 from runtime.transport.dial import ChannelOptions
 from tests.kit.processes import Program
@@ -179,12 +178,12 @@ def test_a_task_that_has_restarted_just_now() -> None:
         task = RemoteTask(PS[0], spec["ps"][0], 1, ChannelOptions())
         with rt.Server(spec, "ps", 0):
             task.meet(task.status(worker.cluster, TARGET, 30))
-            assert task.send_run_order(order, time.monotonic() + 30, Cancellation()).phase == RunReply.NEW
+            assert task.send_run_order(order, time.monotonic() + 30).phase == RunReply.NEW
         with rt.Server(spec, "ps", 0):
             with pytest.raises(rt.AbortedError, match=f"{PS[0]}: restarted just now"):
                 while True:  # gRPC finds out that the connection is gone when it is used
                     with contextlib.suppress(rt.UnavailableError):
-                        task.send_run_order(order, time.monotonic() + 30, Cancellation())
+                        task.send_run_order(order, time.monotonic() + 30)
         task.close(1)
 
 
