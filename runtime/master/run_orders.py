@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 
 from runtime.cluster.spec import ClusterSpec
-from runtime.master.tasks import RemoteTask, join
+from runtime.master.tasks import LocalTask, RemoteTask, join
 from runtime.proto import run_record_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.state.run_record import wait_secs
@@ -45,69 +44,87 @@ def send_run_order(
         sender: name of the task that orders.
         answer_secs: how long a task may take beyond what the order waits for on purpose; one that is not there is
             waited for so long.
-        cancelled: ends the waiting, from another thread. An order that waits is over as soon as one of the tasks fails.
+        cancelled: ends it, from another thread; set when it is over.
 
     Returns:
         The replies by task.
 
     Raises:
-        OpError: the first failure of a task, when all have replied or failed; where the order waits, at once.
+        OpError: the failure of a task, when all have replied or failed; where the order waits, at once.
+        CancelledError: ``cancelled`` was set.
     """
-    deadline = time.monotonic() + wait_secs(order) + answer_secs
-    ask = functools.partial(_ask, order, cluster, sender, answer_secs, deadline, cancelled)
-    if len(tasks) == 1:
-        return {name: ask(name, address) for name, address in tasks}
-    try:
-        replies = {name: _in_thread(functools.partial(ask, name, address), name) for name, address in tasks}
-        ended, _ = futures.wait(replies.values(), return_when=futures.FIRST_EXCEPTION)
-        failed = [reply for reply in replies.values() if reply in ended and reply.exception()]
-        if failed and wait_secs(order):
-            cancelled.set("another task has failed")
-        futures.wait(replies.values())
-    except BaseException:
-        cancelled.set("the caller was interrupted")
-        raise
-    for first in failed:
-        first.result()
-    return {name: reply.result() for name, reply in replies.items()}
+    exchange = _Exchange(order, cluster, sender, answer_secs, cancelled)
+    replies: dict[str, futures.Future[run_record_pb2.RunReply]] = {name: futures.Future() for name, _ in tasks}
+    ended = threading.Condition()
 
-
-def _in_thread(ask: Callable[[], run_record_pb2.RunReply], task: str) -> futures.Future[run_record_pb2.RunReply]:
-    """Asks one task on a thread of its own, which keeps no process alive that wants to end."""
-    reply: futures.Future[run_record_pb2.RunReply] = futures.Future()
-
-    def run() -> None:
+    def ask(name: str, address: str) -> None:
         try:
-            reply.set_result(ask())
+            replies[name].set_result(exchange.ask(name, address))
         except BaseException as error:
-            reply.set_exception(error)
+            replies[name].set_exception(error)
+        with ended:
+            ended.notify_all()
 
-    threading.Thread(target=run, name=f"run record of {task}", daemon=True).start()
-    return reply
+    def failed() -> list[futures.Future[run_record_pb2.RunReply]]:
+        return [reply for reply in replies.values() if reply.done() and reply.exception()]
 
+    def over() -> bool:
+        return all(reply.done() for reply in replies.values()) or wait_secs(order) > 0 and bool(failed())
 
-def _ask(
-    order: run_record_pb2.RunOrder,
-    cluster: ClusterSpec,
-    sender: str,
-    answer_secs: float,
-    deadline: float,
-    cancelled: Cancellation,
-    name: str,
-    address: str,
-) -> run_record_pb2.RunReply:
-    client = secrets.randbits(63) | 1
-    task = join(
-        [(name, address)],
-        cluster=cluster,
-        sender=sender,
-        client=client,
-        options=ChannelOptions(reconnect_secs=answer_secs),
-        timeout=answer_secs,
-        cancelled=cancelled,
-    )[name]
     try:
-        return task.send_run_order(order, deadline, cancelled)
+        for name, address in tasks:  # threads that keep no process alive that wants to end
+            threading.Thread(target=ask, args=(name, address), name=f"run record of {name}", daemon=True).start()
+        with ended:
+            cancelled.wait_for(ended, over, "an order to run records")
+        for failure in failed():
+            failure.result()
+        return {name: reply.result() for name, reply in replies.items()}
     finally:
-        if isinstance(task, RemoteTask):
-            task.close(client)
+        exchange.end()
+
+
+class _Exchange:
+    """One order on its way; its arguments are those of ``send_run_order``."""
+
+    def __init__(
+        self,
+        order: run_record_pb2.RunOrder,
+        cluster: ClusterSpec,
+        sender: str,
+        answer_secs: float,
+        cancelled: Cancellation,
+    ) -> None:
+        self._order = order
+        self._cluster = cluster
+        self._sender = sender
+        self._answer_secs = answer_secs
+        self._cancelled = cancelled
+        self._deadline = time.monotonic() + wait_secs(order) + answer_secs
+        self._client = secrets.randbits(63) | 1
+        self._met: list[RemoteTask] = []
+
+    def ask(self, name: str, address: str) -> run_record_pb2.RunReply:
+        """Meets a task and has it carry out the order."""
+        task = join(
+            [(name, address)],
+            cluster=self._cluster,
+            sender=self._sender,
+            client=self._client,
+            options=ChannelOptions(reconnect_secs=self._answer_secs),
+            timeout=self._answer_secs,
+            cancelled=self._cancelled,
+        )[name]
+        if isinstance(task, LocalTask):
+            return task.send_run_order(self._order, self._cancelled)
+        self._met.append(task)
+        try:
+            self._cancelled.check(f"meeting {name}")  # what ends the exchange from now on finds the task
+            return task.send_run_order(self._order, self._deadline)
+        finally:
+            task.close(self._client)
+
+    def end(self) -> None:
+        """Ends what is still under way, on the tasks too."""
+        self._cancelled.set("it is over")
+        for task in list(self._met):
+            task.close(self._client)

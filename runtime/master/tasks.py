@@ -145,9 +145,7 @@ class LocalTask:
         """Has the task carry out an order of a coordinator of checkpoints."""
         return self.server.worker.checkpoint_participant.obey(order)
 
-    def send_run_order(
-        self, order: run_record_pb2.RunOrder, deadline: float, cancelled: Cancellation
-    ) -> run_record_pb2.RunReply:
+    def send_run_order(self, order: run_record_pb2.RunOrder, cancelled: Cancellation) -> run_record_pb2.RunReply:
         """Has the task carry out an order to its run record; it ends when ``cancelled`` is set."""
         return self.server.worker.obey_run_order(order, cancelled)
 
@@ -248,15 +246,12 @@ class RemoteTask:
         order.incarnation = self.incarnation
         return self._patiently(lambda: rpc.call(self._stub.Checkpoint, order, timeout=timeout, task=self.name))
 
-    def send_run_order(
-        self, order: run_record_pb2.RunOrder, deadline: float, cancelled: Cancellation
-    ) -> run_record_pb2.RunReply:
+    def send_run_order(self, order: run_record_pb2.RunOrder, deadline: float) -> run_record_pb2.RunReply:
         """Has the task carry out an order to its run record, twice if it goes on from its backup meanwhile.
 
         Args:
-            order: the order.
+            order: the order; ``close`` ends the waiting for the reply, here and on the task.
             deadline: ``time.monotonic()`` at which it has failed.
-            cancelled: ends the waiting for the reply, here and on the task.
         """
         sent = run_record_pb2.RunOrder()
         sent.CopyFrom(order)
@@ -264,10 +259,7 @@ class RemoteTask:
 
         def send_once() -> run_record_pb2.RunReply:
             left = max(_LEAST_SECS, deadline - time.monotonic())
-            reply: run_record_pb2.RunReply = rpc.cancellable_call(
-                self._stub.Run, sent, timeout=left, task=self.name, cancelled=cancelled
-            )
-            return reply
+            return rpc.call(self._stub.Run, sent, timeout=left, task=self.name)
 
         return self._patiently(send_once)
 

@@ -243,12 +243,11 @@ def _sent(
         return local.worker.task, replies
     request = services_pb2.ForwardRunOrderRequest(order=order, device_filters=device_filters, answer_secs=answer_secs)
     with rpc.open_channel(address) as channel:
-        answer = rpc.cancellable_call(
+        answer = rpc.call(
             services_pb2_grpc.MasterServiceStub(channel).ForwardRunOrder,
             request,
             timeout=wait_secs(order) + answer_secs + FORWARD_SECS,
             task=target,
-            cancelled=Cancellation(),
             wait_for_ready=True,
         )
     return answer.sender, {name: answer.replies[name] for name in sorted(answer.replies)}

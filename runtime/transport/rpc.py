@@ -12,7 +12,6 @@ import grpc
 
 from runtime import timeouts
 from runtime.errors import CancelledError, OpError, error_from_code, wire_code
-from runtime.state.cancellation import Cancellation
 from runtime.transport import http_proxy
 
 _TASK = "bellwether-task"
@@ -71,50 +70,8 @@ def call(
         OpError: of the class that the code says, naming ``task`` unless the other side named another.
         CancelledError: this side has closed the channel.
     """
-    with _errors_of(task):
-        return method(request, timeout=timeout, wait_for_ready=wait_for_ready)
-
-
-def cancellable_call(
-    method: Any,
-    request: Any,
-    *,
-    timeout: float | None,
-    task: str,
-    cancelled: Cancellation,
-    wait_for_ready: bool = False,
-) -> Any:
-    """As ``call``, and ends when ``cancelled`` is set, or a signal interrupts it: the other side learns of it.
-
-    Raises:
-        OpError: as ``call``.
-        CancelledError: ``cancelled`` was set.
-    """
-    ended = threading.Condition()
-
-    def notify(_: object) -> None:
-        with ended:
-            ended.notify_all()
-
-    with _errors_of(task):
-        pending = method.future(request, timeout=timeout, wait_for_ready=wait_for_ready)
-        pending.add_done_callback(notify)
-        try:
-            with ended:
-                cancelled.wait_for(ended, pending.done, f"waiting for {task}")
-        except BaseException:
-            pending.cancel()
-            raise
-        return pending.result()
-
-
-@contextlib.contextmanager
-def _errors_of(task: str) -> Iterator[None]:
-    """Makes gRPC's errors ours."""
     try:
-        yield
-    except grpc.FutureCancelledError:
-        raise CancelledError("the connection was closed", task=task) from None
+        return method(request, timeout=timeout, wait_for_ready=wait_for_ready)
     except grpc.RpcError as error:
         raise _from_grpc(error, task) from None
     except ValueError as error:  # what grpc raises when another thread has closed the channel; only its text tells

@@ -20,7 +20,6 @@ from runtime.master.tasks import RemoteTask
 from runtime.proto import services_pb2 as pb
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.server.report import probe
-from runtime.state.cancellation import Cancellation
 from runtime.state.store import Resource
 from runtime.transport.dial import ChannelOptions
 from tests.kit.processes import Program
@@ -179,12 +178,12 @@ def test_a_task_that_has_restarted_just_now() -> None:
         task = RemoteTask(PS[0], spec["ps"][0], 1, ChannelOptions())
         with rt.Server(spec, "ps", 0):
             task.meet(task.status(worker.cluster, TARGET, 30))
-            assert task.send_run_order(order, time.monotonic() + 30, Cancellation()).phase == RunReply.NEW
+            assert task.send_run_order(order, time.monotonic() + 30).phase == RunReply.NEW
         with rt.Server(spec, "ps", 0):
             with pytest.raises(rt.AbortedError, match=f"{PS[0]}: restarted just now"):
                 while True:  # gRPC finds out that the connection is gone when it is used
                     with contextlib.suppress(rt.UnavailableError):
-                        task.send_run_order(order, time.monotonic() + 30, Cancellation())
+                        task.send_run_order(order, time.monotonic() + 30)
         task.close(1)
 
 
@@ -307,21 +306,33 @@ def test_many_waits_leave_the_control_plane_free() -> None:
 # -- processes that die ----------------------------------------------------------------------------------------------
 
 
+TELLS = """
+import json, sys, time, runtime as rt
+server = rt.Server(json.loads(sys.argv[1]), "ps", 1)
+while not server.worker.store.changed._waiters:
+    time.sleep(0.005)
+print("asked", flush=True)
+server.join()
+"""
+"""A ps that tells when an order waits there."""
+
+
 def test_a_wait_ends_with_the_process_of_its_task() -> None:
     spec = addresses(ps=2, worker=2)
     with contextlib.ExitStack() as stack:
         ps, worker, other = (
             stack.enter_context(rt.Server(spec, job, i)) for job, i in (("ps", 0), ("worker", 0), ("worker", 1))
         )
-        dies = stack.enter_context(serve(spec, "ps", 1))
+        dies = stack.enter_context(Program("python", "-c", TELLS, json.dumps(spec)))
         joins, waits = RunRecords(other.target), RunRecords(worker.target)
         joins.answer_secs = waits.answer_secs = 60.0
         joins.join()
         thread, results = in_thread(lambda: waits.wait_done(LONG_SECS))
         until(lambda: waiting(ps) == 1)
-        dies.kill()  # it may not have been asked yet: then it is waited for as one that is not there
+        dies.expect("asked")
+        dies.kill()
         thread.join(120)
-        assert type(results[0]) is rt.UnavailableError and results[0].task in (PS[1], TARGET), results
+        assert type(results[0]) is rt.UnavailableError and results[0].task == PS[1], results
         until(lambda: not waiting(ps))
 
 
