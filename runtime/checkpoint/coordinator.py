@@ -167,7 +167,7 @@ class CheckpointCoordinator:
         number = None
         sizes: dict[VariableSlice, int] = {}
         for task, reply in zip(tasks, replies, strict=True):
-            sizes.update(zip(held[task], reply.sizes, strict=True))
+            sizes.update((s, n) for s, n in zip(held[task], reply.sizes, strict=True) if s.spec.is_string)
             if any(s.array.key == number_of for s in held[task]):
                 number = reply.number
         encoded = [replace(s, encoded=sizes[s]) if s.spec.is_string else s for s in slices]
