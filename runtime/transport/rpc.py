@@ -129,7 +129,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
 
 def _nonce_of(answer: Any) -> str | None:
     """What a proof is to be about, when that is why a call was refused."""
-    if not isinstance(answer, grpc.RpcError) or not answer.done():
+    if not isinstance(answer, grpc.RpcError) or (isinstance(answer, grpc.Future) and not answer.done()):
         return None
     if answer.code() is not grpc.StatusCode.UNAUTHENTICATED:
         return None
