@@ -25,7 +25,7 @@ from runtime.proto import services_pb2_grpc
 from runtime.transport import Endpoint, Peer, frames
 from runtime.transport.security import VARIABLE, Security, call_proof, find_token, tensor_proof
 from runtime.transport.token_files import Token
-from tests.kit.processes import Task
+from tests.kit.processes import Program, Task
 from tests.runtime import kit
 from tests.runtime.stranger import key_of
 from tests.runtime.transport.kit import read, say_hello, send
@@ -123,6 +123,17 @@ def challenge(server: rt.Server) -> str:
         with pytest.raises(grpc.RpcError) as caught:
             services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60)
         return dict(caught.value.trailing_metadata())["bellwether-nonce"]
+
+
+def code_of(address: str) -> grpc.StatusCode:
+    """What becomes of a call without a token."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+        return grpc.StatusCode.OK
 
 
 def call_with(server: rt.Server, nonce: str, proof: str) -> grpc.StatusCode:
@@ -403,6 +414,41 @@ def test_a_ps_that_is_killed_and_started_again_is_joined_and_no_token_is_shown(p
                         ps.restart()
             assert keys[0] != keys[1]
             assert len(list(place.iterdir())) == 2  # the worker's and the second ps's: nothing of the first is left
+
+
+TASK_OF_A_LAUNCHER = """
+import sys, runtime as rt
+flags = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if argument.startswith("--"))
+cluster = {job: flags[f"{job}_hosts"].split(",") for job in ("ps", "worker")}
+server = rt.Server(cluster, flags["job_name"], int(flags["task_index"]))
+print("SERVES", server.address, flush=True)
+server.join()
+"""
+
+
+def test_what_the_launcher_starts_asks_for_tokens_which_go_with_it_after_kill_9(place: pathlib.Path) -> None:
+    command = ["harness.launch", "--ps=1", "--workers=1", "--", "python", "-c", TASK_OF_A_LAUNCHER]
+    with Program("python", "-m", *command) as launcher:
+        addresses = [launcher.expect(r"SERVES (\S+)")[1] for _ in range(2)]
+        keys = []
+        for address in addresses:
+            assert code_of(address) is UNAUTHENTICATED
+            assert rt.probe(address, 60).values  # a process of the same user needs nothing
+            token = find_token(address, None, 60)
+            assert token is not None
+            keys.append(token.key.hex())
+        assert keys[0] != keys[1]
+        processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
+        shown = [text for process in processes for text in (*process.cmdline(), *process.environ().values())]
+        assert len(processes) >= 5  # the launcher, two guards, two tasks
+        assert not any(key in text for key in keys for text in [*shown, launcher.output()])
+        launcher.kill()
+        _, alive = psutil.wait_procs(processes[1:], timeout=60)
+        assert alive == []
+    assert len(list(place.iterdir())) == 2  # nobody was there to remove them
+    assert [find_token(address, None, 60) for address in addresses] == [None, None]
+    with rt.Server(kit.addresses(local=1), "local", 0):
+        assert len(list(place.iterdir())) == 1
 
 
 def _as_nobody(server: dict[str, Any], pipe: Any) -> None:
