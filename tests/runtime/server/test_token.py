@@ -18,7 +18,9 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import harness
 import runtime as rt
+from harness.monitoring import status
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
@@ -243,6 +245,30 @@ def test_a_client_of_ours_without_the_token_says_what_to_do(
     with pytest.raises(rt.UnauthenticatedError, match="cannot be read: No such file") as caught:
         rt.Session(target)
     assert key_hex not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_a_supervisor_does_not_try_again_without_the_token(server: rt.Server, is_chief: bool) -> None:
+    target = elsewhere(server)
+    for left in server._tokens:
+        left.close()
+    with rt.Graph().as_default():
+        harness.get_or_create_global_step()
+        sv = harness.Supervisor(is_chief=is_chief, logdir="")
+        with pytest.raises(rt.UnauthenticatedError, match=f"set {VARIABLE}"), sv.managed_session(target):
+            raise AssertionError("a session without the token")
+
+
+def test_status_tells_in_a_line_that_it_has_no_token(server: rt.Server, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere(server)
+    assert status.main([f"--target={server.address}", "--interval=0.01"]) == 0
+    for left in server._tokens:
+        left.close()
+    assert status.main([f"--target={server.address}", "--interval=0.01"]) != 0
+    told = capsys.readouterr().err
+    assert server.address in told and f"set {VARIABLE}" in told and told.count("\n") == 1
+    status.main([f"--cluster=local={server.address}", "--interval=0.01"])
+    assert f"set {VARIABLE}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("way", WAYS)
