@@ -55,7 +55,7 @@ class Sink:
 
 
 def _serve(pipe: Connection) -> None:
-    server = TensorServer(Sink(), host="127.0.0.1", credential=b"", incarnation=1)
+    server = TensorServer(Sink(), host="127.0.0.1", key=None, incarnation=1)
     server.start()
     method = grpc.unary_unary_rpc_method_handler(lambda request, context: b"1234")
     control = grpc.server(futures.ThreadPoolExecutor(2), options=_UNLIMITED)
@@ -122,7 +122,7 @@ def _measure_way(way: str, endpoint: Endpoint, grpc_port: int, data: Any, second
             return measure(lambda: np.frombuffer(method(data.tobytes()), np.int32), data.nbytes, seconds)
     client_id = int.from_bytes(os.urandom(8), "little")
     options = ChannelOptions(prefer_unix=way == "unix")
-    peer = Peer("/job:ps/task:0", lambda timeout: endpoint, client_id, b"", options=options)
+    peer = Peer("/job:ps/task:0", lambda timeout: endpoint, client_id, lambda timeout: None, options=options)
     try:
         lane = peer.acquire()
         if lane.is_unix != (way == "unix"):

@@ -77,6 +77,7 @@ from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
 from runtime.session.run_options import RunMetadata, RunOptions
 from runtime.session.session import InteractiveSession, Session, get_default_session
+from runtime.transport.security import Security
 
 __all__ = [
     "AbortedError",
@@ -109,6 +110,7 @@ __all__ = [
     "ResourceExhaustedError",
     "RunMetadata",
     "RunOptions",
+    "Security",
     "Server",
     "Session",
     "SessionConfig",

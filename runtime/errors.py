@@ -25,7 +25,7 @@ The whole tree, with the status code of each type and the built-in exception it 
     |   `-- GroupLostError           a group of processes that compute together has lost one
     |-- UnavailableError         14  ConnectionError: no contact with the task; try again
     |-- DataLossError            15  a file or frame is damaged
-    `-- UnauthenticatedError     16  the credential is missing or wrong
+    `-- UnauthenticatedError     16  the token or certificate is missing or wrong
 
 Subclasses cross from task to task as well as types do, so that no decision hangs on the text of a message.
 Catching the built-in works too: `except ConnectionError` catches `UnavailableError`, and so on.
@@ -210,7 +210,7 @@ class DataLossError(OpError):
 
 
 class UnauthenticatedError(OpError):
-    """The credential is missing or wrong."""
+    """The token or certificate is missing or wrong. Nothing changes that but another one, so nobody tries again."""
 
     code = 16
 

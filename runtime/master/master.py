@@ -34,6 +34,7 @@ from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
 from runtime.transport.dial import ChannelOptions
+from runtime.transport.security import Security
 
 _step_numbers = itertools.count(1)
 _clock = time.perf_counter_ns
@@ -50,6 +51,7 @@ class MasterSession:
         cancelled: ends the wait for tasks.
         waited_secs: how long the client has waited for them before, for messages.
         foreign: the client is another process: tasks verify its programs, those of this process too.
+        security: what the server was given to talk to other tasks.
 
     Raises:
         DeadlineExceededError: tasks did not join in time; names them.
@@ -65,9 +67,11 @@ class MasterSession:
         cancelled: Cancellation,
         waited_secs: float = 0.0,
         foreign: bool = False,
+        security: Security | None = None,
     ) -> None:
         self.id = secrets.randbits(63) | 1
         self.options = options
+        self._security = security
         self.foreign = foreign
         self.target = target
         home = cluster.default_task()
@@ -88,6 +92,7 @@ class MasterSession:
             timeout=options.start_timeout_secs,
             cancelled=cancelled,
             waited_secs=waited_secs,
+            security=security,
         )
         self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in task.devices)
         self.value_ids = {name: _value_id(task) for name, task in self.tasks.items()}
@@ -271,7 +276,7 @@ class MasterSession:
     ) -> services_pb2.CheckpointReply:
         known = self.tasks.get(name)
         if known is not None or (local := find_local(address)) is None:
-            task: Task = known or RemoteTask(name, address, self.id, ChannelOptions())
+            task: Task = known or RemoteTask(name, address, self.id, ChannelOptions(), self._security)
         else:
             task = LocalTask(name, local)
         try:
@@ -352,8 +357,11 @@ class MasterSession:
 class Master:
     """Makes and keeps the sessions of one server."""
 
-    def __init__(self, cluster: ClusterSpec, target: tuple[str, int], worker: Worker) -> None:
+    def __init__(
+        self, cluster: ClusterSpec, target: tuple[str, int], worker: Worker, security: Security | None = None
+    ) -> None:
         self.cluster = cluster
+        self._security = security
         self.target = target
         self._worker = worker
         self._lock = threading.Lock()
@@ -376,7 +384,9 @@ class Master:
         """
         cancelled = cancelled or Cancellation()
         with self._until_stopped(cancelled):
-            session = MasterSession(self.cluster, self.target, self._worker, options, cancelled, waited_secs, foreign)
+            session = MasterSession(
+                self.cluster, self.target, self._worker, options, cancelled, waited_secs, foreign, self._security
+            )
         with self._lock:
             stopped = self._stopped
             if not stopped:
@@ -417,6 +427,7 @@ class Master:
                 sender=self._worker.task,
                 answer_secs=answer_secs,
                 cancelled=cancelled,
+                security=self._security,
             )
 
     @contextlib.contextmanager

@@ -14,6 +14,7 @@ from runtime.proto import run_record_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.state.run_record import wait_secs
 from runtime.transport.dial import ChannelOptions
+from runtime.transport.security import Security
 
 
 def holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -34,6 +35,7 @@ def send_run_order(
     sender: str,
     answer_secs: float,
     cancelled: Cancellation,
+    security: Security | None = None,
 ) -> dict[str, run_record_pb2.RunReply]:
     """Has tasks carry out an order, all at the same time: one that is not there keeps it from no other.
 
@@ -45,6 +47,7 @@ def send_run_order(
         answer_secs: how long a task may take beyond what the order waits for on purpose; one that is not there is
             waited for so long.
         cancelled: ends it, from another thread; set when it is over.
+        security: what the sender was given to talk to other tasks.
 
     Returns:
         The replies by task.
@@ -53,7 +56,7 @@ def send_run_order(
         OpError: the failure of a task, when all have replied or failed; where the order waits, at once.
         CancelledError: ``cancelled`` was set.
     """
-    exchange = _Exchange(order, cluster, sender, answer_secs, cancelled)
+    exchange = _Exchange(order, cluster, sender, answer_secs, cancelled, security)
     replies: dict[str, futures.Future[run_record_pb2.RunReply]] = {name: futures.Future() for name, _ in tasks}
     ended = threading.Condition()
 
@@ -93,8 +96,10 @@ class _Exchange:
         sender: str,
         answer_secs: float,
         cancelled: Cancellation,
+        security: Security | None,
     ) -> None:
         self._order = order
+        self._security = security
         self._cluster = cluster
         self._sender = sender
         self._answer_secs = answer_secs
@@ -113,6 +118,7 @@ class _Exchange:
             options=ChannelOptions(reconnect_secs=self._answer_secs),
             timeout=self._answer_secs,
             cancelled=self._cancelled,
+            security=self._security,
         )[name]
         if isinstance(task, LocalTask):
             return task.send_run_order(self._order, self._cancelled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -27,6 +28,7 @@ from runtime.task.traced_stage import FetchFrom
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
 from runtime.transport import rpc
+from runtime.transport.addresses import settled
 from runtime.transport.channel import Lane
 from runtime.transport.codec import Layout
 from runtime.transport.dial import ChannelOptions
@@ -34,6 +36,7 @@ from runtime.transport.endpoint import Endpoint, host_id
 from runtime.transport.handles import BACKUP, FETCH
 from runtime.transport.messages import call_to_proto, device_from_proto
 from runtime.transport.peer import Peer
+from runtime.transport.security import Security, find_token, from_environ
 
 _T = TypeVar("_T")
 _AGAIN_SECS = 0.1
@@ -182,9 +185,12 @@ class RemoteTask:
         address: its gRPC address.
         client: random id of the session (or task) that talks to it.
         options: limits of the tensor channel.
+        security: the token of a task that has left none for this user; what ``BELLWETHER_SECURITY`` says by default.
     """
 
-    def __init__(self, name: str, address: str, client: int, options: ChannelOptions) -> None:
+    def __init__(
+        self, name: str, address: str, client: int, options: ChannelOptions, security: Security | None = None
+    ) -> None:
         self.name = name
         self.address = address
         self.incarnation = 0
@@ -198,9 +204,12 @@ class RemoteTask:
         self._closed = threading.Event()
         self._buffers: weakref.WeakValueDictionary[int, Buffers] = weakref.WeakValueDictionary()
         self._client = client
-        self._channel = rpc.open_channel(address)
+        given = security or from_environ(os.environ)
+        self._channel = rpc.open_channel(address, given)
         self._stub = services_pb2_grpc.WorkerServiceStub(self._channel)
-        self.peer = Peer(name, self._resolve, client, b"", options=options)
+        self.peer = Peer(
+            name, self._resolve, client, lambda timeout: find_token(address, given, timeout), options=options
+        )
 
     def status(self, cluster: ClusterSpec | None, sender: str, timeout: float) -> services_pb2.StatusResponse:
         """Asks the task who it is; compares cluster definitions when ``cluster`` is given.
@@ -239,7 +248,7 @@ class RemoteTask:
             self._takeovers = found.takeovers
             logging.warning("%s was restarted and goes on from its backup: %s", self.name, lost_words(found.backup_lag))
         host, _ = split_address(self.address)
-        return Endpoint(host, found.data_port, found.unix_path or None, found.host_id, found.incarnation)
+        return Endpoint(settled(host), found.data_port, found.unix_path or None, found.host_id, found.incarnation)
 
     def send_order(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
         """Has the task carry out an order of a coordinator of checkpoints."""
@@ -398,6 +407,7 @@ def join(
     timeout: float | None,
     cancelled: Cancellation,
     waited_secs: float = 0.0,
+    security: Security | None = None,
 ) -> dict[str, Task]:
     """Meets every task; waits for those that have not joined yet, and logs their names every 10 s.
 
@@ -410,8 +420,10 @@ def join(
         timeout: seconds after which to give up, None for no limit.
         cancelled: ends the wait, from another thread.
         waited_secs: how long the client has waited before, for messages.
+        security: as of ``RemoteTask``.
 
     Raises:
+        UnauthenticatedError: a task has another token, or this process has none.
         CancelledError: ``cancelled`` was set.
         DeadlineExceededError: names the tasks that did not answer, with their addresses.
         InvalidArgumentError: a task knows another cluster.
@@ -424,7 +436,7 @@ def join(
             _same_cluster(name, local.master.cluster, sender, cluster)
             met[name] = LocalTask(name, local)
         else:
-            waiting[name] = RemoteTask(name, address, client, options)
+            waiting[name] = RemoteTask(name, address, client, options, security)
     started = time.monotonic()
     deadline = None if timeout is None else started + timeout
     log_at = started + timeouts.LOG_EVERY_SECS

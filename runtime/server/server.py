@@ -39,11 +39,17 @@ from runtime.timeouts import LOG_EVERY_SECS
 from runtime.transport import rpc
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.listener import ServerCounters, TensorServer
+from runtime.transport.security import VARIABLE, Refusals, Security, from_environ, leave_token
+from runtime.transport.token_files import KEY_BYTES
 
 _STOP_SECS = 2.0
 LATE_SECS = 600.0
 """How long a task that may leave at the end of training waits for workers that have not come yet."""
 _POLL_SECS = 1.0
+_NO_TOKEN = (
+    "%s asks for no token: whoever reaches its ports can use it as its user can; give all tasks and their clients "
+    f"{VARIABLE}=FILE, or Server(security=...)"
+)
 _NO_ROOT = (
     "%s has no checkpoint root: whoever reaches its ports can have any directory written and read that this user may; "
     f"give Server(checkpoint_root=...) or {ROOT_VARIABLE}"
@@ -72,12 +78,17 @@ class Server:
             task's address and no other.
         admission: whether a ps lets workers that crowd the cores of its host train a few at a time. By default yes,
             unless ``BELLWETHER_TURNS`` is 0.
+        security: the token of the cluster; by default that of the file which ``BELLWETHER_SECURITY`` names. Without
+            either, a task that only this machine reaches draws one that all processes of this user find, and any other
+            asks for none.
         max_request_bytes: longest gRPC message taken, 1 to 2^31 - 1. Only clients in other processes send
             long ones: what they feed in a step, and the constants of a graph.
 
     Raises:
         InvalidArgumentError: the job or index is not in the cluster, or its address is not usable or none of this
             machine's, or there is no next task for a backup; says which.
+        UnauthenticatedError: the file with the token cannot be read, or others can read it.
+        PermissionDeniedError: there is no place for a token that nobody else can reach.
         UnknownError: the port is in use; names it.
     """
 
@@ -95,6 +106,7 @@ class Server:
         checkpoint_root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         bind: str | None = None,
         admission: bool | None = None,
+        security: Security | None = None,
         max_request_bytes: int = rpc.MAX_REQUEST_BYTES,
     ) -> None:
         if isinstance(cluster, cluster_pb2.ServerDef):
@@ -131,9 +143,21 @@ class Server:
         self._client_id = secrets.randbits(63) | 1
         """By which other tasks know this process. Not the incarnation: a task that goes on from its backup takes that
         over from a process whose lanes they remember."""
-        self._grpc = grpc.server(CallThreads("grpc"), options=rpc.server_options(max_request_bytes))  # type: ignore[arg-type]  # any executor
+        self._security = security or from_environ(os.environ)
+        local = binding.is_loopback(self.listens_on)
+        self._key = self._security.token().key if self._security else secrets.token_bytes(KEY_BYTES) if local else None
+        refusals = Refusals(str(self.task))
+        check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
+        self._grpc = grpc.server(
+            CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
+            interceptors=[] if check is None else [check],
+            options=rpc.server_options(max_request_bytes),
+        )
         self._grpc_started = False
         bound = _bind(self._grpc, self.listens_on, port, self.task)
+        if check is not None:
+            check.port = bound
+        self._tokens = [] if self._key is None or not local else leave_token(self._key, self.listens_on, bound)
         self.address = join_address(host, bound)
         self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
         run = self.worker.store.run
@@ -145,10 +169,12 @@ class Server:
             self.worker,
             host=self.listens_on,
             port=data_port,
-            credential=b"",
+            task=str(self.task),
+            key=self._key,
             incarnation=self.incarnation,
+            refusals=refusals,
         )
-        self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker)
+        self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker, self._security)
         self.remote_sessions = RemoteSessions(self.master.close_session)
         """Those of clients in other processes."""
         self._health = health.HealthServicer()
@@ -213,6 +239,8 @@ class Server:
             raise
         self._open = True
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        if self._key is None:
+            logging.log_first_n(logging.WARNING, _NO_TOKEN, 1, self.task)
         if self.worker.checkpoint_participant.roots.paths is None and not binding.is_loopback(self.listens_on):
             logging.log_first_n(logging.WARNING, _NO_ROOT, 1, self.task)
         logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.data_port)
@@ -306,6 +334,8 @@ class Server:
         self._grpc.stop(grace_secs).wait()
         if self._started:
             self._tensors.stop(grace_secs)
+        for left in self._tokens:
+            left.close()
         self._stopped.set()
         self._over.set()
 
@@ -388,7 +418,7 @@ class Server:
                 local = tasks.find_local(address)
                 if local is not None:
                     return LocalTask(name, local)
-                found = self._peers[name] = RemoteTask(name, address, self._client_id, ChannelOptions())
+                found = self._peers[name] = RemoteTask(name, address, self._client_id, ChannelOptions(), self._security)
             return found
 
 

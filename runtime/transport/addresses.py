@@ -27,6 +27,14 @@ class Address(NamedTuple):
     sockaddr: Any
 
 
+def settled(host: str) -> str:
+    """The address that "localhost" means here, whatever the system thinks; other hosts as they are.
+
+    Servers at "localhost" listen at this one. At another that the name may stand for, anybody could.
+    """
+    return "127.0.0.1" if host == "localhost" else host
+
+
 _lock = threading.Lock()
 _pending: dict[tuple[str, int], "Future[list[Address]]"] = {}
 """The look-ups under way. Nothing ends one, so that everybody who asks meanwhile waits for the same."""

@@ -125,7 +125,7 @@ class Lane:
 
         Raises:
             UnavailableError: the task is gone, or silent for `reconnect_secs`.
-            UnauthenticatedError: wrong credential or certificate.
+            UnauthenticatedError: wrong token or certificate.
             DeadlineExceededError, CancelledError: as they say.
         """
         self._deadline = deadline

@@ -2,6 +2,8 @@
 
 import contextlib
 import hmac
+import os
+import secrets
 import socket
 import ssl
 import threading
@@ -32,6 +34,7 @@ from runtime.transport.codec import (
     payload_nbytes,
 )
 from runtime.transport.reply_cache import LaneRecord, LaneTable, Superseded
+from runtime.transport.security import Refusals, tensor_proof
 
 # A frame is received with its header right before an aligned payload.
 _PAYLOAD_AT: Final = 64
@@ -102,20 +105,24 @@ class ServerContext:
 
     Attributes:
         handler: runs the calls.
-        credential: the secret that clients must know.
+        task: whose server it is.
+        key: the token that clients must have; None lets everybody in.
         incarnation: of the server.
         max_payload_bytes: longest payload accepted that describes itself.
         lanes: the memories.
+        refusals: tells of clients without the token.
         stopping: set when the server ends.
         leaving: set before that when it ends for good: its clients are told.
         progress: set after each call while stopping.
     """
 
     handler: Handler
-    credential: bytes
+    task: str
+    key: bytes | None
     incarnation: int
     max_payload_bytes: int
     lanes: LaneTable[Reply]
+    refusals: Refusals
     stopping: threading.Event = field(default_factory=threading.Event)
     leaving: threading.Event = field(default_factory=threading.Event)
     progress: threading.Event = field(default_factory=threading.Event)
@@ -222,6 +229,8 @@ class Connection:
         except (Superseded, ssl.SSLError, OSError) as error:
             if not isinstance(error, Superseded):
                 logging.debug("Connection of client %x, lane %d: %s", self.client, self.lane, error)
+        except UnauthenticatedError as error:
+            self._context.refusals.tell(self._peer_host(), f"{error.message} (tensors)")
         except OpError as error:  # not a client of ours, or a damaged one
             logging.warning("Tensor connection from %s refused: %s", self._peer_name(), error)
         except Exception:
@@ -285,6 +294,13 @@ class Connection:
         except OSError:
             return "somewhere"
 
+    def _peer_host(self) -> str:
+        try:
+            name = self._sock.getpeername()
+        except OSError:
+            return "somewhere"
+        return str(name[0]) if isinstance(name, tuple) else "a Unix socket"
+
     def _shake_hands(self) -> None:
         # The listener cuts connections that take too long over this, so no time limit is needed here.
         context = self._context
@@ -297,19 +313,8 @@ class Connection:
                     raise ConnectionAbortedError("cut")
             secure.do_handshake()
         sockets.tune_buffers(self._sock)
-        window = memoryview(bytearray(frames.HEADER_BYTES))
-        sockets.receive_rest(self._sock, window, self)
-        fields = frames.unpack_header(window)
-        frames.check_header(fields, frames.MAX_CONTROL_BYTES)
-        if fields[1] != frames.HELLO:
-            raise DataLossError(f"the first frame has kind {fields[1]}, expected a hello")
-        payload = memoryview(bytearray(fields[6]))
-        sockets.receive_rest(self._sock, payload, self)
-        hello = frames.decode_hello(bytes(payload))
-        if not hmac.compare_digest(hello.credential, context.credential):
-            refused = UnauthenticatedError("wrong credential for the tensor port")
-            self._send_error(0, refused)
-            raise refused
+        hello = frames.decode_hello(self._read(frames.HELLO, frames.HELLO_BYTES))
+        self._check(hello)
         if not hello.client:
             nobody = InvalidArgumentError("a client's id is not 0: that stands for nobody")
             self._send_error(0, nobody)
@@ -324,6 +329,41 @@ class Connection:
         flags = frames.RESUMED if known else 0
         self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
         self.welcomed = True
+
+    def _read(self, expected: int, most: int) -> bytes:
+        """The payload of a frame before the welcome."""
+        window = memoryview(bytearray(frames.HEADER_BYTES))
+        sockets.receive_rest(self._sock, window, self)
+        fields = frames.unpack_header(window)
+        frames.check_header(fields, most)
+        if fields[1] != expected:
+            raise DataLossError(f"a frame before the welcome has kind {fields[1]}, expected {expected}")
+        payload = memoryview(bytearray(fields[6]))
+        sockets.receive_rest(self._sock, payload, self)
+        return bytes(payload)
+
+    def _check(self, hello: frames.Hello) -> None:
+        """Sees that the client has the token, and shows it that we have it.
+
+        Raises:
+            UnauthenticatedError: it has not, or is another user's; it has been told.
+        """
+        context, refused = self._context, ""
+        if sockets.peer_user(self._sock) not in (None, os.geteuid(), 0):
+            refused = "it is a process of another user"
+        elif context.key is not None:
+            nonce = secrets.token_bytes(frames.NONCE_BYTES)
+            about = (nonce, hello, context.task, context.incarnation)
+            payload = nonce + tensor_proof(context.key, b"server", *about)
+            head = frames.pack_header(frames.MAGIC, frames.CHALLENGE, 0, 0, 0, context.incarnation, len(payload))
+            self._sock.sendall(head + payload)
+            proof = self._read(frames.PROOF, frames.PROOF_BYTES)
+            if not hmac.compare_digest(proof, tensor_proof(context.key, b"client", *about)):
+                refused = "it has not shown that it has the token"
+        if refused:
+            error = UnauthenticatedError(refused)
+            self._send_error(0, error)
+            raise error
 
     def _serve(self) -> None:
         sock = self._sock

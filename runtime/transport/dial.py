@@ -1,5 +1,8 @@
 """Opening connections to one task: where it is, by which way, and the hello."""
 
+import hmac
+import os
+import secrets
 import socket
 import ssl
 import threading
@@ -10,8 +13,10 @@ from typing import NamedTuple
 
 from runtime import timeouts
 from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
-from runtime.transport import addresses, frames, http_proxy, sockets
+from runtime.transport import addresses, frames, http_proxy, security, sockets
 from runtime.transport.endpoint import Endpoint, reachable_unix_path
+from runtime.transport.security import FindToken, tensor_proof
+from runtime.transport.token_files import Token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +65,7 @@ class Dialer:
         task: str,
         resolve: Callable[[float], Endpoint],
         client_id: int,
-        credential: bytes,
+        find_token: FindToken,
         *,
         options: ChannelOptions,
         ssl_context: ssl.SSLContext | None,
@@ -70,7 +75,7 @@ class Dialer:
         self.task = task
         self._resolve = resolve
         self._client_id = client_id
-        self._credential = credential
+        self._find_token = find_token
         self._options = options
         self._ssl_context = ssl_context
         self._tls_name = tls_name
@@ -118,12 +123,46 @@ class Dialer:
         Raises:
             ConnectionRefusedError: nobody listens there.
             OSError: no connection, or it broke, or it took too long.
-            OpError: the server refused us (UnauthenticatedError and others).
+            UnauthenticatedError: it refused our token, or could not show that it has it.
+            OpError: the server refused us.
         """
         deadline = time.monotonic() + timeout
         sock = self._connect(endpoint, deadline, adopt)
-        hello = frames.encode_hello(frames.Hello(self._client_id, lane, attempt, self._credential))
-        sock.sendall(frames.pack_header(frames.MAGIC, frames.HELLO, 0, 0, 0, 0, len(hello)) + hello)
+        hello = frames.Hello(self._client_id, lane, attempt, secrets.token_bytes(frames.NONCE_BYTES))
+        _send(sock, frames.HELLO, frames.encode_hello(hello))
+        kind, flags, incarnation, payload = self._read_answer(sock, deadline)
+        try:
+            # Looked for now: whoever has answered has left its token before.
+            token = self._find_token(max(0.0, deadline - time.monotonic()))
+            if kind == frames.CHALLENGE:
+                self._prove(sock, token, hello, incarnation, payload)
+                kind, flags, incarnation, _ = self._read_answer(sock, deadline)
+            elif token is not None:
+                raise UnauthenticatedError(security.not_asked(token))
+        except UnauthenticatedError as error:
+            error.task = error.task or self.task
+            raise
+        if kind != frames.WELCOME:
+            raise ConnectionAbortedError(f"the answer to hello has kind {kind}")
+        return Welcome(sock, incarnation, bool(flags & frames.RESUMED))
+
+    def _prove(
+        self, sock: socket.socket, token: Token | None, hello: frames.Hello, incarnation: int, challenge: bytes
+    ) -> None:
+        """Answers a challenge.
+
+        Raises:
+            UnauthenticatedError: the server does not have our token; it has been told that we do not have its.
+        """
+        nonce, proof = challenge[: frames.NONCE_BYTES], challenge[frames.NONCE_BYTES :]
+        about = (nonce, hello, self.task, incarnation)
+        if token is None or not hmac.compare_digest(proof, tensor_proof(token.key, b"server", *about)):
+            _send(sock, frames.PROOF, frames.NO_PROOF)
+            raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
+        _send(sock, frames.PROOF, tensor_proof(token.key, b"client", *about))
+
+    def _read_answer(self, sock: socket.socket, deadline: float) -> tuple[int, int, int, bytes]:
+        """Kind, flags, incarnation and payload of the next frame of the server; raises what an error frame says."""
         fields = frames.unpack_header(_read(sock, frames.HEADER_BYTES, deadline))
         try:
             frames.check_header(fields, frames.MAX_CONTROL_BYTES)
@@ -134,9 +173,7 @@ class Dialer:
         payload = _read(sock, length, deadline)
         if kind == frames.ERROR:
             raise frames.decode_error(payload, self.task)
-        if kind != frames.WELCOME:
-            raise ConnectionAbortedError(f"the answer to hello has kind {kind}")
-        return Welcome(sock, incarnation, bool(flags & frames.RESUMED))
+        return kind, flags, incarnation, payload
 
     def _connect(self, endpoint: Endpoint, deadline: float, adopt: Callable[[socket.socket], None]) -> socket.socket:
         via = http_proxy.proxy()
@@ -148,6 +185,8 @@ class Dialer:
             try:
                 _limit(sock, deadline)
                 sock.connect(path)
+                if sockets.peer_user(sock) not in (None, os.geteuid(), 0):
+                    raise PermissionError("another user listens there")
                 return sock
             except (FileNotFoundError, PermissionError, ConnectionRefusedError):
                 sock.close()  # another user's, another mount, or left over: TCP decides
@@ -195,6 +234,10 @@ def _limit(sock: socket.socket, deadline: float) -> None:
     if remaining <= 0:
         raise TimeoutError("timed out")
     sock.settimeout(remaining)
+
+
+def _send(sock: socket.socket, kind: int, payload: bytes) -> None:
+    sock.sendall(frames.pack_header(frames.MAGIC, kind, 0, 0, 0, 0, len(payload)) + payload)
 
 
 def _read(sock: socket.socket, count: int, deadline: float) -> bytes:

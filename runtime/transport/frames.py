@@ -3,7 +3,9 @@
 Header, little-endian: magic and version u16, kind u8, flags u8, handle u32, seq u64, step u64, payload length u64.
 
     client                                  server
-    HELLO   who, which lane, credential ->
+    HELLO   who, which lane, nonce      ->
+                                        <-  CHALLENGE  nonce, proof, step = incarnation; of a server with a token
+    PROOF   that we have the token      ->
                                         <-  WELCOME  step = incarnation, flag RESUMED if the lane is known
     CALL    handle, seq, step, tensors  ->
                                         <-  REPLY tensors, or ERROR code, task, message; the same seq
@@ -20,7 +22,7 @@ from typing import Final, NamedTuple
 
 from runtime.errors import DataLossError, OpError, ResourceExhaustedError, error_from_code, wire_code
 
-MAGIC: Final = 0xB701
+MAGIC: Final = 0xB702
 """Fixed high byte, protocol version in the low byte."""
 
 HELLO: Final = 1
@@ -31,6 +33,8 @@ ERROR: Final = 5
 PING: Final = 6
 PONG: Final = 7
 GOODBYE: Final = 8
+CHALLENGE: Final = 9
+PROOF: Final = 10
 
 DYNAMIC: Final = 1
 """Flag of CALL and REPLY: the payload describes itself."""
@@ -45,34 +49,40 @@ pack_header: Final = HEADER.pack
 unpack_header: Final = HEADER.unpack_from
 
 MAX_CONTROL_BYTES: Final = 64 << 10
-"""Longest payload of HELLO and ERROR."""
+"""Longest payload of what is no call and no reply."""
 MAX_PAYLOAD_BYTES: Final = 4 << 30
 """Default limit of a call's payload that describes itself (flag DYNAMIC). One of a layout that both sides know needs
 none, as another length is refused, and neither does a reply, which was asked for."""
 
-_HELLO: Final = struct.Struct("<QQII")
+NONCE_BYTES: Final = 16
+PROOF_BYTES: Final = 32
+NO_PROOF: Final = bytes(PROOF_BYTES)
+"""What a client without the token answers to a challenge."""
+
+_HELLO: Final = struct.Struct(f"<QQI{NONCE_BYTES}s")
+HELLO_BYTES: Final = _HELLO.size
 _ERROR: Final = struct.Struct("<II")
 
 
 class Hello(NamedTuple):
-    """What a connection says first.
+    """What a client says first.
 
     Attributes:
         client: random id of the client, u64.
         lane: number of the lane within the client, u64.
         attempt: counts the connections of this lane, so that a late one is not taken for the newest.
-        credential: shared secret, compared in constant time.
+        nonce: 16 random bytes.
     """
 
     client: int
     lane: int
     attempt: int
-    credential: bytes
+    nonce: bytes
 
 
 def encode_hello(hello: Hello) -> bytes:
     """The payload of a HELLO."""
-    return _HELLO.pack(hello.client, hello.lane, hello.attempt, len(hello.credential)) + hello.credential
+    return _HELLO.pack(*hello)
 
 
 def decode_hello(payload: bytes) -> Hello:
@@ -81,13 +91,9 @@ def decode_hello(payload: bytes) -> Hello:
     Raises:
         DataLossError: it is not one.
     """
-    if len(payload) < _HELLO.size:
-        raise DataLossError(f"a hello of {len(payload)} bytes is too short")
-    client, lane, attempt, length = _HELLO.unpack_from(payload)
-    credential = payload[_HELLO.size :]
-    if length != len(credential):
-        raise DataLossError(f"a hello announces {length} bytes of credential and has {len(credential)}")
-    return Hello(client, lane, attempt, credential)
+    if len(payload) != HELLO_BYTES:
+        raise DataLossError(f"a hello has {HELLO_BYTES} bytes, and not {len(payload)}")
+    return Hello(*_HELLO.unpack(payload))
 
 
 def encode_error(error: OpError) -> bytes:
@@ -142,7 +148,7 @@ def check_header(fields: tuple[int, int, int, int, int, int, int], limit: int) -
             ours, theirs = MAGIC & 0xFF, magic & 0xFF
             raise DataLossError(f"the peer speaks version {theirs} of the tensor channel, we speak {ours}")
         raise DataLossError("what arrived is not a frame of the tensor channel (is one side TLS and the other not?)")
-    if not HELLO <= kind <= GOODBYE:
+    if not HELLO <= kind <= PROOF:
         raise DataLossError(f"a frame has the unknown kind {kind}")
     if length > limit:
         raise DataLossError(f"a frame announces a payload of {length} bytes, the limit is {limit}")

@@ -19,6 +19,7 @@ from runtime.transport import frames, socket_dirs
 from runtime.transport.connection import Connection, Handler, Reply, ServerContext
 from runtime.transport.endpoint import Endpoint, fast_path_enabled, host_id
 from runtime.transport.reply_cache import LaneTable
+from runtime.transport.security import Refusals
 
 __all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
 
@@ -67,8 +68,10 @@ class TensorServer:
         *,
         host: str | Sequence[str] = "",
         port: int = 0,
-        credential: bytes,
+        task: str = "",
+        key: bytes | None,
         incarnation: int,
+        refusals: Refusals | None = None,
         unix: bool = True,
         ssl_context: ssl.SSLContext | None = None,
         max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES,
@@ -82,8 +85,10 @@ class TensorServer:
             handler: runs the calls.
             host: address to listen on, or several; empty or ``::`` listens on all, IPv6 too where there is any.
             port: TCP port; 0 takes a free one.
-            credential: the secret that clients must know.
+            task: whose server it is; clients that mean another are refused when there is a key.
+            key: the token that clients must have; None lets everybody in.
             incarnation: random u64 of this process of the task.
+            refusals: tells of clients without the token.
             unix: listen on a Unix socket too (in a directory that only this user can enter).
             ssl_context: for TLS on TCP; the Unix socket stays plain.
             max_payload_bytes: longest payload of a call whose tensors describe themselves.
@@ -93,10 +98,12 @@ class TensorServer:
         """
         self._context = ServerContext(
             handler=handler,
-            credential=credential,
+            task=task,
+            key=key,
             incarnation=incarnation,
             max_payload_bytes=max_payload_bytes,
             lanes=LaneTable[Reply](),
+            refusals=refusals or Refusals(task),
         )
         self._hosts = [host] if isinstance(host, str) else list(host)
         self._port = port

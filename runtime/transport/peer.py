@@ -11,6 +11,7 @@ from runtime.transport.channel import Lane
 from runtime.transport.dial import ChannelOptions, Dialer
 from runtime.transport.endpoint import Endpoint
 from runtime.transport.heartbeat import Heartbeat
+from runtime.transport.security import FindToken
 
 _JOIN_SECS: Final = 5.0
 # Unique in the process: two peers with one client id must not take each other's lanes away.
@@ -33,7 +34,7 @@ class Peer:
         task: str,
         resolve: Callable[[float], Endpoint],
         client_id: int,
-        credential: bytes,
+        find_token: FindToken,
         *,
         options: ChannelOptions | None = None,
         ssl_context: ssl.SSLContext | None = None,
@@ -46,7 +47,7 @@ class Peer:
             resolve: asks the task where its tensor port is, given the seconds it may take. Raises UnavailableError
                 if the task is surely gone (nobody listens), DeadlineExceededError if it does not answer.
             client_id: random u64 of this process or session.
-            credential: shared secret; over TCP it is as private as the network, or as TLS makes it.
+            find_token: gives the token that the task should ask for; asked for each connection.
             options: time limits and sizes.
             ssl_context: for TLS over TCP; Unix sockets stay plain.
             tls_name: name in the server's certificate, if it is not the host of the endpoint.
@@ -54,7 +55,7 @@ class Peer:
         self.task = task
         self.options = options or ChannelOptions()
         self._dialer = Dialer(
-            task, resolve, client_id, credential, options=self.options, ssl_context=ssl_context, tls_name=tls_name
+            task, resolve, client_id, find_token, options=self.options, ssl_context=ssl_context, tls_name=tls_name
         )
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
@@ -97,7 +98,7 @@ class Peer:
             UnavailableError: the task is gone, or silent for `reconnect_secs`.
             AbortedError: it has restarted since the first contact.
             TaskLeftError: it has left for good.
-            UnauthenticatedError: it refused the credential.
+            UnauthenticatedError: it refused our token, or could not show that it has it.
             DeadlineExceededError: the deadline has passed.
             CancelledError: this peer is closed.
         """

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hmac
+import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 
 from runtime import timeouts
-from runtime.errors import CancelledError, OpError, error_from_code, wire_code
-from runtime.transport import http_proxy
+from runtime.cluster.spec import split_address
+from runtime.errors import CancelledError, OpError, UnauthenticatedError, error_from_code, wire_code
+from runtime.transport import addresses, http_proxy, security
+from runtime.transport.security import Refusals, Security, call_proof, find_token
 
 _TASK = "bellwether-task"
 _TYPE = "bellwether-error"
 """Metadata of a failed call: the task that failed, and the number of its error's type."""
+_NONCE = "bellwether-nonce"
+"""Metadata of a call that was refused for want of a proof: what the proof is to be about."""
+_PROOF = "bellwether-proof"
+"""Metadata of a call: the nonce and the proof with a dot between them; a bare dot asks for the nonce."""
+_ASK = "."
+_MOST_PROOFS = 3
+"""How often one call is made at most: the task may restart, and ask again, between two of them."""
+_OPEN_TO_ALL = "/grpc.health.v1.Health/"
 _MAX_MESSAGE = 2**31 - 1
 
 
@@ -56,9 +69,125 @@ def server_options(max_request_bytes: int) -> list[tuple[str, Any]]:
     ]
 
 
-def open_channel(address: str) -> grpc.Channel:
-    """A channel to ``host:port``; connects when it is used."""
-    return grpc.insecure_channel(address, options=list(dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options()]).items()))
+def open_channel(address: str, given: Security | None = None) -> grpc.Channel:
+    """A channel to ``host:port``; connects when it is used.
+
+    Args:
+        address: of the control plane; another name that gRPC knows (``dns://...``) for a task without a token.
+        given: the token of a task that has left none for this user; what ``BELLWETHER_SECURITY`` says by default.
+    """
+    host, _, port = address.rpartition(":")
+    options = list(dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options()]).items())
+    channel = grpc.insecure_channel(f"{addresses.settled(host)}:{port}", options=options)
+    return grpc.intercept_channel(channel, _Prover(address, given or security.from_environ(os.environ)))
+
+
+class _CallDetails(NamedTuple):
+    """What grpc takes for the details of a call; it looks at these attributes only."""
+
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+    """Shows a server with each call that this process has its token.
+
+    A call that is refused for want of a proof, the first to each process of a task, is made again with one. (Not one
+    that is made by ``future``, for which nobody waits here.)
+    """
+
+    def __init__(self, address: str, given: Security | None) -> None:
+        self._address = address
+        self._given = given
+        self._metadata: tuple[tuple[str, str], ...] = ((_PROOF, _ASK),)
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        """Makes the call, twice if need be."""
+        told = client_call_details
+        details = _CallDetails(
+            told.method, told.timeout, told.metadata, told.credentials, told.wait_for_ready, told.compression
+        )
+        metadata, token, about = self._metadata, None, ""
+        for _ in range(_MOST_PROOFS):
+            answer = continuation(details._replace(metadata=(*(details.metadata or ()), *metadata)), request)
+            nonce = _nonce_of(answer)
+            if nonce is None:
+                self._metadata = metadata
+                break
+            if nonce == about:
+                raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
+            # Looked for now: whoever has refused us has left its token before.
+            token, about = find_token(self._address, self._given, timeouts.ATTEMPT_SECS), nonce
+            proof = "" if token is None else call_proof(token.key, nonce, split_address(self._address)[1])
+            metadata = ((_PROOF, f"{nonce}.{proof}"),)
+        return answer
+
+
+def _nonce_of(answer: Any) -> str | None:
+    """What a proof is to be about, when that is why a call was refused."""
+    if not isinstance(answer, grpc.RpcError) or (isinstance(answer, grpc.Future) and not answer.done()):
+        return None
+    if answer.code() is not grpc.StatusCode.UNAUTHENTICATED:
+        return None
+    return next((str(entry.value) for entry in answer.trailing_metadata() or () if entry.key == _NONCE), None)
+
+
+class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses the calls of clients that do not show that they have the token, before anything of them is read.
+
+    Calls of the health service pass: they say whether the task serves, and nothing else.
+
+    Args:
+        task: whose server it is.
+        key: the token.
+        refusals: tells of those who are refused.
+
+    Attributes:
+        port: of the control plane; set before the server starts.
+    """
+
+    def __init__(self, task: str, key: bytes, refusals: Refusals) -> None:
+        self.port = 0
+        self._task = task
+        self._key = key
+        self._refusals = refusals
+        self._nonce = secrets.token_hex(16)
+        # A method that takes a stream reads none of it unless it asks.
+        self._asked = grpc.stream_unary_rpc_method_handler(self._ask)
+        self._refused = grpc.stream_unary_rpc_method_handler(self._refuse)
+
+    @functools.cached_property
+    def _expected(self) -> bytes:
+        return f"{self._nonce}.{call_proof(self._key, self._nonce, self.port)}".encode()
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """The handler of a call, or one that refuses it."""
+        told = next((value for name, value in handler_call_details.invocation_metadata if name == _PROOF), "")
+        shown = told if isinstance(told, bytes) else told.encode(errors="replace")
+        if hmac.compare_digest(shown, self._expected) or handler_call_details.method.startswith(_OPEN_TO_ALL):
+            return continuation(handler_call_details)
+        # One who asks, or has the nonce of an earlier process, comes again.
+        about_us = not shown or shown.startswith(f"{self._nonce}.".encode())
+        return self._refused if about_us else self._asked
+
+    def _ask(self, requests: Any, context: grpc.ServicerContext) -> None:
+        error = UnauthenticatedError("it asks for a token")
+        trailing = (_TASK, self._task), (_TYPE, str(wire_code(error))), (_NONCE, self._nonce)
+        context.set_trailing_metadata(trailing)
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+
+    def _refuse(self, requests: Any, context: grpc.ServicerContext) -> None:
+        self._refusals.tell(_host_of(context.peer()), "it has not shown that it has the token (calls)")
+        self._ask(requests, context)
+
+
+def _host_of(peer: str) -> str:
+    """The address in what grpc says of a peer, ``ipv4:1.2.3.4:567`` or ``ipv6:%5B::1%5D:567``."""
+    return peer.partition(":")[2].rpartition(":")[0].removeprefix("%5B").removesuffix("%5D")
 
 
 def call(
@@ -74,6 +203,9 @@ def call(
         return method(request, timeout=timeout, wait_for_ready=wait_for_ready)
     except grpc.RpcError as error:
         raise _from_grpc(error, task) from None
+    except UnauthenticatedError as error:
+        error.task = error.task or task
+        raise
     except ValueError as error:  # what grpc raises when another thread has closed the channel; only its text tells
         if "closed" not in str(error):
             raise

@@ -27,6 +27,8 @@ _LOOPBACK_BUFFER_BYTES: Final = 256 << 10
 _UNIX_BUFFER_BYTES: Final = 512 << 10
 _DRAIN_BYTES: Final = 64 << 10
 _TIMEVAL: Final = struct.Struct("@ll")
+_CREDENTIALS: Final = struct.Struct("@iII")
+"""What Linux tells of a peer: process, user, group."""
 
 
 class Waiter(Protocol):
@@ -56,6 +58,14 @@ def tune_buffers(sock: socket.socket) -> None:
     if sock.family != socket.AF_UNIX and sock.getpeername()[0] == sock.getsockname()[0]:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOOPBACK_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOOPBACK_BUFFER_BYTES)
+
+
+def peer_user(sock: socket.socket) -> int | None:
+    """The user id of the process at the other end of a Unix socket; None of any other."""
+    if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
 
 
 def set_tick(sock: socket.socket, seconds: float) -> None:

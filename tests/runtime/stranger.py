@@ -1,4 +1,4 @@
-"""Somebody who has nothing but a server's address and the published messages, and what becomes of their requests."""
+"""Somebody who has a server's address, its token and the published messages, and what becomes of their requests."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -10,16 +10,25 @@ import numpy as np
 import runtime as rt
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
+from runtime.transport import rpc
+from runtime.transport.security import find_token
 
 OWNER = 4711
 ORDER = pb.CheckpointOrder
+
+
+def key_of(server: rt.Server) -> bytes:
+    """The token of a server of this process, as its user's other processes find it."""
+    token = find_token(server.address, None, 60)
+    assert token is not None
+    return token.key
 
 
 class Stranger:
     """A connection to a task's gRPC port, and the lead over its checkpoints."""
 
     def __init__(self, server: rt.Server) -> None:
-        self.channel = grpc.insecure_channel(server.address)
+        self.channel = rpc.open_channel(server.address)
         self.worker = services_pb2_grpc.WorkerServiceStub(self.channel)
         self.master = services_pb2_grpc.MasterServiceStub(self.channel)
         self.epoch = self.jobs = 0

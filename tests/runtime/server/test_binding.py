@@ -166,7 +166,7 @@ class _Echo:
 
 def test_several_addresses_share_one_free_port() -> None:
     hosts = ["127.0.0.5", "127.0.0.6", "127.0.0.7"]
-    server = TensorServer(_Echo(), host=hosts, credential=b"", incarnation=1, unix=False)
+    server = TensorServer(_Echo(), host=hosts, key=None, incarnation=1, unix=False)
     server.start()
     try:
         assert all(listens(host, server.port) for host in hosts) and not listens("127.0.0.8", server.port)
@@ -177,7 +177,7 @@ def test_several_addresses_share_one_free_port() -> None:
 def test_a_port_that_is_taken_at_one_of_the_addresses_leaves_none_open() -> None:
     with socket.create_server(("127.0.0.6", 0)) as taken:
         port = taken.getsockname()[1]
-        server = TensorServer(_Echo(), host=["127.0.0.5", "127.0.0.6"], port=port, credential=b"", incarnation=1)
+        server = TensorServer(_Echo(), host=["127.0.0.5", "127.0.0.6"], port=port, key=None, incarnation=1)
         with pytest.raises(OSError, match="in use"):
             server.start()
         assert not listens("127.0.0.5", port)

@@ -18,7 +18,8 @@ from runtime.transport import frames, rpc
 from runtime.transport.messages import MAX_SLOTS
 from runtime.transport.rpc import MAX_REQUEST_BYTES
 from tests.runtime import kit
-from tests.runtime.stranger import OWNER, Stranger, refused, stranger
+from tests.runtime.stranger import OWNER, Stranger, key_of, refused, stranger
+from tests.runtime.transport import kit as transport_kit
 
 ORDER = pb.CheckpointOrder
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -137,20 +138,17 @@ def test_how_much_a_client_elsewhere_feeds_is_an_option_of_its_server(most: int)
                 assert np.array_equal(sess.run(x + 1, {x: fed}), fed + 1)
 
 
-def say_hello(port: int, client: int) -> tuple[int, bytes]:
+def say_hello(server: rt.Server, client: int) -> tuple[int, bytes]:
     """Kind and payload of the answer to a hello."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock, sock.makefile("rb") as file:
-        hello = frames.encode_hello(frames.Hello(client, 1, 1, b""))
-        sock.sendall(frames.pack_header(frames.MAGIC, frames.HELLO, 0, 0, 0, 0, len(hello)) + hello)
-        fields = frames.unpack_header(file.read(frames.HEADER_BYTES))
-        return fields[1], file.read(fields[6])
+    with socket.create_connection(("127.0.0.1", server.data_port), timeout=60) as sock, sock.makefile("rwb") as file:
+        return transport_kit.say_hello(file, client, key_of(server), server.worker.task)
 
 
 def test_nobody_is_the_client_0(server: rt.Server) -> None:
-    kind, payload = say_hello(server.data_port, 0)
+    kind, payload = say_hello(server, 0)
     assert kind == frames.ERROR
     assert isinstance(error := frames.decode_error(payload, ""), rt.InvalidArgumentError) and "0" in error.message
-    assert say_hello(server.data_port, 7)[0] == frames.WELCOME
+    assert say_hello(server, 7)[0] == frames.WELCOME
 
 
 def test_a_frame_that_announces_more_than_its_handle_takes_is_refused_before_it_comes(server: rt.Server) -> None:
@@ -160,10 +158,11 @@ def test_a_frame_that_announces_more_than_its_handle_takes_is_refused_before_it_
         x = rt.placeholder(np.float32, [3], name="x")
         sess.run(w.assign_add(x), {x: np.ones(3, np.float32)})
         handle = next(h for h in range(1, 100) if _takes(server, h) == 12)
-        with socket.create_connection(("127.0.0.1", server.data_port), timeout=60) as sock, sock.makefile("rb") as file:
-            hello = frames.encode_hello(frames.Hello(7, 1, 1, b""))
-            sock.sendall(frames.pack_header(frames.MAGIC, frames.HELLO, 0, 0, 0, 0, len(hello)) + hello)
-            assert frames.unpack_header(file.read(frames.HEADER_BYTES))[1] == frames.WELCOME
+        with (
+            socket.create_connection(("127.0.0.1", server.data_port), timeout=60) as sock,
+            sock.makefile("rwb") as file,
+        ):
+            assert transport_kit.say_hello(file, 7, key_of(server), server.worker.task)[0] == frames.WELCOME
             few = b"x" * 4096
             sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, handle, 1, 1, len(few)) + few)
             fields = frames.unpack_header(file.read(frames.HEADER_BYTES))

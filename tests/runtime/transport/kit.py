@@ -15,7 +15,9 @@ import numpy as np
 
 from runtime.errors import CancelledError, FailedPreconditionError, NotFoundError, UnavailableError
 from runtime.tensor_spec import TensorSpec
-from runtime.transport import Endpoint, Layout, Peer, Reply, TensorServer, current_lane
+from runtime.transport import Endpoint, Layout, Peer, Reply, TensorServer, current_lane, frames
+from runtime.transport.security import FindToken, tensor_proof
+from runtime.transport.token_files import Token
 from tests.kit.processes import Task
 
 TASK = "/job:ps/task:0"
@@ -117,7 +119,7 @@ class Desk:
 
 def make_server(desk: Desk | None = None, **options: Any) -> tuple[TensorServer, Desk]:
     desk = desk or Desk()
-    options = {"host": "127.0.0.1", "credential": SECRET, "incarnation": 77, **options}
+    options = {"host": "127.0.0.1", "task": TASK, "key": SECRET, "incarnation": 77, **options}
     server = TensorServer(desk, **options)
     server.start()
     return server, desk
@@ -206,7 +208,51 @@ class CuttingProxy:
 
 
 def make_peer(resolve: Callable[[float], Endpoint], **options: Any) -> Peer:
-    return Peer(TASK, resolve, CLIENT, options.pop("credential", SECRET), **options)
+    return Peer(TASK, resolve, CLIENT, finds(options.pop("key", SECRET)), **options)
+
+
+def finds(key: bytes | None) -> FindToken:
+    """A way to find a token that always finds this one, or none."""
+    return lambda timeout: None if key is None else Token(key, "a test")
+
+
+def say_hello(
+    file: Any, client: int, key: bytes, task: str = TASK, *, lane: int = 1, attempt: int = 1
+) -> tuple[int, bytes]:
+    """Says hello to a server as a client with the token; gives kind and payload of the answer.
+
+    Args:
+        file: the connection, as ``makefile("rwb")`` gives it.
+        client: id of the client.
+        key: the token.
+        task: that is meant.
+        lane: number of the lane.
+        attempt: number of the connection of that lane.
+    """
+    hello = frames.Hello(client, lane, attempt, bytes(frames.NONCE_BYTES))
+    send(file, frames.HELLO, frames.encode_hello(hello))
+    kind, incarnation, payload = read(file)
+    if kind != frames.CHALLENGE:
+        return kind, payload
+    nonce = payload[: frames.NONCE_BYTES]
+    send(file, frames.PROOF, tensor_proof(key, b"client", nonce, hello, task, incarnation))
+    kind, _, payload = read(file)
+    return kind, payload
+
+
+def send(file: Any, kind: int, payload: bytes) -> None:
+    """Sends a frame."""
+    file.write(frames.pack_header(frames.MAGIC, kind, 0, 0, 0, 0, len(payload)) + payload)
+    file.flush()
+
+
+def read(file: Any) -> tuple[int, int, bytes]:
+    """Kind, incarnation and payload of the next frame; (0, 0, b"") at the end."""
+    head = file.read(frames.HEADER_BYTES)
+    if not head:
+        return 0, 0, b""
+    fields = frames.unpack_header(head)
+    return fields[1], fields[5], file.read(fields[6])
 
 
 def same(left: Sequence[Any], right: Sequence[Any]) -> bool:

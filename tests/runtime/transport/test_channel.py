@@ -245,7 +245,7 @@ def test_a_reply_for_which_there_is_no_memory_is_an_error_of_that_name():
         thread = threading.Thread(target=serve)
         thread.start()
         there = Endpoint("127.0.0.1", listening.getsockname()[1], None, "", 77)
-        peer = make_peer(lambda timeout: there, options=ChannelOptions(heartbeat_secs=60))
+        peer = make_peer(lambda timeout: there, key=None, options=ChannelOptions(heartbeat_secs=60))
         lane = peer.acquire()
         with pytest.raises(ResourceExhaustedError, match=f"/job:ps/task:0.*no memory for a reply of {1 << 60} bytes"):
             lane.call(9, 1, [], None)
@@ -278,9 +278,9 @@ def test_one_call_at_a_time(pair):
     pair.peer.release(lane)
 
 
-def test_wrong_credential(pair):
-    with pytest.raises(UnauthenticatedError, match="credential") as caught:
-        pair.connect(credential=b"guess").acquire()
+def test_wrong_token(pair):
+    with pytest.raises(UnauthenticatedError, match="another token") as caught:
+        pair.connect(key=b"guess").acquire()
     assert caught.value.task == TASK
     assert pair.server.counters.lanes == 0
 

@@ -10,7 +10,7 @@ from runtime.transport import Peer, TensorServer, connection
 from runtime.transport.connection import Connection
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.reply_cache import LaneTable
-from tests.runtime.transport.kit import CLIENT, NUMBER, SECRET, SUM, TASK, Desk, make_peer, make_server
+from tests.runtime.transport.kit import CLIENT, NUMBER, SECRET, SUM, TASK, Desk, finds, make_peer, make_server
 
 
 class GoneDesk(Desk):
@@ -55,7 +55,7 @@ def test_goodbye_is_told_also_while_a_heartbeat_is_under_way() -> None:
     server, desk, resolve = _served(gone_secs=60.0)
     beating = ChannelOptions(heartbeat_secs=1e-6)  # one is nearly always under way
     for client in range(1, 51):
-        peer = Peer(TASK, resolve, client, SECRET, options=beating)
+        peer = Peer(TASK, resolve, client, finds(SECRET), options=beating)
         _use(peer)
         peer.close()
         while (client, True) not in desk.left:

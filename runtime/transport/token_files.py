@@ -1,0 +1,234 @@
+"""Files with tokens: where this user's lie, how they are drawn, read and swept away.
+
+A token is 256 random bits, in a file as 64 hexadecimal digits. Whoever can read the file belongs to the cluster, so it
+lies in a directory that only its user can enter. A file of `TokenFile` is locked for as long as its owner lives; the
+kernel ends the lock with the process, also after kill -9, and the next file that is made there removes it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import secrets
+import stat
+import tempfile
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from runtime.errors import PermissionDeniedError, UnauthenticatedError
+from runtime.transport.endpoint import host_id
+
+KEY_BYTES: Final = 32
+_TOKEN: Final = re.compile(rb"\s*([0-9a-fA-F]{64})\s*")
+_LONGEST_FILE: Final = 256
+_OURS: Final = "@"
+"""In the names of the files that come and go with a process; others in the directory are the user's."""
+_RUNTIME_DIRECTORY: Final = "XDG_RUNTIME_DIR"
+
+
+class Token(NamedTuple):
+    """A key, and where it was found, for messages.
+
+    Attributes:
+        key: 32 bytes.
+        source: path of the file.
+    """
+
+    key: bytes
+    source: str
+
+
+class TokenFile:
+    """A file with a token that lasts as long as this object, or the process.
+
+    Args:
+        name: as ``name_of`` gives it; a file that has it is replaced.
+        key: the token; a fresh one by default.
+
+    Raises:
+        PermissionDeniedError: there is no place for it; says why and what to do.
+    """
+
+    def __init__(self, name: str, key: bytes | None = None) -> None:
+        self.key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        directory = _make_directory()
+        self.path = str(directory / name)
+        with _locked(directory):
+            _sweep(directory)
+            fd, fresh = tempfile.mkstemp(dir=directory, prefix=f"new{_OURS}")
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.write(fd, f"{self.key.hex()}\n".encode())
+                os.replace(fresh, self.path)
+            except BaseException:
+                os.close(fd)
+                os.unlink(fresh)
+                raise
+        self._end = weakref.finalize(self, _remove, directory, self.path, fd, os.getpid())
+
+    def close(self) -> None:
+        """Removes the file. Does nothing the second time."""
+        self._end()
+
+
+def name_of(host: str, port: int) -> str:
+    """Name of the file in which a server on the loopback leaves its token for this user's other processes.
+
+    Args:
+        host: numeric address.
+        port: of its control plane.
+    """
+    return f"{host}:{port}{_OURS}{_network()}"
+
+
+def read_left(name: str) -> Token | None:
+    """The token that a server of this user has left under a name; None when none that lives has."""
+    for directory in _places():
+        try:
+            _check_directory(directory)
+            with _opened(directory / name) as fd:
+                if not _is_abandoned(fd):
+                    return Token(_read(fd, str(directory / name)), str(directory / name))
+        except (OSError, PermissionDeniedError):
+            continue
+    return None
+
+
+def read(path: str) -> Token:
+    """The token in a file that the user has named.
+
+    Raises:
+        UnauthenticatedError: it cannot be read, others can read it, or it holds no token; says what to do.
+    """
+    try:
+        with _opened(Path(path)) as fd:
+            about, me = os.fstat(fd), os.geteuid()
+            if not stat.S_ISREG(about.st_mode):
+                raise UnauthenticatedError(f"{path} is no file with a token")
+            if about.st_uid not in (me, 0) and me != 0:
+                raise UnauthenticatedError(f"{path} belongs to another user: make a copy of the token that is yours")
+            # What the system has mounted for this user may be readable by a group: that is how it can read it.
+            if about.st_mode & (0o077 if about.st_uid == me else 0o007):
+                raise UnauthenticatedError(f"others can read the token in {path}: chmod 600 it, and draw another one")
+            return Token(_read(fd, path), path)
+    except OSError as error:
+        raise UnauthenticatedError(f"the token in {path} cannot be read: {error.strerror or error}") from None
+
+
+def places() -> str:
+    """The directories in which tokens of this user may lie, for messages."""
+    return " or ".join(map(str, _places()))
+
+
+def _places() -> list[Path]:
+    # All of them are looked at, as the environment of a service or a job may lack what that of a terminal has.
+    user = os.geteuid()
+    own = [os.environ.get(_RUNTIME_DIRECTORY, ""), f"/run/user/{user}"]
+    found = [Path(parent) / "bellwether" for parent in own if parent.startswith("/") and _is_own(Path(parent))]
+    found += [Path(parent) / f"bellwether-{user}" for parent in ("/tmp", tempfile.gettempdir())]
+    return list(dict.fromkeys(found))
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        about = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+
+
+def _make_directory() -> Path:
+    problem = ""
+    for directory in _places():
+        try:
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir(mode=0o700)
+            _check_directory(directory)
+            if os.access(directory, os.W_OK | os.X_OK):
+                return directory
+            raise OSError(errno.EACCES, "it cannot be written")
+        except OSError as error:
+            problem = problem or f"{directory}: {error.strerror or error}"
+        except PermissionDeniedError as error:
+            problem = problem or error.message
+    raise PermissionDeniedError(
+        f"no place for a token ({problem}): set {_RUNTIME_DIRECTORY} to a directory of yours that nobody else can "
+        "write, for all processes of the cluster and their clients"
+    )
+
+
+def _check_directory(directory: Path) -> None:
+    """Raises PermissionDeniedError unless nobody else can have put a file into a directory, or another in its place."""
+    about, parent = directory.lstat(), directory.parent.stat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+        raise PermissionDeniedError(f"{directory} is no directory of this user")
+    if about.st_mode & 0o077:
+        raise PermissionDeniedError(f"others can enter {directory}: chmod 700 it")
+    shared = parent.st_mode & 0o022 and not parent.st_mode & stat.S_ISVTX
+    if parent.st_uid not in (0, os.geteuid()) or shared:
+        raise PermissionDeniedError(f"others can replace {directory}")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keeps other processes from making and removing files meanwhile."""
+    with _opened(directory) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+
+
+def _read(fd: int, path: str) -> bytes:
+    found = _TOKEN.fullmatch(os.read(fd, _LONGEST_FILE))
+    if found is None:
+        raise UnauthenticatedError(
+            f"{path} holds no token: 64 hexadecimal digits, as `openssl rand -hex 32` makes them"
+        )
+    return bytes.fromhex(found[1].decode())
+
+
+def _is_abandoned(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sweep(directory: Path) -> None:
+    for path in directory.glob(f"*{_OURS}*"):
+        with contextlib.suppress(OSError), _opened(path) as fd:  # gone with the system's own cleaning
+            if _is_abandoned(fd):
+                path.unlink()
+
+
+def _remove(directory: Path, path: str, fd: int, process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork: the file is its parent's
+    try:
+        with _locked(directory), contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), os.fstat(fd)):  # else another server has it by now
+                os.unlink(path)
+    except FileNotFoundError:
+        return  # the whole directory has gone
+    finally:
+        os.close(fd)
+
+
+@functools.cache
+def _network() -> str:
+    # Containers may share a directory, and not what their addresses mean.
+    return hashlib.sha256(host_id().encode()).hexdigest()[:8]

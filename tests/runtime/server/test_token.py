@@ -1,0 +1,532 @@
+"""Who has not the token of a task is refused at each of its ports, and nobody else notices."""
+
+import contextlib
+import io
+import logging
+import os
+import pathlib
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import harness
+import runtime as rt
+from harness.monitoring import status
+from runtime.master import tasks
+from runtime.proto import services_pb2 as pb
+from runtime.proto import services_pb2_grpc
+from runtime.transport import Endpoint, Peer, frames
+from runtime.transport.security import VARIABLE, Security, call_proof, find_token, tensor_proof
+from runtime.transport.token_files import Token
+from tests.kit.processes import Program, Task
+from tests.runtime import kit
+from tests.runtime.stranger import key_of
+from tests.runtime.transport.kit import read, say_hello, send
+
+pytestmark = pytest.mark.cluster
+
+TASK = "/job:local/task:0"
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+WAYS = ("tcp", "unix")
+NOBODY = 65534
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Tokens of these tests lie in a directory of their own."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return tmp_path / "bellwether"
+
+
+@pytest.fixture
+def server(place: pathlib.Path) -> Iterator[rt.Server]:
+    with rt.Server(kit.addresses(local=1), "local", 0) as made:
+        yield made
+
+
+def other_token(tmp_path: pathlib.Path) -> Security:
+    path = tmp_path / "other"
+    path.write_text(secrets.token_hex(32))
+    path.chmod(0o600)
+    return Security(path)
+
+
+@contextlib.contextmanager
+def connected(server: rt.Server, way: str) -> Iterator[Any]:
+    """A connection to the tensor channel, as a file."""
+    family = socket.AF_UNIX if way == "unix" else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(60)
+        sock.connect(server.unix_path if way == "unix" else ("127.0.0.1", server.data_port))
+        with sock.makefile("rwb") as file:
+            yield file
+
+
+def refused(answer: tuple[int, bytes]) -> bool:
+    kind, payload = answer
+    return kind == frames.ERROR and isinstance(frames.decode_error(payload, ""), rt.UnauthenticatedError)
+
+
+def elsewhere(server: rt.Server) -> str:
+    """The target of a server that this process is to reach as any other would."""
+    tasks.withdraw(server.address, server)
+    return server.target
+
+
+# -- the control plane -----------------------------------------------------------------------------------------
+
+
+def every_call(channel: grpc.Channel) -> Iterator[tuple[str, Any]]:
+    """All methods of both services, each with its empty request."""
+    stubs = {
+        "WorkerService": services_pb2_grpc.WorkerServiceStub(channel),
+        "MasterService": services_pb2_grpc.MasterServiceStub(channel),
+    }
+    for service in pb.DESCRIPTOR.services_by_name.values():
+        for method in service.methods:
+            request = getattr(pb, method.input_type.name)()
+            stub = getattr(stubs[service.name], method.name)
+            yield method.name, lambda stub=stub, request=request, **options: stub(request, timeout=60, **options)
+
+
+@pytest.mark.parametrize("shown", [None, "", ".", "nonsense", "x" * 5000])
+def test_every_call_without_the_proof_is_refused(server: rt.Server, shown: str | None) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        calls = list(every_call(channel))
+        assert {"Status", "Register", "Checkpoint", "Metrics", "RunStep", "Reset"} <= {name for name, _ in calls}
+        for name, call in calls:
+            with pytest.raises(grpc.RpcError) as caught:
+                call(metadata=None if shown is None else [("bellwether-proof", shown)])
+            assert caught.value.code() is UNAUTHENTICATED, name
+    assert server.master._sessions == {}
+
+
+def test_health_is_open_and_says_no_more(server: rt.Server) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        found = health.Check(health_pb2.HealthCheckRequest(), timeout=60)
+        assert found == health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
+def challenge(server: rt.Server) -> str:
+    """What a server asks a proof about."""
+    with grpc.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60)
+        return dict(caught.value.trailing_metadata())["bellwether-nonce"]
+
+
+def code_of(address: str) -> grpc.StatusCode:
+    """What becomes of a call without a token."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+        return grpc.StatusCode.OK
+
+
+def call_with(server: rt.Server, nonce: str, proof: str) -> grpc.StatusCode:
+    with grpc.insecure_channel(server.address) as channel:
+        stub = services_pb2_grpc.WorkerServiceStub(channel)
+        try:
+            stub.Status(pb.StatusRequest(), timeout=60, metadata=[("bellwether-proof", f"{nonce}.{proof}")])
+        except grpc.RpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+
+def test_a_proof_is_good_for_one_process_at_one_port_with_one_token(server: rt.Server) -> None:
+    _, _, port = server.address.rpartition(":")
+    nonce, key = challenge(server), key_of(server)
+    assert call_with(server, nonce, call_proof(key, nonce, int(port))) is grpc.StatusCode.OK
+    assert call_with(server, nonce, call_proof(key, nonce, int(port) + 1)) is UNAUTHENTICATED
+    assert call_with(server, nonce, call_proof(secrets.token_bytes(32), nonce, int(port))) is UNAUTHENTICATED
+    other = secrets.token_hex(16)
+    assert call_with(server, other, call_proof(key, other, int(port))) is UNAUTHENTICATED
+    with rt.Server(kit.addresses(local=1), "local", 0) as another:
+        assert call_with(another, nonce, call_proof(key, nonce, int(port))) is UNAUTHENTICATED
+        assert challenge(another) != nonce and key_of(another) != key
+
+
+# -- the tensor channel ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_tensor_channel_takes_the_token_and_nothing_else(server: rt.Server, way: str) -> None:
+    key = key_of(server)
+    with connected(server, way) as file:
+        assert say_hello(file, 7, key, TASK)[0] == frames.WELCOME
+    for wrong in (secrets.token_bytes(32), b"", bytes(32)):
+        with connected(server, way) as file:
+            assert refused(say_hello(file, 7, wrong, TASK))
+            assert file.read() == b""  # and closed
+    with connected(server, way) as file:
+        assert refused(say_hello(file, 7, key, "/job:ps/task:0"))
+    with connected(server, way) as file:  # no proof at all, but a call
+        send(file, frames.HELLO, frames.encode_hello(frames.Hello(7, 1, 1, bytes(16))))
+        assert read(file)[0] == frames.CHALLENGE
+        send(file, frames.CALL, b"")
+        assert read(file)[0] == 0
+    assert server.transport_counters.calls == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hello_that_was_seen_on_the_wire_is_of_no_use(server: rt.Server, way: str) -> None:
+    key, hello = key_of(server), frames.Hello(7, 1, 1, secrets.token_bytes(16))
+    proofs = []
+    with connected(server, way) as file:
+        send(file, frames.HELLO, frames.encode_hello(hello))
+        _, incarnation, payload = read(file)
+        about = payload[:16], hello, TASK, incarnation
+        assert payload[16:] == tensor_proof(key, b"server", *about)  # the server shows that it has it, too
+        proofs += [tensor_proof(key, b"client", *about), payload[16:]]
+        send(file, frames.PROOF, proofs[0])
+        assert read(file)[0] == frames.WELCOME
+    for proof in proofs:  # again, and the server's own words
+        with connected(server, way) as file:
+            send(file, frames.HELLO, frames.encode_hello(hello))
+            assert read(file)[0] == frames.CHALLENGE
+            send(file, frames.PROOF, proof)
+            kind, _, payload = read(file)
+            assert refused((kind, payload))
+
+
+@pytest.mark.parametrize("field", ["incarnation", "client", "lane", "attempt"])
+def test_a_proof_is_about_this_connection(server: rt.Server, field: str) -> None:
+    key, hello = key_of(server), frames.Hello(7, 1, 1, secrets.token_bytes(16))
+    with connected(server, "tcp") as file:
+        send(file, frames.HELLO, frames.encode_hello(hello))
+        _, incarnation, payload = read(file)
+        if field == "incarnation":
+            incarnation -= 1
+        else:
+            hello = hello._replace(**{field: getattr(hello, field) + 1})
+        send(file, frames.PROOF, tensor_proof(key, b"client", payload[:16], hello, TASK, incarnation))
+        kind, _, payload = read(file)
+        assert refused((kind, payload))
+
+
+# -- our own clients -------------------------------------------------------------------------------------------
+
+
+def test_a_client_of_ours_without_the_token_says_what_to_do(
+    server: rt.Server, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = elsewhere(server)
+    for left in server._tokens:
+        left.close()
+    with pytest.raises(rt.UnauthenticatedError, match=f"this process has none for it: set {VARIABLE}") as caught:
+        rt.Session(target)
+    assert server.address in caught.value.task and "\n" not in str(caught.value)
+    with pytest.raises(rt.UnauthenticatedError, match="has none"):
+        rt.probe(server.address)
+    other = other_token(tmp_path)
+    monkeypatch.setenv(VARIABLE, str(other.token_file))
+    with pytest.raises(rt.UnauthenticatedError, match=rf"another token than {other.token_file}: set {VARIABLE}"):
+        rt.Session(target)
+    (tmp_path / "other").write_text(key_hex := server._key.hex())  # type: ignore[union-attr]
+    assert rt.probe(server.address).task == TASK
+    with rt.Session(target):
+        pass
+    (tmp_path / "other").unlink()
+    with pytest.raises(rt.UnauthenticatedError, match="cannot be read: No such file") as caught:
+        rt.Session(target)
+    assert key_hex not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_a_supervisor_does_not_try_again_without_the_token(server: rt.Server, is_chief: bool) -> None:
+    target = elsewhere(server)
+    for left in server._tokens:
+        left.close()
+    with rt.Graph().as_default():
+        harness.get_or_create_global_step()
+        sv = harness.Supervisor(is_chief=is_chief, logdir="")
+        with pytest.raises(rt.UnauthenticatedError, match=f"set {VARIABLE}"), sv.managed_session(target):
+            raise AssertionError("a session without the token")
+
+
+def test_status_tells_in_a_line_that_it_has_no_token(server: rt.Server, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere(server)
+    assert status.main([f"--target={server.address}", "--interval=0.01"]) == 0
+    for left in server._tokens:
+        left.close()
+    assert status.main([f"--target={server.address}", "--interval=0.01"]) != 0
+    told = capsys.readouterr().err
+    assert server.address in told and f"set {VARIABLE}" in told and told.count("\n") == 1
+    status.main([f"--cluster=local={server.address}", "--interval=0.01"])
+    assert f"set {VARIABLE}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("token", ["none", "wrong"])
+def test_a_connection_of_ours_without_the_token_says_what_to_do(server: rt.Server, token: str, way: str) -> None:
+    endpoint = server._tensors.endpoint("127.0.0.1")
+    if way == "tcp":
+        endpoint = Endpoint("127.0.0.1", endpoint.port, None, endpoint.host_id, endpoint.incarnation)
+    found = None if token == "none" else Token(secrets.token_bytes(32), "a file")
+    peer = Peer(TASK, lambda timeout: endpoint, 7, lambda timeout: found)
+    expected = f"set {VARIABLE}" if token == "none" else "another token than a file"
+    with pytest.raises(rt.UnauthenticatedError, match=f"{TASK}: .*{expected}"):
+        peer.acquire()
+    peer.close()
+    assert server.transport_counters.lanes == 0
+
+
+def test_a_client_with_a_token_talks_to_nobody_who_lacks_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def welcome_anybody() -> None:
+            sock, _ = listening.accept()
+            with sock, sock.makefile("rwb") as file:
+                read(file)
+                file.write(frames.pack_header(frames.MAGIC, frames.WELCOME, 0, 0, 0, 77, 0))
+                file.flush()
+                heard.append(file.read())
+
+        heard: list[bytes] = []
+        thread = threading.Thread(target=welcome_anybody)
+        thread.start()
+        there = Endpoint("127.0.0.1", listening.getsockname()[1], None, "", 77)
+        peer = Peer("/job:ps/task:0", lambda timeout: there, 7, lambda timeout: Token(bytes(32), "a file"))
+        with pytest.raises(rt.UnauthenticatedError, match="cannot show that it has the token of a file"):
+            peer.acquire()
+        peer.close()
+        thread.join(60)
+    assert heard == [b""]
+
+
+def test_a_token_that_is_given_is_that_of_the_whole_cluster(tmp_path: pathlib.Path) -> None:
+    security = other_token(tmp_path)
+    cluster = kit.addresses(ps=1, worker=1)
+    with rt.Server(cluster, "ps", 0, security=security) as ps, rt.Server(cluster, "worker", 0, security=security) as w:
+        assert key_of(ps) == key_of(w) == security.token().key  # it is left for this user, too
+        tasks.withdraw(ps.address, ps)
+        for left in ps._tokens:
+            left.close()
+        with rt.Graph().as_default() as graph, rt.device("/job:ps/task:0"):
+            w0 = rt.Variable(np.zeros(3, np.float32), name="w")
+            step = w0.assign_add(np.ones(3, np.float32))
+            with rt.Session(w.target, graph) as sess:
+                sess.run(rt.global_variables_initializer())
+                sess.run(step)
+                assert sess.run(w0).tolist() == [1.0] * 3
+
+
+def test_a_server_with_a_file_that_others_can_read_does_not_start(tmp_path: pathlib.Path) -> None:
+    security = other_token(tmp_path)
+    pathlib.Path(security.token_file).chmod(0o644)
+    with pytest.raises(rt.UnauthenticatedError, match="others can read the token"):
+        rt.Server(kit.addresses(local=1), "local", 0, security=security)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_off_the_loopback_a_server_asks_for_a_token_that_it_is_given(tmp_path: pathlib.Path, given: bool) -> None:
+    security = other_token(tmp_path) if given else None
+    with rt.Server(kit.addresses(local=1), "local", 0, bind="0.0.0.0", security=security) as server:
+        assert find_token(server.address, None, 60) is None
+        with grpc.insecure_channel(server.address) as channel:
+            stub = services_pb2_grpc.WorkerServiceStub(channel)
+            if given:
+                with pytest.raises(grpc.RpcError) as caught:
+                    stub.Status(pb.StatusRequest(), timeout=60)
+                assert caught.value.code() is UNAUTHENTICATED
+            else:
+                assert stub.Status(pb.StatusRequest(), timeout=60).task == TASK
+        with connected(server, "tcp") as file:
+            send(file, frames.HELLO, frames.encode_hello(frames.Hello(7, 1, 1, bytes(16))))
+            assert read(file)[0] == (frames.CHALLENGE if given else frames.WELCOME)
+
+
+# -- what is left, and what is told ----------------------------------------------------------------------------
+
+
+def test_the_token_goes_with_the_server(server: rt.Server, place: pathlib.Path) -> None:
+    (file,) = place.iterdir()
+    assert file.name.startswith(server.address.replace("localhost", "127.0.0.1") + "@")
+    assert file.stat().st_mode & 0o777 == 0o600 and place.stat().st_mode & 0o777 == 0o700
+    server.stop()
+    assert list(place.iterdir()) == []
+
+
+def test_a_refusal_is_told_once_for_each_address(server: rt.Server) -> None:
+    logger, told = logging.getLogger("absl"), io.StringIO()
+    handler = logging.StreamHandler(told)
+    logger.addHandler(handler)
+    try:
+        for _ in range(5):
+            challenge(server)
+            for way in WAYS:
+                with connected(server, way) as file:
+                    assert refused(say_hello(file, 7, b"", TASK))
+                    assert file.read() == b""
+        with rt.Session(elsewhere(server)):  # a client that has the token is no news
+            pass
+    finally:
+        logger.removeHandler(handler)
+    lines = [line for line in told.getvalue().splitlines() if "refuses" in line]
+    assert [re.search("at (.*?):", line)[1] for line in lines] == ["127.0.0.1", "a Unix socket"]  # type: ignore[index]
+    assert key_of(server).hex() not in told.getvalue()
+
+
+def test_training_goes_on_undisturbed_while_strangers_knock() -> None:
+    with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
+        ps = made["/job:ps/task:0"]
+        with rt.device("/job:ps/task:0"):
+            w = rt.Variable(np.zeros((), np.int32), name="w")
+        step = w.assign_add(np.int32(1))
+        over, knocks = threading.Event(), [0, 0]
+
+        def knock(number: int) -> None:
+            with grpc.insecure_channel(ps.address) as channel:
+                stub = services_pb2_grpc.WorkerServiceStub(channel)
+                while not over.is_set():
+                    with connected(ps, WAYS[number]) as file:
+                        assert refused(say_hello(file, 7, b"guess", "/job:ps/task:0"))
+                    with contextlib.suppress(grpc.RpcError):
+                        stub.Clear(pb.ClearRequest(all=True), timeout=60)
+                    knocks[number] += 1
+
+        threads = [threading.Thread(target=knock, args=(number,)) for number in range(2)]
+        with rt.Session(made[kit.TARGET].target, graph) as sess:
+            sess.run(rt.global_variables_initializer())
+            for thread in threads:
+                thread.start()
+            done = 0
+            while min(knocks) < 20 or done < 200:
+                sess.run(step)
+                done += 1
+            over.set()
+            for thread in threads:
+                thread.join(60)
+            assert sess.run(w) == done
+
+
+def test_a_ps_that_is_killed_and_started_again_is_joined_and_no_token_is_shown(place: pathlib.Path) -> None:
+    cluster = kit.addresses(ps=1, worker=1)
+    keys = []
+    with rt.Server(cluster, "worker", 0) as worker, rt.Graph().as_default() as graph:
+        with rt.device("/job:ps/task:0"):
+            w = rt.Variable(np.zeros(3, np.float32), name="w")
+            step = w.assign_add(np.ones(3, np.float32))
+        with kit.serve(cluster, "ps", 0) as ps:
+            for life in range(2):
+                with rt.Session(worker.target, graph) as sess:
+                    token = find_token(cluster["ps"][0], None, 60)
+                    assert token is not None
+                    keys.append(token.key.hex())
+                    sess.run(rt.global_variables_initializer())
+                    sess.run(step)
+                    process = psutil.Process(ps.pid)
+                    shown = " ".join([*process.cmdline(), *process.environ().values(), ps.output()])
+                    assert not any(key in shown for key in keys)
+                    if life == 0:
+                        ps.kill()
+                        with pytest.raises((rt.UnavailableError, rt.AbortedError)):
+                            sess.run(step)
+                        ps.restart()
+            assert keys[0] != keys[1]
+            assert len(list(place.iterdir())) == 2  # the worker's and the second ps's: nothing of the first is left
+
+
+TASK_OF_A_LAUNCHER = """
+import sys, runtime as rt
+flags = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if argument.startswith("--"))
+cluster = {job: flags[f"{job}_hosts"].split(",") for job in ("ps", "worker")}
+server = rt.Server(cluster, flags["job_name"], int(flags["task_index"]))
+print("SERVES", server.address, flush=True)
+server.join()
+"""
+
+
+def test_what_the_launcher_starts_asks_for_tokens_which_go_with_it_after_kill_9(place: pathlib.Path) -> None:
+    command = ["harness.launch", "--ps=1", "--workers=1", "--", "python", "-c", TASK_OF_A_LAUNCHER]
+    with Program("python", "-m", *command) as launcher:
+        addresses = [launcher.expect(r"SERVES (\S+)")[1] for _ in range(2)]
+        keys = []
+        for address in addresses:
+            assert code_of(address) is UNAUTHENTICATED
+            assert rt.probe(address, 60).values  # a process of the same user needs nothing
+            token = find_token(address, None, 60)
+            assert token is not None
+            keys.append(token.key.hex())
+        assert keys[0] != keys[1]
+        processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
+        shown = [text for process in processes for text in (*process.cmdline(), *process.environ().values())]
+        assert len(processes) >= 5  # the launcher, two guards, two tasks
+        assert not any(key in text for key in keys for text in [*shown, launcher.output()])
+        launcher.kill()
+        _, alive = psutil.wait_procs(processes[1:], timeout=60)
+        assert alive == []
+    assert len(list(place.iterdir())) == 2  # nobody was there to remove them
+    assert [find_token(address, None, 60) for address in addresses] == [None, None]
+    with rt.Server(kit.addresses(local=1), "local", 0):
+        assert len(list(place.iterdir())) == 1
+
+
+def _as_nobody(server: dict[str, Any], pipe: Any) -> None:
+    """As another user of the host: what each port says."""
+    with rt.Session(server["target"]):  # as the same user first: everything is imported then
+        pass
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    said: dict[str, str] = {}
+
+    def attempt(name: str, action: Any) -> None:
+        try:
+            action()
+            said[name] = "let in"
+        except (OSError, rt.OpError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    attempt("session", lambda: rt.Session(server["target"]))
+    attempt("probe", lambda: rt.probe(server["target"]))
+    attempt("reset", lambda: rt.Session.reset(server["target"]))
+    for way, unix in (("tcp", None), ("unix", server["unix"])):
+        there = Endpoint("127.0.0.1", server["port"], unix, server["host_id"], server["incarnation"])
+        peer = Peer(
+            TASK, lambda timeout, there=there: there, 7, lambda timeout: find_token(server["target"][7:], None, 1)
+        )
+        attempt(way, peer.acquire)
+        peer.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        attempt("socket", lambda: sock.connect(server["unix"]))
+    for path in server["files"]:
+        attempt("file", lambda path=path: open(path).close())
+    pipe.send(("SAID", said))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_host_is_refused_at_every_port(server: rt.Server, place: pathlib.Path) -> None:
+    endpoint = server._tensors.endpoint("127.0.0.1")
+    about = {
+        "target": server.target.replace("localhost", "127.0.0.1"),
+        "address": server.address,
+        "port": server.data_port,
+        "unix": server.unix_path,
+        "host_id": endpoint.host_id,
+        "incarnation": endpoint.incarnation,
+        "files": [str(path) for path in place.iterdir()],
+    }
+    with Task(_as_nobody, about) as nobody:
+        said = nobody.hear("SAID")[1]
+        nobody.wait()
+    assert about["files"]
+    for name in ("session", "probe", "reset", "tcp", "unix"):
+        assert said[name].startswith("UnauthenticatedError") and VARIABLE in said[name], said
+    assert said["socket"].startswith("PermissionError") and said["file"].startswith("PermissionError"), said
+    assert server.transport_counters.lanes == 0 or server.master._sessions == {}
