@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import harness
@@ -95,7 +96,7 @@ def every_call(channel: grpc.Channel) -> Iterator[tuple[str, Any]]:
     }
     for service in pb.DESCRIPTOR.services_by_name.values():
         for method in service.methods:
-            request = getattr(pb, method.input_type.name)()
+            request = GetMessageClass(method.input_type)()
             stub = getattr(stubs[service.name], method.name)
             yield method.name, lambda stub=stub, request=request, **options: stub(request, timeout=60, **options)
 
