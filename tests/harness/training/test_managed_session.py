@@ -13,7 +13,7 @@ from harness.training.services import BackgroundSaver, ComparingSaver
 from harness.training.session_manager import DirectorySaver
 from tests.runtime.kit import TARGET, servers
 
-_OF_ITS_OWN_RUN = {"as_default", "make_callable", "reset", "__enter__"}
+_OF_ITS_OWN_RUN = {"as_default", "make_callable", "reset", "__enter__", "graph_def"}  # the last: with harness.tf1
 """What a managed session inherits: it has no state but the session it is called on."""
 
 
