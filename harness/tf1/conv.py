@@ -24,6 +24,8 @@ def _spatial(values: Sequence[int] | None, data_format: str | None) -> tuple[int
     """
     if values is None:
         return (1, 1)
+    if len(values) != 4:
+        raise ValueError(f"strides and windows are four numbers, not {list(values)}")
     first = _channels_first(data_format)
     picked, others = (values[2:4], values[0:2]) if first else (values[1:3], (values[0], values[3]))
     if tuple(others) != (1, 1):
@@ -37,9 +39,22 @@ def _channels_first(data_format: str | None) -> bool:
     return data_format == "NCHW"
 
 
+def _same_or_valid(padding: str) -> None:
+    if padding not in ("SAME", "VALID"):
+        raise ValueError(f"padding must be 'SAME' or 'VALID', not {padding!r}")
+
+
+def _fits(images: Array, window: Sequence[int], padding: str) -> None:
+    """Raises ValueError when a window of ``[height, width]`` has no place: the result would be empty."""
+    _same_or_valid(padding)
+    sizes = [s for s in jnp.shape(images) if s]
+    if padding == "VALID" and len(sizes) == 4 and any(w > max(sizes[1:]) for w in window):
+        raise ValueError(f"a window of {list(window)} is larger than the images, {jnp.shape(images)}")
+
+
 def _convolve(
-    images: rt.TensorLike,
-    kernel: rt.TensorLike,
+    images: Array,
+    kernel: Array,
     strides: Any,
     padding: str,
     data_format: str | None,
@@ -47,6 +62,7 @@ def _convolve(
     groups: int = 1,
 ) -> Any:
     layout = "NCHW" if _channels_first(data_format) else "NHWC"
+    _fits(images, jnp.shape(kernel)[:2], padding)
     return jax.lax.conv_general_dilated(
         jnp.asarray(images),
         jnp.asarray(kernel),
@@ -73,7 +89,7 @@ def conv2d(
     return _convolve(input, filter, strides, padding, data_format, dilations)
 
 
-@OPS.op("DepthwiseConv2dNative", "depthwise_conv2d", "depthwise_conv2d_native")
+@OPS.op("depthwise", "depthwise_conv2d", "depthwise_conv2d_native")
 def depthwise_conv2d(
     input: Array,  # noqa: A002
     filter: Array,  # noqa: A002
@@ -111,7 +127,7 @@ def separable_conv2d(
     return _convolve(each, pointwise_filter, [1, 1, 1, 1], "VALID", data_format)
 
 
-@OPS.op("atrous_conv2d")
+@OPS.op("convolution", "atrous_conv2d")
 def atrous_conv2d(value: Array, filters: Array, rate: Static, padding: str, name: str | None = None) -> Any:
     """A convolution with ``rate - 1`` zeros between the elements of the filter."""
     return _convolve(value, filters, [1, 1, 1, 1], padding, None, [1, rate, rate, 1])
@@ -137,7 +153,7 @@ def conv2d_transpose(
 
 
 def _pool(
-    value: rt.TensorLike,
+    value: Array,
     ksize: Any,
     strides: Any,
     padding: str,
@@ -145,7 +161,8 @@ def _pool(
     start: rt.TensorLike,
     join: Function,
 ) -> Any:
-    _spatial(ksize, data_format), _spatial(strides, data_format)
+    _fits(value, _spatial(ksize, data_format), padding)
+    _spatial(strides, data_format)
     return jax.lax.reduce_window(value, start, join, tuple(ksize), tuple(strides), padding)
 
 

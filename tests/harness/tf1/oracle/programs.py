@@ -1,13 +1,7 @@
-"""Small programs in TensorFlow 1's names, each run both by TensorFlow and by harness.tf1.
-
-What TensorFlow gives for them is in ``tensorflow_2_21.json``. To write that file anew, in an environment that has
-TensorFlow and nothing of ours: ``python tests/harness/tf1/behaviours.py tests/harness/tf1/tensorflow_2_21.json``.
-"""
+"""Small programs, each run both by TensorFlow and by harness.tf1: what takes more than one call."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -515,40 +509,3 @@ cases(
     slope_of_gather_twice=lambda tf: slope(tf, [1.0, 2.0, 3.0], lambda x: tf.gather(tf.square(x), [0, 0, 2])),
     slope_of_reduce_logsumexp=lambda tf: slope(tf, [1.0, 2.0, 2.0], lambda x: tf.reduce_logsumexp(x)),
 )
-
-
-# -- running and writing down --------------------------------------------------------------------------------------
-
-
-def plain(value: Any) -> Any:
-    """What a program gave, for JSON: lists of {dtype, values}."""
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, str):
-        return value
-    array = np.asarray(value)
-    return {"dtype": array.dtype.name, "values": array.tolist()}
-
-
-def outcome(tf: Any, program: Case) -> Any:
-    """What ``program`` gives under ``tf``: values, or {"error": its type}."""
-    with tf.Graph().as_default():
-        try:
-            return plain(program(tf))
-        except Exception as error:
-            return {"error": type(error).__name__}
-
-
-def _record(path: str) -> None:
-    import tensorflow.compat.v1 as tf
-
-    tf.disable_v2_behavior()
-    tf.disable_resource_variables()
-    found = {name: outcome(tf, program) for name, program in CASES.items()}
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
-    with open(path, "w") as out:
-        out.write(f'{{"tensorflow": "{tf.__version__}", "cases": {{\n{lines}\n}}}}\n')
-
-
-if __name__ == "__main__":
-    _record(sys.argv[1])
