@@ -5,6 +5,7 @@ The cases of a table are built in one graph and run in few steps: it is compilin
 
 from __future__ import annotations
 
+import ast
 import json
 import pathlib
 import warnings
@@ -17,7 +18,7 @@ import pytest
 
 import harness.tf1 as tf
 from tests.harness.tf1.oracle import differences, record, tables
-from tests.harness.tf1.oracle.case import COMPUTES, REFUSES, Built, Case
+from tests.harness.tf1.oracle.case import COMPUTES, REFUSES, Built, Call, Case
 from tests.harness.tf1.oracle.tables import CASES, PROGRAMS
 
 RECORD = json.loads((pathlib.Path(__file__).parent / "oracle" / "tensorflow_2_21.json").read_text())
@@ -243,3 +244,48 @@ def test_the_record_is_of_these_cases() -> None:
 def test_every_difference_is_shown_by_a_case() -> None:
     known = {id(of[0]) for of in map(differences.of, CASES) if of}
     assert [d.what for d in differences.DIFFERENCES if id(d) not in known] == []
+
+
+NO_CASE = {
+    **dict.fromkeys(
+        "Graph GraphKeys InteractiveSession Operation RunMetadata RunOptions Tensor ConfigProto DType DeviceSpec "
+        "Dimension GPUOptions GraphOptions OpError OptimizerOptions TensorShape VariableScope".split(),
+        "a class: what its objects do is tested by itself",
+    ),
+    **dict.fromkeys(
+        "FIFOQueue PaddingFIFOQueue RandomShuffleQueue ConditionalAccumulator".split(), "waits: test_queues.py"
+    ),
+    **dict.fromkeys(
+        "get_default_graph get_default_session reset_default_graph".split(),
+        "the runtime's own, by another name; the first two are of every case",
+    ),
+    "set_random_seed": "its numbers are JAX's",
+    "op_scope": "name_scope with an order of arguments that 2.21 has no more",
+    "variable_op_scope": "variable_scope with an order of arguments that 2.21 has no more",
+    "initialize_all_variables": "2.21 warns of it; global_variables_initializer by its old name",
+    "initialize_local_variables": "2.21 warns of it; local_variables_initializer by its old name",
+    "initialize_all_tables": "2.21 warns of it; tables_initializer by its old name",
+    "train.Optimizer": "the class of the others",
+    "train.SyncReplicasOptimizer": "needs several workers: tests of sync training",
+    "train.Server": "a process",
+    "train.replica_device_setter": "the runtime's own: its tests are there",
+}
+"""Names without a case -> why."""
+
+
+def _called(call: Call) -> Iterable[str]:
+    yield call.op
+    for value in [*call.args, *call.kwargs.values()]:
+        if isinstance(value, Call):
+            yield from _called(value)
+
+
+def test_every_name_has_a_case_or_a_reason() -> None:
+    source = ast.walk(ast.parse(pathlib.Path(str(tables.programs.__file__)).read_text()))
+    in_programs = {node.attr for node in source if isinstance(node, ast.Attribute)}
+    in_cases = {op for case in CASES.values() for op in _called(case.call)}
+    names = [n for n, v in tf.NAMES.items() if callable(v) and not isinstance(v, tf.DType)]
+    names += [f"nn.{n}" for n in tf.nn.NAMES] + [f"train.{n}" for n in tf.train.NAMES]
+    without = {n for n in names if n not in in_cases and n.rpartition(".")[2] not in in_programs}
+    assert without - set(NO_CASE) == set()
+    assert set(NO_CASE) <= set(names)
