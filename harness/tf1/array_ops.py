@@ -58,7 +58,7 @@ def rank(input: rt.TensorLike, name: str | None = None) -> Any:  # noqa: A002
 
 
 @OPS.add()
-def shape_n(input: Sequence[Any], out_type: DTypeLike = _INT, name: str | None = None) -> list[Any]:  # noqa: A002
+def shape_n(input: Sequence[rt.TensorLike], out_type: DTypeLike = _INT, name: str | None = None) -> list[Any]:  # noqa: A002
     """The shape of each of a list of tensors."""
     return [shape(i, name, out_type) for i in input]
 
@@ -130,7 +130,7 @@ def ones(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Ar
     return jnp.ones(_dims(shape), dtype)
 
 
-def _dims(shape: Any) -> Any:
+def _dims(shape: Static) -> Static:
     return shape if isinstance(shape, int) else tuple(shape)
 
 

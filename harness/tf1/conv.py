@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,12 +54,12 @@ def _fits(images: Array, window: Sequence[int], padding: str) -> None:
 def _convolve(
     images: Array,
     kernel: Array,
-    strides: Any,
+    strides: Static,
     padding: str,
     data_format: str | None,
-    dilations: Any = None,
+    dilations: Static = None,
     groups: int = 1,
-) -> Any:
+) -> Array:
     layout = "NCHW" if _channels_first(data_format) else "NHWC"
     _fits(images, jnp.shape(kernel)[:2], padding)
     return jax.lax.conv_general_dilated(
@@ -84,7 +83,7 @@ def conv2d(
     data_format: str | None = None,
     name: str | None = None,
     dilations: Static = None,
-) -> Any:
+) -> Array:
     """``jax.lax.conv_general_dilated``; ``filter`` is [height, width, in, out], ``padding`` "SAME" or "VALID"."""
     return _convolve(input, filter, strides, padding, data_format, dilations)
 
@@ -98,12 +97,14 @@ def depthwise_conv2d(
     rate: Static = None,
     name: str | None = None,
     data_format: str | None = None,
-) -> Any:
+) -> Array:
     """Each channel by itself; ``filter`` is [height, width, in, multiplier]."""
     return _depthwise(input, filter, strides, padding, rate, data_format)
 
 
-def _depthwise(images: Any, kernel: Any, strides: Any, padding: str, rate: Any, data_format: str | None) -> Any:
+def _depthwise(
+    images: Array, kernel: Array, strides: Static, padding: str, rate: Static, data_format: str | None
+) -> Array:
     kernel = jnp.asarray(kernel)
     height, width, channels, multiplier = kernel.shape
     dilations = None if rate is None else [1, 1, *rate] if _channels_first(data_format) else [1, *rate, 1]
@@ -121,14 +122,14 @@ def separable_conv2d(
     rate: Static = None,
     name: str | None = None,
     data_format: str | None = None,
-) -> Any:
+) -> Array:
     """A depthwise convolution, then one of 1 x 1."""
     each = _depthwise(input, depthwise_filter, strides, padding, rate, data_format)
     return _convolve(each, pointwise_filter, [1, 1, 1, 1], "VALID", data_format)
 
 
 @OPS.op("convolution", "atrous_conv2d")
-def atrous_conv2d(value: Array, filters: Array, rate: Static, padding: str, name: str | None = None) -> Any:
+def atrous_conv2d(value: Array, filters: Array, rate: Static, padding: str, name: str | None = None) -> Array:
     """A convolution with ``rate - 1`` zeros between the elements of the filter."""
     return _convolve(value, filters, [1, 1, 1, 1], padding, None, [1, rate, rate, 1])
 
@@ -142,28 +143,30 @@ def conv2d_transpose(
     padding: str = "SAME",
     data_format: str | None = None,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """The transpose of ``conv2d`` from ``output_shape``; ``filter`` is [height, width, out, in]."""
     value = jnp.asarray(value)
     forward = jax.linear_transpose(
         lambda images: _convolve(images, filter, strides, padding, data_format),
         jax.ShapeDtypeStruct(tuple(output_shape), value.dtype),
     )
-    return forward(value)[0]
+    images: Array = forward(value)[0]
+    return images
 
 
 def _pool(
     value: Array,
-    ksize: Any,
-    strides: Any,
+    ksize: Static,
+    strides: Static,
     padding: str,
     data_format: str | None,
     start: rt.TensorLike,
     join: Function,
-) -> Any:
+) -> Array:
     _fits(value, _spatial(ksize, data_format), padding)
     _spatial(strides, data_format)
-    return jax.lax.reduce_window(value, start, join, tuple(ksize), tuple(strides), padding)
+    found: Array = jax.lax.reduce_window(value, start, join, tuple(ksize), tuple(strides), padding)
+    return found
 
 
 @OPS.op("MaxPool")
@@ -174,7 +177,7 @@ def max_pool(
     padding: str,
     data_format: str | None = "NHWC",
     name: str | None = None,
-) -> Any:
+) -> Array:
     """``jax.lax.reduce_window`` with the maximum."""
     value = jnp.asarray(value)
     floating = jnp.issubdtype(value.dtype, np.floating)
@@ -190,7 +193,7 @@ def avg_pool(
     padding: str,
     data_format: str | None = "NHWC",
     name: str | None = None,
-) -> Any:
+) -> Array:
     """The mean of each window; what "SAME" pads does not count."""
     value = jnp.asarray(value)
     total = _pool(value, ksize, strides, padding, data_format, 0.0, jax.lax.add)

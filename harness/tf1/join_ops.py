@@ -13,6 +13,7 @@ from harness.tf1.array_ops import as_tensor
 from harness.tf1.dtypes import to_array
 from harness.tf1.indices import axis_size, check_known, inside, literal
 from harness.tf1.lift import ANY, Array, Arrays, Names, Static, WrongType, is_tensor, op, operand
+from harness.tf1.shapes import ShapeLike
 from harness.tf1.static import Deferred, static, static_number
 
 OPS = Names()
@@ -25,7 +26,7 @@ def _concat_op(values: Arrays, axis: Static, name: str | None = None) -> Array:
 
 
 @OPS.add()
-def concat(values: rt.TensorLike, axis: Any, name: str = "concat") -> Any:
+def concat(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat") -> Any:
     """``jax.numpy.concatenate``: ``concat(values, axis)``, or ``concat(axis, values)`` as before 1.0."""
     if isinstance(axis, list | tuple) and not isinstance(values, list | tuple):
         values, axis = axis, values
@@ -33,7 +34,7 @@ def concat(values: rt.TensorLike, axis: Any, name: str = "concat") -> Any:
 
 
 @OPS.add()
-def concat_v2(values: rt.TensorLike, axis: Any, name: str = "concat_v2") -> Any:
+def concat_v2(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat_v2") -> Any:
     """The same as ``concat``."""
     return concat(values, axis, name)
 
@@ -219,7 +220,7 @@ def gather(
     indices: rt.TensorLike,
     validate_indices: bool | None = None,
     name: str | None = None,
-    axis: Any = 0,
+    axis: rt.TensorLike = 0,
 ) -> Any:
     """``jax.numpy.take``; an index that the step computes and that lies outside gives NaN (integers: their limit).
 
@@ -261,7 +262,7 @@ def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | No
 
 
 @OPS.add()
-def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: Any, name: str | None = None) -> Any:
+def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
     """Zeros of ``shape`` with ``updates`` added at ``indices``, except those that the step computes and lie outside.
 
     Raises:
@@ -340,11 +341,11 @@ def invert_permutation(x: rt.TensorLike, name: str | None = None) -> Any:
 
 
 @OPS.add()
-def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
+def meshgrid(*args: rt.TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
     """``jax.numpy.meshgrid``."""
     return list(_meshgrid_op(list(args), indexing, name))
 
 
 @op("meshgrid")
-def _meshgrid_op(vectors: Arrays, indexing: Any, name: str | None = None) -> Any:
+def _meshgrid_op(vectors: Arrays, indexing: str, name: str | None = None) -> Any:
     return tuple(jnp.meshgrid(*vectors, indexing=indexing))

@@ -300,7 +300,7 @@ def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> Any:
 
 
 @OPS.op("saturate_cast", "saturate_cast")
-def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Any:
+def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Array:
     """``value`` as ``dtype``, limited to what that can hold."""
     own, wanted = (_limits(d) for d in (jnp.result_type(value), dtype))
     lowest, highest = max(own[0], wanted[0]), min(own[1], wanted[1])
@@ -325,7 +325,7 @@ def _towards_zero(limit: Any, dtype: Any) -> Any:
 
 
 @OPS.op("Bitcast", "bitcast")
-def _bitcast(input: Array, type: Type, name: str | None = None) -> Any:  # noqa: A002
+def _bitcast(input: Array, type: Type, name: str | None = None) -> Array:  # noqa: A002
     """``jax.lax.bitcast_convert_type``."""
     return jax.lax.bitcast_convert_type(input, type)
 
@@ -381,7 +381,7 @@ def _tensordot(a: Array, b: Array, axes: Static, name: str | None = None) -> Arr
 
 
 @OPS.add("einsum")
-def _einsum(equation: str, *inputs: Any, name: str | None = None) -> Any:
+def _einsum(equation: str, *inputs: rt.TensorLike, name: str | None = None) -> Any:
     """``jax.numpy.einsum``."""
     return _einsum_op(list(inputs), equation, name)
 

@@ -15,6 +15,7 @@ from harness.tf1.join_ops import top_k_op
 from harness.tf1.lift import Array, Arrays, Function, Names, Static, WrongType, either, from_table, is_tensor, op
 from harness.tf1.math_ops import OPS as _MATH
 from harness.tf1.math_ops import _abs
+from harness.tf1.shapes import ShapeLike
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
@@ -25,24 +26,24 @@ def _relu6(features: Array) -> Array:
     return jax.nn.relu6(features).astype(jnp.result_type(features))
 
 
-def _softsign(features: Any) -> Any:
+def _softsign(features: Array) -> Array:
     """``features / (1 + |features|)``."""
     return features / (1 + jnp.abs(features))
 
 
-def _l2_loss(t: Any) -> Any:
+def _l2_loss(t: Array) -> Array:
     """Half the sum of squares."""
     return jnp.sum(jnp.square(t)) / 2
 
 
-def _selu(features: Any) -> Any:
+def _selu(features: Array) -> Array:
     """``scale * elu(features, alpha)`` with the constants of self-normalising networks."""
     scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
     positive = features >= 0
     return scale * jnp.where(positive, features, alpha * jnp.expm1(jnp.where(positive, 0, features)))
 
 
-def _zero_fraction(value: Any) -> Any:
+def _zero_fraction(value: Array) -> Array:
     """The part of the elements that is zero."""
     return jnp.mean(jnp.equal(value, 0).astype(np.float32))
 
@@ -276,9 +277,9 @@ def _with_sizes(shape: list[Any], sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 @OPS.add()
 def dropout(
-    x: Any,
+    x: rt.TensorLike,
     keep_prob: Any = None,
-    noise_shape: Any = None,
+    noise_shape: ShapeLike | None = None,
     seed: int | None = None,
     name: str | None = None,
     rate: Any = None,
@@ -358,7 +359,7 @@ def local_response_normalization(
 
 
 @op("embedding_lookup")
-def _lookup(tables: Arrays, ids: Array, by_rows: bool, max_norm: Any, name: str | None = None) -> Any:
+def _lookup(tables: Arrays, ids: Array, by_rows: bool, max_norm: Array | None, name: str | None = None) -> Array:
     ids = inside(ids, sum(t.shape[0] for t in tables))
     rows = jnp.take(tables[0] if len(tables) == 1 else _joined(tables, by_rows), ids, axis=0, mode="fill")
     if max_norm is None:
@@ -367,7 +368,7 @@ def _lookup(tables: Arrays, ids: Array, by_rows: bool, max_norm: Any, name: str 
     return rows * jnp.minimum(1.0, max_norm / jnp.maximum(norms, 1e-12))
 
 
-def _joined(tables: Any, by_rows: bool) -> Any:
+def _joined(tables: Arrays, by_rows: bool) -> Array:
     """The one table that the parts make: row i is row i // n of part i % n ("mod"), or the parts follow ("div")."""
     if by_rows:
         return jnp.concatenate(tables)

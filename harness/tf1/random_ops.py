@@ -69,7 +69,7 @@ def truncated_normal(
 
 
 @op("RandomUniform")
-def _uniform(key: Array, minval: Array, maxval: Array, shape: Static, dtype: Type, name: str | None = None) -> Any:
+def _uniform(key: Array, minval: Array, maxval: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
     if jnp.issubdtype(dtype, np.integer):
         return jax.random.randint(key, _dims(shape), minval, maxval, dtype)
     return jax.random.uniform(key, _dims(shape), dtype, minval, maxval)
@@ -115,7 +115,9 @@ def _multinomial(key: Array, logits: Array, num_samples: Static, dtype: Type, na
 
 
 @OPS.add()
-def multinomial(logits: rt.TensorLike, num_samples: Any, seed: int | None = None, name: str | None = None) -> Any:
+def multinomial(
+    logits: rt.TensorLike, num_samples: rt.TensorLike, seed: int | None = None, name: str | None = None
+) -> Any:
     """``jax.random.categorical``: for each row of ``logits`` that many classes, int64."""
     return _multinomial(_key(seed, name, "multinomial"), logits, num_samples, np.int64, name)
 
@@ -153,7 +155,7 @@ def random_crop(value: rt.TensorLike, size: ShapeLike, seed: int | None = None, 
     return _crop(_key(seed, name, "random_crop"), value, size, name)
 
 
-def _dims(shape: Any) -> tuple[int, ...]:
+def _dims(shape: Static) -> tuple[int, ...]:
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
