@@ -269,6 +269,15 @@ NO_CASE = {
     "train.SyncReplicasOptimizer": "needs several workers: tests of sync training",
     "train.Server": "a process",
     "train.replica_device_setter": "the runtime's own: its tests are there",
+    "train.SyncReplicasOptimizerV2": "SyncReplicasOptimizer by another name",
+    "train.write_graph": "writes a file: test_program_habits.py",
+    "get_local_variable": "test_program_habits.py",
+    **dict.fromkeys(
+        "train.ClusterDef train.JobDef train.ServerDef nn.rnn_cell".split(), "messages, and a module of classes"
+    ),
+    **dict.fromkeys(
+        "nn.dynamic_rnn nn.static_rnn nn.bidirectional_dynamic_rnn".split(), "not in 2.21 without Keras: test_rnn.py"
+    ),
 }
 """Names without a case -> why."""
 

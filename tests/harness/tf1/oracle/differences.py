@@ -193,12 +193,6 @@ DIFFERENCES = (
         {"nn.max_pool/nan": [NAN]},
     ),
     Difference(
-        "The static shape of `tf.nn.conv2d_transpose` of an unknown batch to a known output_shape",
-        "the batch stays unknown",
-        "is output_shape",
-        {"nn.conv2d_transpose/unknown batch": COMPUTES},
-    ),
-    Difference(
         "An operation given two dtypes, or an index that is no integer",
         "`ValueError` in a few functions, `TypeError` in the others",
         "always `TypeError`; in `x[0.5]` `InvalidArgumentError`, which is a `ValueError`",

@@ -470,3 +470,28 @@ for _label, _args, _kw in (
     ("ragged", ([[1], [2, 3]],), {}),
 ):
     CASES.add("Variable", _label, *_args, **_kw)
+
+_LABELS = [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+_GUESSES = [[0.5, 0.5], [0.9, 0.1], [0.2, 3.0]]
+for _name in ("mean_squared_error", "absolute_difference", "huber_loss", "hinge_loss", "sigmoid_cross_entropy"):
+    CASES.add(f"losses.{_name}", "default", Fed(_LABELS), Fed(_GUESSES))
+    CASES.add(f"losses.{_name}", "weights", Fed(_LABELS), Fed(_GUESSES), Fed([[1.0], [0.0], [2.0]]))
+    CASES.add(f"losses.{_name}", "no weight at all", Fed(_LABELS), Fed(_GUESSES), 0.0)
+    CASES.add(f"losses.{_name}", "a number", Fed(_LABELS), Fed(_GUESSES), 0.5)
+    _elements = Call(f"losses.{_name}", (Fed(_LABELS), Fed(_GUESSES)), {"reduction": "none"})
+    CASES.add("identity", f"elements of {_name}", _elements)
+    CASES.add(
+        f"losses.{_name}", "mean", Fed(_LABELS), Fed(_GUESSES), Fed([[1.0], [0.0], [2.0]]), reduction="weighted_mean"
+    )
+    CASES.add(f"losses.{_name}", "sum", Fed(_LABELS), Fed(_GUESSES), reduction="weighted_sum")
+    CASES.add(f"losses.{_name}", "batch", Fed(_LABELS), Fed(_GUESSES), 2.0, reduction="weighted_sum_over_batch_size")
+    CASES.add(f"losses.{_name}", "other shape", Fed(_LABELS), Fed([[1.0, 2.0, 3.0]]))
+    CASES.add(f"losses.{_name}", "no reduction", Fed(_LABELS), Fed(_GUESSES), reduction="banana")
+CASES.add("losses.log_loss", "default", Fed(_LABELS), Fed([[0.5, 0.5], [0.9, 0.1], [0.2, 0.0]]))
+CASES.add("losses.softmax_cross_entropy", "default", Fed(_LABELS), Fed(_GUESSES))
+CASES.add("losses.softmax_cross_entropy", "smooth", Fed(_LABELS), Fed(_GUESSES), label_smoothing=0.2)
+CASES.add("losses.softmax_cross_entropy", "weights", Fed(_LABELS), Fed(_GUESSES), [1.0, 0.0, 2.0])
+CASES.add("losses.sigmoid_cross_entropy", "smooth", Fed(_LABELS), Fed(_GUESSES), label_smoothing=0.2)
+CASES.add("losses.sparse_softmax_cross_entropy", "vector", Fed([0, 1, 1]), Fed(_GUESSES))
+CASES.add("losses.sparse_softmax_cross_entropy", "column", Fed([[0], [1], [1]]), Fed(_GUESSES))
+CASES.add("losses.sparse_softmax_cross_entropy", "weights", Fed([0, 1, 1]), Fed(_GUESSES), [1.0, 0.0, 2.0])
