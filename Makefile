@@ -17,7 +17,7 @@ export PYTHONUNBUFFERED := 1
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist test test-unit test-rest test-all test-lowest chaos endings bench bench-quick bench-setup lint format proto tensorboard clean
+.PHONY: help setup mnist test test-unit test-rest test-all test-lowest chaos endings bench bench-quick bench-setup lint format tf1-oracle proto tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -81,6 +81,9 @@ lint: $(STAMP) ## Check style and types.
 format: $(STAMP) ## Put imports and layout in order.
 	$(BIN)/ruff check --select I --fix .
 	$(BIN)/ruff format .
+
+tf1-oracle: $(PEERS_STAMP) ## Write down anew what TensorFlow gives for the cases that harness.tf1 is compared with.
+	$(PEERS)/bin/python -m tests.harness.tf1.oracle.record tests/harness/tf1/oracle/tensorflow_2_21.json
 
 proto: $(STAMP) ## Generate runtime/proto from protos/.
 	$(BIN)/python protos/generate.py

@@ -11,8 +11,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 import runtime as rt
-from harness.tf1.dtypes import to_array
-from harness.tf1.lift import Array, Names, Static, Type, constant, is_tensor, op
+from harness.tf1.dtypes import as_dtype, to_array
+from harness.tf1.lift import Array, Names, Static, Type, WrongType, constant, either, is_tensor, op
 from harness.tf1.static import looks_at_shape_only
 
 OPS = Names()
@@ -58,7 +58,7 @@ def rank(input: rt.TensorLike, name: str | None = None) -> Any:  # noqa: A002
 
 
 @OPS.add()
-def shape_n(input: Sequence[Any], out_type: DTypeLike = _INT, name: str | None = None) -> list[Any]:  # noqa: A002
+def shape_n(input: Sequence[rt.TensorLike], out_type: DTypeLike = _INT, name: str | None = None) -> list[Any]:  # noqa: A002
     """The shape of each of a list of tensors."""
     return [shape(i, name, out_type) for i in input]
 
@@ -71,13 +71,18 @@ def as_tensor(value: rt.TensorLike) -> rt.Tensor:
 @OPS.op("Reshape")
 def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
     """``jax.numpy.reshape``; -1 stands for what is left."""
+    if isinstance(shape, int):
+        raise ValueError(f"a shape is a list, as in [{shape}]")
     return jnp.reshape(tensor, shape)
 
 
 @OPS.op("ExpandDims")
 def expand_dims(input: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:  # noqa: A002
     """``jax.numpy.expand_dims``."""
-    return jnp.expand_dims(input, dim if axis is None else axis)
+    where = either(axis=axis, dim=dim)
+    if where is None:
+        raise ValueError("give an axis")
+    return jnp.expand_dims(input, where)
 
 
 @OPS.op("Squeeze")
@@ -88,8 +93,8 @@ def squeeze(
     squeeze_dims: Static = None,
 ) -> Array:
     """``jax.numpy.squeeze``; all axes of size 1 by default."""
-    over = squeeze_dims if axis is None else axis
-    return jnp.squeeze(input, tuple(over) if isinstance(over, list) else over)
+    over = either(axis=axis, squeeze_dims=squeeze_dims)
+    return jnp.squeeze(input, (tuple(dict.fromkeys(over)) or None) if isinstance(over, list) else over)
 
 
 @OPS.op("Transpose")
@@ -98,7 +103,7 @@ def transpose(a: Array, perm: Static = None, name: str = "transpose") -> Array:
     return jnp.transpose(a, perm)
 
 
-@OPS.op("MatrixTranspose")
+@OPS.op("matrix_transpose")
 def matrix_transpose(a: Array, name: str | None = None) -> Array:
     """The last two axes exchanged."""
     return jnp.swapaxes(a, -1, -2)
@@ -125,7 +130,7 @@ def ones(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Ar
     return jnp.ones(_dims(shape), dtype)
 
 
-def _dims(shape: Any) -> Any:
+def _dims(shape: Static) -> Static:
     return shape if isinstance(shape, int) else tuple(shape)
 
 
@@ -144,13 +149,22 @@ def ones_like(tensor: Array, dtype: Type | None = None, name: str | None = None,
 @OPS.op("Fill")
 def fill(dims: Static, value: Array, name: str | None = None) -> Array:
     """``jax.numpy.full``."""
+    if jnp.ndim(value):
+        raise ValueError(f"the value must be a scalar, not of shape {jnp.shape(value)}")
     return jnp.full(_dims(dims), value)
 
 
 @OPS.op("eye")
-def eye(num_rows: Static, num_columns: Static = None, dtype: Type = np.float32, name: str | None = None) -> Array:
-    """``jax.numpy.eye``."""
-    return jnp.eye(num_rows, num_columns, dtype=dtype)
+def eye(
+    num_rows: Static,
+    num_columns: Static = None,
+    batch_shape: Static = None,
+    dtype: Type = np.float32,
+    name: str | None = None,
+) -> Array:
+    """``jax.numpy.eye``, once for each place of ``batch_shape``."""
+    one = jnp.eye(num_rows, num_columns, dtype=dtype)
+    return jnp.broadcast_to(one, (*(batch_shape or ()), *one.shape))
 
 
 @OPS.op("LinSpace", "lin_space", "linspace")
@@ -169,15 +183,24 @@ def range(
 ) -> Any:  # noqa: A001
     """``jax.numpy.arange``: from ``start`` (0 when only one bound is given) up to ``limit``, without it."""
     first, last = (0, start) if limit is None else (start, limit)
-    return _range_op(first, last, delta, dtype, name)
+    wanted = as_dtype(_widest(first, last, delta) if dtype is None else dtype).dtype
+    return _range_op(first, last, delta, wanted, name)
+
+
+def _widest(*values: rt.TensorLike) -> rt.lowlevel.DType:
+    """The last of TensorFlow's types of a range that is among those of ``values``."""
+    order = [np.dtype(t) for t in (np.int32, np.int64, np.float32, np.float64)]
+    return max((own_dtype(v) for v in values), key=order.index)
 
 
 @op("Range")
 def _range_op(start: Static, limit: Static, delta: Static, dtype: Type, name: str | None = None) -> Array:
+    if not delta or (limit - start) * delta < 0:
+        raise ValueError(f"from {start} to {limit} no steps of {delta} lead")
     return jnp.arange(start, limit, delta, dtype)
 
 
-@OPS.op("OneHot")
+@OPS.op("one_hot")
 def one_hot(
     indices: Array,
     depth: Static,
@@ -188,16 +211,20 @@ def one_hot(
     name: str | None = None,
 ) -> Array:
     """``jax.nn.one_hot`` with other values than 1 and 0 where asked for; float32 by default."""
+    if not jnp.issubdtype(jnp.result_type(indices), np.integer):
+        raise WrongType(f"the indices must be integers, not {jnp.result_type(indices)}")
     hot = jax.nn.one_hot(indices, depth, axis=-1 if axis is None else axis, dtype=bool)
-    given = [v for v in (on_value, off_value) if v is not None]
-    kind = dtype or (_own_dtype(given[0]) if given else np.dtype(np.float32))
+    given = [own_dtype(v) for v in (on_value, off_value) if v is not None]
+    kind = dtype or (given[0] if given else np.dtype(np.float32))
+    if set(given) - {kind}:
+        raise WrongType(f"the values are {' and '.join(map(str, given))}, and wanted is {kind}")
     on, off = (1 if on_value is None else on_value), (0 if off_value is None else off_value)
     return jnp.where(hot, jnp.asarray(on, kind), jnp.asarray(off, kind))
 
 
-def _own_dtype(value: rt.TensorLike) -> Any:
+def own_dtype(value: rt.TensorLike) -> rt.lowlevel.DType:
     """The dtype that TensorFlow gives a value: int32 and float32 for Python numbers, whatever is beside them."""
-    return value.dtype if hasattr(value, "dtype") else to_array(value).dtype
+    return np.dtype(value.dtype) if hasattr(value, "dtype") else to_array(value).dtype
 
 
 @OPS.op("Diag")
@@ -231,6 +258,8 @@ def matrix_diag_part(input: Array, name: str | None = None) -> Any:  # noqa: A00
 def matrix_band_part(input: Array, num_lower: Static, num_upper: Static, name: str | None = None) -> Array:  # noqa: A002
     """The matrices with only so many diagonals below and above the main one; -1 keeps all."""
     rows, columns = jnp.shape(input)[-2:]
+    if num_lower > rows or num_upper > columns:
+        raise ValueError(f"{num_lower} and {num_upper} are more diagonals than [{rows}, {columns}] has")
     below = jnp.arange(rows)[:, None] - jnp.arange(columns)[None, :]
     kept = ((num_lower < 0) | (below <= num_lower)) & ((num_upper < 0) | (-below <= num_upper))
     return jnp.where(kept, input, jnp.zeros_like(input))

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
-from harness.tf1.lift import Array, Arrays, Names, Static, op
+from harness.tf1.lift import Array, Arrays, Names, Static, is_tensor, op
 from harness.tf1.math_ops import maximum, minimum
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
 
 
-@OPS.op("clip_by_value")
+@OPS.op("clip_by_value", takes="int float")
 def clip_by_value(t: Array, clip_value_min: Array, clip_value_max: Array, name: str | None = None) -> Array:
     """``t`` within limits; its derivative is 1 at the limits too."""
-    return jnp.where(jnp.less(t, clip_value_min), minimum(clip_value_min, clip_value_max), minimum(t, clip_value_max))
+    return maximum(minimum(t, clip_value_max), clip_value_min)
 
 
 @OPS.op("clip_by_norm")
@@ -66,6 +66,8 @@ def clip_by_global_norm(
 
     All become NaN where the norm is not finite.
     """
+    if is_tensor(t_list):
+        raise TypeError("clip_by_global_norm: t_list must be a list of tensors")
     norm = global_norm(t_list, name) if use_norm is None else use_norm
     clipped = iter(_clip_all([t for t in t_list if t is not None], clip_norm, norm, name))
     return [None if t is None else next(clipped) for t in t_list], norm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,8 @@ def _spatial(values: Sequence[int] | None, data_format: str | None) -> tuple[int
     """
     if values is None:
         return (1, 1)
+    if len(values) != 4:
+        raise ValueError(f"strides and windows are four numbers, not {list(values)}")
     first = _channels_first(data_format)
     picked, others = (values[2:4], values[0:2]) if first else (values[1:3], (values[0], values[3]))
     if tuple(others) != (1, 1):
@@ -37,16 +38,30 @@ def _channels_first(data_format: str | None) -> bool:
     return data_format == "NCHW"
 
 
+def _same_or_valid(padding: str) -> None:
+    if padding not in ("SAME", "VALID"):
+        raise ValueError(f"padding must be 'SAME' or 'VALID', not {padding!r}")
+
+
+def _fits(images: Array, window: Sequence[int], padding: str) -> None:
+    """Raises ValueError when a window of ``[height, width]`` has no place: the result would be empty."""
+    _same_or_valid(padding)
+    sizes = [s for s in jnp.shape(images) if s]
+    if padding == "VALID" and len(sizes) == 4 and any(w > max(sizes[1:]) for w in window):
+        raise ValueError(f"a window of {list(window)} is larger than the images, {jnp.shape(images)}")
+
+
 def _convolve(
-    images: rt.TensorLike,
-    kernel: rt.TensorLike,
-    strides: Any,
+    images: Array,
+    kernel: Array,
+    strides: Static,
     padding: str,
     data_format: str | None,
-    dilations: Any = None,
+    dilations: Static = None,
     groups: int = 1,
-) -> Any:
+) -> Array:
     layout = "NCHW" if _channels_first(data_format) else "NHWC"
+    _fits(images, jnp.shape(kernel)[:2], padding)
     return jax.lax.conv_general_dilated(
         jnp.asarray(images),
         jnp.asarray(kernel),
@@ -68,12 +83,12 @@ def conv2d(
     data_format: str | None = None,
     name: str | None = None,
     dilations: Static = None,
-) -> Any:
+) -> Array:
     """``jax.lax.conv_general_dilated``; ``filter`` is [height, width, in, out], ``padding`` "SAME" or "VALID"."""
     return _convolve(input, filter, strides, padding, data_format, dilations)
 
 
-@OPS.op("DepthwiseConv2dNative", "depthwise_conv2d", "depthwise_conv2d_native")
+@OPS.op("depthwise", "depthwise_conv2d", "depthwise_conv2d_native")
 def depthwise_conv2d(
     input: Array,  # noqa: A002
     filter: Array,  # noqa: A002
@@ -82,12 +97,14 @@ def depthwise_conv2d(
     rate: Static = None,
     name: str | None = None,
     data_format: str | None = None,
-) -> Any:
+) -> Array:
     """Each channel by itself; ``filter`` is [height, width, in, multiplier]."""
     return _depthwise(input, filter, strides, padding, rate, data_format)
 
 
-def _depthwise(images: Any, kernel: Any, strides: Any, padding: str, rate: Any, data_format: str | None) -> Any:
+def _depthwise(
+    images: Array, kernel: Array, strides: Static, padding: str, rate: Static, data_format: str | None
+) -> Array:
     kernel = jnp.asarray(kernel)
     height, width, channels, multiplier = kernel.shape
     dilations = None if rate is None else [1, 1, *rate] if _channels_first(data_format) else [1, *rate, 1]
@@ -105,14 +122,14 @@ def separable_conv2d(
     rate: Static = None,
     name: str | None = None,
     data_format: str | None = None,
-) -> Any:
+) -> Array:
     """A depthwise convolution, then one of 1 x 1."""
     each = _depthwise(input, depthwise_filter, strides, padding, rate, data_format)
     return _convolve(each, pointwise_filter, [1, 1, 1, 1], "VALID", data_format)
 
 
-@OPS.op("atrous_conv2d")
-def atrous_conv2d(value: Array, filters: Array, rate: Static, padding: str, name: str | None = None) -> Any:
+@OPS.op("convolution", "atrous_conv2d")
+def atrous_conv2d(value: Array, filters: Array, rate: Static, padding: str, name: str | None = None) -> Array:
     """A convolution with ``rate - 1`` zeros between the elements of the filter."""
     return _convolve(value, filters, [1, 1, 1, 1], padding, None, [1, rate, rate, 1])
 
@@ -126,7 +143,7 @@ def conv2d_transpose(
     padding: str = "SAME",
     data_format: str | None = None,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """The transpose of ``conv2d`` from ``output_shape``, whose batch is that of ``value``.
 
     ``filter`` is [height, width, out, in].
@@ -136,20 +153,23 @@ def conv2d_transpose(
         lambda images: _convolve(images, filter, strides, padding, data_format),
         jax.ShapeDtypeStruct((value.shape[0], *output_shape[1:]), value.dtype),
     )
-    return forward(value)[0]
+    images: Array = forward(value)[0]
+    return images
 
 
 def _pool(
-    value: rt.TensorLike,
-    ksize: Any,
-    strides: Any,
+    value: Array,
+    ksize: Static,
+    strides: Static,
     padding: str,
     data_format: str | None,
     start: rt.TensorLike,
     join: Function,
-) -> Any:
-    _spatial(ksize, data_format), _spatial(strides, data_format)
-    return jax.lax.reduce_window(value, start, join, tuple(ksize), tuple(strides), padding)
+) -> Array:
+    _fits(value, _spatial(ksize, data_format), padding)
+    _spatial(strides, data_format)
+    found: Array = jax.lax.reduce_window(value, start, join, tuple(ksize), tuple(strides), padding)
+    return found
 
 
 @OPS.op("MaxPool")
@@ -160,7 +180,7 @@ def max_pool(
     padding: str,
     data_format: str | None = "NHWC",
     name: str | None = None,
-) -> Any:
+) -> Array:
     """``jax.lax.reduce_window`` with the maximum."""
     value = jnp.asarray(value)
     floating = jnp.issubdtype(value.dtype, np.floating)
@@ -176,7 +196,7 @@ def avg_pool(
     padding: str,
     data_format: str | None = "NHWC",
     name: str | None = None,
-) -> Any:
+) -> Array:
     """The mean of each window; what "SAME" pads does not count."""
     value = jnp.asarray(value)
     total = _pool(value, ksize, strides, padding, data_format, 0.0, jax.lax.add)

@@ -43,7 +43,7 @@ def exponential_decay(
     return _as(learning_rate, kind) * rate ** _progress(global_step, decay_steps, staircase, kind)
 
 
-@op("NaturalExpDecay")
+@op("ExponentialDecay")
 def natural_exp_decay(
     learning_rate: Array,
     global_step: Array,
@@ -119,7 +119,10 @@ def piecewise_constant(
     """
     if len(values) != len(boundaries) + 1:
         raise ValueError(f"piecewise_constant: {len(boundaries)} boundaries go with one more value, not {len(values)}")
-    return _piecewise(x, boundaries, values, _dtype_of(values[0]), name)
+    kind, limits = _dtype_of(values[0]), _dtype_of(x)
+    if any(_dtype_of(v) != kind for v in values) or any(limits.kind != _dtype_of(b).kind for b in boundaries):
+        raise ValueError(f"piecewise_constant: values of one dtype, and boundaries of that of x, {limits}, are wanted")
+    return _piecewise(x, boundaries, values, kind, name)
 
 
 def _dtype_of(value: Any) -> Any:

@@ -182,6 +182,14 @@ def _of_numpy(type_value: Any) -> DType | None:
     return DTYPES["string"] if dtype.kind in "SU" else _BY_NUMPY.get(dtype)
 
 
+def _mixed(value: Any) -> bool:
+    """Whether strings and other things are in one list: numpy would write the numbers down."""
+    return isinstance(value, list | tuple) and any(
+        _mixed(v) if isinstance(v, list | tuple) else not isinstance(v, str | bytes | np.ndarray | np.generic)
+        for v in value
+    )
+
+
 def to_array(value: rt.TensorLike, dtype: DTypeLike | None = None, what: str = "value") -> rt.lowlevel.Array:
     """``value`` as an array by TensorFlow's rules.
 
@@ -198,12 +206,22 @@ def to_array(value: rt.TensorLike, dtype: DTypeLike | None = None, what: str = "
     except ValueError as error:
         raise rt.InvalidArgumentError(f"{what}: cannot be made an array: {error}") from None
     if array.dtype.kind in "SUO":
+        if value is None:
+            raise ValueError(f"{what}: None is no value")
+        if (
+            array.dtype == object
+            and any(not isinstance(v, str | bytes) for v in array.ravel())
+            or plain
+            and _mixed(value)
+        ):
+            raise TypeError(f"{what}: {value!r} is neither numbers that fit 64 bits nor strings")
         if dtype is not None and as_dtype(dtype) != DTYPES["string"]:
             raise TypeError(f"{what}: {value!r} is not {as_dtype(dtype).name}")
         return np.asarray(value, object) if plain else array  # numpy's own string kinds drop zero bytes at the end
     if dtype is not None:
         wanted = as_dtype(dtype)
-        if wanted.dtype.hasobject or (plain and wanted.is_integer and array.dtype.kind in "fc" and array.size):
+        fraction = wanted.is_integer and array.dtype.kind in "fc"
+        if wanted.dtype.hasobject or plain and array.size and (fraction or wanted.is_bool and array.dtype.kind != "b"):
             raise TypeError(f"{what}: {array.dtype.name} given where {wanted.name} is wanted")
         return array.astype(wanted.dtype, copy=False)
     if plain and array.dtype == np.float64:

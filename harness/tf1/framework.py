@@ -159,7 +159,7 @@ def tuple(
     """The tensors, each of which is there only when all of them are."""
     gate = [t for t in tensors if t is not None]
     with rt.name_scope(name or "tuple"), rt.control_dependencies([*gate, *(control_inputs or ())]):
-        return [None if t is None else rt.identity(t) for t in tensors]
+        return [None if t is None else rt.identity(t, "control_dependency") for t in tensors]
 
 
 def with_dependencies(dependencies: Sequence[Any], output_tensor: rt.TensorLike, name: str | None = None) -> rt.Tensor:
@@ -260,7 +260,7 @@ def check_numerics(tensor: rt.TensorLike, message: str, name: str | None = None)
     """``tensor``, when all of it is finite; else the step fails with ``message``."""
     value = operand(tensor)
     with rt.control_dependencies([rt.check(_MATH["is_finite"](value), f"{message}: not finite: ", [value])]):
-        return rt.identity(value, name)
+        return rt.identity(value, name or "CheckNumerics")
 
 
 OPS |= {

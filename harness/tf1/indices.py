@@ -47,10 +47,14 @@ def literal(indices: Any) -> rt.lowlevel.Array | None:
     return array if array is not None and array.dtype.kind in "iu" else None
 
 
-def axis_size(tensor: rt.TensorLike, axis: Any = 0) -> int | None:
-    """The static size of an axis, None when it is not known."""
+def axis_size(tensor: rt.TensorLike, axis: rt.TensorLike = 0, what: str = "") -> int | None:
+    """The static size of an axis, None when it is not known. Raises ValueError, naming ``what``, for no axis."""
     shape = tensor.shape if is_tensor(tensor) else to_array(tensor).shape
-    return None if shape is None or not isinstance(axis, int) or not shape else shape[axis]
+    if shape is None or not isinstance(axis, int):
+        return None
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"{what}: there is no axis {axis} in the shape {shape}")
+    return shape[axis]
 
 
 def inside(indices: rt.TensorLike, size: int) -> Any:

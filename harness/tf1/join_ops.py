@@ -10,21 +10,23 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.array_ops import as_tensor
+from harness.tf1.dtypes import to_array
 from harness.tf1.indices import axis_size, check_known, inside, literal
-from harness.tf1.lift import Array, Arrays, Names, Static, op, operand
+from harness.tf1.lift import ANY, Array, Arrays, Names, Static, WrongType, is_tensor, op, operand
+from harness.tf1.shapes import ShapeLike
 from harness.tf1.static import Deferred, static, static_number
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
 
 
-@op("concat")
+@op("concat", takes=ANY)
 def _concat_op(values: Arrays, axis: Static, name: str | None = None) -> Array:
     return jnp.concatenate([jnp.asarray(v) for v in values], axis)
 
 
 @OPS.add()
-def concat(values: rt.TensorLike, axis: Any, name: str = "concat") -> Any:
+def concat(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat") -> Any:
     """``jax.numpy.concatenate``: ``concat(values, axis)``, or ``concat(axis, values)`` as before 1.0."""
     if isinstance(axis, list | tuple) and not isinstance(values, list | tuple):
         values, axis = axis, values
@@ -32,14 +34,16 @@ def concat(values: rt.TensorLike, axis: Any, name: str = "concat") -> Any:
 
 
 @OPS.add()
-def concat_v2(values: rt.TensorLike, axis: Any, name: str = "concat_v2") -> Any:
+def concat_v2(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat_v2") -> Any:
     """The same as ``concat``."""
     return concat(values, axis, name)
 
 
-@OPS.op("stack", "pack", "stack")
+@OPS.op("stack", "stack", "pack", takes=ANY)
 def stack(values: Arrays, axis: Static = 0, name: str = "stack") -> Array:
     """``jax.numpy.stack``."""
+    if not values:
+        return jnp.zeros((0,))
     return jnp.stack([jnp.asarray(v) for v in values], axis)
 
 
@@ -58,12 +62,19 @@ def _count(number: int) -> Any:
     return np.arange(number).tolist()
 
 
-@OPS.add("unpack", "unstack")
+@OPS.add("unstack", "unpack")
 def unstack(value: rt.TensorLike, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
     """A list of the slices along ``axis``; ``num`` is needed where that size is not known before the step runs."""
     tensor = as_tensor(value)
-    if num is None:
-        num = None if tensor.shape is None else tensor.shape[axis]
+    size = None
+    if tensor.shape is not None:
+        rank = len(tensor.shape)
+        if not -rank <= axis < rank:
+            raise ValueError(f"unstack: axis {axis} of {tensor.name!r}, which has {rank} axes")
+        size = tensor.shape[axis]
+    if None not in (num, size) and num != size:
+        raise ValueError(f"unstack: num is {num}, but the size of axis {axis} of {tensor.name!r} is {size}")
+    num = size if num is None else num
     if num is None:
         raise ValueError(f"unstack: the size of axis {axis} of {tensor.name!r} is not known before the step: give num")
     return list(_unstack_op(tensor, axis, num, name))
@@ -167,6 +178,8 @@ def _slice(begin: int, end: int, step: int) -> Any:
 @OPS.op("Tile")
 def tile(input: Array, multiples: Static, name: str | None = None) -> Array:  # noqa: A002
     """``jax.numpy.tile``."""
+    if len(multiples) != jnp.ndim(input) or min(multiples, default=0) < 0:
+        raise ValueError(f"{multiples} is not one number, 0 or more, for each axis of {jnp.shape(input)}")
     return jnp.tile(input, multiples)
 
 
@@ -176,6 +189,12 @@ def pad(
 ) -> Array:  # noqa: E501
     """``jax.numpy.pad``, in mode "CONSTANT", "REFLECT" or "SYMMETRIC"."""
     how = mode.lower()
+    shape = jnp.shape(tensor)
+    if len(paddings) != len(shape) or any(len(p) != 2 or min(p) < 0 for p in paddings):
+        raise ValueError(f"{paddings} is not a pair, 0 or more, for each axis of {shape}")
+    room = [size - (how == "reflect") for size in shape]
+    if how != "constant" and any(max(p) > most for p, most in zip(paddings, room, strict=True)):
+        raise ValueError(f"{paddings} is more than a mirror of {shape} gives")
     extra = {"constant_values": constant_values} if how == "constant" else {}
     return jnp.pad(tensor, paddings, how, **extra)
 
@@ -183,9 +202,11 @@ def pad(
 @OPS.op("ReverseV2", "reverse", "reverse_v2")
 def reverse(tensor: Array, axis: Static, name: str | None = None) -> Array:
     """``jax.numpy.flip`` of the axes; before 1.0 a list of bools, one for each axis."""
-    flags = isinstance(axis, list) and bool(axis) and all(isinstance(a, bool) for a in axis)
+    if not isinstance(axis, list):
+        raise ValueError(f"axes are a list, as in [{axis}]")
+    flags = bool(axis) and all(isinstance(a, bool) for a in axis)
     over = [i for i, flag in enumerate(axis) if flag] if flags else axis
-    return jnp.flip(tensor, tuple(over) if isinstance(over, list) else over)
+    return jnp.flip(tensor, tuple(over))
 
 
 @op("Gather")
@@ -199,20 +220,24 @@ def gather(
     indices: rt.TensorLike,
     validate_indices: bool | None = None,
     name: str | None = None,
-    axis: Any = 0,
+    axis: rt.TensorLike = 0,
 ) -> Any:
     """``jax.numpy.take``; an index that the step computes and that lies outside gives NaN (integers: their limit).
 
     Raises:
         InvalidArgumentError: a literal index lies outside.
     """
-    check_known(indices, axis_size(operand(params), axis), "gather")
+    _whole_numbers(indices, "gather")
+    check_known(indices, axis_size(operand(params), axis, "gather"), "gather")
     return _gather_op(params, indices, axis, name)
 
 
 @op("GatherNd")
 def _gather_nd_op(params: Array, indices: Array, name: str | None = None) -> Array:
-    return jnp.asarray(params).at[_places(indices, jnp.shape(params))].get(mode="fill")
+    params, places = jnp.asarray(params), _places(indices, jnp.shape(params))
+    if not places:
+        return jnp.broadcast_to(params, (*jnp.shape(indices)[:-1], *params.shape))
+    return params.at[places].get(mode="fill")
 
 
 @OPS.add()
@@ -222,6 +247,7 @@ def gather_nd(params: rt.TensorLike, indices: rt.TensorLike, name: str | None = 
     Raises:
         InvalidArgumentError: a literal index lies outside.
     """
+    _whole_numbers(indices, "gather_nd")
     _check_places(indices, operand(params).shape, "gather_nd")
     return _gather_nd_op(params, indices, name)
 
@@ -229,17 +255,21 @@ def gather_nd(params: rt.TensorLike, indices: rt.TensorLike, name: str | None = 
 @op("ScatterNd")
 def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | None = None) -> Array:
     places = _places(indices, tuple(shape))
+    rows = (*jnp.shape(indices)[:-1], *shape[len(places) :])
+    if jnp.shape(updates) != rows:
+        raise ValueError(f"these indices go with updates of shape {rows}, not {jnp.shape(updates)}")
     return jnp.zeros(shape, jnp.result_type(updates)).at[places].add(updates, mode="drop")
 
 
 @OPS.add()
-def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: Any, name: str | None = None) -> Any:
+def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
     """Zeros of ``shape`` with ``updates`` added at ``indices``, except those that the step computes and lie outside.
 
     Raises:
         InvalidArgumentError: a literal index lies outside.
     """
     known = static(shape)
+    _whole_numbers(indices, "scatter_nd")
     _check_places(indices, None if isinstance(known, Deferred) else known, "scatter_nd")
     return _scatter_nd_op(indices, updates, shape, name)
 
@@ -247,7 +277,15 @@ def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: Any, name:
 def _places(indices: rt.TensorLike, shape: Any) -> Any:
     """One array of places for each axis that the last axis of ``indices`` has a number for."""
     columns = jnp.moveaxis(jnp.asarray(indices), -1, 0)
+    if len(columns) > len(shape):
+        raise ValueError(f"{len(columns)} numbers point to no place in the shape {tuple(shape)}")
     return tuple(inside(column, size) for column, size in zip(columns, shape, strict=False))
+
+
+def _whole_numbers(indices: rt.TensorLike, what: str) -> None:
+    dtype = indices.dtype if is_tensor(indices) else to_array(indices).dtype if not isinstance(indices, list) else None
+    if dtype is not None and dtype.name not in ("int16", "int32", "int64"):
+        raise TypeError(f"{what}: the indices are {dtype.name}, and they must be int32 or int64: use tf.cast")
 
 
 def _check_places(indices: rt.TensorLike, shape: Any, what: str) -> None:
@@ -263,6 +301,16 @@ def where(condition: Array, x: Array | None = None, y: Array | None = None, name
     if x is None or y is None:
         raise ValueError("where(condition) alone has no static shape: use x and y, or fetch and use numpy.argwhere")
     mask = jnp.asarray(condition)
+    if mask.dtype != np.bool_:
+        raise WrongType(f"the condition must be bool, not {mask.dtype}")
+    if (
+        jnp.shape(x) != jnp.shape(y)
+        or mask.ndim
+        and mask.shape != jnp.shape(x)[: mask.ndim if mask.ndim == 1 else None]
+    ):
+        raise ValueError(f"these shapes do not go together: {mask.shape}, {jnp.shape(x)}, {jnp.shape(y)}")
+    if jnp.result_type(x) != jnp.result_type(y):
+        raise WrongType(f"x is {jnp.result_type(x)}, and y is {jnp.result_type(y)}")
     mask = mask.reshape(mask.shape + (1,) * (jnp.ndim(x) - mask.ndim)) if mask.ndim == 1 else mask
     return jnp.where(mask, x, y)
 
@@ -285,6 +333,7 @@ def invert_permutation(x: rt.TensorLike, name: str | None = None) -> Any:
     Raises:
         InvalidArgumentError: a literal is no permutation.
     """
+    _whole_numbers(x, "invert_permutation")
     known = literal(x)
     if known is not None and sorted(known.tolist()) != _count(known.size):
         raise rt.InvalidArgumentError(f"invert_permutation: {known.tolist()} is no permutation")
@@ -292,11 +341,11 @@ def invert_permutation(x: rt.TensorLike, name: str | None = None) -> Any:
 
 
 @OPS.add()
-def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
+def meshgrid(*args: rt.TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
     """``jax.numpy.meshgrid``."""
     return list(_meshgrid_op(list(args), indexing, name))
 
 
 @op("meshgrid")
-def _meshgrid_op(vectors: Arrays, indexing: Any, name: str | None = None) -> Any:
+def _meshgrid_op(vectors: Arrays, indexing: str, name: str | None = None) -> Any:
     return tuple(jnp.meshgrid(*vectors, indexing=indexing))

@@ -79,12 +79,20 @@ def operand(value: Any) -> Any:
     """What an ``Array`` parameter passes on: a tensor, a Python number, or an array small enough to be a literal."""
     if value is None or is_tensor(value) or isinstance(value, bool | int | float | complex):
         return value
-    if _holds_tensors(value):
+    if holds_tensors(value):
         return rt.call(_stack, [operand(v) for v in value], name="packed")
     array = to_array(value)
     if array.dtype.kind in "SUO" or array.dtype.itemsize == 8 and array.dtype.kind in "iuf":
         return constant(array)  # as a tensor it keeps its width
     return array
+
+
+def either(**given: Static) -> Static:
+    """The one of two names of an argument that was given, None for neither. Raises ValueError for both."""
+    found = [value for value in given.values() if value is not None]
+    if len(found) > 1:
+        raise ValueError(f"give {' or '.join(given)}, not both")
+    return found[0] if found else None
 
 
 def _flat(value: Iterable[Any]) -> list[Any]:
@@ -95,15 +103,16 @@ def _stack(items: Any) -> Any:
     return jnp.stack([jnp.asarray(i) for i in items])
 
 
-def op(kind: str) -> Callable[[Function], Function]:
+def op(kind: str, takes: str = "") -> Callable[[Function], Function]:
     """Lifts a JAX function.
 
     Args:
         kind: TensorFlow's type of the operation, and its name when the caller gives none.
+        takes: see ``make``.
     """
 
     def decorate(fn: Function) -> Function:
-        return make(kind, fn, inspect.signature(fn))
+        return make(kind, fn, inspect.signature(fn), takes=takes)
 
     return decorate
 
@@ -111,11 +120,12 @@ def op(kind: str) -> Callable[[Function], Function]:
 class Names(dict[str, Any]):
     """What a module defines, by TensorFlow's names."""
 
-    def op(self, kind: str, *names: str) -> Callable[[Function], Function]:
+    def op(self, kind: str, *names: str, takes: str = "") -> Callable[[Function], Function]:
         """Lifts a JAX function as ``op`` does, and adds it under ``names``; under its own if none is given."""
 
         def decorate(fn: Function) -> Function:
-            return self.add(*(names or (fn.__name__,)))(op(kind)(fn))
+            fn.__name__ = fn.__qualname__ = names[0] if names else fn.__name__
+            return self.add(*(names or (fn.__name__,)))(op(kind, takes)(fn))
 
         return decorate
 
@@ -129,12 +139,16 @@ class Names(dict[str, Any]):
         return decorate
 
 
-def make(
-    kind: str, fn: Function, signature: inspect.Signature, doc: str | None = None, alike: bool = False
-) -> Function:
+def make(kind: str, fn: Function, signature: inspect.Signature, doc: str | None = None, takes: str = "") -> Function:
     """Lifts ``fn``, called by keyword with the parameters of ``signature`` except ``name``.
 
-    With ``alike``, literals take the dtype of the first tensor among the arguments.
+    Args:
+        kind: TensorFlow's type of the operation.
+        fn: the function of arrays.
+        signature: its arguments, whose annotations say what they take.
+        doc: its docstring, if not that of ``fn``.
+        takes: kinds of dtypes, as in ``"int float"``: all ``Array`` arguments have one dtype of these, literals that of
+            the tensor beside them, and what has another is a ``TypeError``, as in TensorFlow. "" for any mixture.
     """
     kinds = {p.name: str(p.annotation).partition(" |")[0] for p in signature.parameters.values()}
     shown = fn.__name__
@@ -149,7 +163,9 @@ def make(
         label = bound.arguments.pop("name", None) or kind
         tensors: dict[str, Any] = {}
         others: dict[str, Any] = {}
-        arguments = _alike(bound.arguments) if alike else bound.arguments
+        arguments = bound.arguments
+        if takes:
+            arguments = arguments | _of_one_dtype(shown, arguments, kinds, takes)
         with rt.Graph.of(*_flat(arguments.values())).as_default():
             for parameter, value in arguments.items():
                 convert = _CONVERT.get(kinds[parameter])
@@ -175,6 +191,10 @@ def _other(kind: str, value: object) -> Any:
     return value
 
 
+class WrongType(TypeError):
+    """What a lifted function raises for a dtype that it does not take; any other error of it is a ValueError."""
+
+
 def run(kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str, Any], label: str) -> Any:
     """Adds the operation ``fn(**tensors, **others)``, called ``label``."""
     sources = {k: v.sources for k, v in others.items() if isinstance(v, Deferred)}
@@ -184,10 +204,15 @@ def run(kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str
         return fn(**arrays, **fill_deferred(others, shapes))
 
     body.__name__ = kind
-    return rt.call(body, dict(tensors), sources, *types, name=label)
+    try:
+        return rt.call(body, dict(tensors), sources, *types, name=label)
+    except rt.InvalidArgumentError as error:
+        if isinstance(error.__cause__, WrongType):
+            raise TypeError(error.message) from None
+        raise
 
 
-def from_table(kind: str, fn: Function, parameters: str, shown: str) -> Function:
+def from_table(kind: str, fn: Function, parameters: str, shown: str, takes: str) -> Function:
     """Lifts a JAX function of positional arrays: ``parameters`` are their names, and ``name`` is added as the last."""
     names = parameters.split()
     empty = inspect.Parameter.empty
@@ -201,7 +226,7 @@ def from_table(kind: str, fn: Function, parameters: str, shown: str) -> Function
 
     body.__name__ = body.__qualname__ = shown
     ours = fn.__module__.startswith("harness")
-    return make(kind, body, signature, fn.__doc__ if ours else f"``{origin(fn)}``.", alike=len(names) > 1)
+    return make(kind, body, signature, fn.__doc__ if ours else f"``{origin(fn)}``.", takes)
 
 
 def origin(fn: Function) -> str:
@@ -214,16 +239,65 @@ def origin(fn: Function) -> str:
     return f"{module}.{fn.__name__}"
 
 
-def _alike(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Literals take the dtype of the tensor beside them, as in TensorFlow: ``x / np.float64(2)`` is as wide as x."""
-    lead = next((v for v in arguments.values() if is_tensor(v)), None)
-    if lead is None or lead.dtype.hasobject:
-        return dict(arguments)
-    return {k: _become(v, lead.dtype) for k, v in arguments.items()}
+ANY = "any"
+"""Of ``takes``: one dtype, whichever it is."""
+_KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "complex", "O": "string"}
 
 
-def _become(value: object, dtype: rt.lowlevel.DType) -> Any:
-    if not isinstance(value, list | tuple | np.ndarray | np.generic) or _holds_tensors(value):
+def _kind_of(dtype: rt.lowlevel.DType) -> str:
+    """What ``takes`` calls ``dtype``; numpy knows nothing of bfloat16."""
+    return "float" if jnp.issubdtype(dtype, np.floating) else _KINDS.get(dtype.kind, dtype.name)
+
+
+def _of_one_dtype(shown: str, arguments: Mapping[str, Any], kinds: Mapping[str, str], takes: str) -> dict[str, object]:
+    """The tensors among ``arguments``, with literals as wide as the first one: ``x / np.float64(2)`` is as wide as x.
+
+    Raises:
+        TypeError: two dtypes, or one that ``shown`` does not take.
+    """
+    alone = {k: v for k, v in arguments.items() if kinds[k] == "Array" and v is not None}
+    lists = {k: list(v) for k, v in arguments.items() if kinds[k] == "Arrays"}
+    each = [(k, v) for k, v in alone.items()] + [(k, v) for k, values in lists.items() for v in values]
+    lead = next((v.dtype for _, v in each if is_tensor(v)), None)
+    first = lead
+    for parameter, value in each:
+        dtype = _dtype_of(value if lead is None else _become(value, lead), lead)
+        if dtype is None:
+            continue  # a list of tensors: told when it is stacked
+        if takes != ANY and _kind_of(dtype) not in takes.split():
+            raise TypeError(f"{shown}: {parameter} is {as_dtype(dtype).name}, and it takes {takes}: use tf.cast")
+        first = dtype if first is None else first
+        if dtype != first:
+            beside = as_dtype(first).name
+            raise TypeError(f"{shown}: {parameter} is {as_dtype(dtype).name}, and beside it is {beside}: use tf.cast")
+    if lead is None:
+        return {}
+    alike: dict[str, object] = {k: _become(v, lead) for k, v in alone.items()}
+    return alike | {k: [_become(v, lead) for v in values] for k, values in lists.items()}
+
+
+def _dtype_of(value: rt.TensorLike, lead: rt.lowlevel.DType | None) -> rt.lowlevel.DType | None:
+    """The dtype of an argument; a Python number takes that of the tensor beside it, where that can hold it."""
+    if is_tensor(value):
+        return value.dtype
+    if holds_tensors(value):
+        return None
+    own = to_array(value).dtype
+    if lead is None or not isinstance(value, bool | int | float | complex):
+        return own
+    order = ["bool", "int", "float", "complex"]
+    mine, beside = _kind_of(own), _kind_of(lead)
+    fits = (
+        mine in order
+        and beside in order
+        and order.index(mine) <= order.index(beside)
+        and (mine == "bool") == (beside == "bool")
+    )
+    return lead if fits else own
+
+
+def _become(value: rt.TensorLike, dtype: rt.lowlevel.DType) -> rt.TensorLike:
+    if not isinstance(value, list | tuple | np.ndarray | np.generic) or holds_tensors(value) or dtype.hasobject:
         return value
     array = to_array(value)
     floating = jnp.issubdtype(dtype, np.floating)
@@ -231,5 +305,6 @@ def _become(value: object, dtype: rt.lowlevel.DType) -> Any:
     return np.asarray(value).astype(dtype) if fits else value
 
 
-def _holds_tensors(value: object) -> bool:
+def holds_tensors(value: object) -> bool:
+    """Whether it is a list, nested or not, with a tensor in it."""
     return isinstance(value, list | tuple) and any(is_tensor(v) for v in _flat(value))

@@ -98,7 +98,8 @@ def compute_weighted_loss(
     """
     Reduction.validate(reduction)
     with rt.name_scope(scope or "weighted_loss"):
-        loss: rt.Tensor = _weighted(losses, weights, reduction)
+        label = {Reduction.NONE: "Mul", Reduction.SUM: "Sum"}.get(reduction, "value")
+        loss: rt.Tensor = _weighted(losses, weights, reduction, name=label)
     add_loss(loss, loss_collection)
     return loss
 

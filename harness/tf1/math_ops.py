@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax.typing import DTypeLike
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
 from harness.tf1.indices import check_known, inside
-from harness.tf1.lift import Array, Arrays, Function, Names, Static, Type, from_table, op, operand
+from harness.tf1.lift import Array, Arrays, Function, Names, Static, Type, either, from_table, op, operand
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
@@ -23,6 +24,12 @@ def _div(x: Array, y: Array) -> Array:
     """Division by Python 2's rules: integers stay integers, rounded down."""
     both_whole = all(jnp.issubdtype(jnp.result_type(v), np.integer) for v in (x, y))
     return jnp.floor_divide(x, y) if both_whole else jnp.true_divide(x, y)
+
+
+def _floordiv(x: Array, y: Array) -> Array:
+    """The quotient rounded down; of an infinite number it is infinite."""
+    whole = jnp.issubdtype(jnp.result_type(x, y), np.integer)
+    return jnp.floor_divide(x, y) if whole else jnp.floor(jnp.true_divide(x, y))
 
 
 def _truncatediv(x: Array, y: Array) -> Array:
@@ -53,86 +60,100 @@ def minimum(x: Array, y: Array) -> Array:
 
 
 def _squared_difference(x: Array, y: Array) -> Array:
-    """(x - y) squared."""
-    return jnp.square(jnp.subtract(x, y))
+    """(x - y) squared; of complex numbers their distance squared."""
+    apart = jnp.subtract(x, y)
+    return apart * jnp.conj(apart)
 
 
-_UNARY: dict[str, tuple[str, Function]] = {
-    "abs": ("Abs", _abs),
-    "acos": ("Acos", jnp.arccos),
-    "asin": ("Asin", jnp.arcsin),
-    "atan": ("Atan", jnp.arctan),
-    "ceil": ("Ceil", jnp.ceil),
-    "conj": ("Conj", jnp.conj),
-    "cos": ("Cos", jnp.cos),
-    "cosh": ("Cosh", jnp.cosh),
-    "digamma": ("Digamma", special.digamma),
-    "erf": ("Erf", special.erf),
-    "erfc": ("Erfc", special.erfc),
-    "exp": ("Exp", jnp.exp),
-    "expm1": ("Expm1", jnp.expm1),
-    "floor": ("Floor", jnp.floor),
-    "is_finite": ("IsFinite", jnp.isfinite),
-    "is_inf": ("IsInf", jnp.isinf),
-    "is_nan": ("IsNan", jnp.isnan),
-    "lgamma": ("Lgamma", special.gammaln),
-    "log": ("Log", jnp.log),
-    "log1p": ("Log1p", jnp.log1p),
-    "logical_not": ("LogicalNot", jnp.logical_not),
-    "negative": ("Neg", jnp.negative),
-    "reciprocal": ("Reciprocal", jnp.reciprocal),
-    "rint": ("Rint", jnp.rint),
-    "round": ("Round", jnp.round),
-    "rsqrt": ("Rsqrt", jax.lax.rsqrt),
-    "sigmoid": ("Sigmoid", jax.nn.sigmoid),
-    "sign": ("Sign", jnp.sign),
-    "sin": ("Sin", jnp.sin),
-    "sinh": ("Sinh", jnp.sinh),
-    "sqrt": ("Sqrt", jnp.sqrt),
-    "square": ("Square", jnp.square),
-    "tan": ("Tan", jnp.tan),
-    "tanh": ("Tanh", jnp.tanh),
+def _scaled(scalar: Array, x: Array) -> Array:
+    """``jax.numpy.multiply`` by a scalar."""
+    if jnp.ndim(scalar):
+        raise ValueError(f"only a scalar multiplies here, not one of shape {jnp.shape(scalar)}")
+    return jnp.multiply(scalar, x)
+
+
+_NUMBER = "int float complex"
+_ANY = f"{_NUMBER} bool"
+
+_UNARY: dict[str, tuple[str, Function, str]] = {
+    "abs": ("Abs", _abs, _NUMBER),
+    "acos": ("Acos", jnp.arccos, "float complex"),
+    "asin": ("Asin", jnp.arcsin, "float complex"),
+    "atan": ("Atan", jnp.arctan, "float complex"),
+    "ceil": ("Ceil", jnp.ceil, "float"),
+    "conj": ("Conj", jnp.conj, _NUMBER),
+    "cos": ("Cos", jnp.cos, "float complex"),
+    "cosh": ("Cosh", jnp.cosh, "float complex"),
+    "digamma": ("Digamma", special.digamma, "float"),
+    "erf": ("Erf", special.erf, "float"),
+    "erfc": ("Erfc", special.erfc, "float"),
+    "exp": ("Exp", jnp.exp, "float complex"),
+    "expm1": ("Expm1", jnp.expm1, "float complex"),
+    "floor": ("Floor", jnp.floor, "float"),
+    "is_finite": ("IsFinite", jnp.isfinite, "float"),
+    "is_inf": ("IsInf", jnp.isinf, "float"),
+    "is_nan": ("IsNan", jnp.isnan, "float"),
+    "lgamma": ("Lgamma", special.gammaln, "float"),
+    "log": ("Log", jnp.log, "float complex"),
+    "log1p": ("Log1p", jnp.log1p, "float complex"),
+    "logical_not": ("LogicalNot", jnp.logical_not, "bool"),
+    "negative": ("Neg", jnp.negative, _NUMBER),
+    "reciprocal": ("Reciprocal", jnp.reciprocal, "float complex"),
+    "rint": ("Rint", jnp.rint, "float"),
+    "round": ("Round", jnp.round, "int float"),
+    "rsqrt": ("Rsqrt", jax.lax.rsqrt, "float complex"),
+    "sigmoid": ("Sigmoid", jax.nn.sigmoid, "float complex"),
+    "sign": ("Sign", jnp.sign, _NUMBER),
+    "sin": ("Sin", jnp.sin, "float complex"),
+    "sinh": ("Sinh", jnp.sinh, "float complex"),
+    "sqrt": ("Sqrt", jnp.sqrt, "float complex"),
+    "square": ("Square", jnp.square, _NUMBER),
+    "tan": ("Tan", jnp.tan, "float complex"),
+    "tanh": ("Tanh", jnp.tanh, "float complex"),
 }
-_BINARY: dict[str, tuple[str, Function]] = {
-    "add": ("Add", jnp.add),
-    "atan2": ("Atan2", jnp.arctan2),
-    "div": ("Div", _div),
-    "divide": ("RealDiv", jnp.true_divide),
-    "equal": ("Equal", jnp.equal),
-    "floordiv": ("FloorDiv", jnp.floor_divide),
-    "floormod": ("FloorMod", jnp.mod),
-    "greater": ("Greater", jnp.greater),
-    "greater_equal": ("GreaterEqual", jnp.greater_equal),
-    "less": ("Less", jnp.less),
-    "less_equal": ("LessEqual", jnp.less_equal),
-    "logical_and": ("LogicalAnd", jnp.logical_and),
-    "logical_or": ("LogicalOr", jnp.logical_or),
-    "logical_xor": ("LogicalXor", jnp.logical_xor),
-    "maximum": ("Maximum", maximum),
-    "minimum": ("Minimum", minimum),
-    "mod": ("FloorMod", jnp.mod),
-    "multiply": ("Mul", jnp.multiply),
-    "not_equal": ("NotEqual", jnp.not_equal),
-    "pow": ("Pow", jnp.power),
-    "squared_difference": ("SquaredDifference", _squared_difference),
-    "subtract": ("Sub", jnp.subtract),
-    "truediv": ("RealDiv", jnp.true_divide),
-    "truncatediv": ("TruncateDiv", _truncatediv),
-    "truncatemod": ("TruncateMod", jnp.fmod),
+_BINARY: dict[str, tuple[str, Function, str]] = {
+    "add": ("Add", jnp.add, _NUMBER),
+    "atan2": ("Atan2", jnp.arctan2, "float"),
+    "div": ("div", _div, _NUMBER),
+    "divide": ("truediv", jnp.true_divide, _NUMBER),
+    "equal": ("Equal", jnp.equal, _ANY),
+    "floordiv": ("floordiv", _floordiv, "int float"),
+    "floormod": ("FloorMod", jnp.mod, "int float"),
+    "greater": ("Greater", jnp.greater, "int float"),
+    "greater_equal": ("GreaterEqual", jnp.greater_equal, "int float"),
+    "less": ("Less", jnp.less, "int float"),
+    "less_equal": ("LessEqual", jnp.less_equal, "int float"),
+    "logical_and": ("LogicalAnd", jnp.logical_and, "bool"),
+    "logical_or": ("LogicalOr", jnp.logical_or, "bool"),
+    "logical_xor": ("LogicalXor", jnp.logical_xor, "bool"),
+    "maximum": ("Maximum", maximum, "int float"),
+    "minimum": ("Minimum", minimum, "int float"),
+    "mod": ("FloorMod", jnp.mod, "int float"),
+    "multiply": ("Mul", jnp.multiply, _NUMBER),
+    "not_equal": ("NotEqual", jnp.not_equal, _ANY),
+    "pow": ("Pow", jnp.power, _NUMBER),
+    "squared_difference": ("SquaredDifference", _squared_difference, _NUMBER),
+    "subtract": ("Sub", jnp.subtract, _NUMBER),
+    "truediv": ("truediv", jnp.true_divide, _NUMBER),
+    "truncatediv": ("TruncateDiv", _truncatediv, "int float"),
+    "truncatemod": ("TruncateMod", jnp.fmod, "int float"),
 }
 
-OPS |= {name: from_table(kind, fn, "x", name) for name, (kind, fn) in _UNARY.items()}
-OPS |= {name: from_table(kind, fn, "x y", name) for name, (kind, fn) in _BINARY.items()}
+OPS |= {name: from_table(kind, fn, "x", name, takes) for name, (kind, fn, takes) in _UNARY.items()}
+OPS |= {name: from_table(kind, fn, "x y", name, takes) for name, (kind, fn, takes) in _BINARY.items()}
 
 
 # -- reductions ----------------------------------------------------------------------------------------------------
 
 
-def _axes(axis: Static) -> Static:
+Axes = int | tuple[int, ...] | None
+
+
+def _axes(axis: Static) -> Axes:
     return tuple(axis) if isinstance(axis, list | tuple) else axis
 
 
-def _mean(x: Array, axis: Static, keepdims: bool) -> Array:
+def _mean(x: Array, axis: Axes, keepdims: bool) -> Array:
     """The mean; of integers an integer, rounded towards zero, as in TensorFlow."""
     kind = jnp.result_type(x)
     if not jnp.issubdtype(kind, np.integer):
@@ -144,26 +165,53 @@ def _mean(x: Array, axis: Static, keepdims: bool) -> Array:
 
 
 def _same_type(fn: Function) -> Function:
-    def reduce(x: Array, axis: Static, keepdims: bool) -> Any:
-        return fn(x, axis, keepdims=keepdims).astype(jnp.result_type(x))
+    def reduce(x: Array, axis: Axes, keepdims: bool) -> Array:
+        found: Array = fn(x, axis, keepdims=keepdims)
+        return found.astype(jnp.result_type(x))
 
     reduce.__doc__ = f"``jax.numpy.{fn.__name__}``; the dtype stays."
     return reduce
 
 
-_REDUCTIONS: dict[str, tuple[str, Function]] = {
-    "reduce_all": ("All", _same_type(jnp.all)),
-    "reduce_any": ("Any", _same_type(jnp.any)),
-    "reduce_logsumexp": ("LogSumExp", lambda x, axis, keepdims: special.logsumexp(x, axis, keepdims=keepdims)),
-    "reduce_max": ("Max", _same_type(jnp.max)),
-    "reduce_mean": ("Mean", _mean),
-    "reduce_min": ("Min", _same_type(jnp.min)),
-    "reduce_prod": ("Prod", _same_type(jnp.prod)),
-    "reduce_sum": ("Sum", _same_type(jnp.sum)),
+def _extreme(fn: Function, first: Callable[[DTypeLike], int | float]) -> Function:
+    """The largest or the smallest element, ``first`` of the dtype where there is none."""
+
+    def reduce(x: Array, axis: Axes, keepdims: bool) -> Array:
+        kind = jnp.result_type(x)
+        more = {"initial": first(kind)} if jnp.size(x) == 0 else {}
+        found: Array = fn(x, axis, keepdims=keepdims, **more)
+        return found
+
+    reduce.__doc__ = f"``jax.numpy.{fn.__name__}``; of nothing the furthest number the other way."
+    return reduce
+
+
+def _least(dtype: DTypeLike) -> int | float:
+    return -np.inf if jnp.issubdtype(dtype, np.floating) else int(jnp.iinfo(dtype).min)  # type: ignore[no-untyped-call]
+
+
+def _most(dtype: DTypeLike) -> int | float:
+    return np.inf if jnp.issubdtype(dtype, np.floating) else int(jnp.iinfo(dtype).max)  # type: ignore[no-untyped-call]
+
+
+def _logsumexp(x: Array, axis: Axes, keepdims: bool) -> Array:
+    """``jax.scipy.special.logsumexp``."""
+    return special.logsumexp(x, axis, keepdims=keepdims)
+
+
+_REDUCTIONS: dict[str, tuple[str, Function, str]] = {
+    "reduce_all": ("All", _same_type(jnp.all), "bool"),
+    "reduce_any": ("Any", _same_type(jnp.any), "bool"),
+    "reduce_logsumexp": ("ReduceLogSumExp", _logsumexp, "float"),
+    "reduce_max": ("Max", _extreme(jnp.max, _least), "int float"),
+    "reduce_mean": ("Mean", _mean, _NUMBER),
+    "reduce_min": ("Min", _extreme(jnp.min, _most), "int float"),
+    "reduce_prod": ("Prod", _same_type(jnp.prod), _NUMBER),
+    "reduce_sum": ("Sum", _same_type(jnp.sum), _NUMBER),
 }
 
 
-def _reduction(shown: str, kind: str, fn: Function) -> Function:
+def _reduction(shown: str, kind: str, fn: Function, takes: str) -> Function:
     def reduce(
         input_tensor: Array,
         axis: Static = None,
@@ -172,54 +220,52 @@ def _reduction(shown: str, kind: str, fn: Function) -> Function:
         reduction_indices: Static = None,
         keepdims: bool | None = None,
     ) -> Any:
-        over = reduction_indices if axis is None else axis
-        return fn(input_tensor, _axes(over), bool(keepdims if keep_dims is None else keep_dims))
+        over = either(axis=axis, reduction_indices=reduction_indices)
+        return fn(input_tensor, _axes(over), bool(either(keepdims=keepdims, keep_dims=keep_dims)))
 
     reduce.__name__ = reduce.__qualname__ = shown
-    first = (fn.__doc__ or "``jax.scipy.special.logsumexp``.").strip()
-    reduce.__doc__ = f"{first} ``axis`` (``reduction_indices`` in older releases): all axes by default."
-    return op(kind)(reduce)
+    reduce.__doc__ = f"{fn.__doc__} ``axis`` (``reduction_indices`` in older releases): all axes by default."
+    return op(kind, takes)(reduce)
 
 
-OPS |= {name: _reduction(name, kind, fn) for name, (kind, fn) in _REDUCTIONS.items()}
+OPS |= {name: _reduction(name, kind, fn, takes) for name, (kind, fn, takes) in _REDUCTIONS.items()}
 
 
-@OPS.op("ArgMax", "arg_max", "argmax")
-def _argmax(
-    input: Array,  # noqa: A002 - TensorFlow's name
-    axis: Static = None,
-    name: str | None = None,
-    dimension: Static = None,
-    output_type: Type = np.int64,
-) -> Array:
-    """``jax.numpy.argmax``, over axis 0 by default; int64 by default."""
-    over = dimension if axis is None else axis
-    return jnp.argmax(input, 0 if over is None else over).astype(output_type)
+def _place_of(kind: str, *names: str, low: bool) -> None:
+    """Adds ``argmax`` or ``argmin``: NaN is never the place, as every comparison with it is false."""
+    fn = jnp.argmin if low else jnp.argmax
+
+    def place(
+        input: Array,  # noqa: A002 - TensorFlow's name
+        axis: Static = None,
+        name: str | None = None,
+        dimension: Static = None,
+        output_type: Type = np.int64,
+    ) -> Array:
+        over = either(axis=axis, dimension=dimension)
+        if jnp.issubdtype(jnp.result_type(input), np.floating):
+            input = jnp.where(jnp.isnan(input), jnp.inf if low else -jnp.inf, input)  # noqa: A001
+        return fn(input, over or 0).astype(output_type)
+
+    place.__doc__ = f"``jax.numpy.{fn.__name__}`` that passes over NaN, over axis 0 by default; int64 by default."
+    place.__name__ = place.__qualname__ = names[0]
+    OPS.op(kind, *names, takes="int float bool")(place)
 
 
-@OPS.op("ArgMin", "arg_min", "argmin")
-def _argmin(
-    input: Array,  # noqa: A002
-    axis: Static = None,
-    name: str | None = None,
-    dimension: Static = None,
-    output_type: Type = np.int64,
-) -> Array:
-    """``jax.numpy.argmin``, over axis 0 by default; int64 by default."""
-    over = dimension if axis is None else axis
-    return jnp.argmin(input, 0 if over is None else over).astype(output_type)
+_place_of("ArgMax", "argmax", "arg_max", low=False)
+_place_of("ArgMin", "argmin", "arg_min", low=True)
 
 
 def _cumulate(fn: Function, x: Array, axis: int, exclusive: bool, reverse: bool, first: float) -> Array:
     x = jnp.flip(x, axis) if reverse else x
-    if exclusive:
+    if exclusive and x.shape[axis]:
         rest = jax.lax.slice_in_dim(x, 0, x.shape[axis] - 1, axis=axis)
         x = jnp.concatenate([jnp.full_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis), first), rest], axis)
     x = fn(x, axis)
     return jnp.flip(x, axis) if reverse else x
 
 
-@OPS.op("Cumsum", "cumsum")
+@OPS.op("Cumsum", "cumsum", takes=_NUMBER)
 def _cumsum(
     x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> Array:
@@ -227,7 +273,7 @@ def _cumsum(
     return _cumulate(jnp.cumsum, x, axis, exclusive, reverse, 0)
 
 
-@OPS.op("Cumprod", "cumprod")
+@OPS.op("Cumprod", "cumprod", takes=_NUMBER)
 def _cumprod(
     x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> Array:
@@ -240,7 +286,8 @@ def _cumprod(
 
 @op("Cast")
 def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
-    return jnp.asarray(x).astype(dtype)
+    real = jnp.issubdtype(jnp.result_type(x), np.complexfloating) and not jnp.issubdtype(dtype, np.complexfloating)
+    return (jnp.real(x) if real and dtype != np.bool_ else jnp.asarray(x)).astype(dtype)
 
 
 @OPS.add("cast")
@@ -253,7 +300,7 @@ def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> Any:
 
 
 @OPS.op("saturate_cast", "saturate_cast")
-def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Any:
+def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Array:
     """``value`` as ``dtype``, limited to what that can hold."""
     own, wanted = (_limits(d) for d in (jnp.result_type(value), dtype))
     lowest, highest = max(own[0], wanted[0]), min(own[1], wanted[1])
@@ -278,14 +325,14 @@ def _towards_zero(limit: Any, dtype: Any) -> Any:
 
 
 @OPS.op("Bitcast", "bitcast")
-def _bitcast(input: Array, type: Type, name: str | None = None) -> Any:  # noqa: A002
+def _bitcast(input: Array, type: Type, name: str | None = None) -> Array:  # noqa: A002
     """``jax.lax.bitcast_convert_type``."""
     return jax.lax.bitcast_convert_type(input, type)
 
 
-def _caster(shown: str, dtype: str) -> Function:
+def _caster(shown: str, label: str, dtype: str) -> Function:
     def cast(x: rt.TensorLike, name: str | None = None) -> Any:
-        return _cast(x, dtype, name or f"To{dtype.capitalize()}")
+        return _cast(x, dtype, name or label)
 
     cast.__name__ = cast.__qualname__ = shown
     cast.__doc__ = f"``tf.cast(x, tf.{dtype})``."
@@ -295,7 +342,7 @@ def _caster(shown: str, dtype: str) -> Function:
 # -- matrices ------------------------------------------------------------------------------------------------------
 
 
-@OPS.op("MatMul", "matmul")
+@OPS.op("MatMul", "matmul", takes=_NUMBER)
 def _matmul(
     a: Array,
     b: Array,
@@ -308,6 +355,8 @@ def _matmul(
     name: str | None = None,
 ) -> Array:
     """``jax.numpy.matmul``, of the last two axes; the ``is_sparse`` hints change nothing."""
+    if min(jnp.ndim(a), jnp.ndim(b)) < 2:
+        raise ValueError(f"matrices have at least two axes: {jnp.shape(a)} by {jnp.shape(b)}")
     return jnp.matmul(_turned(a, transpose_a, adjoint_a), _turned(b, transpose_b, adjoint_b))
 
 
@@ -332,29 +381,33 @@ def _tensordot(a: Array, b: Array, axes: Static, name: str | None = None) -> Arr
 
 
 @OPS.add("einsum")
-def _einsum(equation: str, *inputs: Any, name: str | None = None) -> Any:
+def _einsum(equation: str, *inputs: rt.TensorLike, name: str | None = None) -> Any:
     """``jax.numpy.einsum``."""
     return _einsum_op(list(inputs), equation, name)
 
 
-@op("Einsum")
+@op("einsum")
 def _einsum_op(inputs: Arrays, equation: object, name: str | None = None) -> Array:
     return jnp.einsum(equation, *inputs)
 
 
-@OPS.op("AddN", "accumulate_n", "add_n")
+@OPS.op("AddN", "accumulate_n", "add_n", takes=_NUMBER)
 def _add_n(inputs: Arrays, name: str | None = None) -> Array:
     """The sum of a list of tensors of one shape."""
+    if len({jnp.shape(i) for i in inputs}) != 1:
+        raise ValueError(f"these are not of one shape: {[jnp.shape(i) for i in inputs]}")
     return sum(inputs[1:], start=jnp.asarray(inputs[0]))
 
 
 @OPS.op("Cross", "cross")
 def _cross(a: Array, b: Array, name: str | None = None) -> Array:
     """``jax.numpy.cross``."""
+    if {jnp.shape(v)[-1:] for v in (a, b)} != {(3,)}:
+        raise ValueError(f"the last axis must have three elements: {jnp.shape(a)}, {jnp.shape(b)}")
     return jnp.cross(a, b)
 
 
-@OPS.op("Norm", "norm")
+@OPS.op("norm", "norm", takes="float complex")
 def _norm(
     tensor: Array,
     ord: Any = "euclidean",  # noqa: A002
@@ -378,7 +431,7 @@ def _norm(
         raise ValueError(f"'ord' must be a supported vector norm, got {ord}")
     over = tuple(axis) if pair else tuple(range(x.ndim)) if axis is None else (axis,)
     if ord in ("euclidean", "fro", 2):
-        found = jnp.sqrt(jnp.sum(x * jnp.conj(x), over, keepdims=True).real)
+        found = jnp.sqrt(jnp.sum(x * jnp.conj(x), over, keepdims=True))
     elif pair:  # the largest sum of a column, or of a row
         first, second = (over[0], over[1]) if ord == 1 else (over[1], over[0])
         found = jnp.max(jnp.sum(jnp.abs(x), first, keepdims=True), second, keepdims=True)
@@ -389,7 +442,7 @@ def _norm(
     return found if keep_dims or keepdims else jnp.squeeze(found, over)
 
 
-@OPS.op("Complex", "complex")
+@OPS.op("Complex", "complex", takes="float")
 def _complex(real: Array, imag: Array, name: str | None = None) -> Array:
     """``jax.lax.complex``."""
     return jax.lax.complex(jnp.asarray(real), jnp.asarray(imag))
@@ -424,17 +477,17 @@ def _unsorted_segment_sum(
 
 OPS |= {
     "complex_abs": OPS["abs"],
-    "imag": from_table("Imag", jnp.imag, "input", "imag"),
+    "imag": from_table("Imag", jnp.imag, "input", "imag", _NUMBER),
     "inv": OPS["reciprocal"],
     "mul": OPS["multiply"],
     "neg": OPS["negative"],
-    "real": from_table("Real", jnp.real, "input", "real"),
+    "real": from_table("Real", jnp.real, "input", "real", _NUMBER),
     "realdiv": OPS["truediv"],
-    "scalar_mul": from_table("Mul", jnp.multiply, "scalar x", "scalar_mul"),
+    "scalar_mul": from_table("Mul", _scaled, "scalar x", "scalar_mul", _NUMBER),
     "sub": OPS["subtract"],
-    "to_bfloat16": _caster("to_bfloat16", "bfloat16"),
-    "to_double": _caster("to_double", "float64"),
-    "to_float": _caster("to_float", "float32"),
-    "to_int32": _caster("to_int32", "int32"),
-    "to_int64": _caster("to_int64", "int64"),
+    "to_bfloat16": _caster("to_bfloat16", "ToBFloat16", "bfloat16"),
+    "to_double": _caster("to_double", "ToDouble", "float64"),
+    "to_float": _caster("to_float", "ToFloat", "float32"),
+    "to_int32": _caster("to_int32", "ToInt32", "int32"),
+    "to_int64": _caster("to_int64", "ToInt64", "int64"),
 }

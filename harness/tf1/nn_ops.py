@@ -9,63 +9,72 @@ import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
+from harness.tf1.dtypes import as_dtype, to_array
 from harness.tf1.indices import axis_size, check_known, inside
 from harness.tf1.join_ops import top_k_op
-from harness.tf1.lift import Array, Arrays, Function, Names, Static, from_table, op
+from harness.tf1.lift import Array, Arrays, Function, Names, Static, WrongType, either, from_table, is_tensor, op
 from harness.tf1.math_ops import OPS as _MATH
 from harness.tf1.math_ops import _abs
+from harness.tf1.shapes import ShapeLike
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
 
 
-def _softsign(features: Any) -> Any:
+def _relu6(features: Array) -> Array:
+    """``features`` within 0 and 6."""
+    return jax.nn.relu6(features).astype(jnp.result_type(features))
+
+
+def _softsign(features: Array) -> Array:
     """``features / (1 + |features|)``."""
     return features / (1 + jnp.abs(features))
 
 
-def _l2_loss(t: Any) -> Any:
+def _l2_loss(t: Array) -> Array:
     """Half the sum of squares."""
     return jnp.sum(jnp.square(t)) / 2
 
 
-def _selu(features: Any) -> Any:
+def _selu(features: Array) -> Array:
     """``scale * elu(features, alpha)`` with the constants of self-normalising networks."""
     scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
     positive = features >= 0
     return scale * jnp.where(positive, features, alpha * jnp.expm1(jnp.where(positive, 0, features)))
 
 
-def _zero_fraction(value: Any) -> Any:
+def _zero_fraction(value: Array) -> Array:
     """The part of the elements that is zero."""
     return jnp.mean(jnp.equal(value, 0).astype(np.float32))
 
 
-_ACTIVATIONS: dict[str, tuple[str, Function, str]] = {
-    "relu": ("Relu", jax.nn.relu, "features"),
-    "relu6": ("Relu6", jax.nn.relu6, "features"),
-    "elu": ("Elu", jax.nn.elu, "features"),
-    "selu": ("Selu", _selu, "features"),
-    "softplus": ("Softplus", jax.nn.softplus, "features"),
-    "softsign": ("Softsign", _softsign, "features"),
-    "swish": ("Swish", jax.nn.silu, "features"),
-    "l2_loss": ("L2Loss", _l2_loss, "t"),
-    "zero_fraction": ("zero_fraction", _zero_fraction, "value"),
+_ACTIVATIONS: dict[str, tuple[str, Function, str, str]] = {
+    "relu": ("Relu", jax.nn.relu, "features", "int float"),
+    "relu6": ("Relu6", _relu6, "features", "int float"),
+    "elu": ("Elu", jax.nn.elu, "features", "float"),
+    "selu": ("Selu", _selu, "features", "float"),
+    "softplus": ("Softplus", jax.nn.softplus, "features", "float"),
+    "softsign": ("Softsign", _softsign, "features", "float"),
+    "swish": ("Swish", jax.nn.silu, "features", "float"),
+    "l2_loss": ("L2Loss", _l2_loss, "t", "float"),
+    "zero_fraction": ("zero_fraction", _zero_fraction, "value", "int float complex bool"),
 }
-OPS |= {name: from_table(kind, fn, argument, name) for name, (kind, fn, argument) in _ACTIVATIONS.items()}
+OPS |= {name: from_table(kind, fn, argument, name, takes) for name, (kind, fn, argument, takes) in _ACTIVATIONS.items()}
 """TensorFlow's name in ``tf.nn`` -> the function."""
 
 
-@OPS.op("Softmax")
-def softmax(logits: Array, dim: Static = -1, name: str | None = None, axis: Static = None) -> Array:
-    """``jax.nn.softmax``."""
-    return jax.nn.softmax(logits, dim if axis is None else axis)
+@OPS.op("Softmax", takes="float")
+def softmax(logits: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:
+    """``jax.nn.softmax``, along the last axis by default."""
+    over = either(axis=axis, dim=dim)
+    return jax.nn.softmax(logits, -1 if over is None else over)
 
 
-@OPS.op("LogSoftmax")
-def log_softmax(logits: Array, dim: Static = -1, name: str | None = None, axis: Static = None) -> Array:
-    """``jax.nn.log_softmax``."""
-    return jax.nn.log_softmax(logits, dim if axis is None else axis)
+@OPS.op("LogSoftmax", takes="float")
+def log_softmax(logits: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:
+    """``jax.nn.log_softmax``, along the last axis by default."""
+    over = either(axis=axis, dim=dim)
+    return jax.nn.log_softmax(logits, -1 if over is None else over)
 
 
 @OPS.op("LeakyRelu")
@@ -74,29 +83,44 @@ def leaky_relu(features: Array, alpha: float = 0.2, name: str | None = None) -> 
     return jnp.where(jnp.greater(features, 0), features, alpha * jnp.asarray(features))
 
 
-@OPS.op("BiasAdd")
+@OPS.op("BiasAdd", takes="int float complex")
 def bias_add(value: Array, bias: Array, data_format: str | None = None, name: str | None = None) -> Array:
     """Adds a vector along the channels."""
+    if data_format not in (None, "NHWC", "NCHW", "N...C", "NC..."):
+        raise ValueError(f"data_format must be 'NHWC' or 'NCHW', not {data_format!r}")
     first = data_format is not None and data_format.startswith("NC")
+    shape = jnp.shape(value)
+    if len(shape) < 2 or jnp.shape(bias) != (shape[1 if first else -1],):
+        raise ValueError(f"the bias must be one number for each channel of {shape}, not of shape {jnp.shape(bias)}")
     return value + (jnp.reshape(bias, (-1,) + (1,) * (jnp.ndim(value) - 2)) if first else bias)
 
 
-@OPS.op("xw_plus_b")
+@OPS.op("xw_plus_b", takes="int float complex")
 def xw_plus_b(x: Array, weights: Array, biases: Array, name: str | None = None) -> Array:
     """``x @ weights + biases``."""
-    return jnp.matmul(x, weights) + biases
+    return _layer(x, weights, biases)
 
 
-@OPS.op("relu_layer")
+@OPS.op("relu_layer", takes="int float complex")
 def relu_layer(x: Array, weights: Array, biases: Array, name: str | None = None) -> Array:
     """``relu(x @ weights + biases)``."""
-    return jax.nn.relu(jnp.matmul(x, weights) + biases)
+    return jax.nn.relu(_layer(x, weights, biases))
+
+
+def _layer(x: Array, weights: Array, biases: Array) -> Array:
+    found = jnp.matmul(x, weights)
+    if jnp.shape(biases) != found.shape[-1:]:
+        raise ValueError(f"the biases must be one number for each column of {found.shape}, not {jnp.shape(biases)}")
+    return found + biases
 
 
 @OPS.op("l2_normalize")
-def l2_normalize(x: Array, dim: Static, epsilon: float = 1e-12, name: str | None = None) -> Array:
-    """``x`` divided by its Euclidean norm along ``dim``."""
-    axes = tuple(dim) if isinstance(dim, list) else dim
+def l2_normalize(
+    x: Array, axis: Static = None, epsilon: float = 1e-12, name: str | None = None, dim: Static = None
+) -> Array:
+    """``x`` divided by its Euclidean norm along ``axis``."""
+    over = either(axis=axis, dim=dim)
+    axes = tuple(over) if isinstance(over, list) else over
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axes, keepdims=True), epsilon))
 
 
@@ -119,8 +143,12 @@ def _labels_and_logits(
 @op("SparseSoftmaxCrossEntropyWithLogits")
 def _sparse_xent(labels: Array, logits: Array, name: str | None = None) -> Array:
     whole = jnp.asarray(labels)
-    if whole.ndim != jnp.ndim(logits) - 1:
-        raise ValueError(f"labels of rank {jnp.ndim(logits) - 1} go with these logits, not of rank {whole.ndim}")
+    if whole.shape != jnp.shape(logits)[:-1]:
+        raise ValueError(f"labels of shape {jnp.shape(logits)[:-1]} go with these logits, not {whole.shape}")
+    if whole.dtype.name not in ("int16", "int32", "int64"):
+        raise WrongType(f"the labels must be int32 or int64, not {whole.dtype}")
+    if not jnp.issubdtype(jnp.result_type(logits), np.floating):
+        raise WrongType(f"the logits must be floating point numbers, not {jnp.result_type(logits)}")
     classes = jnp.shape(logits)[-1]
     valid = (whole >= 0) & (whole < classes)
     own = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.where(valid, whole, 0)[..., None], -1)[..., 0]
@@ -143,9 +171,10 @@ def sparse_softmax_cross_entropy_with_logits(
     return _sparse_xent(labels, logits, name)
 
 
-@op("SoftmaxCrossEntropyWithLogits")
+@op("softmax_cross_entropy_with_logits")
 def _softmax_xent(labels: Array, logits: Array, dim: Static, stop: bool, name: str | None = None) -> Array:
-    wanted = jax.lax.stop_gradient(jnp.asarray(labels)) if stop else jnp.asarray(labels)
+    wanted = jnp.asarray(labels).astype(jnp.result_type(logits))
+    wanted = jax.lax.stop_gradient(wanted) if stop else wanted
     loss = -jnp.sum(wanted * jax.nn.log_softmax(logits, dim), dim)
     # TensorFlow's gradient is softmax - labels, also for labels that do not sum to 1. What is added is 0.
     scale = jax.nn.logsumexp(logits, dim)
@@ -158,20 +187,27 @@ def softmax_cross_entropy_with_logits(
 ) -> Any:
     """Cross entropy of class probabilities, arguments as for the sparse one; ``labels`` get no gradient."""
     labels, logits = _labels_and_logits(args, labels, logits, "softmax_cross_entropy_with_logits")
-    return _softmax_xent(labels, logits, dim, True, name)
+    return _softmax_xent(labels, logits, dim, True, name or "softmax_cross_entropy_with_logits_sg")
 
 
 @OPS.add()
 def softmax_cross_entropy_with_logits_v2(
-    *args: Any, labels: Any = None, logits: Any = None, dim: int = -1, name: str | None = None
-) -> Any:
-    """The same with a gradient for ``labels``."""
-    labels, logits = _labels_and_logits(args, labels, logits, "softmax_cross_entropy_with_logits_v2")
-    return _softmax_xent(labels, logits, dim, False, name)
+    labels: rt.TensorLike,
+    logits: rt.TensorLike,
+    axis: int | None = None,
+    name: str | None = None,
+    dim: int | None = None,
+) -> rt.Tensor:
+    """The same with a gradient for ``labels``, and labels first."""
+    over = either(axis=axis, dim=dim)
+    loss: rt.Tensor = _softmax_xent(labels, logits, -1 if over is None else over, False, name)
+    return loss
 
 
-@op("logistic_loss")
+@op("logistic_loss", takes="float")
 def _sigmoid_xent(labels: Array, logits: Array, name: str | None = None) -> Array:
+    if jnp.shape(labels) != jnp.shape(logits):
+        raise ValueError(f"labels and logits must have one shape: {jnp.shape(labels)}, {jnp.shape(logits)}")
     positive = jnp.greater_equal(logits, 0)
     relu, minus_abs = jnp.where(positive, logits, 0), jnp.where(positive, jnp.negative(logits), logits)
     return relu - logits * labels + jnp.log1p(jnp.exp(minus_abs))
@@ -187,11 +223,13 @@ def sigmoid_cross_entropy_with_logits(
     return _sigmoid_xent(labels, logits, name)
 
 
-@OPS.op("weighted_logistic_loss")
+@OPS.op("logistic_loss")
 def weighted_cross_entropy_with_logits(
     targets: Array, logits: Array, pos_weight: Array, name: str | None = None
 ) -> Array:
     """Sigmoid cross entropy with the positive targets weighted by ``pos_weight``."""
+    if jnp.shape(targets) != jnp.shape(logits):
+        raise ValueError(f"targets and logits must have one shape: {jnp.shape(targets)}, {jnp.shape(logits)}")
     weight = 1 + (pos_weight - 1) * targets
     return (1 - targets) * logits + weight * (jnp.log1p(jnp.exp(-_abs(logits))) + jax.nn.relu(-logits))
 
@@ -203,6 +241,8 @@ def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = N
     False where a prediction of the row is not finite, or the target is no class.
     """
     wanted = jnp.asarray(targets)
+    if wanted.shape != jnp.shape(predictions)[:1]:
+        raise ValueError(f"{jnp.shape(predictions)[0]} targets go with these predictions, not {wanted.shape}")
     valid = (wanted >= 0) & (wanted < jnp.shape(predictions)[1])
     own = jnp.take_along_axis(predictions, jnp.where(valid, wanted, 0)[:, None], 1)
     return valid & jnp.all(jnp.isfinite(predictions), 1) & (jnp.sum(predictions > own, 1) < k)
@@ -237,9 +277,9 @@ def _with_sizes(shape: list[Any], sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 @OPS.add()
 def dropout(
-    x: Any,
+    x: rt.TensorLike,
     keep_prob: Any = None,
-    noise_shape: Any = None,
+    noise_shape: ShapeLike | None = None,
     seed: int | None = None,
     name: str | None = None,
     rate: Any = None,
@@ -251,6 +291,8 @@ def dropout(
     """
     if keep_prob is None and rate is None:
         raise ValueError("dropout: keep_prob must be given")
+    if not as_dtype(x.dtype if is_tensor(x) else to_array(x).dtype).is_floating:
+        raise ValueError("dropout: x must be a floating point tensor, as it is scaled")
     keep = 1 - rate if keep_prob is None else keep_prob
     if isinstance(keep, int | float):
         if not 0 < keep <= 1:
@@ -261,10 +303,11 @@ def dropout(
     return _dropout(key, x, keep, noise_shape, name)
 
 
-@op("moments")
-def _moments(x: Array, axes: Static, keep_dims: bool, name: str | None = None) -> Any:
+@op("moments", takes="int float complex")
+def _moments(x: Array, axes: Static, keep_dims: bool, name: str | None = None) -> tuple[Array, Array]:
     over = tuple(axes) if isinstance(axes, list) else axes
-    return jnp.mean(x, over, keepdims=keep_dims), jnp.var(x, over, keepdims=keep_dims)
+    kind = jnp.result_type(x)
+    return tuple(fn(x, over, keepdims=keep_dims).astype(kind) for fn in (jnp.mean, jnp.var))  # type: ignore[return-value]
 
 
 @OPS.add()
@@ -273,10 +316,12 @@ def moments(
     axes: rt.TensorLike,
     shift: rt.TensorLike | None = None,
     name: str | None = None,
-    keep_dims: bool = False,
-) -> Any:
+    keep_dims: bool | None = None,
+    keepdims: bool | None = None,
+) -> tuple[rt.Tensor, rt.Tensor]:
     """``(mean, variance)`` over ``axes``; ``shift`` is not needed."""
-    return tuple(_moments(x, axes, keep_dims, name))
+    mean, variance = _moments(x, axes, bool(either(keep_dims=keep_dims, keepdims=keepdims)), name)
+    return mean, variance
 
 
 @OPS.op("batchnorm")
@@ -314,7 +359,7 @@ def local_response_normalization(
 
 
 @op("embedding_lookup")
-def _lookup(tables: Arrays, ids: Array, by_rows: bool, max_norm: Any, name: str | None = None) -> Any:
+def _lookup(tables: Arrays, ids: Array, by_rows: bool, max_norm: Array | None, name: str | None = None) -> Array:
     ids = inside(ids, sum(t.shape[0] for t in tables))
     rows = jnp.take(tables[0] if len(tables) == 1 else _joined(tables, by_rows), ids, axis=0, mode="fill")
     if max_norm is None:
@@ -323,7 +368,7 @@ def _lookup(tables: Arrays, ids: Array, by_rows: bool, max_norm: Any, name: str 
     return rows * jnp.minimum(1.0, max_norm / jnp.maximum(norms, 1e-12))
 
 
-def _joined(tables: Any, by_rows: bool) -> Any:
+def _joined(tables: Arrays, by_rows: bool) -> Array:
     """The one table that the parts make: row i is row i // n of part i % n ("mod"), or the parts follow ("div")."""
     if by_rows:
         return jnp.concatenate(tables)

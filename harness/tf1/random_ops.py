@@ -18,6 +18,11 @@ OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
 
 
+def _fractions(dtype: DTypeLike, what: str) -> None:
+    if not as_dtype(dtype).is_floating:
+        raise TypeError(f"{what}: it draws floating point numbers, not {as_dtype(dtype).name}")
+
+
 def _key(seed: int | None, name: str | None, default: str) -> rt.Tensor:
     return rt.random_key(seed, f"{name or default}/key")
 
@@ -37,6 +42,7 @@ def random_normal(
     name: str | None = None,
 ) -> Any:
     """``jax.random.normal``, scaled and shifted."""
+    _fractions(dtype, "random_normal")
     name = name or "random_normal"
     return _normal(_key(seed, name, name), mean, stddev, shape, dtype, name)
 
@@ -57,12 +63,13 @@ def truncated_normal(
     name: str | None = None,
 ) -> Any:
     """``jax.random.truncated_normal`` within two standard deviations."""
+    _fractions(dtype, "truncated_normal")
     name = name or "truncated_normal"
     return _truncated(_key(seed, name, name), mean, stddev, shape, dtype, name)
 
 
 @op("RandomUniform")
-def _uniform(key: Array, minval: Array, maxval: Array, shape: Static, dtype: Type, name: str | None = None) -> Any:
+def _uniform(key: Array, minval: Array, maxval: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
     if jnp.issubdtype(dtype, np.integer):
         return jax.random.randint(key, _dims(shape), minval, maxval, dtype)
     return jax.random.uniform(key, _dims(shape), dtype, minval, maxval)
@@ -99,19 +106,23 @@ def random_shuffle(value: rt.TensorLike, seed: int | None = None, name: str | No
     return _shuffle(_key(seed, name, "RandomShuffle"), value, name)
 
 
-@op("Multinomial")
+@op("multinomial")
 def _multinomial(key: Array, logits: Array, num_samples: Static, dtype: Type, name: str | None = None) -> Array:
+    if jnp.ndim(logits) != 2:
+        raise ValueError(f"logits are a matrix, not of shape {jnp.shape(logits)}")
     drawn = jax.random.categorical(key, logits, axis=-1, shape=(num_samples, jnp.shape(logits)[0]))
     return drawn.T.astype(dtype)
 
 
 @OPS.add()
-def multinomial(logits: rt.TensorLike, num_samples: Any, seed: int | None = None, name: str | None = None) -> Any:
+def multinomial(
+    logits: rt.TensorLike, num_samples: rt.TensorLike, seed: int | None = None, name: str | None = None
+) -> Any:
     """``jax.random.categorical``: for each row of ``logits`` that many classes, int64."""
-    return _multinomial(_key(seed, name, "Multinomial"), logits, num_samples, np.int64, name)
+    return _multinomial(_key(seed, name, "multinomial"), logits, num_samples, np.int64, name)
 
 
-@op("RandomGamma")
+@op("random_gamma")
 def _gamma(key: Array, alpha: Array, beta: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
     alpha, beta = jnp.asarray(alpha, dtype), jnp.asarray(beta, dtype)
     full = _dims(shape) + jnp.broadcast_shapes(alpha.shape, beta.shape)
@@ -144,7 +155,7 @@ def random_crop(value: rt.TensorLike, size: ShapeLike, seed: int | None = None, 
     return _crop(_key(seed, name, "random_crop"), value, size, name)
 
 
-def _dims(shape: Any) -> tuple[int, ...]:
+def _dims(shape: Static) -> tuple[int, ...]:
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 

@@ -384,8 +384,8 @@ def _make(
             raise ValueError(f"variable {full}: shape {tuple(sizes)} is not fully defined")
         make = initializer
         value = lambda: make(sizes, dtype=dtype)  # noqa: E731 - called where the variable lives
-    elif sizes is not None and not is_tensor(value) and np.shape(value) != tuple(sizes):
-        raise ValueError(f"variable {full}: the initial value has shape {np.shape(value)}, not {tuple(sizes)}")
+    elif sizes is not None and not is_tensor(value):
+        raise ValueError(f"variable {full}: give an initial value or a shape, not both")
     with rt.name_scope(None):
         return Variable(
             value, trainable=trainable, collections=collections, name=full, dtype=None if is_tensor(value) else dtype

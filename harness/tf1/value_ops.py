@@ -8,9 +8,8 @@ from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
-from harness.tf1.join_ops import stack
-from harness.tf1.lift import Names, constant, is_tensor
-from harness.tf1.shapes import ShapeLike
+from harness.tf1.lift import Names, constant, holds_tensors, is_tensor, operand
+from harness.tf1.shapes import ShapeLike, TensorShape
 from harness.tf1.static import static_number
 
 OPS = Names()
@@ -32,8 +31,8 @@ def convert_to_tensor(
     preferred_dtype: Any = None,
 ) -> Any:
     """``value`` as a tensor. Raises ValueError when it is a tensor of another dtype."""
-    if isinstance(value, list | tuple) and any(is_tensor(v) for v in value):
-        value = stack(value, 0, name or "packed")
+    if holds_tensors(value):
+        value = operand(value)
     if not is_tensor(value):
         return constant(value, dtype, name=name or "Const")
     tensor = rt.as_tensor(value)
@@ -45,7 +44,8 @@ def convert_to_tensor(
 @OPS.add()
 def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | None = None) -> Any:
     """A tensor to feed; see ``rt.placeholder``. A shape may hold None. What its dtype cannot hold is cut to fit."""
-    sizes = None if shape is None else static_number([shape] if isinstance(shape, int) else shape, "the shape")
+    sizes = None if shape is None else static_number(shape, "the shape")
+    sizes = [sizes] if isinstance(sizes, int) else sizes
     return rt.placeholder(as_dtype(dtype).dtype, sizes, name, casting="unsafe")
 
 
@@ -53,7 +53,9 @@ def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | No
 def placeholder_with_default(input: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> Any:  # noqa: A002
     """A tensor that may be fed, and is ``input`` when it is not."""
     tensor = rt.identity(input if is_tensor(input) else constant(input), name or "PlaceholderWithDefault")
-    tensor.shape = None if shape is None else tuple(static_number(shape, "the shape"))
+    sizes = TensorShape(static_number(shape, "the shape"))
+    sizes.assert_is_compatible_with(tensor.shape)
+    tensor.shape = None if sizes.dims is None else tuple(sizes.as_list())
     return tensor
 
 

@@ -107,7 +107,10 @@ def _name(use_locking: object, name: str | None) -> str | None:
 
 
 def _as(value: rt.TensorLike, variable: rt.Variable) -> Any:
-    """A literal by the variable's dtype."""
+    """A literal by the variable's dtype. Raises TypeError for a tensor of another one."""
+    if is_tensor(value) and value.dtype != variable.dtype:
+        names = as_dtype(variable.dtype).name, as_dtype(value.dtype).name
+        raise TypeError(f"variable {variable.name!r} is {names[0]}, and {value.name!r} is {names[1]}: use tf.cast")
     if is_tensor(value) or variable.dtype.hasobject:
         return value
     with variable.graph.as_default():
@@ -144,7 +147,7 @@ def _scatter(kind: str) -> Any:
                 what
             )
 
-        what = updates if is_tensor(updates) else to_array(updates).astype(ref.dtype)
+        what = _as(updates, ref) if is_tensor(updates) else to_array(updates).astype(ref.dtype)
         rows, where = ref.shape[0], _index(indices)
         check_known(indices, rows, f"scatter_{kind} of {ref.op.name!r}")
         checks = []

@@ -144,7 +144,7 @@ def test_numpy_arrays_keep_their_dtype_and_python_numbers_are_32_bits_wide() -> 
 def test_strings_are_tensors_too() -> None:
     assert evaluate(lambda: tf.constant("hello")) == b"hello"
     assert evaluate(lambda: tf.identity(tf.constant([["a", "b"]]))).tolist() == [[b"a", b"b"]]
-    with tf.Graph().as_default(), pytest.raises(tf.errors.InvalidArgumentError, match="string"):
+    with tf.Graph().as_default(), pytest.raises(TypeError, match="x is string"):
         tf.add(tf.constant("a"), 1)
     with tf.Graph().as_default(), pytest.raises(TypeError, match="is not float32"):
         tf.constant("a", tf.float32)

@@ -1,4 +1,4 @@
-"""harness.tf1 gives what TensorFlow gives: the programs of ``behaviours.py`` against what TensorFlow gave for them.
+"""harness.tf1 gives what TensorFlow gives: the programs of ``oracle/programs.py`` beside the record of TensorFlow.
 
 What is different on purpose is in ``DIFFERENT``, and in docs/tf1.md.
 """
@@ -11,19 +11,21 @@ import numpy as np
 import pytest
 
 import harness.tf1 as tf
-from tests.harness.tf1 import behaviours
+from tests.harness.tf1.oracle import programs, record
 
 pytestmark = pytest.mark.cluster
 
-RECORD = json.loads((pathlib.Path(__file__).parent / "tensorflow_2_21.json").read_text())["cases"]
+RECORD = json.loads((pathlib.Path(__file__).parent / "oracle" / "tensorflow_2_21.json").read_text())["programs"]
 
 NAN, LEAST = float("nan"), -(2**31)
-FIRST, UNCHANGED = [[1.0, 2.0], [NAN, NAN]], {"dtype": "float32", "values": behaviours.ROWS}
+FIRST = [[1.0, 2.0], [NAN, NAN]]
 
 
 def _is(dtype: str, values: Any) -> Any:
-    return {"dtype": dtype, "values": values}
+    return {"dtype": dtype, "values": np.ravel(values).tolist()}
 
+
+UNCHANGED = _is("float32", programs.ROWS)
 
 DIFFERENT: dict[str, Any] = {
     # The gradient at the value that the loss was computed from. TensorFlow races: its loss is that of after the update.
@@ -78,15 +80,15 @@ def _agrees(found: Any, wanted: Any) -> bool:
         return False
     x, y = (np.asarray(v["values"], v["dtype"]) for v in (found, wanted))
     rtol = 0 if x.dtype.kind in "iub" else 2e-3 if x.dtype == np.float16 else 2e-5
-    return x.shape == y.shape and np.allclose(x, y, rtol=rtol, atol=rtol and 1e-6, equal_nan=True)
+    return bool(x.shape == y.shape) and np.allclose(x, y, rtol=rtol, atol=rtol and 1e-6, equal_nan=True)
 
 
-def test_the_record_is_of_these_programs() -> None:
-    assert set(RECORD) == set(behaviours.CASES)
-    assert [name for name, value in DIFFERENT.items() if _agrees(value, RECORD[name])] == []
+def test_every_difference_is_one() -> None:
+    races = {"gradient_through_a_read_after_an_update"}  # TensorFlow gives now the one, now the other
+    assert [name for name, value in DIFFERENT.items() if name not in races and _agrees(value, RECORD[name])] == []
 
 
-@pytest.mark.parametrize("name", behaviours.CASES)
+@pytest.mark.parametrize("name", programs.CASES)
 def test_a_program_gives_what_tensorflow_gives(name: str) -> None:
-    found, wanted = behaviours.outcome(tf, behaviours.CASES[name]), DIFFERENT.get(name, RECORD[name])
+    found, wanted = record.program(tf, programs.CASES[name]), DIFFERENT.get(name, RECORD[name])
     assert _agrees(found, wanted), f"{name}: {found}, not {wanted}; TensorFlow gives {RECORD[name]}"

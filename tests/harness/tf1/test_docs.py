@@ -12,10 +12,12 @@ import pytest
 import harness.tf1 as tf
 from harness.tf1 import listing
 from harness.tf1.missing import Namespace
+from tests.harness.tf1.oracle import differences
 
 pytestmark = pytest.mark.cluster  # its sentences are those of the locked versions of JAX: not for other ones
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
 PAGE = (ROOT / "docs" / "tf1.md").read_text()
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
@@ -24,6 +26,12 @@ REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist"
 def test_the_page_lists_what_is_there() -> None:
     generated = PAGE.partition(listing.BEGIN)[2].partition(listing.END)[0].strip()
     assert generated == listing.page().strip(), "run: python -m harness.tf1.listing docs/tf1.md"
+
+
+def test_the_page_lists_what_is_different() -> None:
+    generated = PAGE.partition(differences.BEGIN)[2].partition(differences.END)[0].strip()
+    wanted = "run: python -m tests.harness.tf1.oracle.differences docs/tf1.md"
+    assert generated == differences.page().strip(), wanted
 
 
 def test_every_name_exists_and_says_what_it_is() -> None:
@@ -67,7 +75,7 @@ def test_a_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
         pytest.skip("no real MNIST: MNIST_DIR is unset and ../shared/mnist not there")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "MNIST_DIR": REAL_MNIST, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "harness" / "tf1" / "run_notebook.py"), str(path)],
+        [sys.executable, str(HERE / "run_notebook.py"), str(path)],
         env={**env, "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -92,6 +100,6 @@ def test_a_failing_cell_fails(tmp_path: pathlib.Path) -> None:
     cells = [{"cell_type": "code", "source": [line]} for line in ("x = 6 * 7", "x", "x / 0")]
     path = tmp_path / "broken.ipynb"
     path.write_text(json.dumps({"cells": cells}))
-    runner = ROOT / "tests" / "harness" / "tf1" / "run_notebook.py"
+    runner = HERE / "run_notebook.py"
     done = subprocess.run([sys.executable, str(runner), str(path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout.startswith("42\ncell 3 failed:")

@@ -1,13 +1,7 @@
-"""Small programs in TensorFlow 1's names, each run both by TensorFlow and by harness.tf1.
-
-What TensorFlow gives for them is in ``tensorflow_2_21.json``. To write that file anew, in an environment that has
-TensorFlow and nothing of ours: ``python tests/harness/tf1/behaviours.py tests/harness/tf1/tensorflow_2_21.json``.
-"""
+"""Small programs, each run both by TensorFlow and by harness.tf1: what takes more than one call."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -517,38 +511,132 @@ cases(
 )
 
 
-# -- running and writing down --------------------------------------------------------------------------------------
+# -- names, scopes and lists of variables --------------------------------------------------------------------------
 
 
-def plain(value: Any) -> Any:
-    """What a program gave, for JSON: lists of {dtype, values}."""
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, str):
-        return value
-    array = np.asarray(value)
-    return {"dtype": array.dtype.name, "values": array.tolist()}
+def _named(variables: Any) -> list[str]:
+    return [v.op.name for v in variables]
 
 
-def outcome(tf: Any, program: Case) -> Any:
-    """What ``program`` gives under ``tf``: values, or {"error": its type}."""
-    with tf.Graph().as_default():
-        try:
-            return plain(program(tf))
-        except Exception as error:
-            return {"error": type(error).__name__}
+@case
+def scopes_and_names(tf: Any) -> Any:
+    with tf.variable_scope("a") as a:
+        first = tf.get_variable("w", [2])
+        with tf.name_scope("n"):
+            plain, found = tf.Variable(1.0, name="v"), tf.get_variable("x", [1])
+            sum_name = tf.add(first, 1.0).name
+    with tf.variable_scope(a, reuse=True):
+        again = tf.get_variable("w", [2])
+        scope_name = tf.get_variable_scope().name
+    with tf.variable_scope(None, default_name="d"):
+        default = tf.get_variable("w", [1])
+    with tf.variable_scope(None, default_name="d"):
+        second = tf.get_variable("w", [1])
+    return [*_named([first, plain, found, again, default, second]), sum_name, scope_name, str(first is again)]
 
 
-def _record(path: str) -> None:
-    import tensorflow.compat.v1 as tf
+@case
+def name_scopes_are_made_unique(tf: Any) -> Any:
+    names = []
+    for _ in range(2):
+        with tf.name_scope("s") as scope:
+            names += [scope, tf.constant(1, name="c").name, tf.constant(1, name="c").name]
+    with tf.name_scope("s/"):
+        names.append(tf.constant(1, name="c").name)
+    with tf.name_scope(None, "default", []):
+        names.append(tf.constant(1).name)
+    return names
 
-    tf.disable_v2_behavior()
-    tf.disable_resource_variables()
-    found = {name: outcome(tf, program) for name, program in CASES.items()}
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
-    with open(path, "w") as out:
-        out.write(f'{{"tensorflow": "{tf.__version__}", "cases": {{\n{lines}\n}}}}\n')
+
+@case
+def variables_by_kind(tf: Any) -> Any:
+    with tf.variable_scope("m"):
+        tf.get_variable("trained", [1])
+        tf.get_variable("fixed", [1], trainable=False)
+    tf.Variable(1.0, name="local", collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
+    tf.add_to_collection("mine", tf.constant(1, name="kept"))
+    tf.add_to_collection(tf.GraphKeys.MODEL_VARIABLES, tf.global_variables()[0])
+    tf.get_collection_ref("mine").append(tf.constant(2, name="too"))
+    lists = (tf.global_variables, tf.trainable_variables, tf.local_variables, tf.all_variables)
+    more = (tf.model_variables, tf.moving_average_variables)
+    return [
+        *(_named(f()) for f in (*lists, *more)),
+        [t.name for t in tf.get_collection("mine")],
+        _named(tf.get_collection(tf.GraphKeys.GLOBAL_VARIABLES, "m/t")),
+    ]
 
 
-if __name__ == "__main__":
-    _record(sys.argv[1])
+@case
+def variables_without_a_value(tf: Any) -> Any:
+    v, w = tf.Variable(1.0, name="v"), tf.Variable(2.0, name="w")
+    local = tf.Variable(3.0, name="l", collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
+    told = tf.report_uninitialized_variables()
+    with tf.Session() as sess:
+        seen = [[n.decode() for n in sess.run(told)]]
+        sess.run([tf.variables_initializer([v]), tf.tables_initializer()])
+        seen.append([n.decode() for n in sess.run(told)])
+        sess.run([tf.initialize_variables([w]), tf.local_variables_initializer()])
+        seen.append([n.decode() for n in sess.run(told)])
+        return [*seen, sess.run([v, w, local])]
+
+
+@case
+def reuse_of_what_is_not_there(tf: Any) -> Any:
+    with tf.variable_scope("s", reuse=True):
+        return tf.get_variable("w", [1]).op.name
+
+
+@case
+def a_variable_made_twice(tf: Any) -> Any:
+    tf.get_variable("w", [1])
+    return tf.get_variable("w", [1]).op.name
+
+
+@case
+def reuse_with_another_shape(tf: Any) -> Any:
+    tf.get_variable("w", [1])
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        return tf.get_variable("w", [2]).op.name
+
+
+@case
+def reuse_with_another_dtype(tf: Any) -> Any:
+    tf.get_variable("w", [1])
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        return tf.get_variable("w", [1], tf.int32).op.name
+
+
+@case
+def a_scope_that_finds_or_makes(tf: Any) -> Any:
+    names = []
+    for _ in range(2):
+        with tf.variable_scope("s", reuse=tf.AUTO_REUSE):
+            names += [tf.get_variable("w", [1]).op.name, tf.get_variable("x", [1]).op.name]
+    return [*names, str(len(tf.global_variables()))]
+
+
+@case
+def data_types_by_any_name(tf: Any) -> Any:
+    return [
+        tf.as_dtype(d).name for d in ("float", "int32", np.int64, np.dtype("uint8"), bool, float, tf.float16, "half")
+    ]
+
+
+@case
+def the_learning_step_is_counted(tf: Any) -> Any:
+    step = tf.train.get_or_create_global_step()
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.square(tf.Variable(1.0)), global_step=step)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run([train])
+        sess.run([train])
+        return [step.op.name, str(tf.train.global_step(sess, step)), sess.run(step)]
+
+
+@case
+def colocated_and_placed(tf: Any) -> Any:
+    with tf.device("/job:ps/task:1"):
+        a = tf.constant(1.0)
+    with tf.colocate_with(a):
+        b = tf.add(a, 1.0)
+    return [a.device, str(b.op is not None)]
