@@ -22,12 +22,14 @@ from harness.tf1 import queues as _queues
 from harness.tf1 import random_ops as _random_ops
 from harness.tf1 import scopes as _scopes
 from harness.tf1 import shapes as _shapes
+from harness.tf1 import slices as _slices
 from harness.tf1 import value_ops as _value_ops
 from harness.tf1 import variables as _variables
 from harness.tf1.missing import absent as _absent
 
 _shapes.install()
 _framework.install()
+_slices.install()
 
 NAMESPACES = (
     "app",

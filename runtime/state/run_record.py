@@ -301,7 +301,7 @@ class RunRecord:
         if order.leader != self._leader:
             raise PermissionDeniedError(
                 f"refused to {order.WhichOneof('order')} for {order.sender or 'a chief'}: "
-                f"{self._leader_name} has taken the lead",
+                f"{self._leader_name} has taken the lead (a run has one chief at a time)",
                 task=task,
             )
 

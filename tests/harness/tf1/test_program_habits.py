@@ -57,6 +57,25 @@ def test_an_array_of_python_numbers_is_an_operand() -> None:
     assert evaluate(lambda: tf.constant([5, 7]) - np.array([1, 2], dtype=object)).tolist() == [4, 5]
 
 
+def test_the_ends_of_a_slice_come_from_shapes() -> None:
+    with tf.Graph().as_default(), tf.Session() as sess:
+        x = tf.placeholder(tf.float32, [None])
+        rows = tf.placeholder(tf.float32, [None, 3])
+        half = x[: tf.size(x) // 2]
+        last = rows[tf.shape(rows)[0] - 1 :, 1]
+        variable = tf.Variable(np.arange(4.0, dtype=np.float32))
+        sess.run(tf.global_variables_initializer())
+        for size in (6, 9):
+            given = {x: np.arange(size), rows: np.arange(3.0 * size).reshape(size, 3)}
+            got, end, part = sess.run([half, last, variable[: tf.rank(rows)]], given)
+            assert (
+                got.tolist() == list(range(size // 2)) and end.tolist() == [3.0 * size - 2] and part.tolist() == [0, 1]
+            )
+        place = tf.placeholder(tf.int32, [])
+        with pytest.raises(tf.errors.InvalidArgumentError, match="known only in the step.*tf.shape"):
+            sess.run(x[place:], {x: [1.0], place: 0})
+
+
 def test_options_are_read_before_they_are_set() -> None:
     config = tf.ConfigProto()
     assert config.gpu_options.allow_growth is False and config.gpu_options.visible_device_list == ""
