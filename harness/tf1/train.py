@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import runtime as rt
 from harness.tf1.config import apply as _apply
 from harness.tf1.decays import DECAYS
+from harness.tf1.inputs import OPS as INPUTS
 from harness.tf1.missing import absent
 from harness.tf1.optimizers import OPTIMIZERS
 from harness.training.global_step import global_step
@@ -146,6 +147,7 @@ LAZY: dict[str, str] = {
 
 NAMES: dict[str, Any] = {
     **DECAYS,
+    **INPUTS,
     **OPTIMIZERS,
     "ClusterDef": rt.lowlevel.ClusterDef,
     "JobDef": rt.lowlevel.JobDef,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -35,6 +36,7 @@ class QueueRunner:
         close_op: closes the queue when all threads are through; pending enqueues still happen. Made by default.
         cancel_op: closes the queue at a stop; pending enqueues are cancelled. Made by default.
         queue_closed_exception_types: errors that mean the end of the input or a closed queue.
+        rounds: how often each operation is run at most; then the input has ended. Without limit by default.
 
     Raises:
         ValueError: no queue or no enqueue operations.
@@ -48,6 +50,8 @@ class QueueRunner:
         close_op: rt.Operation | None = None,
         cancel_op: rt.Operation | None = None,
         queue_closed_exception_types: tuple[type[BaseException], ...] | None = None,
+        *,
+        rounds: int | None = None,
     ) -> None:
         if queue is None or not enqueue_ops:
             raise ValueError("a QueueRunner needs a queue and enqueue_ops")
@@ -59,6 +63,7 @@ class QueueRunner:
         self._close_op = queue.close() if close_op is None else close_op
         self._cancel_op = queue.close(cancel_pending_enqueues=True) if cancel_op is None else cancel_op
         self._closed_types = types
+        self._rounds = rounds
         self._lock = threading.Lock()
         self._running: dict[rt.Session, int] = {}
         self._raised: list[BaseException] = []
@@ -121,12 +126,14 @@ class QueueRunner:
     def _run(self, sess: rt.Session, enqueue_op: rt.Operation, coord: Coordinator | None) -> None:
         through = False
         try:
-            while coord is None or not coord.should_stop():
+            for _ in itertools.count() if self._rounds is None else range(self._rounds):
+                if coord is not None and coord.should_stop():
+                    return
                 try:
                     sess.run(enqueue_op)
                 except self._closed_types:
-                    through = True
-                    return
+                    break
+            through = True
         except Exception as error:
             if coord is not None and coord.should_stop() and isinstance(error, rt.CancelledError):
                 return  # it waited for room when the stop closed the queue

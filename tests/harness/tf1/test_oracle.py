@@ -270,6 +270,11 @@ NO_CASE = {
     "train.Server": "a process",
     "train.replica_device_setter": "the runtime's own: its tests are there",
     "train.SyncReplicasOptimizerV2": "SyncReplicasOptimizer by another name",
+    **dict.fromkeys(
+        "train.batch train.shuffle_batch train.input_producer train.string_input_producer train.range_input_producer "
+        "train.slice_input_producer".split(),
+        "queue runners: test_inputs.py",
+    ),
     "train.write_graph": "writes a file: test_program_habits.py",
     "get_local_variable": "test_program_habits.py",
     **dict.fromkeys(
