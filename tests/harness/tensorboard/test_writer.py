@@ -154,9 +154,10 @@ def write_run(logdir: pathlib.Path, start: int, steps: range, tags: dict[str, fl
 
 
 def test_a_restart_repeats_the_last_good_point_of_tags_that_went_too_far(tmp_path: pathlib.Path) -> None:
+    # Files are read in the order of their names, that is of seconds: the other worker's comes first whenever one ends.
+    write_run(tmp_path, 0, range(100), {"elsewhere": 0}, suffix=".worker1")
     with FileWriter(tmp_path) as writer:
         writer.add_scalars({"short": 0.0}, 10)
-    write_run(tmp_path, 0, range(100), {"elsewhere": 0}, suffix=".worker1")
     write_run(tmp_path, 0, range(0, 60, 10), {"loss": 0})
     (event,) = points_to_repeat(str(tmp_path), 35)
     assert (event.step, event.summary.value[0].tag, event.summary.value[0].simple_value) == (30, "loss", 30)
