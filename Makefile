@@ -14,6 +14,8 @@ PYTEST = $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal
 RUN ?= mnist-$(shell date +%Y%m%d-%H%M%S)
 
 export PYTHONUNBUFFERED := 1
+# Tests are compiled once, not in each run and each of its processes.
+unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
@@ -41,8 +43,9 @@ mnist: $(STAMP) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends wi
 test: $(STAMP) ## Run the tests but the longest, in a few minutes; one file: make test TESTS=tests/harness/launch/test_launch.py
 	$(PYTEST) -m "not chaos" $(TESTS)
 
-test-unit: JOBS = 2
-test-unit: $(STAMP) ## Run the tests that start no process, in a minute.
+# What is compiled for a unit test runs once: optimising it would take longer. make test does, with the same tests.
+test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
+test-unit: $(STAMP) ## Run the quick tests, which start no process, in a minute.
 	$(PYTEST) -m unit $(TESTS)
 
 test-rest: $(STAMP) ## Run what make test leaves out: the longest, and the property tests again with more examples.

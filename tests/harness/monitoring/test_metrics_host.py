@@ -66,6 +66,7 @@ def test_the_flag_says_where(server: rt.Server, monkeypatch: pytest.MonkeyPatch)
         assert "bellwether_started_unix_secs" in scrape(made[1], "127.0.0.3")
 
 
+@pytest.mark.cluster  # waits for a limit of seconds
 def test_half_requests_hold_few_threads_and_not_for_long(server: rt.Server) -> None:
     before = threading.active_count()
     with MetricsServer(server, 0) as endpoint:
@@ -101,6 +102,7 @@ def scrape_soon(endpoint: MetricsServer) -> str:
             threading.Event().wait(0.1)
 
 
+@pytest.mark.cluster  # waits for a limit of seconds
 def test_a_client_that_dribbles_is_hung_up_on_all_the_same(server: rt.Server) -> None:
     with (
         MetricsServer(server, 0) as endpoint,

@@ -214,6 +214,7 @@ TABLES = {
 }
 
 
+@pytest.mark.cluster  # thousands of operations to compile
 @pytest.mark.parametrize("table", TABLES)
 def test_every_case_gives_what_tensorflow_gives(table: str) -> None:
     wrong = []

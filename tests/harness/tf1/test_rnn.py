@@ -8,6 +8,8 @@ import pytest
 
 import harness.tf1 as tf
 
+pytestmark = pytest.mark.cluster  # loops, forwards and backwards: much to compile
+
 BATCH, TIME, SIZE, UNITS = 2, 5, 3, 4
 X = np.random.default_rng(0).normal(size=(BATCH, TIME, SIZE)).astype(np.float32)
 
