@@ -3,11 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-LOCK ?= requirements.lock
+LOCK ?= requirements-dev.lock
 # Twice as many workers as the usual two cores: a test of a cluster waits more than it computes.
 JOBS ?= 4
 PEERS := .venv-bench
 PEERS_STAMP := $(PEERS)/.installed
+# For the oldest Python: what it can have, the others can have too.
+RESOLVE = $(BIN)/uv pip compile pyproject.toml --quiet --python-version=3.11 --python-platform=linux \
+	--generate-hashes --no-header --no-annotate
 LOGDIR ?= runs
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal
 # Each run has a directory of its own; make mnist RUN=NAME goes on with one that is there.
@@ -19,12 +22,12 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist test test-unit test-rest test-all test-lowest chaos endings bench bench-quick bench-setup lint format tf1-oracle proto tensorboard clean
+.PHONY: help setup mnist test test-unit test-rest test-all test-lowest chaos endings bench bench-quick bench-setup lint format tf1-oracle proto lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
 
-setup: $(STAMP) ## Make .venv from requirements.lock (only when that or pyproject.toml changed).
+setup: $(STAMP) ## Make .venv from requirements-dev.lock (only when that or pyproject.toml changed).
 
 # Another interpreter has an environment of its own: make test-unit PYTHON=python3.13 VENV=.venv-3.13
 $(STAMP): $(LOCK) pyproject.toml
@@ -87,6 +90,13 @@ format: $(STAMP) ## Put imports and layout in order.
 
 tf1-oracle: $(PEERS_STAMP) ## Write down anew what TensorFlow gives for the cases that harness.tf1 is compared with.
 	$(PEERS)/bin/python -m tests.harness.tf1.oracle.record tests/harness/tf1/oracle/tensorflow_2_21.json
+
+lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pins that do; UPGRADE=--upgrade for the newest.
+	$(RESOLVE) $(UPGRADE) --all-extras --output-file=requirements-dev.lock
+	$(RESOLVE) --extra=mnist --extra=digits --constraint=requirements-dev.lock --output-file=requirements.lock
+
+audit: $(STAMP) ## Look for known vulnerabilities in what is installed to train; asks pypi.org.
+	$(BIN)/uv tool run pip-audit --strict --disable-pip --require-hashes --requirement=requirements.lock
 
 proto: $(STAMP) ## Generate runtime/proto from protos/.
 	$(BIN)/python protos/generate.py

@@ -20,11 +20,16 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-LOCKS = ("requirements.lock", "requirements-lowest.lock")
+LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-lowest.lock")
+PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][\w.+!]*)((?: --hash=sha256:[0-9a-f]{64})*)")
 
 
 def _locked(lock: str) -> list[str]:
-    return (ROOT / lock).read_text().splitlines()
+    return re.sub(r" \\\n +", " ", (ROOT / lock).read_text()).splitlines()
+
+
+def _pins(lock: str) -> dict[str, str]:
+    return {pin[1]: pin[2] for line in _locked(lock) if (pin := PIN.fullmatch(line))}
 
 
 def _project() -> dict:
@@ -32,22 +37,32 @@ def _project() -> dict:
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_lock_is_plain_sorted_pins(lock: str) -> None:
-    lines = _locked(lock)
-    assert [line for line in lines if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*==[0-9][\w.+!]*", line)] == []
-    names = [line.partition("==")[0] for line in lines]
+def test_lock_is_sorted_pins(lock: str) -> None:
+    pins = [PIN.fullmatch(line) for line in _locked(lock)]
+    names = [pin[1] for pin in pins if pin]
+    assert len(names) == len(pins)
     assert names == sorted(set(names))
+    if lock != "requirements-lowest.lock":
+        assert [pin[1] for pin in pins if pin and not pin[3]] == [], "without hashes"
+
+
+def test_what_trains_is_what_is_tested() -> None:
+    assert _pins("requirements.lock").items() <= _pins("requirements-dev.lock").items()
 
 
 def test_lock_holds_every_dependency() -> None:
     project = _project()
     wanted = project["dependencies"] + [name for extra in project["optional-dependencies"].values() for name in extra]
-    names = {line.partition("==")[0] for line in _locked("requirements.lock")}
-    assert {_canonical(re.split(r"[\s\[<>=!~;]", requirement)[0]) for requirement in wanted} <= names
+    assert {_canonical(Requirement(text).name) for text in wanted} <= _pins("requirements-dev.lock").keys()
+    wanted = [
+        *project["dependencies"],
+        *(name for e in ("mnist", "digits") for name in project["optional-dependencies"][e]),
+    ]
+    assert {_canonical(Requirement(text).name) for text in wanted} <= _pins("requirements.lock").keys()
 
 
 def test_every_dependency_has_a_floor_that_is_tried() -> None:
-    pins = dict(line.split("==") for line in _locked("requirements-lowest.lock"))
+    pins = _pins("requirements-lowest.lock")
     project = _project()
     for text in (
         *project["dependencies"],
