@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist test test-unit test-rest test-all test-lowest chaos endings bench bench-quick bench-setup lint format tf1-oracle proto lock audit tensorboard clean
+.PHONY: help setup mnist test test-unit test-rest test-all test-lowest chaos endings bench bench-quick bench-setup lint format tf1-oracle proto docs lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -90,6 +90,9 @@ format: $(STAMP) ## Put imports and layout in order.
 
 tf1-oracle: $(PEERS_STAMP) ## Write down anew what TensorFlow gives for the cases that harness.tf1 is compared with.
 	$(PEERS)/bin/python -m tests.harness.tf1.oracle.record tests/harness/tf1/oracle/tensorflow_2_21.json
+
+docs: $(STAMP) ## Make the documentation site, build/docs/site/index.html, with a reference of all public names.
+	$(BIN)/python docs/site.py
 
 lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pins that do; UPGRADE=--upgrade for the newest.
 	$(RESOLVE) $(UPGRADE) --all-extras --output-file=requirements-dev.lock

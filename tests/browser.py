@@ -81,9 +81,20 @@ class Browser:
         """Runs JavaScript in the page and gives what it returns."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": []})
 
+    def resize(self, width: int, height: int) -> None:
+        """Shows pages at this width and height, in CSS pixels, as a phone does."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
+        body = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
+        self._ask("POST", "/goog/cdp/execute", body)
+
+    def type(self, keys: str) -> None:
+        """Types into what has the focus; ``"\ue009"`` holds Control down until ``"\ue000"``."""
+        element = self._ask("GET", "/element/active")
+        self._ask("POST", f"/element/{next(iter(element.values()))}/value", {"text": keys})
+
     def text(self) -> str:
         """All text of the page, that inside of web components included."""
-        return str(self.run(_TEXT))
+        return str(self.run(TEXT))
 
     def click(self, label: str) -> bool:
         """Clicks the innermost element whose text is ``label``; false when there is none."""
@@ -101,7 +112,7 @@ class Browser:
 
     def wait_text(self, text: str, seconds: float = 30.0) -> None:
         """Waits until the page shows ``text``."""
-        self.wait(f"return (() => {{ {_TEXT} }})().includes({json.dumps(text)})", seconds)
+        self.wait(f"return (() => {{ {TEXT} }})().includes({json.dumps(text)})", seconds)
 
     def screenshot(self, path: pathlib.Path) -> bytes:
         """A PNG of the page."""
@@ -122,7 +133,7 @@ class Browser:
             self._driver.stdout.close()
 
 
-_TEXT = """
+TEXT = """
 const out = [];
 const walk = (node) => {
   if (node.nodeType === Node.TEXT_NODE) { if (node.textContent.trim()) out.push(node.textContent.trim()); return; }
