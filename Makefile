@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist test test-unit test-rest test-all test-lowest chaos endings bench bench-quick bench-setup lint format tf1-oracle proto docs lock audit tensorboard clean
+.PHONY: help setup mnist cartpole test test-unit test-rest test-all test-lowest chaos endings bench bench-quick bench-setup lint format tf1-oracle proto docs lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -42,6 +42,10 @@ mnist: $(STAMP) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends wi
 	$(BIN)/python -m models.mnist.data
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
 		$(BIN)/python -m models.mnist.trainer --flagfile=configs/mnist_async.flags --logdir=$(LOGDIR)/$(RUN)
+
+cartpole: $(STAMP) ## Learn CartPole with 1 ps and 2 actor-critic workers; ends with the mean score, 500 at the most.
+	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
+		$(BIN)/python -m models.cartpole.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=cartpole-%)
 
 test: $(STAMP) ## Run the tests but the longest, in a few minutes; one file: make test TESTS=tests/harness/launch/test_launch.py
 	$(PYTEST) -m "not chaos" $(TESTS)

@@ -1,0 +1,1 @@
+"""CartPole with asynchronous actor-critic workers that share their parameters."""

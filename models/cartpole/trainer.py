@@ -1,0 +1,178 @@
+"""CartPole, learned by asynchronous actor-critic workers (A3C, Mnih et al. 2016): every process runs this program.
+
+python -m harness.launch --ps=1 --workers=2 -- python -m models.cartpole.trainer
+
+Each worker plays games of its own. It reads the parameters from the ps, plays with them for a while, and pushes the
+gradient of what it has seen. Nobody waits for anybody.
+"""
+
+from collections import deque
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+
+import harness
+import runtime as rt
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("ps_hosts", None, "host:port of each parameter server.", required=True)
+flags.DEFINE_list("worker_hosts", None, "host:port of each worker.", required=True)
+flags.DEFINE_enum("job_name", None, ["ps", "worker"], "What this process is.", required=True)
+flags.DEFINE_integer("task_index", 0, "Which one of its job; worker 0 is the chief.")
+flags.DEFINE_string("logdir", None, "Directory of checkpoints and TensorBoard events.")
+flags.DEFINE_integer("train_steps", 1200, "Updates of all workers together.", lower_bound=1)
+flags.DEFINE_integer("games", 16, "Games that a worker plays at once.", lower_bound=1)
+
+TIME = 32
+"""Moves in each game between two updates."""
+DISCOUNT = 0.99
+GAE = 0.95
+"""Lambda of generalised advantage estimation (Schulman et al. 2016)."""
+Params = dict[str, jax.Array]
+
+
+def init_params() -> dict[str, np.ndarray]:
+    """Two hidden layers of 64 for the policy, and two for the value."""
+    rng = np.random.default_rng(1)
+    layers = {"p1": (4, 64), "p2": (64, 64), "p3": (64, 2), "v1": (4, 64), "v2": (64, 64), "v3": (64, 1)}
+    scale = {"p3": 0.01}
+    return {
+        name: (rng.normal(size=shape) * scale.get(name, 1.0) / np.sqrt(shape[0])).astype(np.float32)
+        for name, shape in layers.items()
+    } | {f"{name}_bias": np.zeros(shape[1], np.float32) for name, shape in layers.items()}
+
+
+def network(params: Params, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What the parameters make of observations, float32 [..., 4]: logits [..., 2] of the moves, and values [...]."""
+
+    def layers(x: jax.Array, first: str, second: str, last: str) -> jax.Array:
+        for name in (first, second):
+            x = jnp.tanh(x @ params[name] + params[f"{name}_bias"])
+        return x @ params[last] + params[f"{last}_bias"]
+
+    return layers(seen, "p1", "p2", "p3"), layers(seen, "v1", "v2", "v3")[..., 0]
+
+
+def loss_fn(params: Params, seen: jax.Array, moves: jax.Array, advantages: jax.Array, returns: jax.Array) -> jax.Array:
+    """Actor-critic loss of ``seen`` [N, 4], ``moves`` [N], ``advantages`` [N] and ``returns`` [N]."""
+    logits, values = network(params, seen)
+    log_p = jax.nn.log_softmax(logits)
+    chosen = jnp.take_along_axis(log_p, moves[:, None], 1)[:, 0]
+    entropy = -(jnp.exp(log_p) * log_p).sum(-1)
+    return (-chosen * advantages + (values - returns) ** 2 - 0.01 * entropy).mean()
+
+
+class Player:
+    """Plays games and remembers what it saw.
+
+    Args:
+        games: how many at once.
+        seed: of the games and the moves.
+    """
+
+    def __init__(self, games: int, seed: int) -> None:
+        self.env = gymnasium.make_vec("CartPole-v1", num_envs=games, vectorization_mode="vector_entry_point")
+        self.finished: deque[float] = deque(maxlen=100)
+        """Scores of the last games."""
+        self._rng = np.random.default_rng(seed)
+        self._seen, _ = self.env.reset(seed=seed)
+        self._scores = np.zeros(games)
+        self._over = np.zeros(games, bool)
+        self._network = jax.jit(network)
+
+    def play(self, params: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Plays on for ``TIME`` moves; returns the arguments of ``loss_fn`` after the parameters."""
+        seen, moves, rewards, values, over, lost, kept = [], [], [], [], [], [], []
+        for _ in range(TIME):
+            logits, value = (np.asarray(x) for x in self._network(params, self._seen))
+            move = (self._rng.random(len(logits)) < 1 / (1 + np.exp(logits[:, 0] - logits[:, 1]))).astype(np.int32)
+            seen.append(self._seen)
+            moves.append(move)
+            values.append(value)
+            kept.append(~self._over)  # after the end of a game, one move begins the next and is none
+            self._seen, reward, fell, cut, _ = self.env.step(move)
+            self._scores = np.where(self._over, 0, self._scores + reward)
+            self._over = fell | cut  # a game that lasted its 500 moves is cut, and not lost
+            self.finished.extend(self._scores[self._over])
+            rewards.append(reward * (1 - DISCOUNT))  # so that values lie between 0 and 1
+            over.append(self._over)
+            lost.append(fell)
+        value, advantage = np.asarray(self._network(params, self._seen)[1]), np.zeros(len(self._over))
+        advantages = []
+        for t in reversed(range(TIME)):
+            error = rewards[t] + DISCOUNT * value * ~lost[t] - values[t]
+            advantage = error + DISCOUNT * GAE * advantage * ~over[t]
+            advantages.append(advantage)
+            value = values[t]
+        keep = np.concatenate(kept)
+        good = np.concatenate(advantages[::-1])
+        returns = good + np.concatenate(values)
+        good = (good - good[keep].mean()) / (good[keep].std() + 1e-6) * keep
+        return (
+            np.concatenate(seen),
+            np.concatenate(moves),
+            good.astype(np.float32),
+            np.where(keep, returns, np.concatenate(values)).astype(np.float32),
+        )
+
+
+def score(params: dict[str, np.ndarray], games: int = 100) -> float:
+    """The mean score of the better move in each position, over so many games; 500 is the most."""
+    env = gymnasium.make_vec("CartPole-v1", num_envs=games, vectorization_mode="vector_entry_point")
+    seen, _ = env.reset(seed=2)
+    scores, over = np.zeros(games), np.zeros(games, bool)
+    while not over.all():
+        logits, _ = jax.jit(network)(params, seen)
+        seen, reward, lost, cut, _ = env.step(np.asarray(logits).argmax(-1))
+        scores += reward * ~over
+        over |= lost | cut
+    return float(scores.mean())
+
+
+def main(_: list[str]) -> None:
+    """Serves the parameters as a ps; plays and learns as a worker."""
+    cluster = rt.ClusterSpec({"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts})
+    server = rt.Server(cluster, FLAGS.job_name, FLAGS.task_index)
+    if FLAGS.job_name == "ps":
+        server.join()
+        return
+
+    is_chief = FLAGS.task_index == 0
+    with rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{FLAGS.task_index}")):
+        global_step = harness.get_or_create_global_step()
+        params = rt.variables(init_params(), name="network")
+        seen = rt.placeholder(jnp.float32, [None, 4], name="seen")
+        moves = rt.placeholder(jnp.int32, [None], name="moves")
+        advantages = rt.placeholder(jnp.float32, [None], name="advantages")
+        returns = rt.placeholder(jnp.float32, [None], name="returns")
+        loss = rt.call(loss_fn, params, seen, moves, advantages, returns)
+        rate = optax.linear_schedule(2e-3, 0.0, FLAGS.train_steps)  # what was learned is not forgotten at the end
+        learn = harness.Optimizer(optax.adam(rate)).minimize(loss, global_step=global_step)
+
+        lasted = rt.placeholder(jnp.float32, [], name="lasted")
+        curve = harness.summary.scalar("score", lasted)
+
+    player = Player(FLAGS.games, seed=FLAGS.task_index)
+    supervisor = harness.Supervisor(is_chief=is_chief, logdir=FLAGS.logdir, global_step=global_step, summary_op=None)
+    with supervisor.managed_session(server.target) as session:
+        step = told = 0
+        while not supervisor.should_stop() and step < FLAGS.train_steps:
+            batch = player.play(session.run(params))
+            _, step = session.run(
+                [learn, global_step], dict(zip((seen, moves, advantages, returns), batch, strict=True))
+            )
+            if is_chief and player.finished and step >= told + 50:
+                told, mean = step, float(np.mean(player.finished))
+                print(f"step {step}: the last {len(player.finished)} games lasted {mean:.0f} moves", flush=True)
+                if FLAGS.logdir:
+                    supervisor.summary_computed(session, session.run(curve, {lasted: mean}), int(step))
+        if is_chief:
+            print(f"Mean-Score: {score(session.run(params)):.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)
