@@ -91,27 +91,22 @@ class RunRecords:
         """The records as they are, by task name."""
         return self._send(RunOrder(inspect=RunOrder.Inspect()))
 
-    def claim(self) -> list[str]:
+    def claim(self) -> Lead:
         """Takes the lead: from now on the orders of any other chief are refused.
 
-        Returns:
-            The tasks that it leads.
-
         Raises:
-            AbortedError: another chief keeps claiming them.
+            AbortedError: another chief keeps claiming the same tasks.
         """
         if self.lead is None:
             raise InvalidArgumentError("only the chief takes the lead: give is_chief=True")
-        obeyed: dict[str, Leadership] = {}
 
         def ask(leadership: Leadership) -> dict[str, Leadership]:
             order = RunOrder(leadership=leadership.to_proto(), claim=RunOrder.Claim())
-            replies = self._send(order) if leadership else self.inspect()
-            obeyed.update({task: record.leadership for task, record in replies.items()})
-            return obeyed
+            records = self._send(order) if leadership else self.inspect()
+            return {task: record.leadership for task, record in records.items()}
 
         self.lead.claim(ask)
-        return list(obeyed)
+        return self.lead
 
     def load(self) -> dict[str, int]:
         """Orders the tasks to let nobody train while this chief replaces values.

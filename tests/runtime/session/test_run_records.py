@@ -78,7 +78,7 @@ def test_every_order_reaches_every_ps(cluster: dict[str, rt.Server]) -> None:
     chief = RunRecords(cluster[TARGET].target, is_chief=True)
     other = RunRecords(cluster["/job:worker/task:1"].target)
     assert {record.phase for record in chief.inspect().values()} == {"new"} and chief.task == TARGET
-    assert chief.claim() == PS
+    assert chief.claim().tasks == set(PS)
     assert {record.chief for record in chief.inspect().values()} == {f"{TARGET} at {cluster[TARGET].address}"}
     assert chief.lead and {record.leadership for record in other.inspect().values()} == {chief.lead.leadership}
     assert chief.leads()
@@ -204,7 +204,7 @@ def test_a_task_that_is_not_there_keeps_an_order_from_no_other() -> None:
         records = RunRecords(worker.target, is_chief=True)
         records.answer_secs = 0.3
         reached = RunRecords(worker.target, rt.SessionConfig(device_filters=["/job:ps/task:1"]), is_chief=True)
-        assert reached.claim() == PS[1:]
+        assert reached.claim().tasks == {PS[1]}
         records.lead = reached.lead
         for order in (records.claim, records.join, lambda: records.finish(9.0), lambda: records.done(leave=False)):
             with pytest.raises(rt.UnavailableError, match=f"still waiting for {PS[0]} at {spec['ps'][0]}"):
@@ -273,7 +273,8 @@ def test_what_a_stranger_may_not_order() -> None:
                 they.worker.Run(RunOrder(inspect=RunOrder.Inspect(), incarnation=ps.incarnation ^ 1), timeout=30)
             with refused(grpc.StatusCode.INVALID_ARGUMENT, "orders nothing"):
                 they.worker.Run(RunOrder(incarnation=ps.incarnation), timeout=30)
-            order = RunOrder(incarnation=ps.incarnation, leadership=Leadership(1, 4711).to_proto(), load=RunOrder.Load())
+            order = RunOrder(leadership=Leadership(1, 4711).to_proto(), load=RunOrder.Load())
+            order.incarnation = ps.incarnation
             with refused(grpc.StatusCode.ABORTED, "took the lead"):
                 they.worker.Run(order, timeout=30)
             for secs in (0.0, -1.0, 1e9, float("inf"), float("nan")):
