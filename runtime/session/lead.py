@@ -41,18 +41,18 @@ class Lead:
 
         Args:
             ask: reaches the tasks.
-            held: those of them that it does not take back from another chief.
+            held: those of them that it does not take back: when another chief leads one, nothing is claimed, and the
+                tasks refuse what goes under the leadership that is given.
 
         Raises:
-            AbortedError: another chief leads a task of ``held``, or keeps claiming the same tasks.
+            AbortedError: another chief keeps claiming the same tasks.
         """
         wait = threading.Event()  # never set: two chiefs that start together step aside for random times
         with self._lock:
             for attempt in range(CLAIM_TRIES):
                 obeyed = ask(NOBODY)
-                lost = sorted(task for task in held if obeyed[task] and obeyed[task].owner != self.owner)
-                if lost:
-                    raise AbortedError("another chief has taken the lead (a run has one chief at a time)", task=lost[0])
+                if any(obeyed[task] and obeyed[task].owner != self.owner for task in held):
+                    return self.leadership
                 claimed = Leadership(next_epoch(self.owner, obeyed.values()), self.owner)
                 while (lowest := min(leadership.epoch for leadership in obeyed.values())) < claimed.epoch:
                     obeyed = ask(Leadership(min(claimed.epoch, lowest + EPOCHS_AT_ONCE - 1), self.owner))
@@ -96,11 +96,7 @@ class Authority:
             self._lead, self._claimed = lead, NOBODY
 
     def over(self, tasks: Collection[str]) -> Mapping[str, Leadership]:
-        """By task, under whose leadership to order; a chief claims those that it has not ordered before.
-
-        Raises:
-            AbortedError: this is a chief's session, and another chief has taken the lead.
-        """
+        """By task, under whose leadership to order; a chief claims those that it has not ordered before."""
         with self._lock:
             lead = self._lead
             if lead is None:

@@ -12,7 +12,8 @@ from runtime.proto import run_record_pb2 as pb
 
 EPOCHS_AT_ONCE = 2**32
 """By how much a claim may raise the epoch: there are always epochs left, for 2^31 claims of a stranger."""
-MAX_EPOCH = 2**63
+MAX_EPOCH = MAX_OWNER = 2**63
+"""Epochs and the numbers of chiefs are smaller: orders to quorums carry them as int64."""
 
 
 @dataclass(frozen=True)

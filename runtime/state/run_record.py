@@ -33,7 +33,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from runtime.errors import AbortedError, InvalidArgumentError, OpError, PermissionDeniedError
 from runtime.proto import run_record_pb2 as pb
 from runtime.state.cancellation import Cancellation
-from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, NOBODY, Leadership
+from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
 
 NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
 MOST_WAIT_SECS = 60.0
@@ -198,7 +198,7 @@ class RunRecord:
         task: str,
         *,
         deposed: type[OpError] = PermissionDeniedError,
-        forgotten: type[OpError] = AbortedError,
+        outdated: type[OpError] = AbortedError,
     ) -> None:
         """Sees that an order comes under the leadership that this task obeys.
 
@@ -207,10 +207,11 @@ class RunRecord:
             what: it is to do, for the error.
             task: this task's name, for the error.
             deposed: what to raise when somebody else leads.
-            forgotten: what to raise when nobody leads, as the task was started again since.
+            outdated: what to raise when nobody leads, as the task was started again since, or when the same chief has
+                claimed it under another epoch.
         """
         with self._changed:
-            self.check_held(leadership, what, task, deposed=deposed, forgotten=forgotten)
+            self.check_held(leadership, what, task, deposed=deposed, outdated=outdated)
 
     def check_held(
         self,
@@ -219,14 +220,20 @@ class RunRecord:
         task: str,
         *,
         deposed: type[OpError] = PermissionDeniedError,
-        forgotten: type[OpError] = AbortedError,
+        outdated: type[OpError] = AbortedError,
     ) -> None:
         """As ``check``, for a caller that holds the store's lock: nobody else can claim the task until it lets go."""
         if not self.leadership:  # a chief that takes the lead again finds out what is lost
-            raise forgotten("restarted since a chief took the lead here, its state is gone", task=task)
-        if leadership != self.leadership:
+            raise outdated("restarted since a chief took the lead here, its state is gone", task=task)
+        if leadership.owner != self.leadership.owner:
             raise deposed(
                 f"refused to {what}: {self._leader_name} has taken the lead (a run has one chief at a time)", task=task
+            )
+        if leadership != self.leadership:
+            raise outdated(
+                f"refused to {what}: the order is of epoch {leadership.epoch}, and its chief has claimed the task anew "
+                f"under epoch {self.leadership.epoch}",
+                task=task,
             )
 
     @property
@@ -349,8 +356,8 @@ class RunRecord:
 
     def _claim(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         wanted = Leadership.from_proto(order.leadership)
-        if not wanted or not wanted.owner:
-            raise InvalidArgumentError("who takes the lead needs an epoch and a number", task=task)
+        if not wanted or not 0 < wanted.owner < MAX_OWNER:
+            raise InvalidArgumentError("who takes the lead needs an epoch and a number below 2^63", task=task)
         if wanted.epoch >= min(MAX_EPOCH, self.leadership.epoch + EPOCHS_AT_ONCE):
             raise InvalidArgumentError(
                 f"refused: a claim of epoch {wanted.epoch}, where the task obeys epoch {self.leadership.epoch}: the "

@@ -327,5 +327,5 @@ def test_an_order_has_no_fields_of_others() -> None:
 @pytest.mark.parametrize("name", sorted({f.name for f in ORDER.DESCRIPTOR.oneofs_by_name["order"].fields} - UNFENCED))
 def test_every_order_that_does_something_is_refused_under_another_epoch(they: Stranger, name: str) -> None:
     for epoch in (they.epoch - 1, they.epoch + 1):
-        with refused(grpc.StatusCode.ABORTED, "has taken the lead"):
+        with refused(grpc.StatusCode.ABORTED, f"epoch {epoch}"):
             they.order(epoch=epoch, **{name: {}})

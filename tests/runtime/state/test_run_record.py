@@ -19,7 +19,7 @@ from runtime.errors import (
 )
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.state.cancellation import Cancellation
-from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, NOBODY, Leadership
+from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
 from runtime.state.run_record import MOST_WAIT_SECS, RunRecord, wait_secs
 
 TASK, CHIEF, OTHER = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
@@ -115,6 +115,8 @@ def test_only_who_leads_may_order_this(kind: str) -> None:
     for epoch in (1, 2, 3):
         with pytest.raises(PermissionDeniedError, match=f"refused to {kind} for {CHIEF}: {OTHER} has taken the lead"):
             kept.order(CHIEF, epoch, **of(kind))
+    with pytest.raises(AbortedError, match=f"refused to {kind} for {OTHER}: the order is of epoch 1"):
+        kept.order(OTHER, 1, **of(kind))
     assert kept.order(**of("inspect")) == before
 
 
@@ -129,7 +131,7 @@ def test_an_order_given_twice_is_an_order_given_once(kind: str) -> None:
     assert again == once.order(**of(kind))
 
 
-@pytest.mark.parametrize("leadership", [NOBODY, Leadership(1, 0), Leadership(0, 7)])
+@pytest.mark.parametrize("leadership", [NOBODY, Leadership(1, 0), Leadership(0, 7), Leadership(1, MAX_OWNER)])
 def test_who_leads_has_an_epoch_and_a_number(leadership: Leadership) -> None:
     kept = Kept()
     with pytest.raises(InvalidArgumentError, match="an epoch and a number"):
