@@ -433,10 +433,7 @@ class CheckpointParticipant:
             if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
                 raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
             values = {s.slot: (array, s.spec) for s, array in zip(job.slices, job.arrays, strict=True)}
-            given = self._store.replace(
-                values,
-                lambda: self._store.run.check_held(leadership, "restore", self._task, deposed=AbortedError),
-            )
+            given = self._store.replace(values, lambda: self._check(leadership))
             self._gate.forget()  # what dead workers left half done is overwritten
             if order.origin:
                 self._note_values(order.origin, given)

@@ -202,6 +202,8 @@ class RunRecord:
     ) -> None:
         """Sees that an order comes under the leadership that this task obeys.
 
+        Nobody can claim the task between this and what a caller does while it holds the store's lock.
+
         Args:
             leadership: under which it comes.
             what: it is to do, for the error.
@@ -210,29 +212,17 @@ class RunRecord:
             outdated: what to raise when nobody leads, as the task was started again since, or when the same chief has
                 claimed it under another epoch.
         """
-        with self._changed:
-            self.check_held(leadership, what, task, deposed=deposed, outdated=outdated)
-
-    def check_held(
-        self,
-        leadership: Leadership,
-        what: str,
-        task: str,
-        *,
-        deposed: type[OpError] = PermissionDeniedError,
-        outdated: type[OpError] = AbortedError,
-    ) -> None:
-        """As ``check``, for a caller that holds the store's lock: nobody else can claim the task until it lets go."""
-        if not self.leadership:  # a chief that takes the lead again finds out what is lost
+        obeyed = self.leadership
+        if not obeyed:  # a chief that takes the lead again finds out what is lost
             raise outdated("restarted since a chief took the lead here, its state is gone", task=task)
-        if leadership.owner != self.leadership.owner:
+        if leadership.owner != obeyed.owner:
             raise deposed(
                 f"refused to {what}: {self._leader_name} has taken the lead (a run has one chief at a time)", task=task
             )
-        if leadership != self.leadership:
+        if leadership != obeyed:
             raise outdated(
                 f"refused to {what}: the order is of epoch {leadership.epoch}, and its chief has claimed the task anew "
-                f"under epoch {self.leadership.epoch}",
+                f"under epoch {obeyed.epoch}",
                 task=task,
             )
 
@@ -344,7 +334,7 @@ class RunRecord:
 
     def _check_leader(self, order: pb.RunOrder, task: str) -> None:
         what = f"{order.WhichOneof('order')} for {order.sender or 'a chief'}"
-        self.check_held(Leadership.from_proto(order.leadership), what, task)
+        self.check(Leadership.from_proto(order.leadership), what, task)
 
     def _wait(self, done: Callable[[], bool], secs: float, task: str, cancelled: Cancellation) -> None:
         until = time.monotonic() + min(secs, MOST_WAIT_SECS)
@@ -365,8 +355,8 @@ class RunRecord:
                 task=task,
             )
         if wanted.epoch > self.leadership.epoch:  # else the reply tells who leads
-            self.leadership = wanted
             self._leader_name, self._leader_address = order.sender, order.address
+            self.leadership = wanted
 
     def _load(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)

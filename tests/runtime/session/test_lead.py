@@ -207,7 +207,7 @@ def test_a_restore_that_has_been_read_is_not_swapped_in_after_another_claim(
             return replace(*args)
 
         monkeypatch.setattr(store, "replace", claimed_first)
-        with pytest.raises(rt.AbortedError, match="refused to restore"):
+        with pytest.raises(rt.AbortedError, match="refused to save or restore"):
             saver.restore(sess, path)
         assert sess.run("v0:0").tolist() == [9.0] * 4
 
