@@ -156,7 +156,7 @@ def leads_synchronously(index: int, spec: Spec, series: str, pipe: Any) -> None:
                 try:
                     order()
                 except rt.OpError as error:
-                    pipe.send(("REFUSED", kind, type(error).__name__, str(error)))
+                    pipe.send(("REFUSED", (kind, type(error).__name__, str(error))))
             pipe.send(("TRIED",))
             coord.request_stop()
 
