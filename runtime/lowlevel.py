@@ -17,6 +17,7 @@ from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.host_ops import host_call
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
+from runtime.session.lead import Authority
 from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
@@ -28,6 +29,7 @@ __all__ = [
     "METRICS",
     "Array",
     "ArraySlice",
+    "Authority",
     "CheckpointCoordinator",
     "CheckpointFile",
     "DType",

@@ -206,7 +206,7 @@ class SaveJob:
         self._manifest = Manifest(
             self.handle.step,
             sequence,
-            coordinator.epoch,
+            snapshot.epoch,
             time.time(),
             names.described(snapshot.slices),
             states=dict(self._history.states),

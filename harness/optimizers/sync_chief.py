@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,15 +25,18 @@ class Orders:
     """The operations by which a chief commands one quorum; see ``runtime.lowlevel.Quorum``.
 
     Attributes:
+        beside: a variable on the quorum's task.
         takeover: placeholder of ``claim``.
-        claim: makes the session the chief.
+        claim: begins a session of the chief.
         request: placeholder of ``gather``.
         gather: waits until there is something to decide on.
         order: placeholder of ``commit``.
         commit: applies what was chosen; the leader's runs those of all others before.
         follow: the same, on this ps alone.
+        status: changes nothing.
     """
 
+    beside: rt.Variable
     takeover: rt.Tensor
     claim: tuple[rt.Tensor, rt.Tensor]
     request: rt.Tensor
@@ -42,6 +44,7 @@ class Orders:
     order: rt.Tensor
     commit: rt.Tensor
     follow: rt.Tensor
+    status: rt.Tensor
 
 
 def orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
@@ -49,15 +52,17 @@ def orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
     made: list[Orders] = []
     with rt.device(None):
         for quorum in reversed(quorums):
-            takeover = rt.placeholder(np.int64, [3], name=f"{quorum.name}/takeover")
-            request = rt.placeholder(np.int64, [5], name=f"{quorum.name}/request")
+            takeover = rt.placeholder(np.int64, [4], name=f"{quorum.name}/takeover")
+            request = rt.placeholder(np.int64, [6], name=f"{quorum.name}/request")
             order = rt.placeholder(np.int64, [None], name=f"{quorum.name}/order")
             claim, gather = quorum.claim(takeover), quorum.gather(request)
             follow = commit = quorum.commit(order)
             if quorum is quorums[0]:
                 with rt.control_dependencies([o.commit for o in made]):
                     commit = quorum.commit(order)
-            made.insert(0, Orders(takeover, claim, request, gather, order, commit, follow))
+            made.insert(
+                0, Orders(quorum.beside, takeover, claim, request, gather, order, commit, follow, quorum.status())
+            )
     return made
 
 
@@ -83,11 +88,11 @@ class SyncRunner:
         self._total = total
         self._each = -(-needed // total)
         self._timeout_secs = timeout_secs
-        self._owner = secrets.randbits(62) + 1
         self._deciding = threading.Lock()  # held during a commit; what follows is guarded by the condition
         self._changed = threading.Condition()
         self._reports = [_NOTHING for _ in tasks]
-        self._epochs: list[int] = []
+        self._leaderships: list[tuple[int, int]] = []  # by task, epoch and owner
+        self._sessions: list[int] = []
         self._claim_count = 0
         self._lost: BaseException | None = None
         self._members: frozenset[int] | None = None
@@ -127,7 +132,7 @@ class SyncRunner:
                 thread.start()
         return threads
 
-    # -- taking the lead ---------------------------------------------------------------------------------------
+    # -- beginning a session ---------------------------------------------------------------------------------------
 
     def _lead(self, sess: rt.Session, coord: Coordinator) -> None:
         """Claims all ps, again whenever one was lost, and looks whether a step has waited for too long."""
@@ -149,7 +154,8 @@ class SyncRunner:
                 self._changed.notify_all()
 
     def _claim(self, sess: rt.Session) -> None:
-        """Takes the lead on all ps, and brings them to one step."""
+        """Begins a session on all ps, and brings them to one step."""
+        self._leaderships = self._obeyed(sess)
         plan = settle(self._claims(sess, ()))
         if plan.behind:
             logging.warning("%s: step %d was applied on some ps only: the others follow", self.name, plan.step)
@@ -164,14 +170,28 @@ class SyncRunner:
             self._claim_count += 1
             self._changed.notify_all()
 
+    def _obeyed(self, sess: rt.Session) -> list[tuple[int, int]]:
+        """Epoch and owner of the leadership under which to order each ps."""
+        placed = sess.placement([task.beside for task in self._tasks])
+        names = [placed[task.beside].task_name for task in self._tasks]
+        try:
+            under = sess.authority.over(names)
+        except (rt.UnavailableError, rt.AbortedError) as error:
+            sess.run([task.status for task in self._tasks])  # a session that recovers does so within a step
+            raise rt.FailedPreconditionError(error.message, task=error.task) from error
+        return [(under[name].epoch, under[name].owner) for name in names]
+
     def _claims(self, sess: rt.Session, forget: Sequence[int]) -> list[ClaimReply]:
         answers = sess.run([task.claim for task in self._tasks], self._takeover(forget))
-        self._epochs = [int(numbers[0]) for numbers, _ in answers]
+        self._sessions = [int(numbers[0]) for numbers, _ in answers]
         return [ClaimReply(int(n[1]), int(n[2]), tuple(int(w) for w in workers)) for n, workers in answers]
 
     def _takeover(self, forget: Sequence[int]) -> dict[rt.Tensor, np.ndarray]:
         wanted = self._wanted()
-        return {t.takeover: np.array([self._owner, wanted, i in forget], np.int64) for i, t in enumerate(self._tasks)}
+        return {
+            task.takeover: np.array([*self._leaderships[i], wanted, i in forget], np.int64)
+            for i, task in enumerate(self._tasks)
+        }
 
     def _wanted(self) -> int:
         return self._needed if self._members is None else min(self._needed, len(self._members) * self._each)
@@ -233,7 +253,7 @@ class SyncRunner:
     def _gather(self, index: int, sess: rt.Session, claim: int, step: int, count: int, limit_millis: int) -> float:
         """Takes a report of one ps; gives for how many seconds its present step has waited."""
         task = self._tasks[index]
-        request = np.array([self._owner, self._epochs[index], step, count, limit_millis], np.int64)
+        request = np.array([*self._leaderships[index], self._sessions[index], step, count, limit_millis], np.int64)
         (found, millis), workers, seen = sess.run(task.gather, {task.request: request})
         with self._changed:
             if self._claim_count == claim:
@@ -268,7 +288,7 @@ class SyncRunner:
                     self._reports = [r if r.step > leader.step else after for r in self._reports]
 
     def _order(self, index: int, step: int, workers: Sequence[int]) -> np.ndarray:
-        return np.array([self._owner, self._epochs[index], self._wanted(), step, *workers], np.int64)
+        return np.array([*self._leaderships[index], self._sessions[index], self._wanted(), step, *workers], np.int64)
 
     def _lose(self, error: BaseException, claim: int) -> None:
         with self._changed:
@@ -277,10 +297,12 @@ class SyncRunner:
                 self._changed.notify_all()
 
     def _release(self, sess: rt.Session, coord: Coordinator) -> None:
-        """At a stop, ends the waits of the listeners: a claim takes the lead away from this runner."""
+        """At a stop, ends the waits of the listeners: their session is over when another one begins."""
         coord.wait_for_stop()
         with self._changed:
             self._changed.notify_all()
+        if not self._sessions:
+            return
         try:
             underlying(sess).run([task.claim for task in self._tasks], self._takeover(()), timeout_secs=_RELEASE_SECS)
         except (rt.OpError, RuntimeError) as error:  # the session or a ps may be gone

@@ -287,6 +287,11 @@ class ManagedSession(rt.Session):
         return self.raw.left_tasks
 
     @property
+    def authority(self) -> rt.lowlevel.Authority:
+        """As ``Session.authority``, of the present session."""
+        return self.raw.authority
+
+    @property
     def checkpoint_coordinator(self) -> rt.lowlevel.CheckpointCoordinator:
         """As ``Session.checkpoint_coordinator``, of the present session."""
         return self.raw.checkpoint_coordinator

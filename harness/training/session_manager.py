@@ -300,7 +300,7 @@ class SessionManager:
                         backoff = FIRST_BACKOFF_SECS
                         continue
                     if request.records is not None:
-                        request.records.claim()
+                        session.authority.lead_with(request.records.claim())
                     live = self._live_step(session, report)
                     if decision.action is not Action.KEEP and request.records is not None:
                         session.adopt_generations(request.records.load())  # all other sessions are cut off

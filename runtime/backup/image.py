@@ -1,7 +1,7 @@
 """The image of a task for its backup, and how another process becomes that task.
 
-In an image are the variables, the run record, the stages that sessions have registered, the last answer of each lane,
-who coordinates checkpoints, and which steps may be half done (the gate's memory). Not in it are what waits for somebody
+In an image are the variables, the run record (with whom the task obeys), the stages that sessions have registered, the
+last answer of each lane, and which steps may be half done (the gate's memory). Not in it are what waits for somebody
 (queues, accumulators, quorums: with those a task has no backup), tensors that are held for other tasks, and orders of
 a checkpoint that is under way: those steps and orders fail with AbortedError, which a session that recovers makes good.
 """
@@ -30,7 +30,7 @@ from runtime.transport.listener import Reply
 from runtime.transport.messages import call_from_proto, call_to_proto
 
 _VARIABLE, _STAGE, _ANSWER = "variable", "stage", "answer"
-_SESSIONS, _RUN, _COORDINATOR, _STEPS = "sessions", "run", "coordinator", "steps"
+_SESSIONS, _RUN, _STEPS = "sessions", "run", "steps"
 
 
 def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
@@ -54,8 +54,6 @@ def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
     parts |= {_name(_STAGE, h): CapturedEntry(h, functools.partial(_as_it_is, entry)) for h, entry in unused.items()}
     parts |= {_name(_ANSWER, *key): CapturedEntry(a.seq, functools.partial(_answer, a)) for key, a in answered.items()}
     parts[_name(_RUN)] = CapturedEntry(json.dumps(run), functools.partial(Entry, run))
-    epoch, owner = worker.checkpoint_participant.state()
-    parts[_name(_COORDINATOR)] = CapturedEntry((epoch, owner), functools.partial(Entry, [epoch, owner]))
     parts[_name(_STEPS)] = CapturedEntry(object(), functools.partial(Entry, worker.gate.state()))
     listed = [[session, handles] for session, handles in sessions.items()]
     parts[_name(_SESSIONS)] = CapturedEntry(worker.registry.changes, functools.partial(Entry, listed))
@@ -103,8 +101,6 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
             answered[rest[0], rest[1]] = Answered(entry.meta["seq"], reply, time.monotonic())
         elif kind == _SESSIONS:
             sessions = entry.meta
-        elif kind == _COORDINATOR:
-            worker.checkpoint_participant.take_up(*entry.meta)
         elif kind == _STEPS:
             worker.gate.take_up(entry.meta)
         else:
@@ -112,6 +108,7 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
     worker.registry.inherit(stages, {s: handles for s, handles in sessions}, _reviver(worker))
     worker.store.replace(values)
     worker.rendezvous.resumed = True
+    worker.checkpoint_participant.resume()
     if run is not None:
         worker.store.run.take_up(run)
     return answered

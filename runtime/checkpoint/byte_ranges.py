@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from runtime.errors import DataLossError, InvalidArgumentError
+from runtime.state.leadership import Leadership
 from runtime.tensor_spec import Array, TensorSpec, aligned_buffer
 
 
@@ -18,8 +19,8 @@ class ByteRange(NamedTuple):
     """Some bytes of one slice of a job.
 
     Attributes:
-        epoch: of the coordinator.
-        owner: its id.
+        epoch: of the leadership under which it is asked for.
+        owner: of that leadership.
         job: random id of the save or restore.
         part: which of the job's slices on the task.
         offset: the first byte, in C order.
@@ -32,6 +33,16 @@ class ByteRange(NamedTuple):
     part: int = 0
     offset: int = 0
     size: int = 0
+
+    @classmethod
+    def of_job(cls, leadership: Leadership, job: int) -> ByteRange:
+        """What all byte ranges of a job on one task have in common."""
+        return cls(leadership.epoch, leadership.owner, job)
+
+    @property
+    def leadership(self) -> Leadership:
+        """Under which it is asked for."""
+        return Leadership(self.epoch, self.owner)
 
     @classmethod
     def from_array(cls, array: Array) -> ByteRange:

@@ -1,13 +1,12 @@
-"""The coordinator's side of checkpoints: orders to all tasks at once, under one epoch.
+"""The coordinator's side of checkpoints: orders to all tasks at once.
 
-One process coordinates at a time (the chief). It claims the tasks under an epoch larger than any before, after which
-they refuse the orders of earlier coordinators.
+Every order goes under the leadership that its task obeys (``runtime/session/lead.py``). A task that another chief
+claims meanwhile refuses the rest of a save or restore.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import random
 import secrets
@@ -23,11 +22,9 @@ from absl import logging
 from runtime.checkpoint import streaming
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.pacing import Pace, in_background
-from runtime.checkpoint.participant import EPOCHS_AT_ONCE
 from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice, by_task, half_done_steps
 from runtime.checkpoint.storage import write_store
 from runtime.errors import (
-    AbortedError,
     DataLossError,
     NotFoundError,
     OpError,
@@ -35,23 +32,25 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.proto import services_pb2 as pb
+from runtime.state.leadership import NOBODY, Leadership
 from runtime.state.write_gate import PAUSE_SECS
 
 ORDER_SECS = 120.0
-"""Time limit of an order that should take milliseconds, but for a claim that waits for an old chief's writes."""
+"""Time limit of an order that should take milliseconds; the first of a chief waits for the writes of the one before."""
 DROP_SECS = 5.0
 STATES_SECS = 2.0
-CLAIM_TRIES = 10
-SNAPSHOT_TRIES = 3
+SNAPSHOT_TRIES = 5
 """How often a snapshot is begun that turns out not to be of one instant."""
+ASIDE_SECS = 0.05
+"""Before the second try; two processes that take snapshots at once step aside for random times, twice as long each."""
 
 Order = pb.CheckpointOrder
 
-_owner = secrets.randbits(63) | 1
-"""This process among the coordinators."""
 _snapshotting = threading.Lock()
 """Held during a snapshot: a task is paused for one at a time, and two of this process would end each other's pauses."""
 _T = TypeVar("_T")
+Leaderships = Mapping[str, Leadership]
+"""By task, under which it is ordered."""
 
 
 class Carrier(Protocol):
@@ -69,62 +68,13 @@ class CheckpointCoordinator:
 
     Args:
         carrier: takes orders and byte ranges to the tasks.
+        leaderships: tells by task under whose leadership to order; called before each save and restore.
     """
 
-    def __init__(self, carrier: Carrier) -> None:
+    def __init__(self, carrier: Carrier, leaderships: Callable[[Sequence[str]], Leaderships]) -> None:
         self._send = carrier.send_order
         self._stream = carrier.stream
-        self._lock = threading.Lock()
-        self._epoch = 0
-        self._claimed: set[str] = set()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch under which this process coordinates; 0 before ``claim``."""
-        return self._epoch
-
-    def claim(self, tasks: Sequence[str]) -> int:
-        """Becomes the coordinator of some tasks, unless this session is it already; earlier ones' jobs have ended then.
-
-        Args:
-            tasks: names of the tasks.
-
-        Returns:
-            The epoch, larger than that of any coordinator before.
-
-        Raises:
-            AbortedError: another process keeps claiming the same tasks.
-        """
-        with self._lock:
-            if self._claimed.issuperset(tasks):
-                return self._epoch
-            wanted = sorted(self._claimed.union(tasks))
-            query = Order(query=Order.Query())
-            replies = [(r.query.epoch, r.query.owner) for r in self._ask(dict.fromkeys(wanted, query))]
-            if len(set(replies)) == 1 and replies[0][0] and replies[0][1] == _owner:
-                self._epoch = replies[0][0]
-                self._claimed.update(wanted)
-                return self._epoch
-            wait = threading.Event()  # never set: two chiefs that start together step aside for random times
-            for attempt in range(CLAIM_TRIES):
-                epoch = max(e for e, _ in replies) + 1
-                before = {t: e for t, (e, _) in zip(wanted, replies, strict=True)}
-                replies = self._each(wanted, functools.partial(self._raise_epoch, before, epoch))
-                if all(t == (epoch, _owner) for t in replies):
-                    self._epoch = epoch
-                    self._claimed.update(wanted)
-                    logging.info("this task leads the saving of checkpoints now, as chief number %d of the run", epoch)
-                    return epoch
-                wait.wait(random.uniform(0.0, 0.05 * 2**attempt))
-            raise AbortedError("another chief keeps claiming the same tasks: run one chief only")
-
-    def _raise_epoch(self, before: Mapping[str, int], epoch: int, task: str) -> tuple[int, int]:
-        """Claims a task; one that is far behind the others takes a large epoch in several steps only."""
-        now = before[task]
-        while now < epoch:
-            now = min(epoch, now + EPOCHS_AT_ONCE - 1)
-            obeys = self._request(task, Order(epoch=now, claim=Order.Claim())).claim
-        return obeys.epoch, obeys.owner
+        self._leaderships = leaderships
 
     def snapshot(self, slices: Sequence[VariableSlice], number_of: str = "") -> Snapshot:
         """Takes references to variables of all tasks as of one instant, at which no step has half its writes done.
@@ -135,33 +85,39 @@ class CheckpointCoordinator:
 
         Raises:
             FailedPreconditionError: a variable is not initialised; names it.
-            AbortedError: another coordinator has taken over, or a task restarted.
+            AbortedError: another chief has taken the lead, or a task restarted.
             DeadlineExceededError: the tasks could not be held still together until all had taken their references.
         """
         held = by_task(slices)
-        self.claim(list(held))
-        for left in reversed(range(SNAPSHOT_TRIES)):
+        under = self._leaderships(list(held))
+        aside = threading.Event()  # never set
+        for tried in range(SNAPSHOT_TRIES):
             try:
                 with _snapshotting:
-                    return self._snapshot(slices, held, number_of)
+                    return self._snapshot(slices, held, number_of, under)
             except SnapshotError as error:
-                if not left:
+                if tried == SNAPSHOT_TRIES - 1:
                     raise
                 logging.info("begins the checkpoint again: %s", error)
+                aside.wait(random.uniform(0.0, ASIDE_SECS * 2**tried))
         raise AssertionError("the last try gives a snapshot or raises")
 
     def _snapshot(
-        self, slices: Sequence[VariableSlice], held: Mapping[str, Sequence[VariableSlice]], number_of: str
+        self,
+        slices: Sequence[VariableSlice],
+        held: Mapping[str, Sequence[VariableSlice]],
+        number_of: str,
+        under: Leaderships,
     ) -> Snapshot:
         job = secrets.randbits(63) | 1
         tasks = list(held)
         started = time.monotonic()
         try:
-            self._pause(job, tasks)
+            self._pause(job, tasks, under)
             takes = {t: Order.Take(job=job, slices=_messages(s), report=number_of) for t, s in held.items()}
-            replies = [r.take for r in self._ask({t: Order(take=take) for t, take in takes.items()})]
+            replies = [r.take for r in self._ask({t: Order(take=take) for t, take in takes.items()}, under)]
         except BaseException:
-            self.drop(job, tasks)
+            self._drop(job, tasks, under)
             raise
         paused = time.monotonic() - started
         number = None
@@ -172,15 +128,15 @@ class CheckpointCoordinator:
                 number = reply.number
         encoded = [replace(s, encoded=sizes[s]) if s.spec.is_string else s for s in slices]
         cores = min(max(r.cores, 1) for r in replies) if replies else 1
-        return Snapshot(job, tuple(encoded), number, paused, cores)
+        return Snapshot(job, tuple(encoded), number, paused, under, cores)
 
-    def _pause(self, job: int, tasks: Sequence[str]) -> None:
-        replies = self._ask(dict.fromkeys(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS))))
+    def _pause(self, job: int, tasks: Sequence[str], under: Leaderships) -> None:
+        replies = self._ask(dict.fromkeys(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS))), under)
         waiting = half_done_steps({t: list(r.pause.steps) for t, r in zip(tasks, replies, strict=True)})
         if not waiting:
             return
         rest = {t: Order(let_through=Order.LetThrough(job=job, steps=steps)) for t, steps in waiting.items()}
-        lost = {(s.session, s.step) for reply in self._ask(rest) for s in reply.let_through.steps}
+        lost = {(s.session, s.step) for reply in self._ask(rest, under) for s in reply.let_through.steps}
         if lost:
             logging.warning(
                 "%d steps lost their worker half-way: the checkpoint holds what they have written", len(lost)
@@ -198,7 +154,7 @@ class CheckpointCoordinator:
         """
         questions = {t: Order.Changed(job=job, slices=_messages(s)) for t, s in by_task(slices).items()}
         try:
-            return any(r.changed for r in self._ask({t: Order(changed=q) for t, q in questions.items()}))
+            return any(r.changed for r in self._ask({t: Order(changed=q) for t, q in questions.items()}, {}))
         except NotFoundError:
             return None
 
@@ -220,13 +176,13 @@ class CheckpointCoordinator:
             ResourceExhaustedError: the disk is full.
             FailedPreconditionError: a task does not see the directory.
             UnavailableError: a task died.
-            AbortedError: another coordinator has taken over.
+            AbortedError: another chief has taken the lead.
         """
         ids = self.process_ids(snapshot, stream=stream)
         if stream:
             return self._write_stream(snapshot, f"{directory}/ocdbt.process_{ids['']}")
         writes = {t: Order.Write(job=snapshot.job, directory=directory, process_id=i) for t, i in ids.items()}
-        replies = self._ask({t: Order(write=write) for t, write in writes.items()}, None)
+        replies = self._ask({t: Order(write=write) for t, write in writes.items()}, snapshot.leaderships, None)
         return [CheckpointFile(f.path, f.size, f.crc32) for r in replies for f in r.write.files]
 
     def _write_stream(self, snapshot: Snapshot, directory: str) -> list[CheckpointFile]:
@@ -235,24 +191,21 @@ class CheckpointCoordinator:
                 # The tasks send when they are asked: when this process rests, so do they.
                 cores = min(snapshot.cores, os.cpu_count() or 1)
                 pace = Pace(lambda: streams.updates, threading.Event().wait, cores)
-                blocks = streaming.blocks(snapshot, streams, self._byte_range(snapshot.job))
+                blocks = streaming.blocks(snapshot, streams)
                 return write_store(directory, blocks, group_bytes=streaming.BLOCK_BYTES, in_flight=1, pace=pace)
 
         return [CheckpointFile(*file) for file in in_background(write, "checkpoint-writer")]
 
-    def _byte_range(self, job: int) -> ByteRange:
-        return ByteRange(self._epoch, _owner, job)
-
     def process_ids(self, snapshot: Snapshot, *, stream: bool = False) -> dict[str, str]:
-        """By task, the id of the store it writes: tells the epochs apart, so that a late writer is recognised."""
+        """By task, the id of the store it writes: tells saves apart, so that a late writer is recognised."""
         if stream:
-            return {"": f"{self._epoch}stream"}
-        return {t: f"{self._epoch}{''.join(c for c in t if c.isalnum())}" for t in snapshot.tasks}
+            return {"": f"{snapshot.job:x}stream"}
+        return {t: f"{snapshot.job:x}{''.join(c for c in t if c.isalnum())}" for t in snapshot.tasks}
 
     def progress(self, snapshot: Snapshot) -> int:
         """Bytes of a snapshot that are written so far."""
         order = Order(progress=Order.Progress(job=snapshot.job))
-        return sum(r.progress for r in self._ask(dict.fromkeys(snapshot.tasks, order)))
+        return sum(r.progress for r in self._ask(dict.fromkeys(snapshot.tasks, order), snapshot.leaderships))
 
     def verify(self, tasks: Sequence[str], directory: str, files: Sequence[CheckpointFile]) -> list[str]:
         """Has tasks compare files with their checksums, each a share of them.
@@ -265,14 +218,14 @@ class CheckpointCoordinator:
         Returns:
             What is wrong, one line for each file; empty when all is well.
         """
-        self.claim(tasks)
+        under = self._leaderships(tasks)
         shares = {t: Order.Verify(directory=directory) for t in tasks}
         load = dict.fromkeys(tasks, 0)
         for file in sorted(files, key=lambda f: -f.size):
             task = min(load, key=lambda t: load[t])
             shares[task].files.add(path=file.path, size=file.size, crc32=file.crc32)
             load[task] += file.size + 1
-        replies = self._ask({t: Order(verify=share) for t, share in shares.items() if share.files}, None)
+        replies = self._ask({t: Order(verify=share) for t, share in shares.items() if share.files}, under, None)
         return [problem for reply in replies for problem in reply.verify.problems]
 
     def restore(
@@ -302,11 +255,11 @@ class CheckpointCoordinator:
 
         Raises:
             DataLossError: an array is damaged; no variable has changed.
-            AbortedError: another coordinator has taken over.
+            AbortedError: another chief has taken the lead.
         """
         held = by_task(slices)
         tasks = list(held)
-        self.claim(tasks)
+        under = self._leaderships(tasks)
         job = secrets.randbits(63) | 1
         served = threading.Semaphore(streaming.TASKS_AT_ONCE)
         mapped = check is not None
@@ -317,9 +270,9 @@ class CheckpointCoordinator:
                 order = Order.Read(
                     job=job, slices=messages, directory=directory, ocdbt=ocdbt, zarr3=zarr3, mapped=mapped
                 )
-                return self._request(task, Order(read=order), None).read
+                return self._request(task, Order(read=order), under, None).read
             with served, contextlib.closing(self._stream(task)) as way:
-                self._request(task, Order(receive=Order.Receive(job=job, slices=messages)))
+                self._request(task, Order(receive=Order.Receive(job=job, slices=messages)), under)
                 return streaming.send(
                     held[task],
                     directory,
@@ -327,7 +280,7 @@ class CheckpointCoordinator:
                     zarr3=zarr3,
                     mapped=mapped,
                     stream=way,
-                    common=self._byte_range(job),
+                    common=ByteRange.of_job(under[task], job),
                 )
 
         try:
@@ -335,18 +288,18 @@ class CheckpointCoordinator:
             if problems:
                 raise DataLossError("; ".join(problems))
             sizes = self._each(tasks, read)
-            self._ask(dict.fromkeys(tasks, Order(commit=Order.Commit(job=job, origin=origin))))
+            self._ask(dict.fromkeys(tasks, Order(commit=Order.Commit(job=job, origin=origin))), under)
         except BaseException:
-            self.drop(job, tasks)
+            self._drop(job, tasks, under)
             raise
         return sum(sizes)
 
-    def drop(self, job: int, tasks: Sequence[str]) -> None:
+    def _drop(self, job: int, tasks: Sequence[str], under: Leaderships) -> None:
         """Forgets a job on its tasks; one that does not answer has forgotten it, or will."""
 
         def drop(task: str) -> None:
             try:
-                self._request(task, Order(drop=Order.Drop(job=job)), DROP_SECS)
+                self._request(task, Order(drop=Order.Drop(job=job)), under, DROP_SECS)
             except OpError as error:
                 logging.info("dropping a checkpoint job: %s", error)
 
@@ -354,11 +307,11 @@ class CheckpointCoordinator:
 
     def release(self, snapshot: Snapshot) -> None:
         """Gives back the references of a snapshot."""
-        self.drop(snapshot.job, snapshot.tasks)
+        self._drop(snapshot.job, snapshot.tasks, snapshot.leaderships)
 
     def states(self) -> dict[str, dict[str, bytes]]:
         """By task, the states registered there (``runtime.register_state``); tasks that do not answer have none."""
-        reply = self._request("", Order(states=Order.States()), STATES_SECS).states
+        reply = self._request("", Order(states=Order.States()), {}, STATES_SECS).states
         found: dict[str, dict[str, bytes]] = {}
         for key, value in reply.states.items():
             task, _, name = key.partition(" ")
@@ -367,14 +320,18 @@ class CheckpointCoordinator:
 
     # -- sending -----------------------------------------------------------------------------------------------
 
-    def _request(self, task: str, order: Order, timeout: float | None = ORDER_SECS) -> pb.CheckpointReply:
-        signed = Order(epoch=self._epoch, owner=_owner)
+    def _request(
+        self, task: str, order: Order, under: Leaderships, timeout: float | None = ORDER_SECS
+    ) -> pb.CheckpointReply:
+        signed = Order(leadership=under.get(task, NOBODY).to_proto())
         signed.MergeFrom(order)
         return self._send(task, signed, timeout)
 
-    def _ask(self, orders: Mapping[str, Order], timeout: float | None = ORDER_SECS) -> list[pb.CheckpointReply]:
+    def _ask(
+        self, orders: Mapping[str, Order], under: Leaderships, timeout: float | None = ORDER_SECS
+    ) -> list[pb.CheckpointReply]:
         """Gives each task its order, all at the same time; the replies come in the same order."""
-        return self._each(list(orders), lambda task: self._request(task, orders[task], timeout))
+        return self._each(list(orders), lambda task: self._request(task, orders[task], under, timeout))
 
     def _each(self, tasks: Sequence[str], fn: Callable[[str], _T]) -> list[_T]:
         """Calls ``fn`` for each task at the same time and waits for all; raises the first error, if any."""

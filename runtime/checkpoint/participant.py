@@ -1,7 +1,7 @@
 """A task's part in checkpoints: it takes references to its variables, writes them, reads them, swaps them in.
 
-It obeys one coordinator, the one that claimed it last: orders under another epoch are refused, and a claim returns only
-when the jobs of the coordinators before have ended, so that a dead chief's late order can spoil nothing.
+It obeys orders under the leadership that its task obeys, and refuses all others. The first order under another one
+waits until the jobs of the one before have ended, so that a dead chief's late order can spoil nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,37 +38,28 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.proto import services_pb2 as pb
+from runtime.state.leadership import NOBODY, Leadership
 from runtime.state.store import Store, Values
 from runtime.state.write_gate import PAUSE_SECS, Gate, lapsed
 from runtime.tensor_spec import Array, TensorSpec, aligned_buffer
 
 JOIN_SECS = 60.0
-"""How long a claim waits for the jobs of earlier coordinators."""
+"""How long the first order under another leadership waits for the jobs of the one before."""
 QUIET_SECS = 2.0
 """How long a snapshot waits for stages that are under way, and for the rest of half-done steps."""
 UNUSED_SECS = 600.0
 """How long what was taken for a save is kept when nobody asks for it."""
-EPOCHS_AT_ONCE = 2**32
-"""By how much a claim may raise the epoch: there are always epochs left, for 2^31 claims of a stranger."""
 MAX_ARRAY_BYTES = 2**62
-MAX_EPOCH = 2**63
 VALUES_OF_JOBS = 8
 """Of how many saves and restores a task can tell whether its variables have changed since."""
 
 _NOTHING = np.empty((0,), np.uint8)
 
-UNFENCED = frozenset(("query", "claim", "states", "changed"))
-"""Orders that anybody may give: all but the claim only ask."""
+UNFENCED = frozenset(("states", "changed"))
+"""Orders that anybody may give: they only ask."""
 
 Order = pb.CheckpointOrder
 Reply = pb.CheckpointReply
-
-
-class Leader(NamedTuple):
-    """Who gives an order: the epoch under which it coordinates, and its id."""
-
-    epoch: int
-    owner: int
 
 
 @dataclass
@@ -76,7 +67,7 @@ class Job:
     """One save or restore on this task.
 
     Attributes:
-        epoch: of the coordinator that began it.
+        leadership: under which it was begun.
         slices: what it is about.
         arrays: what was taken, or read, for each slice.
         done: bytes written, or sent to who writes them.
@@ -86,13 +77,13 @@ class Job:
         client: who asks for byte ranges over the tensor channel, or gives them; 0 when nobody does.
         used_at: when somebody asked for it last (``time.monotonic``).
         given_up: why it has ended before its time; empty while it has not.
-        cancelled: set when it is over, or a newer coordinator wants it gone.
+        cancelled: set when it is over, or another chief wants it gone.
         lock: held while an order works on it.
         taken: the reply to the order that began it; an order whose reply got lost comes again.
         written: the reply to the order to write it.
     """
 
-    epoch: int
+    leadership: Leadership
     slices: list[VariableSlice]
     arrays: list[Any]
     done: int = 0
@@ -124,8 +115,7 @@ class CheckpointParticipant:
         self._gate = gate
         self._devices = devices
         self._lock = threading.Lock()
-        self._epoch = 0
-        self._owner = 0
+        self._served = NOBODY  # the leadership of the last order
         self._jobs: dict[int, Job] = {}
         self._committed = 0  # the last restore: its order may come again
         self._taking = threading.Lock()
@@ -136,8 +126,6 @@ class CheckpointParticipant:
         self.roots = Roots()
         """Where orders may have it write and read."""
         self._table: dict[str, Callable[..., Message | int | None]] = {
-            "query": self._query,
-            "claim": self._claim,
             "pause": self._pause,
             "let_through": self._let_through,
             "take": self._take,
@@ -156,7 +144,7 @@ class CheckpointParticipant:
         """Carries out one order.
 
         Raises:
-            AbortedError: another coordinator has claimed the task since.
+            AbortedError: it comes under another leadership than the task obeys.
             InvalidArgumentError: this version knows no such order.
             OpError: what went wrong, by class.
         """
@@ -164,55 +152,29 @@ class CheckpointParticipant:
         try:
             if name is None:
                 raise InvalidArgumentError("an order about checkpoints that this version does not know")
-            leader = Leader(order.epoch, order.owner)
+            leadership = Leadership.from_proto(order.leadership)
             if name not in UNFENCED:
-                self.check_epoch(*leader)
-            answer = self._table[name](leader, getattr(order, name))
+                self._serve(leadership)
+            answer = self._table[name](leadership, getattr(order, name))
         except OpError as error:
             error.task = error.task or self._task
             raise
         return Reply() if answer is None else Reply(**{name: answer})  # type: ignore[arg-type]
 
-    def state(self) -> tuple[int, int]:
-        """Epoch and owner: who coordinates."""
-        with self._lock:
-            return self._epoch, self._owner
+    def resume(self) -> None:
+        """Goes on, in another process, as the task that earlier orders were given to. The jobs it had are lost."""
+        self._resumed = True
 
-    def take_up(self, epoch: int, owner: int) -> None:
-        """Goes on, in another process, as the task that obeyed this coordinator. The jobs it had are lost."""
-        with self._lock:
-            self._epoch, self._owner, self._resumed = epoch, owner, True
+    def _check(self, leadership: Leadership) -> None:
+        self._store.run.check(leadership, "save or restore", self._task, deposed=AbortedError)
 
-    def check_epoch(self, epoch: int, owner: int) -> None:
-        """Raises AbortedError unless ``owner`` coordinates under ``epoch``."""
+    def _serve(self, leadership: Leadership) -> None:
+        """Sees that an order comes under the leadership that the task obeys; jobs of earlier ones have ended then."""
         with self._lock:
-            if (epoch, owner) != (self._epoch, self._owner):
-                raise AbortedError(
-                    f"refused: this order is of epoch {epoch}, the task obeys epoch {self._epoch}; another chief has "
-                    "taken over or the task has restarted, make a new session",
-                    task=self._task,
-                )
-
-    # -- who coordinates ---------------------------------------------------------------------------------------
-
-    def _query(self, leader: Leader, order: Order.Query) -> Reply.Leader:
-        with self._lock:
-            return Reply.Leader(epoch=self._epoch, owner=self._owner)
-
-    def _claim(self, leader: Leader, order: Order.Claim) -> Reply.Leader:
-        with self._lock:
-            if leader.epoch >= min(MAX_EPOCH, self._epoch + EPOCHS_AT_ONCE):
-                raise InvalidArgumentError(
-                    f"refused: a claim of epoch {leader.epoch}, where the task obeys epoch {self._epoch}: the next "
-                    "coordinator's is one more than the largest of its tasks"
-                )
-            raised = leader.epoch > self._epoch
-            if raised:
-                self._epoch, self._owner = leader
-            elif leader != (self._epoch, self._owner):
-                return Reply.Leader(epoch=self._epoch, owner=self._owner)
-            old = {number: job for number, job in self._jobs.items() if job.epoch < leader.epoch}
-        if raised:
+            self._check(leadership)
+            first, self._served = leadership != self._served, leadership
+            old = {number: job for number, job in self._jobs.items() if job.leadership != leadership}
+        if first:
             self._gate.open()  # who has paused it will never take anything
         for job in old.values():
             job.cancelled.set()
@@ -222,18 +184,17 @@ class CheckpointParticipant:
             job.lock.release()
             with self._lock:
                 self._jobs.pop(number, None)
-        return Reply.Leader(epoch=leader.epoch, owner=leader.owner)
 
     # -- the snapshot ------------------------------------------------------------------------------------------
 
-    def _pause(self, leader: Leader, order: Order.Pause) -> Reply.Steps:
+    def _pause(self, leadership: Leadership, order: Order.Pause) -> Reply.Steps:
         self._resumed = False
         if not 0 <= order.seconds <= PAUSE_SECS:
             raise InvalidArgumentError(f"a pause of {order.seconds:g} s: it is {PAUSE_SECS:g} s at most")
         self._gate.pause(order.job, order.seconds, QUIET_SECS)
         try:
-            self.check_epoch(*leader)
-        except AbortedError:  # another chief has come meanwhile: its claim may have opened the gate just before
+            self._check(leadership)
+        except AbortedError:  # another chief has come meanwhile: its first order may have opened the gate just before
             self._gate.resume(order.job)
             raise
         now = time.monotonic()
@@ -246,13 +207,13 @@ class CheckpointParticipant:
             ]
         )
 
-    def _let_through(self, leader: Leader, order: Order.LetThrough) -> Reply.Steps:
+    def _let_through(self, leadership: Leadership, order: Order.LetThrough) -> Reply.Steps:
         self._resumed = False
         wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
         lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
         return Reply.Steps(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
 
-    def _take(self, leader: Leader, order: Order.Take) -> Reply.Taken:
+    def _take(self, leadership: Leadership, order: Order.Take) -> Reply.Taken:
         if self._resumed:
             raise TakeoverError(
                 "the task goes on from its backup: the checkpoint that was under way is none", task=self._task
@@ -262,9 +223,9 @@ class CheckpointParticipant:
                 known = self._jobs.get(order.job)
             if known is not None and known.taken is not None:
                 return known.taken
-            return self._take_once(leader, order)
+            return self._take_once(leadership, order)
 
-    def _take_once(self, leader: Leader, order: Order.Take) -> Reply.Taken:
+    def _take_once(self, leadership: Leadership, order: Order.Take) -> Reply.Taken:
         held = False
         try:
             slices = [VariableSlice.from_proto(s) for s in order.slices]
@@ -292,9 +253,9 @@ class CheckpointParticipant:
                 value = storage.encode_strings(value)
                 slices[index] = replace(s, encoded=value.nbytes)
             arrays.append(value)
-        job = Job(leader.epoch, slices, arrays)
+        job = Job(leadership, slices, arrays)
         job.taken = Reply.Taken(number=number, sizes=[a.nbytes for a in arrays], cores=os.cpu_count() or 1)
-        self._add(leader, order.job, job)
+        self._add(leadership, order.job, job)
         self._note_values(order.job, values)
         threading.Thread(target=self._watch, args=(job,), name="checkpoint-watch", daemon=True).start()
         return job.taken
@@ -305,7 +266,7 @@ class CheckpointParticipant:
             while len(self._values) > VALUES_OF_JOBS:
                 self._values.popitem(last=False)
 
-    def _changed(self, leader: Leader, order: Order.Changed) -> int:
+    def _changed(self, leadership: Leadership, order: Order.Changed) -> int:
         with self._lock:
             values = self._values.get(order.job)
         if values is None:
@@ -318,9 +279,11 @@ class CheckpointParticipant:
         ]
         return same.count(False)
 
-    def _add(self, leader: Leader, number: int, job: Job) -> None:
-        self.check_epoch(*leader)
+    def _add(self, leadership: Leadership, number: int, job: Job) -> None:
         with self._lock:
+            self._check(leadership)
+            for old in [n for n, j in self._jobs.items() if j.given_up]:  # kept until now to tell why
+                del self._jobs[old]
             self._jobs[number] = job
 
     def _job(self, number: int) -> Job:
@@ -337,7 +300,7 @@ class CheckpointParticipant:
 
     # -- saving ------------------------------------------------------------------------------------------------
 
-    def _write(self, leader: Leader, order: Order.Write) -> Reply.Written:
+    def _write(self, leadership: Leadership, order: Order.Write) -> Reply.Written:
         job = self._job(order.job)
         with job.lock:
             if job.written is not None:
@@ -358,7 +321,7 @@ class CheckpointParticipant:
             files = [pb.FileDef(path=f, size=n, crc32=c) for f, n, c in in_background(write, "checkpoint-writer")]
             job.arrays = []  # the next updates may work in place again
             if job.cancelled.is_set():
-                raise AbortedError("another chief has taken over: the save was cancelled", task=self._task)
+                raise AbortedError("another chief has taken the lead: the save was cancelled", task=self._task)
             job.written = Reply.Written(files=files)
             return job.written
 
@@ -376,7 +339,7 @@ class CheckpointParticipant:
             )
         return directory
 
-    def _progress(self, leader: Leader, order: Order.Progress) -> int:
+    def _progress(self, leadership: Leadership, order: Order.Progress) -> int:
         job = self._job(order.job)
         job.used_at = time.monotonic()
         return job.done
@@ -399,14 +362,14 @@ class CheckpointParticipant:
                 task=self._task,
             ) from None
 
-    def _verify(self, leader: Leader, order: Order.Verify) -> Reply.Verified:
+    def _verify(self, leadership: Leadership, order: Order.Verify) -> Reply.Verified:
         self.roots.check(order.directory)
         self._check_there(order.directory)
         problems = []
         for file in order.files:
             path = file_below(order.directory, file.path)
             self.roots.check_inside(path)
-            self.check_epoch(*leader)
+            self._check(leadership)
             try:
                 same = storage.is_as_saved(path, file.size, file.crc32)
             except OSError as error:
@@ -421,7 +384,7 @@ class CheckpointParticipant:
                 problems.append(f"{file.path}: it does not match its checksum")
         return Reply.Verified(problems=problems)
 
-    def _read(self, leader: Leader, order: Order.Read) -> int:
+    def _read(self, leadership: Leadership, order: Order.Read) -> int:
         self.roots.check(order.directory)
         self._check_there(order.directory)
         keys = [file_below(order.directory, s.key) for s in order.slices]
@@ -429,9 +392,9 @@ class CheckpointParticipant:
             for path in [order.directory] if order.ocdbt else keys:
                 if storage.has_arrays(path, ocdbt=order.ocdbt):  # else nothing in there is read
                     self.roots.check_tree(path)
-        job = Job(leader.epoch, [VariableSlice.from_proto(s) for s in order.slices], [])
+        job = Job(leadership, [VariableSlice.from_proto(s) for s in order.slices], [])
         with job.lock:
-            self._add(leader, order.job, job)
+            self._add(leadership, order.job, job)
             arrays = storage.read_each(
                 order.directory,
                 [s.stored for s in job.slices],
@@ -444,7 +407,7 @@ class CheckpointParticipant:
                 job.done += array.nbytes
                 job.arrays.append(self._placed_on_device(s, array))
             if job.cancelled.is_set():
-                raise AbortedError("another chief has taken over: the restore was cancelled", task=self._task)
+                raise AbortedError("another chief has taken the lead: the restore was cancelled", task=self._task)
         return job.done
 
     def _placed_on_device(self, s: VariableSlice, array: Any) -> Any:
@@ -458,7 +421,7 @@ class CheckpointParticipant:
         with jax.enable_x64(True):  # else 64-bit arrays are narrowed
             return jax.device_put(array, device).block_until_ready()
 
-    def _commit(self, leader: Leader, order: Order.Commit) -> None:
+    def _commit(self, leadership: Leadership, order: Order.Commit) -> None:
         with self._lock:
             if order.job == self._committed:
                 return
@@ -470,8 +433,7 @@ class CheckpointParticipant:
             if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
                 raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
             values = {s.slot: (array, s.spec) for s, array in zip(job.slices, job.arrays, strict=True)}
-            self.check_epoch(*leader)
-            given = self._store.replace(values)
+            given = self._store.replace(values, lambda: self._check(leadership))
             self._gate.forget()  # what dead workers left half done is overwritten
             if order.origin:
                 self._note_values(order.origin, given)
@@ -479,7 +441,7 @@ class CheckpointParticipant:
                 self._committed = order.job
         self._end(order.job)
 
-    def _drop(self, leader: Leader, order: Order.Drop) -> None:
+    def _drop(self, leadership: Leadership, order: Order.Drop) -> None:
         self._end(order.job)
 
     def _end(self, number: int) -> None:
@@ -502,7 +464,7 @@ class CheckpointParticipant:
             The bytes, uint8 [size], not copied, and how many writing stages have come so far.
 
         Raises:
-            AbortedError: another coordinator has claimed the task since, or the job was given up.
+            AbortedError: another chief has claimed the task since, or the job was given up.
             NotFoundError: there is no such job.
         """
         with self._job_of(byte_range, client) as job:
@@ -549,7 +511,7 @@ class CheckpointParticipant:
     @contextmanager
     def _job_of(self, byte_range: ByteRange, client: int) -> Iterator[Job]:
         """The job of a piece, locked."""
-        self.check_epoch(byte_range.epoch, byte_range.owner)
+        self._check(byte_range.leadership)
         job = self._job(byte_range.job)
         if byte_range.part >= len(job.slices):
             raise InvalidArgumentError(f"no slice {byte_range.part} in a checkpoint job of {len(job.slices)}")
@@ -575,19 +537,19 @@ class CheckpointParticipant:
             if not job.lock.locked() and time.monotonic() - job.used_at >= UNUSED_SECS:
                 self._give_up(job, f"nobody has asked for it in {UNUSED_SECS:.0f} s")
 
-    def _receive(self, leader: Leader, order: Order.Receive) -> None:
+    def _receive(self, leadership: Leadership, order: Order.Receive) -> None:
         slices = [VariableSlice.from_proto(s) for s in order.slices]
-        job = Job(leader.epoch, slices, [None] * len(slices))
+        job = Job(leadership, slices, [None] * len(slices))
         job.incoming = [Incoming(s.stored.nbytes) for s in slices]
         for index, s in enumerate(slices):
             if not s.stored.nbytes:
                 job.arrays[index] = self._from_bytes(s, aligned_buffer(0))
-        self._add(leader, order.job, job)
+        self._add(leadership, order.job, job)
 
     def _from_bytes(self, s: VariableSlice, raw: Array) -> Any:
         return self._placed_on_device(s, raw.view(s.stored.dtype).reshape(s.stored.shape))
 
-    def _states(self, leader: Leader, order: Order.States) -> Reply.States:
+    def _states(self, leadership: Leadership, order: Order.States) -> Reply.States:
         return Reply.States(states=task_states(self._task))
 
 

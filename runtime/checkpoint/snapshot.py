@@ -10,6 +10,7 @@ from runtime.graph.op_kinds import VariableSpec
 from runtime.plan.place import Device
 from runtime.proto import services_pb2 as pb
 from runtime.proto import stage_pb2
+from runtime.state.leadership import Leadership
 from runtime.state.write_gate import RECENT_SECS, STEPS_UNDER_WAY
 from runtime.tensor_spec import TensorSpec, canonical_dtype, dtype_name
 
@@ -99,6 +100,7 @@ class Snapshot:
         slices: what it is of.
         number: value of the slice that was asked for as a number (the global step), or None.
         paused_secs: how long writing stages were held back.
+        leaderships: by task, under which it was taken and is written.
         cores: of the smallest machine among the tasks'.
     """
 
@@ -106,7 +108,13 @@ class Snapshot:
     slices: tuple[VariableSlice, ...]
     number: int | None
     paused_secs: float
+    leaderships: Mapping[str, Leadership]
     cores: int = 1
+
+    @property
+    def epoch(self) -> int:
+        """Of the chief who leads."""
+        return max((leadership.epoch for leadership in self.leaderships.values()), default=0)
 
     @property
     def tasks(self) -> list[str]:

@@ -136,15 +136,15 @@ class Streams:
         self._stack.__exit__(kind, error, trace)
 
 
-def blocks(snapshot: Snapshot, streams: Streams, common: ByteRange) -> Iterator[tuple[ArraySlice, Array]]:
+def blocks(snapshot: Snapshot, streams: Streams) -> Iterator[tuple[ArraySlice, Array]]:
     """The arrays of a snapshot, block by block, as their tasks send them.
 
     Args:
         snapshot: what to write.
         streams: to its tasks.
-        common: what all byte ranges have in common.
     """
     for task, held in by_task(snapshot.slices).items():
+        common = ByteRange.of_job(snapshot.leaderships[task], snapshot.job)
         for index, s in enumerate(held):
             sent = 0
             for block in s.stored.blocks(BLOCK_BYTES):

@@ -72,6 +72,11 @@ class Quorum:
         }
 
     @property
+    def beside(self) -> Variable:
+        """A variable on its task."""
+        return self._beside
+
+    @property
     def device(self) -> str:
         """The device of its variables, as it was asked for."""
         return self._beside.device
@@ -106,14 +111,14 @@ class Quorum:
         )
 
     def claim(self, request: Tensor) -> tuple[Tensor, Tensor]:
-        """Makes the session the quorum's chief.
+        """Begins a session of the chief; what it has ordered in an earlier one is refused from now on.
 
         Args:
-            request: int64[3]: a number that the chief has drawn for itself, how many gradients it wants to decide on,
-                and 1 to drop what is there.
+            request: int64[4]: epoch and owner of the leadership that the task obeys, how many gradients the chief wants
+                to decide on, and 1 to drop what is there.
 
         Returns:
-            int64[3] of (epoch, step, step of the last decision or -1), and the workers of that decision.
+            int64[3] of (session, step, step of the last decision or -1), and the workers of that decision.
         """
         spec = self._beside.spec
         op = self._host("claim", [request], [((3,), _INT64), _VECTOR], step=[spec.container, spec.name])
@@ -123,8 +128,8 @@ class Quorum:
         """Waits until there is something to decide on.
 
         Args:
-            request: int64[5]: the chief's number and epoch, the step that it knows, how many gradients of it, and after
-                how many milliseconds to tell what there is.
+            request: int64[6]: epoch, owner, the session, the step that the chief knows, how many gradients of it, and
+                after how many milliseconds to tell what there is.
 
         Returns:
             int64[2], the step and for how many milliseconds its first gradient has waited; the workers whose gradients
@@ -137,7 +142,7 @@ class Quorum:
         """Applies the gradients that the chief has chosen.
 
         Args:
-            order: int64: the chief's number and epoch, how many gradients it wants for the next decision, the step,
+            order: int64: epoch, owner, the session, how many gradients the chief wants for the next decision, the step,
                 then the chosen workers.
 
         Returns:

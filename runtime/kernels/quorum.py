@@ -34,7 +34,6 @@ from runtime.errors import (
     InternalError,
     OpError,
     OutOfRangeError,
-    PermissionDeniedError,
 )
 from runtime.kernels.accumulator import MEAN, reduce_in_order
 from runtime.state.cancellation import Cancellation
@@ -187,8 +186,7 @@ class QuorumResource(Resource):
         self._generation = 0
         self._id = zlib.crc32(rules.group.encode())
         self._buffers: list[Array] = []
-        self._epoch = 0
-        self._owner = 0
+        self._session = 0
         self._wanted = rules.needed
         self._members: set[int] | None = None
         self._seen: set[int] = set()
@@ -443,23 +441,32 @@ class QuorumResource(Resource):
     # -- the chief of several tasks ----------------------------------------------------------------------------
 
     def claim(
-        self, owner: int, step_now: Callable[[], int], generation: int, wanted: int, forget: bool = False
+        self,
+        check: Callable[[], None],
+        step_now: Callable[[], int],
+        generation: int,
+        wanted: int,
+        forget: bool = False,
     ) -> tuple[int, int, Selection | None]:
-        """Makes the caller the chief: what an earlier one orders from now on is refused.
+        """Begins a session of the chief: what it has ordered in an earlier one is refused from now on.
 
         Args:
-            owner: a number that the chief has drawn for itself.
+            check: raises unless the caller leads; called here and by all other orders, when they have waited.
             step_now: reads the step counter, where this task leads.
             generation: of the task's variables.
             wanted: how many gradients make a decision worth while.
             forget: drop what is here: it does not fit what the leader has.
 
         Returns:
-            The epoch of the new chief, the step, and the last decision of this task.
+            The number of the session, the step, and the last decision of this task.
+
+        Raises:
+            PermissionDeniedError: another chief leads.
+            FailedPreconditionError: the caller must claim the task again.
         """
         with self._changed:
-            self._epoch += 1
-            self._owner = owner
+            check()
+            self._session += 1
             self._wanted = wanted
             self._renew(generation)
             if forget:
@@ -467,11 +474,12 @@ class QuorumResource(Resource):
             if self._rules.leads:
                 self._refresh(step_now())
             self._gathered.notify_all()
-            return self._epoch, self._now, self._last
+            return self._session, self._now, self._last
 
     def gather(
         self,
-        chief: tuple[int, int],
+        session: int,
+        check: Callable[[], None],
         generation: int,
         known: tuple[int, int],
         cancelled: Cancellation,
@@ -482,14 +490,15 @@ class QuorumResource(Resource):
         That is when as many gradients are here as the chief has asked for, and more of this step than it knows.
 
         Args:
-            chief: the caller's number and epoch.
+            session: of the caller.
+            check: as in ``claim``.
             generation: of the task's variables.
             known: the step, and how many gradients of it, that the caller knows of.
             cancelled: ends the wait.
             limit_secs: after so long, tells what there is.
 
         Raises:
-            PermissionDeniedError: another chief has taken over.
+            PermissionDeniedError: another chief leads.
             FailedPreconditionError: the task has restarted, its variables were restored, or the caller has claimed it
                 again: go on from a new claim.
         """
@@ -498,7 +507,7 @@ class QuorumResource(Resource):
             step, count = self._now, len(self._contributions)
             return (
                 self._ended is CancelledError
-                or chief != (self._owner, self._epoch)
+                or session != self._session
                 or step < known[0]
                 or count >= self._wanted
                 and (step > known[0] or count > known[1])
@@ -509,18 +518,19 @@ class QuorumResource(Resource):
             cancelled.wait_for(self._gathered, ready, f"waiting for gradients in {self._name}", until)
             if self._ended is CancelledError:
                 self._check_open()
-            self._check_chief(chief, generation)
+            self._check_chief(session, check, generation)
             for contribution in self._contributions:
                 contribution.promised = True
             seen, self._seen = tuple(sorted(self._seen)), set()
             waited = time.monotonic() - self._since if self._contributions else 0.0
             return Gathered(self._now, tuple(p.worker for p in self._contributions), seen, waited)
 
-    def commit(self, chief: tuple[int, int], generation: int, decision: Selection, wanted: int) -> int:
+    def commit(self, session: int, check: Callable[[], None], generation: int, decision: Selection, wanted: int) -> int:
         """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
 
         Args:
-            chief: the caller's number and epoch.
+            session: of the caller.
+            check: as in ``claim``.
             generation: of the task's variables.
             decision: the step, and whose gradients of it to apply.
             wanted: how many gradients make the next decision worth while.
@@ -529,12 +539,12 @@ class QuorumResource(Resource):
             The step afterwards.
 
         Raises:
-            PermissionDeniedError: another chief has taken over.
+            PermissionDeniedError: another chief leads.
             FailedPreconditionError: the task is at another step, has restarted, or was restored: claim it again.
             InternalError: a gradient that was promised is not here.
         """
         with self._changed:
-            self._check_chief(chief, generation)
+            self._check_chief(session, check, generation)
             self._wanted = wanted
             if self._last == decision and self._step == decision.step + 1:
                 return self._step
@@ -543,13 +553,12 @@ class QuorumResource(Resource):
             self._last = decision
             return self._now
 
-    def _check_chief(self, chief: tuple[int, int], generation: int) -> None:
-        if not self._epoch or generation != self._generation:
+    def _check_chief(self, session: int, check: Callable[[], None], generation: int) -> None:
+        check()
+        if not self._session or generation != self._generation:
             raise FailedPreconditionError(f"{self._name} has no chief, as it was restarted or restored")
-        if chief[0] == self._owner and chief[1] != self._epoch:
+        if session != self._session:
             raise FailedPreconditionError(f"{self._name} was claimed again")
-        if chief[0] != self._owner:
-            raise PermissionDeniedError(f"{self._name}: another chief has taken over")
 
     # -- life --------------------------------------------------------------------------------------------------
 

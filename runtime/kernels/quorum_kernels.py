@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from absl import logging
 
-from runtime.errors import CancelledError, DeadlineExceededError, InternalError
+from runtime.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, InternalError
 from runtime.graph.op_kinds import Attrs
 from runtime.kernels.quorum import UNKNOWN, QuorumResource, Rules, Selection
 from runtime.kernels.resources import named
 from runtime.kernels.staleness import StalenessBound
+from runtime.state.leadership import Leadership
 from runtime.task.host_kernels import Context, DeferredProgram, kernel
 from runtime.tensor_spec import Array
 
@@ -50,6 +51,12 @@ def _push(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[A
     return [np.asarray(step, attrs["dtype"]), np.asarray(counted)]
 
 
+def _leads(context: Context, epoch: int, owner: int) -> Callable[[], None]:
+    """Raises unless orders that carry these two may be given to this task."""
+    leadership, run = Leadership(epoch, owner), context.store.run
+    return lambda: run.check(leadership, "decide on a step", context.task, outdated=FailedPreconditionError)
+
+
 @kernel("quorum/claim")
 def _claim(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     def step_now() -> int:
@@ -57,24 +64,28 @@ def _claim(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[
         return int(context.store.snapshot([key])[key])
 
     quorum, generation = _quorum(context, attrs), context.store.run.generation
-    owner, wanted, forget = (int(i) for i in inputs[0])
-    epoch, step, last = quorum.claim(owner, step_now, generation, wanted, bool(forget))
-    return [_int64(epoch, step, UNKNOWN if last is None else last.step), _int64(*(last.workers if last else ()))]
+    epoch, owner, wanted, forget = (int(i) for i in inputs[0])
+    check = _leads(context, epoch, owner)
+    session, step, last = quorum.claim(check, step_now, generation, wanted, bool(forget))
+    return [_int64(session, step, UNKNOWN if last is None else last.step), _int64(*(last.workers if last else ()))]
 
 
 @kernel("quorum/gather")
 def _gather(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    owner, epoch, step, count, limit_millis = (int(i) for i in inputs[0])
+    epoch, owner, session, step, count, limit_millis = (int(i) for i in inputs[0])
+    check = _leads(context, epoch, owner)
     quorum, generation = _quorum(context, attrs), context.store.run.generation
-    found = quorum.gather((owner, epoch), generation, (step, count), context.cancelled, limit_millis / 1000)
+    found = quorum.gather(session, check, generation, (step, count), context.cancelled, limit_millis / 1000)
     return [_int64(found.step, int(found.waited_secs * 1000)), _int64(*found.workers), _int64(*found.seen)]
 
 
 @kernel("quorum/commit")
 def _commit(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    owner, epoch, wanted, step, *workers = (int(i) for i in inputs[0])
+    epoch, owner, session, wanted, step, *workers = (int(i) for i in inputs[0])
+    check = _leads(context, epoch, owner)
     quorum, generation = _quorum(context, attrs), context.store.run.generation
-    return [np.asarray(quorum.commit((owner, epoch), generation, Selection(step, tuple(workers)), wanted), np.int64)]
+    after = quorum.commit(session, check, generation, Selection(step, tuple(workers)), wanted)
+    return [np.asarray(after, np.int64)]
 
 
 @kernel("quorum/counts")

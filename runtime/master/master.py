@@ -246,6 +246,26 @@ class MasterSession:
             self._flush()  # a checkpoint holds what earlier steps of this session wrote
         return task.send_order(order, timeout)
 
+    def send_run_order(
+        self, name: str, order: run_record_pb2.RunOrder, timeout: float, cancelled: Cancellation
+    ) -> run_record_pb2.RunReply:
+        """Has one task carry out an order to its run record.
+
+        Args:
+            name: the task.
+            order: the order, without a sender.
+            timeout: seconds.
+            cancelled: ends it, from another thread, where the task is in this process.
+        """
+        self._check_open()
+        task = self.tasks.get(name)
+        if task is None:
+            raise NotFoundError(f"{name} is not among this session's tasks")
+        order.sender = self._worker.task
+        if isinstance(task, LocalTask):
+            return task.send_run_order(order, cancelled)
+        return task.send_run_order(order, time.monotonic() + timeout)
+
     def stream(self, name: str) -> Stream:
         """Opens a way to a task for byte ranges of variables; arguments as in ``send_order``."""
         self._check_open()

@@ -20,6 +20,30 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class Leadership(_message.Message):
+    """The claim of a chief, under which all its orders go (runtime/state/leadership.py). 0, 0: nobody's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    owner: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        owner: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Leadership: _TypeAlias = Leadership  # noqa: Y015
+
+@_typing.final
 class RunOrder(_message.Message):
     """Who got no answer may give an order again: carried out twice, it leaves the record as it would once."""
 
@@ -42,7 +66,7 @@ class RunOrder(_message.Message):
 
     @_typing.final
     class Claim(_message.Message):
-        """The sender leads from now on; the orders of the chief before are refused."""
+        """Obey the leadership of this order from now on, unless it is of an earlier epoch than the one that is obeyed."""
 
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -232,7 +256,7 @@ class RunOrder(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     SENDER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
-    LEADER_FIELD_NUMBER: _builtins.int
+    LEADERSHIP_FIELD_NUMBER: _builtins.int
     INSPECT_FIELD_NUMBER: _builtins.int
     CLAIM_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
@@ -249,8 +273,10 @@ class RunOrder(_message.Message):
     """the task that orders"""
     address: _builtins.str
     """where it is reached, for those who wait for it"""
-    leader: _builtins.int
-    """the number of the sender as a chief; 0: it does not lead"""
+    @_builtins.property
+    def leadership(self) -> Global___Leadership:
+        """under which the sender orders; none: it does not lead"""
+
     @_builtins.property
     def inspect(self) -> Global___RunOrder.Inspect: ...
     @_builtins.property
@@ -277,7 +303,7 @@ class RunOrder(_message.Message):
         incarnation: _builtins.int = ...,
         sender: _builtins.str = ...,
         address: _builtins.str = ...,
-        leader: _builtins.int = ...,
+        leadership: Global___Leadership | None = ...,
         inspect: Global___RunOrder.Inspect | None = ...,
         claim: Global___RunOrder.Claim | None = ...,
         load: Global___RunOrder.Load | None = ...,
@@ -289,9 +315,9 @@ class RunOrder(_message.Message):
         wait_loaded: Global___RunOrder.WaitLoaded | None = ...,
         wait_done: Global___RunOrder.WaitDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "done", b"done", "finish", b"finish", "inspect", b"inspect", "join", b"join", "load", b"load", "open", b"open", "order", b"order", "rest", b"rest", "wait_done", b"wait_done", "wait_loaded", b"wait_loaded"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "done", b"done", "finish", b"finish", "inspect", b"inspect", "join", b"join", "leadership", b"leadership", "load", b"load", "open", b"open", "order", b"order", "rest", b"rest", "wait_done", b"wait_done", "wait_loaded", b"wait_loaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "claim", b"claim", "done", b"done", "finish", b"finish", "incarnation", b"incarnation", "inspect", b"inspect", "join", b"join", "leader", b"leader", "load", b"load", "open", b"open", "order", b"order", "rest", b"rest", "sender", b"sender", "wait_done", b"wait_done", "wait_loaded", b"wait_loaded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "claim", b"claim", "done", b"done", "finish", b"finish", "incarnation", b"incarnation", "inspect", b"inspect", "join", b"join", "leadership", b"leadership", "load", b"load", "open", b"open", "order", b"order", "rest", b"rest", "sender", b"sender", "wait_done", b"wait_done", "wait_loaded", b"wait_loaded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["inspect", "claim", "load", "open", "finish", "join", "rest", "done", "wait_loaded", "wait_done"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
@@ -364,7 +390,7 @@ class RunReply(_message.Message):
 
     ADDRESS_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
-    LEADER_FIELD_NUMBER: _builtins.int
+    LEADERSHIP_FIELD_NUMBER: _builtins.int
     LEADER_NAME_FIELD_NUMBER: _builtins.int
     LEADER_ADDRESS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
@@ -378,8 +404,6 @@ class RunReply(_message.Message):
     address: _builtins.str
     """of the task that replies"""
     phase: Global___RunReply.Phase.ValueType
-    leader: _builtins.int
-    """0: nobody leads"""
     leader_name: _builtins.str
     leader_address: _builtins.str
     generation: _builtins.int
@@ -389,6 +413,10 @@ class RunReply(_message.Message):
     """why this task began without values, if it should have had some"""
     logdir: _builtins.str
     """of the run that the values belong to; empty when nobody has told"""
+    @_builtins.property
+    def leadership(self) -> Global___Leadership:
+        """that is obeyed; none: nobody leads"""
+
     @_builtins.property
     def joined(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -406,7 +434,7 @@ class RunReply(_message.Message):
         *,
         address: _builtins.str = ...,
         phase: Global___RunReply.Phase.ValueType = ...,
-        leader: _builtins.int = ...,
+        leadership: Global___Leadership | None = ...,
         leader_name: _builtins.str = ...,
         leader_address: _builtins.str = ...,
         generation: _builtins.int = ...,
@@ -418,9 +446,9 @@ class RunReply(_message.Message):
         origin: _builtins.str = ...,
         logdir: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "saved_step", b"saved_step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "leadership", b"leadership", "saved_step", b"saved_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "address", b"address", "addresses", b"addresses", "done", b"done", "generation", b"generation", "joined", b"joined", "leader", b"leader", "leader_address", b"leader_address", "leader_name", b"leader_name", "logdir", b"logdir", "origin", b"origin", "phase", b"phase", "saved_step", b"saved_step", "silent", b"silent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "address", b"address", "addresses", b"addresses", "done", b"done", "generation", b"generation", "joined", b"joined", "leader_address", b"leader_address", "leader_name", b"leader_name", "leadership", b"leadership", "logdir", b"logdir", "origin", b"origin", "phase", b"phase", "saved_step", b"saved_step", "silent", b"silent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__saved_step: _TypeAlias = _typing.Literal["saved_step"]  # noqa: Y015
     _WhichOneofArgType__saved_step: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step"]  # noqa: Y015

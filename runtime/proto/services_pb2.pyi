@@ -521,37 +521,12 @@ Global___StepWrites: _TypeAlias = StepWrites  # noqa: Y015
 
 @_typing.final
 class CheckpointOrder(_message.Message):
-    """What the coordinator of checkpoints (the chief) orders a task to do. Every order but Query, States and Changed, which only
-    ask, is refused unless it comes under the epoch that the task was last claimed for.
+    """What the coordinator of checkpoints orders a task to do. Every order but States and Changed, which only ask, is refused
+    unless it comes under the leadership that the task obeys (RunOrder.Claim). Before the first order under another
+    leadership is carried out, the jobs of the one before have ended.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class Query(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        def __init__(
-            self,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    @_typing.final
-    class Claim(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        def __init__(
-            self,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
     class Pause(_message.Message):
@@ -832,10 +807,7 @@ class CheckpointOrder(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     INCARNATION_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
-    OWNER_FIELD_NUMBER: _builtins.int
-    QUERY_FIELD_NUMBER: _builtins.int
-    CLAIM_FIELD_NUMBER: _builtins.int
+    LEADERSHIP_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
     LET_THROUGH_FIELD_NUMBER: _builtins.int
     TAKE_FIELD_NUMBER: _builtins.int
@@ -849,12 +821,8 @@ class CheckpointOrder(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
-    epoch: _builtins.int
-    owner: _builtins.int
     @_builtins.property
-    def query(self) -> Global___CheckpointOrder.Query: ...
-    @_builtins.property
-    def claim(self) -> Global___CheckpointOrder.Claim: ...
+    def leadership(self) -> _run_record_pb2.Leadership: ...
     @_builtins.property
     def pause(self) -> Global___CheckpointOrder.Pause: ...
     @_builtins.property
@@ -883,10 +851,7 @@ class CheckpointOrder(_message.Message):
         self,
         *,
         incarnation: _builtins.int = ...,
-        epoch: _builtins.int = ...,
-        owner: _builtins.int = ...,
-        query: Global___CheckpointOrder.Query | None = ...,
-        claim: Global___CheckpointOrder.Claim | None = ...,
+        leadership: _run_record_pb2.Leadership | None = ...,
         pause: Global___CheckpointOrder.Pause | None = ...,
         let_through: Global___CheckpointOrder.LetThrough | None = ...,
         take: Global___CheckpointOrder.Take | None = ...,
@@ -900,11 +865,11 @@ class CheckpointOrder(_message.Message):
         states: Global___CheckpointOrder.States | None = ...,
         changed: Global___CheckpointOrder.Changed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "claim", b"claim", "commit", b"commit", "drop", b"drop", "let_through", b"let_through", "order", b"order", "pause", b"pause", "progress", b"progress", "query", b"query", "read", b"read", "receive", b"receive", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "commit", b"commit", "drop", b"drop", "leadership", b"leadership", "let_through", b"let_through", "order", b"order", "pause", b"pause", "progress", b"progress", "read", b"read", "receive", b"receive", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "claim", b"claim", "commit", b"commit", "drop", b"drop", "epoch", b"epoch", "incarnation", b"incarnation", "let_through", b"let_through", "order", b"order", "owner", b"owner", "pause", b"pause", "progress", b"progress", "query", b"query", "read", b"read", "receive", b"receive", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "commit", b"commit", "drop", b"drop", "incarnation", b"incarnation", "leadership", b"leadership", "let_through", b"let_through", "order", b"order", "pause", b"pause", "progress", b"progress", "read", b"read", "receive", b"receive", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["query", "claim", "pause", "let_through", "take", "write", "progress", "verify", "read", "receive", "commit", "drop", "states", "changed"]  # noqa: Y015
+    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["pause", "let_through", "take", "write", "progress", "verify", "read", "receive", "commit", "drop", "states", "changed"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_order) -> _WhichOneofReturnType_order | None: ...
 
@@ -915,28 +880,6 @@ class CheckpointReply(_message.Message):
     """What a task answers: the field of the order's name; nothing to Receive, Commit and Drop."""
 
     DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class Leader(_message.Message):
-        """whom the task obeys"""
-
-        DESCRIPTOR: _descriptor.Descriptor
-
-        EPOCH_FIELD_NUMBER: _builtins.int
-        OWNER_FIELD_NUMBER: _builtins.int
-        epoch: _builtins.int
-        owner: _builtins.int
-        def __init__(
-            self,
-            *,
-            epoch: _builtins.int = ...,
-            owner: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "owner", b"owner"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
     class Steps(_message.Message):
@@ -1058,8 +1001,6 @@ class CheckpointReply(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    QUERY_FIELD_NUMBER: _builtins.int
-    CLAIM_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
     LET_THROUGH_FIELD_NUMBER: _builtins.int
     TAKE_FIELD_NUMBER: _builtins.int
@@ -1075,10 +1016,6 @@ class CheckpointReply(_message.Message):
     """bytes"""
     changed: _builtins.int
     """slices"""
-    @_builtins.property
-    def query(self) -> Global___CheckpointReply.Leader: ...
-    @_builtins.property
-    def claim(self) -> Global___CheckpointReply.Leader: ...
     @_builtins.property
     def pause(self) -> Global___CheckpointReply.Steps:
         """those that may be half done"""
@@ -1098,8 +1035,6 @@ class CheckpointReply(_message.Message):
     def __init__(
         self,
         *,
-        query: Global___CheckpointReply.Leader | None = ...,
-        claim: Global___CheckpointReply.Leader | None = ...,
         pause: Global___CheckpointReply.Steps | None = ...,
         let_through: Global___CheckpointReply.Steps | None = ...,
         take: Global___CheckpointReply.Taken | None = ...,
@@ -1110,11 +1045,11 @@ class CheckpointReply(_message.Message):
         states: Global___CheckpointReply.States | None = ...,
         changed: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "claim", b"claim", "let_through", b"let_through", "pause", b"pause", "progress", b"progress", "query", b"query", "read", b"read", "reply", b"reply", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "let_through", b"let_through", "pause", b"pause", "progress", b"progress", "read", b"read", "reply", b"reply", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "claim", b"claim", "let_through", b"let_through", "pause", b"pause", "progress", b"progress", "query", b"query", "read", b"read", "reply", b"reply", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "let_through", b"let_through", "pause", b"pause", "progress", b"progress", "read", b"read", "reply", b"reply", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["query", "claim", "pause", "let_through", "take", "write", "progress", "verify", "read", "states", "changed"]  # noqa: Y015
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["pause", "let_through", "take", "write", "progress", "verify", "read", "states", "changed"]  # noqa: Y015
     _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
 
@@ -1575,15 +1510,22 @@ Global___ForwardBytesReply: _TypeAlias = ForwardBytesReply  # noqa: Y015
 
 @_typing.final
 class ForwardRunOrderRequest(_message.Message):
-    """An order for the run records of all tasks that hold variables, by way of a client's target. It needs no session."""
+    """An order for the run records of all tasks that hold variables, by way of a client's target; it needs no session. Or for
+    that of one task of a session.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ORDER_FIELD_NUMBER: _builtins.int
     DEVICE_FILTERS_FIELD_NUMBER: _builtins.int
     ANSWER_SECS_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
     answer_secs: _builtins.float
     """time limit, beyond what the order waits for on purpose"""
+    session: _builtins.int
+    """0: to all that hold variables"""
+    task: _builtins.str
     @_builtins.property
     def order(self) -> _run_record_pb2.RunOrder:
         """the target is its sender"""
@@ -1596,10 +1538,12 @@ class ForwardRunOrderRequest(_message.Message):
         order: _run_record_pb2.RunOrder | None = ...,
         device_filters: _abc.Iterable[_builtins.str] | None = ...,
         answer_secs: _builtins.float = ...,
+        session: _builtins.int = ...,
+        task: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_secs", b"answer_secs", "device_filters", b"device_filters", "order", b"order"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_secs", b"answer_secs", "device_filters", b"device_filters", "order", b"order", "session", b"session", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -98,7 +98,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         if request.incarnation not in (0, self._server.incarnation):
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
         reply = self._server.worker.checkpoint_participant.obey(request)
-        if request.WhichOneof("order") in ("claim", "commit"):
+        if request.WhichOneof("order") == "commit":
             self._server.worker.replicate_now()
         return reply
 
@@ -206,11 +206,15 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def ForwardRunOrder(self, request: pb.ForwardRunOrderRequest) -> pb.ForwardRunOrderReply:
-        """Passes an order on to the run records of the tasks that hold variables; it ends with its caller."""
+        """Passes an order on to run records: of the tasks that hold variables, or of one; it ends with its caller."""
         if not 0 < request.answer_secs <= MOST_ANSWER_SECS:
             raise InvalidArgumentError(f"an order to run records takes {MOST_ANSWER_SECS:g} s at most")
         cancelled = Cancellation()
         with self._sessions.call(), when_abandoned(lambda: cancelled.set(HUNG_UP)):
+            if request.session:
+                session = self._sessions.renewed(request.session).session
+                reply = session.send_run_order(request.task, request.order, request.answer_secs, cancelled)
+                return pb.ForwardRunOrderReply(sender=request.order.sender, replies={request.task: reply})
             replies = self._master.send_run_order(request.order, request.device_filters, request.answer_secs, cancelled)
         return pb.ForwardRunOrderReply(sender=request.order.sender, replies=replies)
 

@@ -23,7 +23,9 @@ from runtime.plan.place import Device
 from runtime.plan.plan import Plan
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, step_stats_pb2
+from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.server.services import options_to_proto
+from runtime.state.cancellation import Cancellation
 from runtime.tensor_spec import AnyArray, Array, aligned_buffer
 from runtime.transport import rpc
 from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
@@ -32,6 +34,8 @@ FORWARD_SECS = 120.0
 """Time limit of one byte range of a checkpoint."""
 ANSWER_SECS = 2.0
 """How much later than asked a master may answer that tasks have not joined."""
+RUN_ORDER_SECS = 10.0
+"""Time limit of an order to one run record."""
 CLOSE_SECS = 5.0
 """How long closing a session waits for a master that does not answer."""
 
@@ -62,6 +66,9 @@ class Engine(Protocol):
 
     def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
         """Has a task carry out an order of a coordinator of checkpoints."""
+
+    def send_run_order(self, task: str, order: RunOrder) -> RunReply:
+        """Has a task carry out an order to its run record; it is one that does not wait."""
 
     def stream(self, task: str) -> Stream:
         """Opens a way to a task for byte ranges of variables."""
@@ -102,6 +109,10 @@ class LocalEngine:
         self.send_order = self._session.send_order
         self.stream = self._session.stream
         self.adopt_generations = self._session.adopt_generations
+
+    def send_run_order(self, task: str, order: RunOrder) -> RunReply:
+        """Has a task carry out an order to its run record; it is one that does not wait."""
+        return self._session.send_run_order(task, order, RUN_ORDER_SECS, Cancellation())
 
     def close(self) -> None:
         """Ends the session."""
@@ -256,6 +267,12 @@ class RemoteEngine:
         request = pb.ForwardCheckpointRequest(session=self._id, task=task, order=order, timeout_secs=timeout or 0.0)
         limit = None if timeout is None else timeout + 1.0
         return rpc.call(self._stub.ForwardCheckpoint, request, timeout=limit, task=self._target)
+
+    def send_run_order(self, task: str, order: RunOrder) -> RunReply:
+        """Has a task carry out an order to its run record; it is one that does not wait."""
+        request = pb.ForwardRunOrderRequest(session=self._id, task=task, order=order, answer_secs=RUN_ORDER_SECS)
+        limit = RUN_ORDER_SECS + ANSWER_SECS
+        return rpc.call(self._stub.ForwardRunOrder, request, timeout=limit, task=self._target).replies[task]
 
     def stream(self, task: str) -> Stream:
         """Opens a way to a task for byte ranges of variables: to the master they go in gRPC messages."""

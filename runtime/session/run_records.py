@@ -8,18 +8,19 @@ broken or blocked. An interruption (Ctrl-C) ends it, on the tasks too.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from runtime.cluster.spec import split_address
-from runtime.errors import DeadlineExceededError, NotFoundError, UnavailableError
+from runtime.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, UnavailableError
 from runtime.master.config import SessionConfig
 from runtime.master.tasks import find_local
 from runtime.proto import services_pb2, services_pb2_grpc
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
+from runtime.session.lead import Lead
 from runtime.state.cancellation import Cancellation
+from runtime.state.leadership import NOBODY, Leadership
 from runtime.state.run_record import wait_secs
 from runtime.transport import rpc
 
@@ -36,7 +37,7 @@ class RunRecordView:
     Attributes:
         address: of the task.
         phase: "new", "loading", "ready" or "finished".
-        leader: the number of the chief that leads; 0 when nobody does.
+        leadership: the one that the task obeys; ``NOBODY`` when nobody leads.
         chief: that chief and its address, in words; empty when nobody leads.
         generation: how often values were replaced under sessions that used them.
         joined: tasks that have taken part.
@@ -49,7 +50,7 @@ class RunRecordView:
     """
 
     phase: str = "new"
-    leader: int = 0
+    leadership: Leadership = NOBODY
     chief: str = ""
     generation: int = 0
     joined: tuple[str, ...] = ()
@@ -80,7 +81,8 @@ class RunRecords:
         self.answer_secs = ANSWER_SECS
         """How long one exchange may take beyond what it waits for on purpose."""
         self._device_filters = () if config is None else config.device_filters
-        self._number = secrets.randbits(62) + 1 if is_chief else 0
+        self.lead = Lead() if is_chief else None
+        """What this task leads with; None when it is not the chief."""
         self._task = ""
         self._took_part: frozenset[str] = frozenset()
         """All of whom any record has told: one that is started again has forgotten who was there before."""
@@ -89,9 +91,22 @@ class RunRecords:
         """The records as they are, by task name."""
         return self._send(RunOrder(inspect=RunOrder.Inspect()))
 
-    def claim(self) -> dict[str, RunRecordView]:
-        """Takes the lead: from now on the orders of any other chief are refused."""
-        return self._send(RunOrder(claim=RunOrder.Claim()))
+    def claim(self) -> Lead:
+        """Takes the lead: from now on the orders of any other chief are refused.
+
+        Raises:
+            AbortedError: another chief keeps claiming the same tasks.
+        """
+        if self.lead is None:
+            raise InvalidArgumentError("only the chief takes the lead: give is_chief=True")
+
+        def ask(leadership: Leadership) -> dict[str, Leadership]:
+            order = RunOrder(leadership=leadership.to_proto(), claim=RunOrder.Claim())
+            records = self._send(order) if leadership else self.inspect()
+            return {task: record.leadership for task, record in records.items()}
+
+        self.lead.claim(ask)
+        return self.lead
 
     def load(self) -> dict[str, int]:
         """Orders the tasks to let nobody train while this chief replaces values.
@@ -141,7 +156,8 @@ class RunRecords:
 
     def leads(self) -> bool:
         """Whether no other chief has taken the lead; a task that has just restarted knows of none."""
-        return all(record.leader in (0, self._number) for record in self.inspect().values())
+        owner = self.lead.owner if self.lead else 0
+        return all(record.leadership.owner in (0, owner) for record in self.inspect().values())
 
     def join(self, session: int = 0) -> None:
         """Tells the tasks that this one takes part.
@@ -190,7 +206,9 @@ class RunRecords:
         return self._task
 
     def _send(self, order: RunOrder) -> dict[str, RunRecordView]:
-        order.leader, order.address = self._number, self._target.removeprefix("grpc://")
+        order.address = self._target.removeprefix("grpc://")
+        if self.lead is not None and not order.HasField("claim"):
+            order.leadership.CopyFrom(self.lead.leadership.to_proto())
         try:
             self._task, replies = _sent(self._target, order, self._device_filters, self.answer_secs)
         except DeadlineExceededError as error:
@@ -215,7 +233,7 @@ def others(records: Mapping[str, RunRecordView], own: str) -> list[str]:
 def _record(reply: RunReply) -> RunRecordView:
     return RunRecordView(
         phase=RunReply.Phase.Name(reply.phase).lower(),
-        leader=reply.leader,
+        leadership=Leadership.from_proto(reply.leadership),
         chief=at(reply.leader_name, reply.leader_address),
         generation=reply.generation,
         joined=tuple(reply.joined),

@@ -40,6 +40,7 @@ from runtime.session.engine import Engine, LocalEngine, PlanHandle, RemoteEngine
 from runtime.session.engine import reset as reset_master
 from runtime.session.feeds import feed_value
 from runtime.session.in_process import PrivateServer
+from runtime.session.lead import Authority
 from runtime.session.run_options import RunMetadata, RunOptions, describe_outputs
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
@@ -99,7 +100,8 @@ class Session:
             self._engine.home,
             self.config.allow_soft_placement,
         )
-        self._checkpoint_coordinator = CheckpointCoordinator(self._engine)
+        self._authority = Authority(self._engine.send_run_order)
+        self._checkpoint_coordinator = CheckpointCoordinator(self._engine, self._authority.over)
         self._lock = threading.Lock()
         self._plans: OrderedDict[Hashable, _Prepared] = OrderedDict()
         self._taken: dict[Hashable, Plan] = {}
@@ -349,6 +351,11 @@ class Session:
     def checkpoint_coordinator(self) -> CheckpointCoordinator:
         """Saves and restores variables on the tasks where they live: what checkpoints are made of."""
         return self._checkpoint_coordinator
+
+    @property
+    def authority(self) -> Authority:
+        """Under whose leadership this session's orders to tasks go."""
+        return self._authority
 
     def placement(self, variables: Sequence[Variable]) -> dict[Variable, Device]:
         """The device on which each of some variables lives."""

@@ -33,6 +33,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from runtime.errors import AbortedError, InvalidArgumentError, OpError, PermissionDeniedError
 from runtime.proto import run_record_pb2 as pb
 from runtime.state.cancellation import Cancellation
+from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
 
 NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
 MOST_WAIT_SECS = 60.0
@@ -102,6 +103,7 @@ class RunRecord:
         finished_at: ``time.monotonic()`` when the run finished, else None.
         silent: tells for how long a session has given no sign of life, seconds; None when this task does not know it.
             A server sets it.
+        leadership: the one that the task obeys; ``NOBODY`` when nobody leads.
         saved: the global step's (container, name), and its value in the last checkpoint, when the chief has told.
     """
 
@@ -114,11 +116,11 @@ class RunRecord:
         self.origin = ""
         self.finished_at: float | None = None
         self.silent: Callable[[int], float | None] = lambda session: None
+        self.leadership = NOBODY
         self.saved: tuple[tuple[str, str], int] | None = None
         self._silence_secs: float | None = None
         self._changed = changed
         self._has_values = has_values
-        self._leader = 0
         self._leader_name = ""
         self._leader_address = ""
         self._logdir = ""
@@ -162,7 +164,7 @@ class RunRecord:
         return pb.RunReply(
             address=self.address,
             phase=pb.RunReply.Phase.Value(self._phase.upper()),
-            leader=self._leader,
+            leadership=self.leadership.to_proto() if self.leadership else None,
             leader_name=self._leader_name,
             leader_address=self._leader_address,
             generation=self.generation,
@@ -189,6 +191,41 @@ class RunRecord:
         if self._closed is not None:
             raise type(self._closed)(self._closed.message, task=task)
 
+    def check(
+        self,
+        leadership: Leadership,
+        what: str,
+        task: str,
+        *,
+        deposed: type[OpError] = PermissionDeniedError,
+        outdated: type[OpError] = AbortedError,
+    ) -> None:
+        """Sees that an order comes under the leadership that this task obeys.
+
+        Nobody can claim the task between this and what a caller does while it holds the store's lock.
+
+        Args:
+            leadership: under which it comes.
+            what: it is to do, for the error.
+            task: this task's name, for the error.
+            deposed: what to raise when somebody else leads.
+            outdated: what to raise when nobody leads, as the task was started again since, or when the same chief has
+                claimed it under another epoch.
+        """
+        obeyed = self.leadership
+        if not obeyed:  # a chief that takes the lead again finds out what is lost
+            raise outdated("restarted since a chief took the lead here, its state is gone", task=task)
+        if leadership.owner != obeyed.owner:
+            raise deposed(
+                f"refused to {what}: {self._leader_name} has taken the lead (a run has one chief at a time)", task=task
+            )
+        if leadership != obeyed:
+            raise outdated(
+                f"refused to {what}: the order is of epoch {leadership.epoch}, and its chief has claimed the task anew "
+                f"under epoch {obeyed.epoch}",
+                task=task,
+            )
+
     @property
     def phase(self) -> str:
         """The phase."""
@@ -198,7 +235,7 @@ class RunRecord:
         """All that another process of the task needs to go on from, as JSON can say it; call it under the lock."""
         return {
             "generation": self.generation,
-            "leader": self._leader,
+            "leadership": [self.leadership.epoch, self.leadership.owner],
             "leader_name": self._leader_name,
             "leader_address": self._leader_address,
             "phase": self._phase,
@@ -214,8 +251,8 @@ class RunRecord:
         """Goes on from what ``state`` gave in an earlier process of the task."""
         with self._changed:
             self.generation = int(state["generation"])
-            self._leader, self._leader_name = int(state["leader"]), str(state["leader_name"])
-            self._leader_address = str(state["leader_address"])
+            self.leadership = Leadership(*state["leadership"])
+            self._leader_name, self._leader_address = str(state["leader_name"]), str(state["leader_address"])
             self._logdir = str(state.get("logdir", ""))
             self._phase, self._leave = str(state["phase"]), bool(state["leave"])
             now = time.monotonic()  # of the one that takes it up: what was silent then gets its whole time
@@ -296,14 +333,8 @@ class RunRecord:
     # -- the orders --------------------------------------------------------------------------------------------
 
     def _check_leader(self, order: pb.RunOrder, task: str) -> None:
-        if not self._leader:  # a chief that takes the lead again finds out what is lost
-            raise AbortedError("restarted since a chief took the lead here, its state is gone", task=task)
-        if order.leader != self._leader:
-            raise PermissionDeniedError(
-                f"refused to {order.WhichOneof('order')} for {order.sender or 'a chief'}: "
-                f"{self._leader_name} has taken the lead (a run has one chief at a time)",
-                task=task,
-            )
+        what = f"{order.WhichOneof('order')} for {order.sender or 'a chief'}"
+        self.check(Leadership.from_proto(order.leadership), what, task)
 
     def _wait(self, done: Callable[[], bool], secs: float, task: str, cancelled: Cancellation) -> None:
         until = time.monotonic() + min(secs, MOST_WAIT_SECS)
@@ -314,10 +345,18 @@ class RunRecord:
         pass
 
     def _claim(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        if not order.leader:
-            raise InvalidArgumentError("who takes the lead needs a number", task=task)
-        self._leader = order.leader
-        self._leader_name, self._leader_address = order.sender, order.address
+        wanted = Leadership.from_proto(order.leadership)
+        if not wanted or not 0 < wanted.owner < MAX_OWNER:
+            raise InvalidArgumentError("who takes the lead needs an epoch and a number below 2^63", task=task)
+        if wanted.epoch >= min(MAX_EPOCH, self.leadership.epoch + EPOCHS_AT_ONCE):
+            raise InvalidArgumentError(
+                f"refused: a claim of epoch {wanted.epoch}, where the task obeys epoch {self.leadership.epoch}: the "
+                "next chief's is one more than the largest of its tasks",
+                task=task,
+            )
+        if wanted.epoch > self.leadership.epoch:  # else the reply tells who leads
+            self._leader_name, self._leader_address = order.sender, order.address
+            self.leadership = wanted
 
     def _load(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
@@ -393,7 +432,7 @@ def _checked_kind(order: pb.RunOrder, task: str) -> str:
         InvalidArgumentError: it says more than this task understands, or gives a time that is none.
     """
     kind = order.WhichOneof("order") or ""
-    given: list[Message] = [order, getattr(order, kind)] if kind else [order]
+    given: list[Message] = [order, order.leadership, *([getattr(order, kind)] if kind else [])]
     if any(len(UnknownFieldSet(message)) for message in given):
         raise InvalidArgumentError(
             f"an order for the run record{f' to {kind}' if kind else ''} has fields that are not known here: run one "

@@ -259,13 +259,21 @@ class Store:
             held = [(key, self._slots[key].value) for key in keys if key in self._slots]
         return {key: weakref.ref(value) for key, value in held if value is not None}
 
-    def replace(self, values: dict[Key, tuple[AnyArray, TensorSpec]]) -> Values:
+    def replace(
+        self, values: dict[Key, tuple[AnyArray, TensorSpec]], check: Callable[[], None] | None = None
+    ) -> Values:
         """Gives several variables new values in one step (a restore); gives what they hold then.
 
         String arrays are made read-only: readers get a variable's own array.
+
+        Args:
+            values: by key, the value and what it is.
+            check: called under the lock just before; what it raises keeps the old values.
         """
         slots = [self.slot(*key) for key in values]
         with Claim(slots), self.lock:
+            if check is not None:
+                check()
             for slot in slots:
                 value, spec = values[slot.key]
                 if isinstance(value, np.ndarray) and spec.is_string:

@@ -84,7 +84,7 @@ def _work(
     if options.get("own_manager"):
         manager = harness.SessionManager(ready_op=rt.report_uninitialized_variables())
     supervisor = harness.Supervisor(
-        is_chief=index == 0,
+        is_chief=options.get("chief", index == 0),
         logdir=logdir,
         saver=saver,
         session_manager=manager,

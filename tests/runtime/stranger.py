@@ -10,6 +10,8 @@ import numpy as np
 import runtime as rt
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
+from runtime.proto.run_record_pb2 import RunOrder
+from runtime.state.leadership import Leadership
 from runtime.transport import rpc
 from runtime.transport.security import find_token
 
@@ -25,22 +27,29 @@ def key_of(server: rt.Server) -> bytes:
 
 
 class Stranger:
-    """A connection to a task's gRPC port, and the lead over its checkpoints."""
+    """A connection to a task's gRPC port, and the lead over it."""
 
     def __init__(self, server: rt.Server) -> None:
         self.channel = rpc.open_channel(server.address)
         self.worker = services_pb2_grpc.WorkerServiceStub(self.channel)
         self.master = services_pb2_grpc.MasterServiceStub(self.channel)
+        self.incarnation = server.incarnation
         self.epoch = self.jobs = 0
 
-    def claim(self) -> None:
-        """Leads from now on, as any chief does."""
-        self.epoch = self.order(query=ORDER.Query()).query.epoch + 1
-        self.order(claim=ORDER.Claim())
+    def claim(self, epoch: int | None = None) -> None:
+        """Leads from now on, as any chief does, under the next epoch or a given one."""
+        if epoch is None:
+            inspect = RunOrder(incarnation=self.incarnation, inspect=RunOrder.Inspect())
+            epoch = self.worker.Run(inspect, timeout=60).leadership.epoch + 1
+        leadership = Leadership(epoch, OWNER).to_proto()
+        order = RunOrder(incarnation=self.incarnation, leadership=leadership, claim=RunOrder.Claim())
+        assert self.worker.Run(order, timeout=60).leadership == leadership
+        self.epoch = epoch
 
     def order(self, *, epoch: int | None = None, **order: Any) -> pb.CheckpointReply:
         """What the task answers to an order, of which the name is the keyword."""
-        message = ORDER(epoch=self.epoch if epoch is None else epoch, owner=OWNER, **order)
+        leadership = Leadership(self.epoch if epoch is None else epoch, OWNER)
+        message = ORDER(leadership=leadership.to_proto(), **order)
         reply: pb.CheckpointReply = self.worker.Checkpoint(message, timeout=60)
         return reply
 

@@ -105,13 +105,11 @@ def test_tasks_are_told_a_link_as_it_was_given(tmp_path: pathlib.Path, monkeypat
     told: list[str] = []
     ask = CheckpointCoordinator._request
 
-    def listen(
-        self: CheckpointCoordinator, task: str, order: pb.CheckpointOrder, *timeout: float | None
-    ) -> pb.CheckpointReply:
+    def listen(self: CheckpointCoordinator, task: str, order: pb.CheckpointOrder, *rest: Any) -> pb.CheckpointReply:
         said = getattr(order, order.WhichOneof("order") or "")
         if "directory" in said.DESCRIPTOR.fields_by_name:
             told.append(said.directory)
-        return ask(self, task, order, *timeout)
+        return ask(self, task, order, *rest)
 
     monkeypatch.setattr(CheckpointCoordinator, "_request", listen)
     graph, v = ckit.make_graph({"a": np.arange(4.0)})

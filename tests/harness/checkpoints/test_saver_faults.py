@@ -55,6 +55,7 @@ def pause(directory, *, files):  # as if the process were frozen when all is on 
     sys.stdin.readline()
 
 sync_tree, orbax.storage.sync_tree = orbax.storage.sync_tree, pause
+sess.authority.lead_with(rt.lowlevel.RunRecords(server.target, is_chief=True).claim())
 try:
     saver.save(sess, series, 2)
 except rt.AbortedError as error:
@@ -117,12 +118,11 @@ def test_a_frozen_chief_that_wakes_up_makes_nothing_visible(tmp_path: pathlib.Pa
                     rt.Session(server.target, graph, mine) as new,
                 ):
                     old.expect("WRITTEN")
+                    new.authority.lead_with(rt.lowlevel.RunRecords(server.target, mine, is_chief=True).claim())
                     if cleans:
                         harness.Saver().save(new, series, 1)
-                    else:
-                        new.checkpoint_coordinator.claim(["/job:ps/task:0", "/job:ps/task:1"])
                     old.enter("")
-                    old.expect("REFUSED.*another chief")
+                    old.expect("REFUSED.*has taken the lead")
                     old.wait(60)
                     found = harness.latest_checkpoint(str(series))
                     assert found == (f"{series}/1" if cleans else None)

@@ -96,7 +96,7 @@ class Between(coordinator.CheckpointCoordinator):
     def __init__(
         self, train: Training, event: Callable[[], object], *, pause_secs: float | None = None, always: bool = False
     ) -> None:
-        super().__init__(train.sess._engine)
+        super().__init__(train.sess._engine, train.sess.authority.over)
         self._train = train
         self._event = event
         self._pause_secs = pause_secs
@@ -116,19 +116,17 @@ class Between(coordinator.CheckpointCoordinator):
         if self._happens:
             self._event()
 
-    def _request(
-        self, task: str, order: pb.CheckpointOrder, timeout: float | None = coordinator.ORDER_SECS
-    ) -> pb.CheckpointReply:
+    def _request(self, task: str, order: pb.CheckpointOrder, *rest: Any) -> pb.CheckpointReply:
         if order.HasField("pause") and self._pause_secs is not None and self._happens:
             order.pause.seconds = self._pause_secs
         if not order.HasField("take") or not self._happens:
-            return super()._request(task, order, timeout)
+            return super()._request(task, order, *rest)
         if task == PS[1]:
             assert self._first_taken.wait(60)
             self._train.wait_for_steps(10, 0.5)
-            return super()._request(task, order, timeout)
+            return super()._request(task, order, *rest)
         try:
-            return super()._request(task, order, timeout)
+            return super()._request(task, order, *rest)
         finally:
             self._first_taken.set()
 

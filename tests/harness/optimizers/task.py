@@ -103,10 +103,14 @@ class Deadly:
         self._step = step
         self._when = when
 
+    def __getattr__(self, name: str) -> Any:
+        """All else is the session's."""
+        return getattr(self.raw, name)
+
     def run(self, fetches: Any, feed_dict: Any = None, **options: Any) -> Any:
         """Like the session's, but for one step's commit."""
         feeds = feed_dict or {}
-        if fetches != self._commits or any(order[3] != self._step for order in feeds.values()):
+        if fetches != self._commits or any(order[4] != self._step for order in feeds.values()):
             return self.raw.run(fetches, feeds, **options)
         if self._when == "half":
             self.raw.run(self._commits[1], feeds)

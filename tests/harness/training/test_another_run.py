@@ -11,6 +11,7 @@ import runtime as rt
 from harness.training import policy
 from runtime.proto.run_record_pb2 import RunOrder
 from runtime.state.cancellation import Cancellation
+from runtime.state.leadership import Leadership
 from runtime.state.store import Store
 
 
@@ -93,7 +94,9 @@ def test_what_the_warning_says() -> None:
 
 def test_a_task_that_goes_on_from_a_backup_takes_the_directory_along() -> None:
     one, other = Store().run, Store().run
-    for order in (RunOrder(leader=7, claim=RunOrder.Claim()), RunOrder(leader=7, open=RunOrder.Open(logdir="/runs/a"))):
+    leadership = Leadership(1, 7).to_proto()
+    for order in (RunOrder(claim=RunOrder.Claim()), RunOrder(open=RunOrder.Open(logdir="/runs/a"))):
+        order.leadership.CopyFrom(leadership)
         one.obey(order, "t", Cancellation())
     other.take_up(one.state())
     assert other.obey(RunOrder(inspect=RunOrder.Inspect()), "t", Cancellation()).logdir == "/runs/a"

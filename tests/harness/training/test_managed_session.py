@@ -45,6 +45,7 @@ def test_it_answers_as_the_session_underneath(session: ManagedSession) -> None:
         "id",
         "silent_secs",
         "left_tasks",
+        "authority",
         "checkpoint_coordinator",
         "graph",
         "config",

@@ -153,29 +153,33 @@ def test_a_restore_drops_what_was_computed_before() -> None:
 # -- several tasks -------------------------------------------------------------------------------------------------
 
 
+def leads() -> None:
+    """The caller leads."""
+
+
 def _several(**options: Any) -> tuple[QuorumResource, Variables]:
     return QuorumResource("q", Rules(2, 3, alone=False, **options)), Variables()
 
 
 def test_with_a_chief_nothing_is_applied_before_its_order() -> None:
     quorum, variables = _several()
-    epoch, step, last = quorum.claim(7, variables.step, 0, 2)
+    session, step, last = quorum.claim(leads, variables.step, 0, 2)
     assert (step, last) == (0, None)
     pushes = {w: Push(quorum, variables, w, 0, float(w)) for w in (2, 0, 1)}
     _here(quorum, 3)
-    found = quorum.gather((7, epoch), 0, NOTHING, Cancellation(), 0.0)
+    found = quorum.gather(session, leads, 0, NOTHING, Cancellation(), 0.0)
     assert sorted(found.workers) == [0, 1, 2]
-    assert quorum.commit((7, epoch), 0, Selection(0, (0, 2)), 2) == 1
-    assert quorum.commit((7, epoch), 0, Selection(0, (0, 2)), 2) == 1  # told twice, applied once
+    assert quorum.commit(session, leads, 0, Selection(0, (0, 2)), 2) == 1
+    assert quorum.commit(session, leads, 0, Selection(0, (0, 2)), 2) == 1  # told twice, applied once
     assert {w: p.result() for w, p in pushes.items()} == {0: (1, True), 2: (1, True), 1: (1, False)}
     assert variables.applied == [1.0]
     with pytest.raises(FailedPreconditionError, match="at step 1"):
-        quorum.commit((7, epoch), 0, Selection(0, (0, 1)), 2)
+        quorum.commit(session, leads, 0, Selection(0, (0, 1)), 2)
 
 
 def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     quorum, variables = _several()
-    epoch, _, _ = quorum.claim(7, variables.step, 0, 2)
+    session, _, _ = quorum.claim(leads, variables.step, 0, 2)
     value = np.array([1.0], np.float32)
     cancellation = Cancellation()
     outcome: list[Any] = []
@@ -189,7 +193,7 @@ def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     thread = threading.Thread(target=push)
     thread.start()
     _here(quorum, 1)
-    quorum.gather((7, epoch), 0, NOTHING, Cancellation(), 0.0)
+    quorum.gather(session, leads, 0, NOTHING, Cancellation(), 0.0)
     cancellation.set("the caller hung up")
     thread.join(60)
     assert len(outcome) == 1
@@ -197,53 +201,74 @@ def test_what_a_chief_was_promised_outlives_its_worker() -> None:
     again = Push(quorum, variables, 0, 0, 50.0)  # its next life: the promised gradients stay
     other = Push(quorum, variables, 1, 0, 3.0)
     _here(quorum, 2)
-    quorum.commit((7, epoch), 0, Selection(0, (0, 1)), 2)
+    quorum.commit(session, leads, 0, Selection(0, (0, 1)), 2)
     assert other.result() == again.result() == (1, True)
     assert variables.applied == [2.0]
 
 
-def test_an_earlier_chief_is_refused() -> None:
+def test_orders_of_an_earlier_session_are_refused_also_those_that_wait() -> None:
     quorum, variables = _several()
-    old, _, _ = quorum.claim(6, variables.step, 0, 2)
+    old, _, _ = quorum.claim(leads, variables.step, 0, 2)
     waiting: list[Any] = []
 
     def gather() -> None:
         try:
-            quorum.gather((6, old), 0, (0, 0), Cancellation())
-        except PermissionDeniedError as error:
+            quorum.gather(old, leads, 0, (0, 0), Cancellation())
+        except FailedPreconditionError as error:
             waiting.append(error)
 
     thread = threading.Thread(target=gather)
     thread.start()
-    quorum.claim(7, variables.step, 0, 2)
+    quorum.claim(leads, variables.step, 0, 2)
     thread.join(60)
     assert len(waiting) == 1
-    with pytest.raises(PermissionDeniedError):
-        quorum.commit((6, old), 0, Selection(0, ()), 2)
+    with pytest.raises(FailedPreconditionError, match="claimed again"):
+        quorum.commit(old, leads, 0, Selection(0, ()), 2)
+
+
+def test_a_chief_that_was_deposed_while_it_waited_is_promised_nothing() -> None:
+    quorum, variables = _several()
+    session, _, _ = quorum.claim(leads, variables.step, 0, 2)
+
+    def deposed() -> None:
+        raise PermissionDeniedError("another one has taken the lead")
+
+    push = Push(quorum, variables, 0, 0, 1.0)
+    _here(quorum, 1)
+    for order in (
+        lambda: quorum.claim(deposed, variables.step, 0, 1),
+        lambda: quorum.gather(session, deposed, 0, NOTHING, Cancellation(), 0.0),
+        lambda: quorum.commit(session, deposed, 0, Selection(0, (0,)), 2),
+    ):
+        with pytest.raises(PermissionDeniedError, match="taken the lead"):
+            order()
+    assert not quorum._contributions[0].promised and variables.applied == []
+    assert quorum.commit(session, leads, 0, Selection(0, (0,)), 2) == 1  # its session is as it was
+    assert push.result() == (1, True)
 
 
 def test_a_restarted_or_restored_task_must_be_claimed_again() -> None:
     quorum, variables = _several()
     with pytest.raises(FailedPreconditionError):
-        quorum.gather((7, 1), 0, NOTHING, Cancellation(), 0.0)
-    epoch, _, _ = quorum.claim(7, variables.step, 0, 2)
+        quorum.gather(1, leads, 0, NOTHING, Cancellation(), 0.0)
+    session, _, _ = quorum.claim(leads, variables.step, 0, 2)
     with pytest.raises(FailedPreconditionError, match="restored"):
-        quorum.gather((7, epoch), 1, NOTHING, Cancellation(), 0.0)
-    quorum.claim(7, variables.step, 0, 2)
+        quorum.gather(session, leads, 1, NOTHING, Cancellation(), 0.0)
+    quorum.claim(leads, variables.step, 0, 2)
     with pytest.raises(FailedPreconditionError, match="claimed again"):
-        quorum.gather((7, epoch), 0, NOTHING, Cancellation(), 0.0)
+        quorum.gather(session, leads, 0, NOTHING, Cancellation(), 0.0)
 
 
 def test_a_task_without_the_counter_follows_the_stamps() -> None:
     quorum, variables = _several(leads=False)
-    epoch, step, _ = quorum.claim(7, variables.step, 0, 2)
+    session, step, _ = quorum.claim(leads, variables.step, 0, 2)
     assert step == UNKNOWN
     early = Push(quorum, variables, 0, 40, 1.0)
     _here(quorum, 1)
     late = Push(quorum, variables, 1, 41, 3.0)  # the leader is at 41: nothing of 40 can be applied any more
     assert early.result() == (41, False)
     assert Push(quorum, variables, 2, 40, 1.0).result() == (41, False)
-    quorum.commit((7, epoch), 0, Selection(41, (1,)), 2)
+    quorum.commit(session, leads, 0, Selection(41, (1,)), 2)
     assert late.result() == (42, True)
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.checkpoint.participant import EPOCHS_AT_ONCE, MAX_EPOCH
+from runtime.lowlevel import RunRecords
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
+from runtime.state.leadership import EPOCHS_AT_ONCE, Leadership
 from runtime.state.write_gate import PAUSE_SECS
 from runtime.transport import frames, rpc
 from runtime.transport.messages import MAX_SLOTS
@@ -54,35 +55,25 @@ def test_the_coordinators_pause_is_the_longest() -> None:
 
 @pytest.mark.parametrize("epoch", [2**64 - 1, 2**63, 2**63 - 1, EPOCHS_AT_ONCE + 1])
 def test_epochs_cannot_be_used_up(server: rt.Server, they: Stranger, epoch: int) -> None:
-    assert they.epoch == 1
     with refused(INVALID, str(epoch), "epoch 1"):
-        they.order(epoch=epoch, claim=ORDER.Claim())
-    assert server.worker.checkpoint_participant.state() == (1, OWNER)
-    with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
-        assert sess.checkpoint_coordinator.claim(["/job:local/task:0"]) == 2
+        they.claim(epoch)
+    assert server.worker.store.run.leadership == Leadership(1, OWNER)
+    chief = RunRecords(server.target, is_chief=True)
+    assert chief.claim().leadership.epoch == 2
 
 
 def test_a_task_that_has_restarted_takes_the_epoch_of_the_others(they: Stranger) -> None:
-    they.order(epoch=1 + 100_000, claim=ORDER.Claim())
+    they.claim(1 + 100_000)
 
 
 def test_a_chief_leads_all_tasks_when_one_was_raised_far_above_the_others() -> None:
     with kit.servers(sockets=True, ps=2, worker=1) as made, stranger(made["/job:ps/task:0"]) as they:
-        epoch = 1
         for _ in range(3):
-            epoch += EPOCHS_AT_ONCE - 1
-            they.order(epoch=epoch, claim=ORDER.Claim())
-        with rt.Graph().as_default() as graph, rt.Session(made[kit.TARGET].target, graph) as sess:
-            ps = ["/job:ps/task:0", "/job:ps/task:1"]
-            assert sess.checkpoint_coordinator.claim(ps) == epoch + 1
-            assert {made[task].worker.checkpoint_participant.state()[0] for task in ps} == {epoch + 1}
-
-
-def test_the_last_epochs_are_refused_to_everybody(server: rt.Server, they: Stranger) -> None:
-    server.worker.checkpoint_participant.take_up(MAX_EPOCH - 2, OWNER)
-    they.order(epoch=MAX_EPOCH - 1, claim=ORDER.Claim())
-    with refused(INVALID, str(MAX_EPOCH)):
-        they.order(epoch=MAX_EPOCH, claim=ORDER.Claim())
+            they.claim(they.epoch + EPOCHS_AT_ONCE - 1)
+        lead = RunRecords(made[kit.TARGET].target, is_chief=True).claim()
+        assert lead.leadership.epoch == they.epoch + 1
+        ps = ("/job:ps/task:0", "/job:ps/task:1")
+        assert {made[task].worker.store.run.leadership for task in ps} == {lead.leadership}
 
 
 @pytest.mark.parametrize("slots", [MAX_SLOTS + 1, 2**27, 2**31 - 1, -1])

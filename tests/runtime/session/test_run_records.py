@@ -1,6 +1,7 @@
 """Orders to the run records of a cluster: to all tasks at once, by every kind of target, and what ends them."""
 
 import contextlib
+import functools
 import json
 import signal
 import threading
@@ -20,6 +21,7 @@ from runtime.master.tasks import RemoteTask
 from runtime.proto import services_pb2 as pb
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.server.report import probe
+from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
 from runtime.state.store import Resource
 from runtime.transport.dial import ChannelOptions
 from tests.kit.processes import Program
@@ -76,10 +78,9 @@ def test_every_order_reaches_every_ps(cluster: dict[str, rt.Server]) -> None:
     chief = RunRecords(cluster[TARGET].target, is_chief=True)
     other = RunRecords(cluster["/job:worker/task:1"].target)
     assert {record.phase for record in chief.inspect().values()} == {"new"} and chief.task == TARGET
-    claimed = chief.claim()
-    assert list(claimed) == PS and {record.chief for record in claimed.values()} == {
-        f"{TARGET} at {cluster[TARGET].address}"
-    }
+    assert chief.claim().tasks == set(PS)
+    assert {record.chief for record in chief.inspect().values()} == {f"{TARGET} at {cluster[TARGET].address}"}
+    assert chief.lead and {record.leadership for record in other.inspect().values()} == {chief.lead.leadership}
     assert chief.leads()
     assert chief.load() == dict.fromkeys(PS, 0)
     assert not other.wait_loaded(0.01)
@@ -154,11 +155,57 @@ def test_another_chief_leads(cluster: dict[str, rt.Server]) -> None:
         old.load()
 
 
+def test_two_chiefs_that_claim_at_once_agree_on_one(cluster: dict[str, rt.Server]) -> None:
+    chiefs = [RunRecords(cluster[TARGET].target, is_chief=True) for _ in range(4)]
+    begin = threading.Barrier(len(chiefs))
+
+    def claim(chief: RunRecords) -> RunRecords:
+        begin.wait(60)
+        chief.claim()
+        return chief
+
+    claims = [in_thread(functools.partial(claim, chief)) for chief in chiefs]
+    for thread, _ in claims:
+        thread.join(120)
+    leads = [chief for chief in chiefs if chief.leads()]
+    assert len(leads) == 1 and leads[0].lead
+    assert {record.leadership for record in leads[0].inspect().values()} == {leads[0].lead.leadership}
+    leads[0].load()
+    for chief in chiefs:
+        if chief is not leads[0] and chief.lead and chief.lead.leadership:
+            with pytest.raises(rt.PermissionDeniedError):
+                chief.load()
+
+
+def test_a_chief_that_claims_again_keeps_its_epoch_until_another_has_led(cluster: dict[str, rt.Server]) -> None:
+    chief, other = (RunRecords(cluster[TARGET].target, is_chief=True) for _ in range(2))
+    assert chief.lead and other.lead
+    chief.claim()
+    cluster[PS[1]].worker.store.run.leadership = NOBODY  # as one that was started again
+    chief.claim()
+    assert {record.leadership for record in chief.inspect().values()} == {Leadership(1, chief.lead.owner)}
+    other.claim()
+    assert other.lead.leadership.epoch == 2
+    chief.claim()
+    assert {record.leadership for record in chief.inspect().values()} == {Leadership(3, chief.lead.owner)}
+
+
+def test_a_task_that_is_far_ahead_is_followed(cluster: dict[str, rt.Server]) -> None:
+    ahead = 3 * EPOCHS_AT_ONCE
+    cluster[PS[1]].worker.store.run.leadership = Leadership(ahead, 1)
+    chief = RunRecords(cluster[TARGET].target, is_chief=True)
+    chief.claim()
+    assert {record.leadership.epoch for record in chief.inspect().values()} == {ahead + 1}
+
+
 def test_a_task_that_is_not_there_keeps_an_order_from_no_other() -> None:
     spec = addresses(ps=2, worker=1)
     with rt.Server(spec, "ps", 1) as ps, rt.Server(spec, "worker", 0) as worker:
         records = RunRecords(worker.target, is_chief=True)
         records.answer_secs = 0.3
+        reached = RunRecords(worker.target, rt.SessionConfig(device_filters=["/job:ps/task:1"]), is_chief=True)
+        assert reached.claim().tasks == {PS[1]}
+        records.lead = reached.lead
         for order in (records.claim, records.join, lambda: records.finish(9.0), lambda: records.done(leave=False)):
             with pytest.raises(rt.UnavailableError, match=f"still waiting for {PS[0]} at {spec['ps'][0]}"):
                 order()
@@ -205,7 +252,7 @@ def test_tasks_of_another_cluster_take_no_order() -> None:
         tasks.withdraw(ps.address, ps)
         with pytest.raises(rt.InvalidArgumentError, match="the cluster definition of /job:ps/task:0 differs"):
             RunRecords(worker.target, is_chief=True).claim()
-        assert not ps.worker.store.run.state()["leader"]
+        assert not ps.worker.store.run.leadership
 
 
 def test_nobody_listens_at_the_target() -> None:
@@ -226,7 +273,8 @@ def test_what_a_stranger_may_not_order() -> None:
                 they.worker.Run(RunOrder(inspect=RunOrder.Inspect(), incarnation=ps.incarnation ^ 1), timeout=30)
             with refused(grpc.StatusCode.INVALID_ARGUMENT, "orders nothing"):
                 they.worker.Run(RunOrder(incarnation=ps.incarnation), timeout=30)
-            order = RunOrder(incarnation=ps.incarnation, leader=4711, load=RunOrder.Load())
+            order = RunOrder(leadership=Leadership(1, 4711).to_proto(), load=RunOrder.Load())
+            order.incarnation = ps.incarnation
             with refused(grpc.StatusCode.ABORTED, "took the lead"):
                 they.worker.Run(order, timeout=30)
             for secs in (0.0, -1.0, 1e9, float("inf"), float("nan")):
@@ -395,9 +443,10 @@ def test_orders_that_were_answered_are_in_the_backup_of_a_ps_that_dies() -> None
             dies.restart()
             return chief.inspect()[PS[1]]
 
-        assert killed_after(chief.claim).leader == chief._number
+        assert chief.lead
+        assert killed_after(chief.claim).leadership == chief.lead.leadership
         found = killed_after(chief.load, lambda: chief.open("/runs/1"))
-        assert (found.phase, found.logdir, found.leader) == ("ready", "/runs/1", chief._number)
+        assert (found.phase, found.logdir, found.leadership) == ("ready", "/runs/1", chief.lead.leadership)
         assert killed_after(chief.join, other.join).joined == (worker.worker.task, second.worker.task)
         assert killed_after(lambda: other.done(leave=False)).done == (second.worker.task,)
         until_backed_up(spec)

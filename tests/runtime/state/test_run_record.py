@@ -1,5 +1,6 @@
 """The run record of a task by itself: what each order does, what is refused, and what ends a wait."""
 
+import json
 import math
 import threading
 import time
@@ -18,6 +19,7 @@ from runtime.errors import (
 )
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.state.cancellation import Cancellation
+from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
 from runtime.state.run_record import MOST_WAIT_SECS, RunRecord, wait_secs
 
 TASK, CHIEF, OTHER = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
@@ -33,8 +35,10 @@ class Kept:
         self.changed = threading.Condition()
         self.record = RunRecord(self.changed, lambda: self.has_values)
 
-    def order(self, sender: str = CHIEF, leader: int = 7, cancelled: Cancellation | None = None, **of: Any) -> RunReply:
-        order = RunOrder(sender=sender, address=f"{sender[-1]}:1", leader=leader, **of)
+    def order(self, sender: str = CHIEF, epoch: int = 1, cancelled: Cancellation | None = None, **of: Any) -> RunReply:
+        """An order; each sender has the number of its task, and 7."""
+        leadership = Leadership(epoch, 7 + int(sender[-1])) if epoch else NOBODY
+        order = RunOrder(sender=sender, address=f"{sender[-1]}:1", leadership=leadership.to_proto(), **of)
         return self.record.obey(order, TASK, cancelled or Cancellation())
 
     def in_thread(self, cancelled: Cancellation | None = None, **of: Any) -> tuple[threading.Thread, list[Any]]:
@@ -65,7 +69,8 @@ def test_a_run_from_its_beginning_to_its_end() -> None:
     found = kept.order(**of("inspect"))
     assert found == RunReply(phase=RunReply.NEW)
     found = kept.order(**of("claim"))
-    assert (found.leader, found.leader_name, found.leader_address) == (7, CHIEF, "0:1")
+    assert found.leadership == Leadership(1, 7).to_proto()
+    assert (found.leader_name, found.leader_address) == (CHIEF, "0:1")
     assert (kept.order(**of("load")).phase, kept.record.generation) == (RunReply.LOADING, 0)
     found = kept.order(**of("open", logdir="/runs/1"))
     assert (found.phase, found.logdir) == (RunReply.READY, "/runs/1")
@@ -104,10 +109,14 @@ def test_only_who_leads_may_order_this(kind: str) -> None:
     kept = Kept()
     with pytest.raises(AbortedError, match="restarted since a chief took the lead"):
         kept.order(**of(kind))
-    kept.order(OTHER, 8, **of("claim"))
+    kept.order(**of("claim"))
+    kept.order(OTHER, 2, **of("claim"))
     before = kept.order(**of("inspect"))
-    with pytest.raises(PermissionDeniedError, match=f"refused to {kind} for {CHIEF}: {OTHER} has taken the lead"):
-        kept.order(**of(kind))
+    for epoch in (1, 2, 3):
+        with pytest.raises(PermissionDeniedError, match=f"refused to {kind} for {CHIEF}: {OTHER} has taken the lead"):
+            kept.order(CHIEF, epoch, **of(kind))
+    with pytest.raises(AbortedError, match=f"refused to {kind} for {OTHER}: the order is of epoch 1"):
+        kept.order(OTHER, 1, **of(kind))
     assert kept.order(**of("inspect")) == before
 
 
@@ -122,9 +131,43 @@ def test_an_order_given_twice_is_an_order_given_once(kind: str) -> None:
     assert again == once.order(**of(kind))
 
 
-def test_who_leads_has_a_number() -> None:
-    with pytest.raises(InvalidArgumentError, match="a number"):
-        Kept().order(leader=0, **of("claim"))
+@pytest.mark.parametrize("leadership", [NOBODY, Leadership(1, 0), Leadership(0, 7), Leadership(1, MAX_OWNER)])
+def test_who_leads_has_an_epoch_and_a_number(leadership: Leadership) -> None:
+    kept = Kept()
+    with pytest.raises(InvalidArgumentError, match="an epoch and a number"):
+        kept.record.obey(RunOrder(leadership=leadership.to_proto(), **of("claim")), TASK, Cancellation())
+    assert kept.record.leadership == NOBODY
+
+
+def test_of_two_claims_the_later_epoch_counts_and_of_equal_ones_the_first() -> None:
+    kept = Kept()
+    for sender, epoch, obeyed in ((CHIEF, 5, (5, 7)), (OTHER, 5, (5, 7)), (OTHER, 4, (5, 7)), (OTHER, 6, (6, 8))):
+        found = kept.order(sender, epoch, **of("claim"))
+        assert (found.leadership.epoch, found.leadership.owner) == obeyed
+        assert found.leader_name == (OTHER if epoch == 6 else CHIEF)
+
+
+@pytest.mark.parametrize("epoch", [EPOCHS_AT_ONCE + 1, MAX_EPOCH - 1, MAX_EPOCH, 2**64 - 1])
+def test_epochs_cannot_be_used_up(epoch: int) -> None:
+    kept = Kept()
+    kept.order(**of("claim"))
+    with pytest.raises(InvalidArgumentError, match=f"epoch {epoch}, where the task obeys epoch 1"):
+        kept.order(OTHER, epoch, **of("claim"))
+    assert kept.record.leadership == Leadership(1, 7)
+    kept.record.leadership = Leadership(MAX_EPOCH - 2, 7)
+    kept.order(OTHER, MAX_EPOCH - 1, **of("claim"))
+    with pytest.raises(InvalidArgumentError, match=str(MAX_EPOCH)):
+        kept.order(OTHER, MAX_EPOCH, **of("claim"))
+
+
+def test_another_process_of_the_task_obeys_whom_this_one_did() -> None:
+    before, after = Kept(), Kept()
+    before.order(CHIEF, 5, **of("claim"))
+    after.record.take_up(json.loads(json.dumps(before.record.state())))
+    assert after.order(**of("inspect")).leadership == Leadership(5, 7).to_proto()
+    with pytest.raises(PermissionDeniedError, match=f"{CHIEF} has taken the lead"):
+        after.order(OTHER, 5, **of("load"))
+    after.order(CHIEF, 5, **of("load"))
 
 
 def test_an_order_that_orders_nothing_is_refused() -> None:
@@ -141,19 +184,21 @@ def test_an_order_with_more_in_it_than_is_known_is_refused(kind: str) -> None:
     kept = Kept()
     kept.order(**of("claim"))
     before = kept.order(**of("inspect"))
-    known = RunOrder(sender=CHIEF, leader=7, **of(kind))
-    outside, inside = RunOrder(), RunOrder()
+    known = RunOrder(sender=CHIEF, leadership=Leadership(1, 7).to_proto(), **of(kind))
+    outside, inside, leadership = RunOrder(), RunOrder(), RunOrder()
     outside.MergeFromString(known.SerializeToString() + UNKNOWN)
     inside.CopyFrom(known)
     getattr(inside, kind).MergeFromString(UNKNOWN)
-    for order in (outside, inside):
+    leadership.CopyFrom(known)
+    leadership.leadership.MergeFromString(UNKNOWN)
+    for order in (outside, inside, leadership):
         with pytest.raises(InvalidArgumentError, match=f"to {kind} has fields that are not known here"):
             kept.record.obey(order, TASK, Cancellation())
     assert kept.order(**of("inspect")) == before
 
 
 def test_an_order_of_a_later_version_is_refused() -> None:
-    later = RunOrder(sender=CHIEF, leader=7)
+    later = RunOrder(sender=CHIEF)
     later.MergeFromString(b"\xfa\x7f\x00")  # field 2047: an empty message, as each kind of order is one
     with pytest.raises(InvalidArgumentError, match="not known here"):
         Kept().record.obey(later, TASK, Cancellation())

@@ -1,0 +1,118 @@
+"""How a chief takes the lead, and under whose leadership a session's orders go."""
+
+from __future__ import annotations
+
+import functools
+import random
+import secrets
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from absl import logging
+
+from runtime.errors import AbortedError
+from runtime.proto.run_record_pb2 import RunOrder, RunReply
+from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
+
+CLAIM_TRIES = 10
+
+Ask = Callable[[Leadership], Mapping[str, Leadership]]
+"""Claims some tasks for a leadership, or only asks when it is ``NOBODY``; tells by task whom it obeys then."""
+
+
+class Lead:
+    """The lead of one chief, over all tasks that it gives orders to. Thread safe.
+
+    Attributes:
+        owner: the chief's number.
+        leadership: under which it orders; ``NOBODY`` before it has claimed.
+        tasks: names of those that it has claimed.
+    """
+
+    def __init__(self) -> None:
+        self.owner = secrets.randbits(62) + 1
+        self.leadership = NOBODY
+        self.tasks: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+
+    def claim(self, ask: Ask, held: Collection[str] = ()) -> Leadership:
+        """Takes the lead over tasks, all under one epoch: the one that it has, if no task has seen a later one.
+
+        Args:
+            ask: reaches the tasks.
+            held: those of them that it does not take back: when another chief leads one, nothing is claimed, and the
+                tasks refuse what goes under the leadership that is given.
+
+        Raises:
+            AbortedError: another chief keeps claiming the same tasks.
+        """
+        wait = threading.Event()  # never set: two chiefs that start together step aside for random times
+        with self._lock:
+            for attempt in range(CLAIM_TRIES):
+                obeyed = ask(NOBODY)
+                if any(obeyed[task] and obeyed[task].owner != self.owner for task in held):
+                    return self.leadership
+                claimed = Leadership(next_epoch(self.owner, obeyed.values()), self.owner)
+                while (lowest := min(leadership.epoch for leadership in obeyed.values())) < claimed.epoch:
+                    obeyed = ask(Leadership(min(claimed.epoch, lowest + EPOCHS_AT_ONCE - 1), self.owner))
+                if all(leadership == claimed for leadership in obeyed.values()):
+                    if claimed != self.leadership:
+                        logging.info("this task leads now, as chief number %d of the run", claimed.epoch)
+                    self.leadership, self.tasks = claimed, frozenset(obeyed)
+                    return claimed
+                wait.wait(random.uniform(0.0, 0.05 * 2**attempt))
+            raise AbortedError("another chief keeps claiming the same tasks: run one chief only")
+
+
+def next_epoch(owner: int, obeyed: Collection[Leadership]) -> int:
+    """The epoch under which a chief claims tasks that obey these: its own when that is the latest, else a later one."""
+    latest = max(leadership.epoch for leadership in obeyed)
+    owners = {leadership.owner for leadership in obeyed if leadership.epoch == latest}
+    return latest if latest and owners == {owner} else latest + 1
+
+
+class Authority:
+    """Under whose leadership the orders of one session go. Thread safe.
+
+    Those of a chief's session go under its own. Any other session's go under the leadership that each task obeys, so
+    that they depose nobody; where nobody leads, it claims for itself.
+
+    Args:
+        send: gives a task an order to its run record.
+    """
+
+    def __init__(self, send: Callable[[str, RunOrder], RunReply]) -> None:
+        self._send = send
+        self._owner = secrets.randbits(62) + 1
+        self._lock = threading.Lock()
+        self._lead: Lead | None = None
+        self._claimed = NOBODY
+        self._tasks: frozenset[str] = frozenset()
+
+    def lead_with(self, lead: Lead) -> None:
+        """Has orders go under a chief's leadership from now on, and under no other."""
+        with self._lock:
+            self._lead, self._claimed = lead, NOBODY
+
+    def over(self, tasks: Collection[str]) -> Mapping[str, Leadership]:
+        """By task, under whose leadership to order; a chief claims those that it has not ordered before."""
+        with self._lock:
+            lead = self._lead
+            if lead is None:
+                obeyed = self._ask(tasks, NOBODY)
+                free = [task for task, leadership in obeyed.items() if not leadership]
+                return {**obeyed, **self._ask(free, Leadership(1, self._owner))}  # whoever comes first leads
+            if self._claimed != lead.leadership or not self._tasks.issuperset(tasks):
+                wanted = lead.tasks.union(tasks)
+                self._claimed, self._tasks = lead.claim(functools.partial(self._ask, wanted), lead.tasks), wanted
+            return dict.fromkeys(tasks, self._claimed)
+
+    def _ask(self, tasks: Collection[str], leadership: Leadership) -> dict[str, Leadership]:
+        def ask(task: str) -> Leadership:
+            order = RunOrder(claim=RunOrder.Claim()) if leadership else RunOrder(inspect=RunOrder.Inspect())
+            order.leadership.CopyFrom(leadership.to_proto())
+            return Leadership.from_proto(self._send(task, order).leadership)
+
+        with ThreadPoolExecutor(max(len(tasks), 1), "run-orders") as pool:
+            return dict(zip(tasks, pool.map(ask, tasks), strict=True))

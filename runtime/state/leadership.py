@@ -1,0 +1,45 @@
+"""Leadership: under what a chief orders tasks, whatever the orders are about.
+
+Every task obeys one leadership at a time and keeps it in its run record. A chief claims the tasks under an epoch larger
+than that of any chief before; after that they refuse what comes under an earlier one, however late it arrives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.proto import run_record_pb2 as pb
+
+EPOCHS_AT_ONCE = 2**32
+"""By how much a claim may raise the epoch: there are always epochs left, for 2^31 claims of a stranger."""
+MAX_EPOCH = MAX_OWNER = 2**63
+"""Epochs and the numbers of chiefs are smaller: orders to quorums carry them as int64."""
+
+
+@dataclass(frozen=True)
+class Leadership:
+    """The claim of a chief; false when it is nobody's.
+
+    Attributes:
+        epoch: larger than that of any chief before; 0: nobody leads.
+        owner: number that the chief has drawn for itself.
+    """
+
+    epoch: int = 0
+    owner: int = 0
+
+    def __bool__(self) -> bool:
+        """Whether anybody leads."""
+        return self.epoch > 0
+
+    @classmethod
+    def from_proto(cls, message: pb.Leadership) -> Leadership:
+        """Reads what ``to_proto`` made."""
+        return cls(message.epoch, message.owner)
+
+    def to_proto(self) -> pb.Leadership:
+        """The leadership as a message."""
+        return pb.Leadership(epoch=self.epoch, owner=self.owner)
+
+
+NOBODY = Leadership()
