@@ -34,7 +34,7 @@ from runtime.transport.codec import (
     payload_nbytes,
 )
 from runtime.transport.reply_cache import LaneRecord, LaneTable, Superseded
-from runtime.transport.security import Refusals, tensor_proof
+from runtime.transport.security import Refusals, no_handshake, tensor_proof
 
 # A frame is received with its header right before an aligned payload.
 _PAYLOAD_AT: Final = 64
@@ -44,6 +44,9 @@ _LARGE_BUFFER_BYTES: Final = 4 << 20
 _SHRINK_AFTER_CALLS: Final = 64
 _DRAIN_BYTES: Final = 1 << 20
 _VIEWS: Final = 256
+_TLS_TICK_SECS: Final = 0.25
+"""How soon a thread that waits for its TLS client notices the end: OpenSSL wants one thread at a time."""
+_CUT_TLS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 _Fields = tuple[int, int, int, int, int, int, int]
 
@@ -227,7 +230,10 @@ class Connection:
             _local.lane, _local.connection = self.lane, self
             self._serve()
         except (Superseded, ssl.SSLError, OSError) as error:
-            if not isinstance(error, Superseded):
+            refused = isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_TLS) and not self.welcomed
+            if refused:
+                self._context.refusals.tell(self._peer_host(), f"{no_handshake(error)} (tensors)")
+            elif not isinstance(error, Superseded):
                 logging.debug("Connection of client %x, lane %d: %s", self.client, self.lane, error)
         except UnauthenticatedError as error:
             self._context.refusals.tell(self._peer_host(), f"{error.message} (tensors)")
@@ -261,6 +267,11 @@ class Connection:
                     return False
             self.gone = True
         return True
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether nobody but its own thread may write to the connection."""
+        return self._ssl_context is not None
 
     def send_goodbye(self) -> None:
         """Tells the client that this server leaves for good; its connection must not be in the middle of a reply."""
@@ -312,6 +323,7 @@ class Connection:
                 if self._closed or self.gone:
                     raise ConnectionAbortedError("cut")
             secure.do_handshake()
+            secure.settimeout(_TLS_TICK_SECS)
         sockets.tune_buffers(self._sock)
         hello = frames.decode_hello(self._read(frames.HELLO, frames.HELLO_BYTES))
         self._check(hello)
@@ -335,7 +347,11 @@ class Connection:
         window = memoryview(bytearray(frames.HEADER_BYTES))
         sockets.receive_rest(self._sock, window, self)
         fields = frames.unpack_header(window)
-        frames.check_header(fields, most)
+        try:
+            frames.check_header(fields, most)
+        except OpError as error:
+            self._send_error(0, error)  # what is no frame to us may be a TLS client, which can tell from it
+            raise
         if fields[1] != expected:
             raise DataLossError(f"a frame before the welcome has kind {fields[1]}, expected {expected}")
         payload = memoryview(bytearray(fields[6]))
@@ -369,7 +385,13 @@ class Connection:
         sock = self._sock
         pong = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
         while True:  # to the end of what was sent, also by a client that has hung up: its last word may be a goodbye
-            count = sock.recv_into(self._window)
+            try:
+                count = sock.recv_into(self._window)
+            except TimeoutError:  # TLS only
+                if self._context.leaving.is_set():
+                    self.send_goodbye()
+                    return
+                continue
             if count < frames.HEADER_BYTES:
                 if count == 0:
                     return
