@@ -34,7 +34,7 @@ from runtime.transport.codec import (
     payload_nbytes,
 )
 from runtime.transport.reply_cache import LaneRecord, LaneTable, Superseded
-from runtime.transport.security import Refusals, no_handshake, tensor_proof
+from runtime.transport.security import NOT_TLS, Refusals, no_handshake, speaks_tls, tensor_proof
 
 # A frame is received with its header right before an aligned payload.
 _PAYLOAD_AT: Final = 64
@@ -213,6 +213,10 @@ class Connection:
         self.progress = 0
         self.accepted_at = self.heard_at = time.monotonic()
         self.fd = sock.fileno()
+        try:
+            self._peer = sock.getpeername()  # now: a client that has gone has no name
+        except OSError:
+            self._peer = "somewhere"
         self._context = context
         self._sock = sock
         self._ssl_context = ssl_context
@@ -300,17 +304,10 @@ class Connection:
         """Nothing to do: the connection waits as long as the client likes."""
 
     def _peer_name(self) -> str:
-        try:
-            return str(self._sock.getpeername() or "a Unix socket")
-        except OSError:
-            return "somewhere"
+        return str(self._peer or "a Unix socket")
 
     def _peer_host(self) -> str:
-        try:
-            name = self._sock.getpeername()
-        except OSError:
-            return "somewhere"
-        return str(name[0]) if isinstance(name, tuple) else "a Unix socket"
+        return str(self._peer[0]) if isinstance(self._peer, tuple) else self._peer or "a Unix socket"
 
     def _shake_hands(self) -> None:
         # The listener cuts connections that take too long over this, so no time limit is needed here.
@@ -322,7 +319,12 @@ class Connection:
                 self._sock = secure
                 if self._closed or self.gone:
                     raise ConnectionAbortedError("cut")
-            secure.do_handshake()
+            try:
+                secure.do_handshake()
+            except ssl.SSLError as error:
+                if error.reason in NOT_TLS:
+                    self._refuse_plainly(secure)
+                raise
             secure.settimeout(_TLS_TICK_SECS)
         sockets.tune_buffers(self._sock)
         hello = frames.decode_hello(self._read(frames.HELLO, frames.HELLO_BYTES))
@@ -341,6 +343,15 @@ class Connection:
         flags = frames.RESUMED if known else 0
         self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
         self.welcomed = True
+
+    def _refuse_plainly(self, sock: ssl.SSLSocket) -> None:
+        """Tells a client that does not speak TLS what is wrong."""
+        payload = frames.encode_error(UnauthenticatedError(speaks_tls()))
+        head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, 0, 0, len(payload))
+        plain = socket.socket(fileno=os.dup(sock.fileno()))
+        with plain, contextlib.suppress(OSError):  # it has hung up
+            plain.recv(frames.MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)  # else closing would take our answer back
+            plain.send(head + payload, socket.MSG_DONTWAIT)
 
     def _read(self, expected: int, most: int) -> bytes:
         """The payload of a frame before the welcome."""

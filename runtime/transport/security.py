@@ -44,10 +44,11 @@ FindToken = Callable[[float], Token | None]
 BEARER_OF: Final = b"metrics"
 TLS_ALERT: Final = b"\x15\x03"
 """How what a TLS server says begins that has been told something else than TLS."""
+NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
+"""What the TLS library says of a peer that does not speak TLS."""
 _OTHER_CA: Final = "its certificate is of another CA: give both sides the same ca.pem"
 _HANDSHAKES: Final = {
-    "WRONG_VERSION_NUMBER": "it does not speak TLS: start it with the directory of certificates, too",
-    "HTTP_REQUEST": "it does not speak TLS: start it with the directory of certificates, too",
+    **dict.fromkeys(NOT_TLS, "it does not speak TLS: start it with the directory of certificates, too"),
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate and this process has shown none",
     "TLSV1_ALERT_UNKNOWN_CA": "it does not know the CA of our certificate",
