@@ -10,6 +10,7 @@ import re
 import secrets
 import socket
 import ssl
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -28,6 +29,7 @@ from runtime.master import tasks
 from runtime.transport import Endpoint, Peer, frames
 from runtime.transport.security import VARIABLE, Security
 from tests.kit import certificates
+from tests.kit.processes import ROOT
 from tests.runtime import kit
 from tests.runtime.transport.kit import eventually, read, send
 
@@ -512,6 +514,9 @@ def test_a_token_for_figures_is_not_the_token(tmp_path: pathlib.Path, caplog: py
     security = Security(path)
     bearer = security.bearer()
     assert bearer is not None and "cdcd" not in bearer
+    (line,) = re.findall(r"^    (printf metrics \| .*)> bearer", (ROOT / "docs/security.md").read_text(), re.M)
+    made = subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert made.stdout.strip() == bearer
     with rt.Server(kit.addresses(local=1), "local", 0, security=security) as server:
         with MetricsServer(server, 0, "0.0.0.0") as endpoint:
             url = f"http://127.0.0.1:{endpoint.port}/metrics"
