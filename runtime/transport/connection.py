@@ -398,7 +398,9 @@ class Connection:
         while True:  # to the end of what was sent, also by a client that has hung up: its last word may be a goodbye
             try:
                 count = sock.recv_into(self._window)
-            except TimeoutError:  # TLS only
+            except TimeoutError:
+                if not self.is_tls:
+                    raise  # the network's own
                 if self._context.leaving.is_set():
                     self.send_goodbye()
                     return
