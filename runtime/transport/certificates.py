@@ -224,8 +224,8 @@ def choose(directory: Path, host: str | None) -> Pair:
         raise UnauthenticatedError(f"{directory} cannot be read: {error.strerror or error}") from None
     if not pairs:
         raise UnauthenticatedError(
-            f"{directory} has no certificate with its key, as NAME.pem and NAME.key: `python -m harness.certs` makes "
-            "them"
+            f"{directory} has no certificate with a key that this user can read, as NAME.pem and NAME.key: `python -m "
+            "harness.certs` makes them"
         )
     own = socket.gethostname()
     for name in [host] if host else [own, own.partition(".")[0]]:

@@ -209,7 +209,7 @@ def locked_key(directory: pathlib.Path, authority: Authority) -> None:
     [
         (no_directory, "has no certificate of a CA .*harness.certs"),
         (no_authority, "has no certificate of a CA .*ca.pem, ca.crt.*harness.certs"),
-        (no_pair, "has no certificate with its key, as NAME.pem and NAME.key"),
+        (no_pair, "has no certificate with a key that this user can read, as NAME.pem and NAME.key"),
         (anothers_key, "here.pem, here.key and ca.pem do not make a credential: KEY_VALUES_MISMATCH"),
         (no_certificate, "do not make a credential"),
         (no_authority_inside, "do not make a credential"),
