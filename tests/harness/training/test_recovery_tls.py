@@ -78,5 +78,6 @@ def test_a_worker_of_another_ca_ends_at_once_and_nobody_notices(env: dict[str, s
         stranger = c.start("worker", 1, env={**env, "BELLWETHER_SECURITY": str(certificates.make(tmp_path / "other"))})
         assert "its certificate is of another CA" in stranger.hear("ERROR")[1]
         chief.tell("pause")
-        assert consistent(chief.request("values")) == chief.hear("TRAINED")[1]
+        done = chief.hear("TRAINED")[1]
+        assert consistent(chief.request("values")) == done
         assert not chief.said_so_far("LOG", "recovering")
