@@ -40,7 +40,8 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
     "metrics_host",
     "127.0.0.1",
-    "Host name or address at which --metrics_port listens; 0.0.0.0 for all interfaces. Whoever reaches it may ask.",
+    "Host name or address at which --metrics_port listens; 0.0.0.0 for all interfaces. Off the loopback it asks for "
+    "what the task asks for: a certificate, or a bearer token.",
 )
 flags.DEFINE_bool("log_json", False, "Log one JSON object a line: time, level, task, source, message.")
 flags.DEFINE_string(
@@ -140,7 +141,7 @@ def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(MetricsServer(server, port, host))
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, rt.OpError) as error:
             logging.error(
                 "no figures for Prometheus at port %d of %s: %s; give another --metrics_port, 0 for any free one, or "
                 "another --metrics_host",

@@ -1,15 +1,23 @@
-"""A Prometheus endpoint for one task: the same figures that ``harness.status`` shows, under ``bellwether_...``."""
+"""A Prometheus endpoint for one task: the same figures that ``harness.status`` shows, under ``bellwether_...``.
+
+On the loopback anybody may ask. Elsewhere the endpoint asks for what the task itself asks for: TLS with a certificate
+of the cluster's CA, or a bearer token that is derived from the cluster's.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import ipaddress
 import socket
 import socketserver
+import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from absl import logging
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -75,7 +83,8 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None) -> None:
+        self._tls = tls
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._free = threading.Semaphore(REQUESTS)
         self._lock = threading.Lock()
@@ -87,6 +96,12 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
+        if self._tls is not None:
+            try:
+                request = self._tls().wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+            except OSError:  # it has hung up
+                self._free.release()
+                raise
         with self._lock:
             self._begun[request] = time.monotonic()
         try:
@@ -98,6 +113,13 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serves a request."""
         try:
+            if isinstance(request, ssl.SSLSocket):
+                try:
+                    request.do_handshake()
+                except OSError as error:
+                    logging.warning("figures are refused to %s: %s", client_address[0], error)
+                    self.shutdown_request(request)
+                    return
             super().process_request_thread(request, client_address)
         finally:
             self._over(request)
@@ -114,11 +136,33 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
             for request, begun in self._begun.items():
                 if begun < late:
                     with contextlib.suppress(OSError):  # it has just ended
-                        request.shutdown(socket.SHUT_RDWR)
+                        socket.socket.shutdown(request, socket.SHUT_RDWR)  # not that of TLS, which forgets its state
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says nothing of clients that hang up, or are cut off."""
         logging.debug("a request for figures from %s failed", client_address, exc_info=True)
+
+
+def _guarded(app: WSGIApplication, bearer: str | None) -> WSGIApplication:
+    """An application for those alone who show a bearer token; for all when there is none."""
+    if bearer is None:
+        return app
+    expected = f"Bearer {bearer}".encode()
+
+    def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        shown = str(environ.get("HTTP_AUTHORIZATION", "")).encode(errors="replace")
+        if hmac.compare_digest(shown, expected):
+            return app(environ, start_response)
+        logging.warning("figures are refused to %s: it has not shown the bearer token", environ.get("REMOTE_ADDR"))
+        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
+        return [b"figures are for those who show the bearer token of this cluster\n"]
+
+    return guarded
+
+
+def _is_loopback(host: str) -> bool:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return all(ipaddress.ip_address(sockaddr[0]).is_loopback for *_, sockaddr in found)
 
 
 class MetricsServer:
@@ -127,17 +171,30 @@ class MetricsServer:
     Args:
         server: the task.
         port: TCP port; 0 takes a free one.
-        host: host name or address to listen on; by default only this machine reaches it. Anybody may ask who does.
+        host: host name or address to listen on; by default only this machine reaches it, and anybody may ask there.
 
     Raises:
         OSError: the port is in use.
+        InvalidArgumentError: others reach the address, and the task has nothing by which to tell who they are.
+        UnauthenticatedError: the token cannot be read any more.
     """
 
     def __init__(self, server: rt.Server, port: int, host: str = LOCAL_HOST) -> None:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(TaskCollector(server))
-        self._http = _HttpServer(host, port)
-        self._http.set_app(make_wsgi_app(registry))
+        security = server.security
+        app, tls = make_wsgi_app(registry), None
+        if not _is_loopback(host):
+            if security is None:
+                raise rt.InvalidArgumentError(
+                    f"figures at {host} are for others, too, and nothing says for whom: give BELLWETHER_SECURITY a "
+                    "directory of certificates, or a file with a token"
+                )
+            if server.certificates is not None:
+                tls = server.certificates.server_context
+            app = _guarded(app, security.bearer())
+        self._http = _HttpServer(host, port, tls)
+        self._http.set_app(app)
         self._thread = threading.Thread(target=self._http.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         self.port = int(self._http.server_port)

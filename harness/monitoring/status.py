@@ -69,16 +69,29 @@ def parse_cluster(text: str) -> rt.ClusterSpec:
     return rt.ClusterSpec(parsed)
 
 
-def probe_tasks(cluster: rt.ClusterSpec, timeout_secs: float, variables: bool = False) -> list[TaskStatus]:
-    """Asks every task of a cluster at once; in the order of the cluster."""
+def probe_tasks(
+    cluster: rt.ClusterSpec, timeout_secs: float, variables: bool = False, security: rt.Security | None = None
+) -> list[TaskStatus]:
+    """Asks every task of a cluster at once; in the order of the cluster. ``security`` is as of ``runtime.probe``."""
+
+    def ask(item: tuple[str, str]) -> TaskStatus:
+        return _probe_one(*item, cluster, timeout_secs, variables, security)
+
     tasks = [(str(task), address) for task, address in cluster.tasks().items()]
     with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(tasks)))) as pool:
-        return list(pool.map(lambda item: _probe_one(item[0], item[1], cluster, timeout_secs, variables), tasks))
+        return list(pool.map(ask, tasks))
 
 
-def _probe_one(task: str, address: str, cluster: rt.ClusterSpec, timeout_secs: float, variables: bool) -> TaskStatus:
+def _probe_one(
+    task: str,
+    address: str,
+    cluster: rt.ClusterSpec,
+    timeout_secs: float,
+    variables: bool,
+    security: rt.Security | None,
+) -> TaskStatus:
     try:
-        report = rt.probe(address, timeout_secs, variables=variables)
+        report = rt.probe(address, timeout_secs, variables=variables, security=security)
     except rt.DeadlineExceededError:
         return TaskStatus(task, address, None, f"silent for {timeout_secs:g} s")
     except rt.UnavailableError:
@@ -110,6 +123,10 @@ def as_rows(states: list[TaskStatus], spans: Mapping[str, Figures], now: float) 
         up = f"up {_duration(now - report.started_unix_secs)}"
         if report.values.get("backup_usable") == 0:
             up += ", no backup"  # a ps that has lost its backup trains on; absent where none is wanted
+        if report.values.get("insecure"):
+            up += ", insecure"
+        if report.values.get("certificate_near_end"):
+            up += f", certificate ends in {_duration(report.values['certificate_left_seconds'])}"
         error = report.last_error and f"{_duration(now - report.last_error_unix_secs)} ago: {report.last_error}"
         shown = [show(report, spans[state.task]) for show in _COLUMNS.values()]
         rows.append(
@@ -227,6 +244,11 @@ def _parser() -> Parser:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--cluster", help='"ps=a:1,b:1;worker=c:1", or JSON, or a JSON file')
     which.add_argument("--target", metavar="HOST:PORT", type=_address, help="one task, which is asked for the cluster")
+    parser.add_argument(
+        "--security",
+        metavar="DIR|FILE",
+        help="the cluster's directory of certificates, or file with its token; $BELLWETHER_SECURITY by default",
+    )
     parser.add_argument("--watch", action="store_true", help="show again every --interval seconds, until Ctrl-C")
     parser.add_argument("--interval", type=_positive, default=1.0, help="seconds over which rates are taken (1)")
     parser.add_argument("--timeout_secs", type=_positive, default=2.0, help="seconds to wait for a task's answer (2)")
@@ -253,10 +275,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Shows the state of the cluster that the arguments name; returns the exit code."""
     options = _parser().parse_args(argv)
     try:
+        security = None if options.security is None else rt.Security.from_text(options.security)
         if options.cluster is not None:
             cluster = parse_cluster(options.cluster)
         else:
-            cluster = rt.probe(options.target, options.timeout_secs).cluster
+            cluster = rt.probe(options.target, options.timeout_secs, security=security).cluster
     except rt.UnavailableError:
         print(f"harness.status: nobody listens at {options.target}", file=sys.stderr)
         return 1
@@ -266,13 +289,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (rt.OpError, OSError, ValueError, TypeError) as error:
         print(f"harness.status: {error}", file=sys.stderr)
         return USAGE_ERROR
-    before = {s.task: s for s in probe_tasks(cluster, options.timeout_secs)}
+    before = {s.task: s for s in probe_tasks(cluster, options.timeout_secs, security=security)}
     at = time.monotonic()
     never = threading.Event()
     try:
         while True:
             never.wait(options.interval)
-            states = probe_tasks(cluster, options.timeout_secs, options.variables)
+            states = probe_tasks(cluster, options.timeout_secs, options.variables, security)
             now = time.monotonic()
             spans = {s.task: figures(before[s.task].report, s.report, now - at) for s in states if s.report is not None}
             _show(states, spans, options)

@@ -16,6 +16,7 @@ launcher, a cluster manager) starts all of them again. They go on from the newes
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging as std_logging
 import os
 import sys
@@ -83,6 +84,7 @@ def join_group(
     start_timeout_secs: int = 300,
     heartbeat_timeout_secs: int = 20,
     local_device_ids: Sequence[int] | None = None,
+    security: rt.Security | None = None,
 ) -> Group:
     """Joins this process with the others; waits until all are there. Must come before anything uses JAX.
 
@@ -92,12 +94,23 @@ def join_group(
         start_timeout_secs: how long to wait for the others.
         heartbeat_timeout_secs: after so long without a sign of life from a process, the group is lost.
         local_device_ids: the accelerators that this process uses, where several processes share a host.
+        security: has to be ``runtime.Security.insecure()`` where the hosts are others than this one, or
+            ``BELLWETHER_SECURITY`` ``insecure``: `jax.distributed` asks nobody who they are.
 
     Raises:
-        InvalidArgumentError: ``index`` is not below the number of hosts.
+        InvalidArgumentError: ``index`` is not below the number of hosts, or others are to be let in without a word.
     """
     if not 0 <= index < len(hosts):
         raise rt.InvalidArgumentError(f"process {index} is not among the {len(hosts)} of the group")
+    others = [host for host in hosts if not _is_loopback(host)]
+    security = security or rt.Security.from_environ(os.environ)
+    if others and len(hosts) > 1:
+        if security is None or not security.lets_everybody_in:
+            raise rt.InvalidArgumentError(
+                f"collective training on {others[0]} lets in whoever reaches it, whatever certificates there are, as "
+                "jax.distributed knows none: say that this is wanted by BELLWETHER_SECURITY=insecure on every process"
+            )
+        logging.warning("process %d of the group is insecure: whoever reaches %s can join it", index, hosts[0])
     if len(hosts) > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         try:
@@ -114,6 +127,14 @@ def join_group(
             logging.error("process %d cannot join the group at %s: %s", index, hosts[0], error)
             Group(index, len(hosts))._leave(EXIT_GROUP_LOST)
     return Group(index, len(hosts))
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class CollectiveReplicas(WrappedOptimizer):

@@ -94,6 +94,7 @@ class LocalCluster:
     ) -> None:
         self._command = list(command)
         self._env = {**os.environ, **(env or {})}
+        self._security = rt.Security.from_environ(self._env)
         held = hold_ports(ps + workers)
         hosts = [f"127.0.0.1:{holder.getsockname()[1]}" for holder in held]
         self._topology = Topology(tuple(hosts[:ps]), tuple(hosts[ps:]))
@@ -236,7 +237,7 @@ class LocalCluster:
             if life is None or life.frozen:
                 continue
             try:
-                found = rt.probe(self.addresses[task], _PROBE_SECS).values.get("global_step")
+                found = rt.probe(self.addresses[task], _PROBE_SECS, security=self._security).values.get("global_step")
             except rt.OpError:
                 continue
             if found is not None:

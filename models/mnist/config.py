@@ -8,6 +8,7 @@ from typing import Any
 
 from absl import flags
 
+import runtime as rt
 from harness import monitoring
 from models.mnist.model import MODELS
 
@@ -63,6 +64,14 @@ class Config:
     )
     job_name: str = _choice("worker", ["ps", "worker"], "What this process is.")
     task_index: int = _count(0, "Which one of its job this process is, from 0. Worker 0 is the chief.", low=0)
+    security: str | None = _text(
+        None,
+        "Directory of certificates (python -m harness.certs makes one), or file with a token, the same on every task. "
+        "Default: $BELLWETHER_SECURITY. Needed where tasks are on several hosts.",
+    )
+    insecure: bool = _switch(
+        False, "Let everybody in who reaches this task, and encrypt nothing, where tasks are on several hosts."
+    )
     logdir: str = _text(
         "runs/mnist",
         "Directory for checkpoints and TensorBoard events; empty writes nothing. A task that is given one keeps "
@@ -169,6 +178,13 @@ class Config:
         return cls(**values, checkpoint_root=root)
 
     @property
+    def given_security(self) -> rt.Security | None:
+        """Whom this task lets in, as far as the flags say it."""
+        if self.insecure:
+            return rt.Security.insecure()
+        return rt.Security.from_text(self.security) if self.security else None
+
+    @property
     def is_chief(self) -> bool:
         """Whether this is the worker that tests and writes."""
         return self.job_name == "worker" and self.task_index == 0
@@ -201,6 +217,8 @@ class Config:
     def problem(self) -> str | None:
         """What is wrong with the flags together, None when they fit."""
         hosts = {"ps": self.ps_hosts, "worker": self.worker_hosts or ("localhost:0",)}[self.job_name]
+        if self.insecure and self.security:
+            return "--insecure lets everybody in, and --security only some: leave one of them out"
         if self.sync == COLLECTIVE and self.ps_hosts:
             return "--sync=collective has no use for --ps_hosts: start it without ps, as in harness.launch --ps=0"
         if self.sync != ASYNC and self.max_staleness is not None:

@@ -56,7 +56,11 @@ def main(argv: list[str]) -> None:
 
 def collective(config: Config) -> None:
     """Does this process's part where every process holds the whole model."""
-    group = harness.join_group(list(config.worker_hosts or ["localhost:0"]), config.task_index)
+    hosts = list(config.worker_hosts or ["localhost:0"])
+    try:
+        group = harness.join_group(hosts, config.task_index, security=config.given_security)
+    except rt.OpError as error:
+        sys.exit(f"worker {config.task_index}: {error}")
     with group.member():
         # Each process leads the small world of its own; only process 0 has files, and gives the others what is in them.
         train(config, "", None, leads=True, logdir=group.logdir(config.logdir))
@@ -94,6 +98,7 @@ def make_server(config: Config) -> rt.Server:
         ps_backups=config.ps_backups if config.job_name == "ps" else 0,
         ps_backups_lag=0 if config.ps_backups_sync else config.ps_backups_lag,
         checkpoint_root=config.checkpoint_root,
+        security=config.given_security,
     )
 
 

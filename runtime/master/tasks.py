@@ -36,7 +36,7 @@ from runtime.transport.endpoint import Endpoint, host_id
 from runtime.transport.handles import BACKUP, FETCH
 from runtime.transport.messages import call_to_proto, device_from_proto
 from runtime.transport.peer import Peer
-from runtime.transport.security import Security, find_token, from_environ
+from runtime.transport.security import Security, find_token, in_force
 
 _T = TypeVar("_T")
 _AGAIN_SECS = 0.1
@@ -185,7 +185,8 @@ class RemoteTask:
         address: its gRPC address.
         client: random id of the session (or task) that talks to it.
         options: limits of the tensor channel.
-        security: the token of a task that has left none for this user; what ``BELLWETHER_SECURITY`` says by default.
+        security: our certificates, or the token of a task that has left none for this user; by default what
+            ``BELLWETHER_SECURITY`` says.
     """
 
     def __init__(
@@ -204,11 +205,17 @@ class RemoteTask:
         self._closed = threading.Event()
         self._buffers: weakref.WeakValueDictionary[int, Buffers] = weakref.WeakValueDictionary()
         self._client = client
-        given = security or from_environ(os.environ)
+        given = in_force(security, os.environ)
         self._channel = rpc.open_channel(address, given)
         self._stub = services_pb2_grpc.WorkerServiceStub(self._channel)
+        certificates = given.tls() if given else None
         self.peer = Peer(
-            name, self._resolve, client, lambda timeout: find_token(address, given, timeout), options=options
+            name,
+            self._resolve,
+            client,
+            lambda timeout: find_token(address, given, timeout),
+            options=options,
+            tls=None if certificates is None else certificates.client_context,
         )
 
     def status(self, cluster: ClusterSpec | None, sender: str, timeout: float) -> services_pb2.StatusResponse:

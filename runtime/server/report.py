@@ -19,6 +19,7 @@ from runtime.proto import services_pb2_grpc, stage_pb2
 from runtime.server.served import Served
 from runtime.tensor_spec import TensorSpec, canonical_dtype
 from runtime.transport import rpc
+from runtime.transport.security import Security
 
 _GLOBAL_STEP = ("", "global_step")
 _process = psutil.Process()
@@ -64,6 +65,7 @@ def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
         **worker.counters.values(),
         **({} if worker.primary is None else worker.primary.values()),
         **_transport(server),
+        **_security(server),
         **_host(),
         **_devices(worker),
         "remote_sessions": len(server.remote_sessions),
@@ -102,6 +104,13 @@ def _transport(server: Served) -> dict[str, float]:
         "bytes_received_total": counted.bytes_in,
         "bytes_sent_total": counted.bytes_out,
     }
+
+
+def _security(server: Served) -> dict[str, float]:
+    if server.certificates is not None:
+        ends = {"certificate_left_seconds": server.certificates.left_secs()}
+        return ends | ({"certificate_near_end": 1.0} if server.certificates.is_near_end() else {})
+    return {"insecure": 1.0} if server.security is not None and server.security.lets_everybody_in else {}
 
 
 def _host() -> dict[str, float]:
@@ -149,15 +158,20 @@ def report_from_proto(message: pb.MetricsResponse) -> TaskReport:
     )
 
 
-def probe(address: str, timeout_secs: float = 2.0, *, variables: bool = False) -> TaskReport:
+def probe(
+    address: str, timeout_secs: float = 2.0, *, variables: bool = False, security: Security | None = None
+) -> TaskReport:
     """Asks the task at ``host:port`` (or ``grpc://host:port``) for its figures.
 
     Args:
         address: of its gRPC port.
         timeout_secs: how long to wait.
         variables: list its variables too.
+        security: certificates or token of the cluster; by default what ``BELLWETHER_SECURITY`` says, else what a server
+            of this process was given.
 
     Raises:
+        UnauthenticatedError: it does not take what we have, or we do not take what it has; says what to do.
         UnavailableError: nobody listens there.
         DeadlineExceededError: no answer in time.
     """
@@ -165,7 +179,7 @@ def probe(address: str, timeout_secs: float = 2.0, *, variables: bool = False) -
     local = find_local(address)
     if local is not None:
         return report_from_proto(report(cast(Served, local), variables=variables))
-    channel = rpc.open_channel(address)
+    channel = rpc.open_channel(address, security)
     try:
         stub = services_pb2_grpc.WorkerServiceStub(channel)
         request = pb.MetricsRequest(variables=variables)

@@ -8,7 +8,9 @@ from runtime.cluster.spec import ClusterSpec
 from runtime.master.master import Master
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.task.worker import Worker
+from runtime.transport.certificates import Certificates
 from runtime.transport.listener import ServerCounters
+from runtime.transport.security import Security
 
 
 class Served(Protocol):
@@ -21,6 +23,8 @@ class Served(Protocol):
     started_unix_secs: float
     takeovers: int
     remote_sessions: RemoteSessions
+    security: Security | None
+    certificates: Certificates | None
 
     @property
     def data_port(self) -> int:

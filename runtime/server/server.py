@@ -37,19 +37,20 @@ from runtime.task.compiler import warm_up
 from runtime.task.worker import Worker
 from runtime.timeouts import LOG_EVERY_SECS
 from runtime.transport import rpc
+from runtime.transport.certificates import Certificates
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.listener import ServerCounters, TensorServer
-from runtime.transport.security import VARIABLE, Refusals, Security, from_environ, leave_token
+from runtime.transport.security import WAYS_OUT, Refusals, Security, leave_token, share
 from runtime.transport.token_files import KEY_BYTES
 
 _STOP_SECS = 2.0
 LATE_SECS = 600.0
 """How long a task that may leave at the end of training waits for workers that have not come yet."""
 _POLL_SECS = 1.0
-_NO_TOKEN = (
-    "%s asks for no token: whoever reaches its ports can use it as its user can; give all tasks and their clients "
-    f"{VARIABLE}=FILE, or Server(security=...)"
-)
+_CHECK_SECS = 60.0
+"""How often a server looks whether its certificate ends soon, or has been replaced."""
+_INSECURE = "%s is insecure: whoever reaches its ports can use it as its user can, and nothing is encrypted"
+_NOT_ENCRYPTED = "%s asks for a token, which keeps strangers out, but nothing is encrypted: certificates would do both"
 _NO_ROOT = (
     "%s has no checkpoint root: whoever reaches its ports can have any directory written and read that this user may; "
     f"give Server(checkpoint_root=...) or {ROOT_VARIABLE}"
@@ -78,16 +79,18 @@ class Server:
             task's address and no other.
         admission: whether a ps lets workers that crowd the cores of its host train a few at a time. By default yes,
             unless ``BELLWETHER_TURNS`` is 0.
-        security: the token of the cluster; by default that of the file which ``BELLWETHER_SECURITY`` names. Without
-            either, a task that only this machine reaches draws one that all processes of this user find, and any other
-            asks for none.
+        security: the certificates or the token of the cluster, or that it lets everybody in; by default what
+            ``BELLWETHER_SECURITY`` says. Without either, a task that only this machine reaches draws a token that all
+            processes of this user find, and any other does not start.
         max_request_bytes: longest gRPC message taken, 1 to 2^31 - 1. Only clients in other processes send
             long ones: what they feed in a step, and the constants of a graph.
 
     Raises:
         InvalidArgumentError: the job or index is not in the cluster, or its address is not usable or none of this
-            machine's, or there is no next task for a backup; says which.
-        UnauthenticatedError: the file with the token cannot be read, or others can read it.
+            machine's, or there is no next task for a backup; says which. Or others reach it, and nothing says whom it
+            lets in.
+        UnauthenticatedError: the file with the token cannot be read, or others can read it; there is no certificate
+            for its host, or that has ended.
         PermissionDeniedError: there is no place for a token that nobody else can reach.
         UnknownError: the port is in use; names it.
     """
@@ -143,9 +146,22 @@ class Server:
         self._client_id = secrets.randbits(63) | 1
         """By which other tasks know this process. Not the incarnation: a task that goes on from its backup takes that
         over from a process whose lanes they remember."""
-        self._security = security or from_environ(os.environ)
         local = binding.is_loopback(self.listens_on)
-        self._key = self._security.token().key if self._security else secrets.token_bytes(KEY_BYTES) if local else None
+        given = security or Security.from_environ(os.environ)
+        if given is None and not local:
+            raise InvalidArgumentError(
+                f"it listens at {', '.join(self.listens_on)}, which others reach, and nothing says whom it lets in: "
+                f"{WAYS_OUT}",
+                task=str(self.task),
+            )
+        self.security = None if given is None else given.of_host(host)
+        """What the task was given; None where it has a token that only its user's processes find."""
+        token = self.security.token() if self.security else None
+        self._key = token.key if token else secrets.token_bytes(KEY_BYTES) if self.security is None else None
+        self.certificates = self.security.tls() if self.security else None
+        """Of the task; None without."""
+        if self.certificates is not None:
+            self.certificates.check()
         refusals = Refusals(str(self.task))
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
         self._grpc = grpc.server(
@@ -154,7 +170,7 @@ class Server:
             options=rpc.server_options(max_request_bytes),
         )
         self._grpc_started = False
-        bound = _bind(self._grpc, self.listens_on, port, self.task)
+        bound = _bind(self._grpc, self.listens_on, port, self.task, self.certificates)
         if check is not None:
             check.port = bound
         self._tokens = [] if self._key is None or not local else leave_token(self._key, self.listens_on, bound)
@@ -173,14 +189,16 @@ class Server:
             key=self._key,
             incarnation=self.incarnation,
             refusals=refusals,
+            tls=None if self.certificates is None else self.certificates.server_context,
         )
-        self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker, self._security)
+        self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker, self.security)
         self.remote_sessions = RemoteSessions(self.master.close_session)
         """Those of clients in other processes."""
         self._health = health.HealthServicer()
         add_services(self._grpc, self, self.remote_sessions)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         tasks.publish(self.address, self)
+        self._unshare = share(self.security) if self.security else lambda: None
         if start:
             self.start()
 
@@ -239,8 +257,12 @@ class Server:
             raise
         self._open = True
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        if self._key is None:
-            logging.log_first_n(logging.WARNING, _NO_TOKEN, 1, self.task)
+        if self.certificates is not None:
+            threading.Thread(target=self._watch, args=(self.certificates,), name="certificates", daemon=True).start()
+        elif self._key is None:
+            logging.warning(_INSECURE, self.task)
+        elif not binding.is_loopback(self.listens_on):
+            logging.info(_NOT_ENCRYPTED, self.task)
         if self.worker.checkpoint_participant.roots.paths is None and not binding.is_loopback(self.listens_on):
             logging.log_first_n(logging.WARNING, _NO_ROOT, 1, self.task)
         logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.data_port)
@@ -254,6 +276,12 @@ class Server:
         else:
             self._start_tensors()
             self._start_grpc()
+
+    def _watch(self, certificates: Certificates) -> None:
+        """Tells that the certificate ends soon, also when nobody connects."""
+        certificates.tell_near_end(str(self.task))
+        while not self._stopped.wait(_CHECK_SECS):
+            certificates.tell_near_end(str(self.task))
 
     def _start_grpc(self) -> None:
         self._grpc_started = True
@@ -336,6 +364,7 @@ class Server:
             self._tensors.stop(grace_secs)
         for left in self._tokens:
             left.close()
+        self._unshare()
         self._stopped.set()
         self._over.set()
 
@@ -418,7 +447,7 @@ class Server:
                 local = tasks.find_local(address)
                 if local is not None:
                     return LocalTask(name, local)
-                found = self._peers[name] = RemoteTask(name, address, self._client_id, ChannelOptions(), self._security)
+                found = self._peers[name] = RemoteTask(name, address, self._client_id, ChannelOptions(), self.security)
             return found
 
 
@@ -436,11 +465,14 @@ def _own_task(spec: ClusterSpec, job: str | None, index: int | None) -> TaskId:
     return TaskId(job, index)
 
 
-def _bind(server: grpc.Server, hosts: Sequence[str], port: int, task: TaskId) -> int:
+def _bind(server: grpc.Server, hosts: Sequence[str], port: int, task: TaskId, certificates: Certificates | None) -> int:
+    add = server.add_insecure_port
+    if certificates is not None:
+        add = functools.partial(server.add_secure_port, server_credentials=rpc.server_credentials(certificates))
     bound = port
     for host in hosts:
         try:
-            bound = int(server.add_insecure_port(join_address(host, bound)))
+            bound = int(add(join_address(host, bound)))
         except RuntimeError:
             bound = 0
         if not bound:

@@ -29,6 +29,7 @@ from runtime.state.cancellation import Cancellation
 from runtime.tensor_spec import AnyArray, Array, aligned_buffer
 from runtime.transport import rpc
 from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
+from runtime.transport.security import Security
 
 FORWARD_SECS = 120.0
 """Time limit of one byte range of a checkpoint."""
@@ -153,16 +154,18 @@ class RemoteEngine:
     Args:
         target: ``grpc://host:port``.
         options: what is asked of the master.
+        security: as of ``runtime.Session``.
 
     Raises:
+        UnauthenticatedError: the master does not take what we have, or we do not take what it has.
         DeadlineExceededError: nobody answers at the target, or tasks did not join in time.
     """
 
-    def __init__(self, target: str, options: SessionConfig) -> None:
+    def __init__(self, target: str, options: SessionConfig, security: Security | None = None) -> None:
         self._target = target
         address = target.removeprefix("grpc://")
         split_address(address)
-        self._channel = rpc.open_channel(address)
+        self._channel = rpc.open_channel(address, security)
         self._stub = services_pb2_grpc.MasterServiceStub(self._channel)
         self._timeout = options.operation_timeout_secs
         self._wait_log = WaitLog(f"the master at {target}")

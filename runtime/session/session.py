@@ -43,6 +43,7 @@ from runtime.session.in_process import PrivateServer
 from runtime.session.lead import Authority
 from runtime.session.run_options import RunMetadata, RunOptions, describe_outputs
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
+from runtime.transport.security import Security
 
 if TYPE_CHECKING:
     from runtime.graph.variable import Variable
@@ -73,15 +74,25 @@ class Session:
             this process; or ``grpc://host:port`` of any server, whose master then runs the steps.
         graph: the graph; the default graph when not given.
         config: options; the target server's own when not given.
+        security: certificates or token of the cluster, for a target in another process; by default what
+            ``BELLWETHER_SECURITY`` says, else what a server of this process was given.
 
     Raises:
+        UnauthenticatedError: a task does not take what we have, or we do not take what it has; says what to do.
         DeadlineExceededError: tasks did not join within ``config.start_timeout_secs``; names them.
         InvalidArgumentError: the tasks know different clusters; names the difference.
     """
 
     _entered: AbstractContextManager[Graph] | None = None
 
-    def __init__(self, target: str = "", graph: Graph | None = None, config: SessionConfig | None = None) -> None:
+    def __init__(
+        self,
+        target: str = "",
+        graph: Graph | None = None,
+        config: SessionConfig | None = None,
+        *,
+        security: Security | None = None,
+    ) -> None:
         if isinstance(target, bytes):
             target = target.decode()
         if not isinstance(target, str):
@@ -91,7 +102,7 @@ class Session:
         if config is not None and not isinstance(config, SessionConfig):
             raise TypeError(f"config must be a SessionConfig, not {type(config).__name__}")
         self.graph = graph or get_default_graph()
-        self._engine, self.config = _open(target, config)
+        self._engine, self.config = _open(target, config, security)
         self._when_dropped = when_dropped(self, functools.partial(_close_dropped, self._engine, target))
         self.target = target
         self._devices = Devices(
@@ -408,8 +419,15 @@ class _Default:
 class InteractiveSession(Session):
     """A session that is the default one from its making to its closing: for notebooks."""
 
-    def __init__(self, target: str = "", graph: Graph | None = None, config: SessionConfig | None = None) -> None:
-        super().__init__(target, graph, config)
+    def __init__(
+        self,
+        target: str = "",
+        graph: Graph | None = None,
+        config: SessionConfig | None = None,
+        *,
+        security: Security | None = None,
+    ) -> None:
+        super().__init__(target, graph, config, security=security)
         if any(isinstance(s, InteractiveSession) for s in default_session_stack()):
             logging.error("an InteractiveSession is still open in this thread; close it to free its resources")
         self._graph_context = self.graph.as_default()
@@ -431,7 +449,7 @@ def get_default_session() -> Session | None:
     return session if isinstance(session, Session) else None
 
 
-def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionConfig]:
+def _open(target: str, config: SessionConfig | None, security: Security | None) -> tuple[Engine, SessionConfig]:
     if not target:
         chosen = config or SessionConfig()
         return LocalEngine(PrivateServer().master, chosen), chosen
@@ -445,7 +463,7 @@ def _open(target: str, config: SessionConfig | None) -> tuple[Engine, SessionCon
         chosen = config or local.config or SessionConfig()
         return LocalEngine(local.master, chosen), chosen
     chosen = config or SessionConfig()
-    return RemoteEngine(target, chosen), chosen
+    return RemoteEngine(target, chosen, security), chosen
 
 
 def _close_dropped(engine: Engine, target: str) -> None:

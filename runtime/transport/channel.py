@@ -238,7 +238,7 @@ class Lane:
         """Whether the reply of the call under way has begun to come. For who waits for the replies of several lanes.
 
         Sends the call again first where the connection has broken, as `receive` does, and does not wait for the reply.
-        With TLS the answer is always yes.
+        With TLS only a part of it may have come that says nothing yet.
 
         Raises:
             OpError: as `receive`, when there is no connection to be had.

@@ -34,7 +34,7 @@ from runtime.transport.codec import (
     payload_nbytes,
 )
 from runtime.transport.reply_cache import LaneRecord, LaneTable, Superseded
-from runtime.transport.security import Refusals, tensor_proof
+from runtime.transport.security import NOT_TLS, Refusals, no_handshake, speaks_tls, tensor_proof
 
 # A frame is received with its header right before an aligned payload.
 _PAYLOAD_AT: Final = 64
@@ -44,6 +44,9 @@ _LARGE_BUFFER_BYTES: Final = 4 << 20
 _SHRINK_AFTER_CALLS: Final = 64
 _DRAIN_BYTES: Final = 1 << 20
 _VIEWS: Final = 256
+_TLS_TICK_SECS: Final = 0.25
+"""How soon a thread that waits for its TLS client notices the end: OpenSSL wants one thread at a time."""
+_CUT_TLS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 _Fields = tuple[int, int, int, int, int, int, int]
 
@@ -210,6 +213,10 @@ class Connection:
         self.progress = 0
         self.accepted_at = self.heard_at = time.monotonic()
         self.fd = sock.fileno()
+        try:
+            self._peer = sock.getpeername()  # now: a client that has gone has no name
+        except OSError:
+            self._peer = "somewhere"
         self._context = context
         self._sock = sock
         self._ssl_context = ssl_context
@@ -227,7 +234,10 @@ class Connection:
             _local.lane, _local.connection = self.lane, self
             self._serve()
         except (Superseded, ssl.SSLError, OSError) as error:
-            if not isinstance(error, Superseded):
+            refused = isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_TLS) and not self.welcomed
+            if refused:
+                self._context.refusals.tell(self._peer_host(), f"{no_handshake(error)} (tensors)")
+            elif not isinstance(error, Superseded):
                 logging.debug("Connection of client %x, lane %d: %s", self.client, self.lane, error)
         except UnauthenticatedError as error:
             self._context.refusals.tell(self._peer_host(), f"{error.message} (tensors)")
@@ -262,6 +272,11 @@ class Connection:
             self.gone = True
         return True
 
+    @property
+    def is_tls(self) -> bool:
+        """Whether nobody but its own thread may write to the connection."""
+        return self._ssl_context is not None
+
     def send_goodbye(self) -> None:
         """Tells the client that this server leaves for good; its connection must not be in the middle of a reply."""
         farewell = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
@@ -289,17 +304,10 @@ class Connection:
         """Nothing to do: the connection waits as long as the client likes."""
 
     def _peer_name(self) -> str:
-        try:
-            return str(self._sock.getpeername() or "a Unix socket")
-        except OSError:
-            return "somewhere"
+        return str(self._peer or "a Unix socket")
 
     def _peer_host(self) -> str:
-        try:
-            name = self._sock.getpeername()
-        except OSError:
-            return "somewhere"
-        return str(name[0]) if isinstance(name, tuple) else "a Unix socket"
+        return str(self._peer[0]) if isinstance(self._peer, tuple) else self._peer or "a Unix socket"
 
     def _shake_hands(self) -> None:
         # The listener cuts connections that take too long over this, so no time limit is needed here.
@@ -311,7 +319,13 @@ class Connection:
                 self._sock = secure
                 if self._closed or self.gone:
                     raise ConnectionAbortedError("cut")
-            secure.do_handshake()
+            try:
+                secure.do_handshake()
+            except ssl.SSLError as error:
+                if error.reason in NOT_TLS:
+                    self._refuse_plainly(secure)
+                raise
+            secure.settimeout(_TLS_TICK_SECS)
         sockets.tune_buffers(self._sock)
         hello = frames.decode_hello(self._read(frames.HELLO, frames.HELLO_BYTES))
         self._check(hello)
@@ -330,12 +344,25 @@ class Connection:
         self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
         self.welcomed = True
 
+    def _refuse_plainly(self, sock: ssl.SSLSocket) -> None:
+        """Tells a client that does not speak TLS what is wrong."""
+        payload = frames.encode_error(UnauthenticatedError(speaks_tls()))
+        head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, 0, 0, len(payload))
+        plain = socket.socket(fileno=os.dup(sock.fileno()))
+        with plain, contextlib.suppress(OSError):  # it has hung up
+            plain.recv(frames.MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)  # else closing would take our answer back
+            plain.send(head + payload, socket.MSG_DONTWAIT)
+
     def _read(self, expected: int, most: int) -> bytes:
         """The payload of a frame before the welcome."""
         window = memoryview(bytearray(frames.HEADER_BYTES))
         sockets.receive_rest(self._sock, window, self)
         fields = frames.unpack_header(window)
-        frames.check_header(fields, most)
+        try:
+            frames.check_header(fields, most)
+        except OpError as error:
+            self._send_error(0, error)  # what is no frame to us may be a TLS client, which can tell from it
+            raise
         if fields[1] != expected:
             raise DataLossError(f"a frame before the welcome has kind {fields[1]}, expected {expected}")
         payload = memoryview(bytearray(fields[6]))
@@ -369,7 +396,15 @@ class Connection:
         sock = self._sock
         pong = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
         while True:  # to the end of what was sent, also by a client that has hung up: its last word may be a goodbye
-            count = sock.recv_into(self._window)
+            try:
+                count = sock.recv_into(self._window)
+            except TimeoutError:
+                if not self.is_tls:
+                    raise  # the network's own
+                if self._context.leaving.is_set():
+                    self.send_goodbye()
+                    return
+                continue
             if count < frames.HEADER_BYTES:
                 if count == 0:
                     return

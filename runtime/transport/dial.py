@@ -14,6 +14,7 @@ from typing import NamedTuple
 from runtime import timeouts
 from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
 from runtime.transport import addresses, frames, http_proxy, security, sockets
+from runtime.transport.certificates import Context
 from runtime.transport.endpoint import Endpoint, reachable_unix_path
 from runtime.transport.security import FindToken, tensor_proof
 from runtime.transport.token_files import Token
@@ -68,7 +69,7 @@ class Dialer:
         find_token: FindToken,
         *,
         options: ChannelOptions,
-        ssl_context: ssl.SSLContext | None,
+        tls: Context | None,
         tls_name: str | None,
     ) -> None:
         """Remembers how to reach the task; touches no network. The arguments are those of `Peer`."""
@@ -77,7 +78,7 @@ class Dialer:
         self._client_id = client_id
         self._find_token = find_token
         self._options = options
-        self._ssl_context = ssl_context
+        self._tls = tls
         self._tls_name = tls_name
         self._endpoint: Endpoint | None = None
         self._lock = threading.Lock()
@@ -163,8 +164,8 @@ class Dialer:
 
     def _read_answer(self, sock: socket.socket, deadline: float) -> tuple[int, int, int, bytes]:
         """Kind, flags, incarnation and payload of the next frame of the server; raises what an error frame says."""
-        fields = frames.unpack_header(_read(sock, frames.HEADER_BYTES, deadline))
         try:
+            fields = frames.unpack_header(_read(sock, frames.HEADER_BYTES, deadline))
             frames.check_header(fields, frames.MAX_CONTROL_BYTES)
         except OpError as error:
             error.task = self.task
@@ -196,9 +197,10 @@ class Dialer:
         self, endpoint: Endpoint, via: tuple[str, int] | None, deadline: float, adopt: Callable[[socket.socket], None]
     ) -> socket.socket:
         host, port = via or (endpoint.host, endpoint.port)
+        context = None if self._tls is None else self._tls()
         sock = addresses.connect(
             addresses.look_up(host, port, deadline),
-            lambda address: self._make_socket(address, endpoint.host),
+            lambda address: self._make_socket(address, endpoint.host, context),
             deadline,
             adopt,
         )
@@ -210,14 +212,14 @@ class Dialer:
             self._shake_hands(sock, deadline)
         return sock
 
-    def _make_socket(self, address: addresses.Address, host: str) -> socket.socket:
+    def _make_socket(self, address: addresses.Address, host: str, context: ssl.SSLContext | None) -> socket.socket:
         sock = socket.socket(address.family, address.kind, address.protocol)
         sockets.tune(sock)
-        if self._ssl_context is None:
+        if context is None:
             return sock
         # Before it connects: wrapping a connection that has just been cut would lose its descriptor.
         name = self._tls_name or host
-        return self._ssl_context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+        return context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
 
     def _shake_hands(self, sock: ssl.SSLSocket, deadline: float) -> None:
         _limit(sock, deadline)
@@ -226,7 +228,7 @@ class Dialer:
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             raise  # cut in the middle: worth another try
         except ssl.SSLError as error:
-            raise UnauthenticatedError(f"the TLS handshake failed: {error}", task=self.task) from error
+            raise UnauthenticatedError(security.no_handshake(error), task=self.task) from error
 
 
 def _limit(sock: socket.socket, deadline: float) -> None:
@@ -245,10 +247,21 @@ def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
     window = memoryview(data)
     while window:
         _limit(sock, deadline)
-        got = sock.recv_into(window)
+        got = _receive(sock, window)
         if got == 0:
+            if data.startswith(security.TLS_ALERT):
+                raise UnauthenticatedError(security.speaks_tls())
             raise ConnectionResetError(
                 "the peer closed the connection during the hello (is one side TLS and the other not?)"
             )
         window = window[got:]
     return bytes(data)
+
+
+def _receive(sock: socket.socket, window: memoryview) -> int:
+    try:
+        return sock.recv_into(window)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return 0
+    except ssl.SSLError as error:  # with TLS 1.3 a server looks at our certificate after we have shaken hands
+        raise UnauthenticatedError(security.no_handshake(error)) from error

@@ -5,7 +5,6 @@ import os
 import select
 import shutil
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from absl import logging
 
 from runtime.errors import ResourceExhaustedError
 from runtime.transport import frames, socket_dirs
+from runtime.transport.certificates import Context
 from runtime.transport.connection import Connection, Handler, Reply, ServerContext
 from runtime.transport.endpoint import Endpoint, fast_path_enabled, host_id
 from runtime.transport.reply_cache import LaneTable
@@ -73,7 +73,7 @@ class TensorServer:
         incarnation: int,
         refusals: Refusals | None = None,
         unix: bool = True,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: Context | None = None,
         max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES,
         max_connections: int = 4096,
         lane_memory_secs: float = 600.0,
@@ -90,7 +90,7 @@ class TensorServer:
             incarnation: random u64 of this process of the task.
             refusals: tells of clients without the token.
             unix: listen on a Unix socket too (in a directory that only this user can enter).
-            ssl_context: for TLS on TCP; the Unix socket stays plain.
+            tls: gives the context for each connection over TCP; the Unix socket stays plain.
             max_payload_bytes: longest payload of a call whose tensors describe themselves.
             max_connections: further ones are refused.
             lane_memory_secs: how long a lane without a connection is remembered.
@@ -108,7 +108,7 @@ class TensorServer:
         self._hosts = [host] if isinstance(host, str) else list(host)
         self._port = port
         self._unix = unix and fast_path_enabled() and hasattr(socket, "AF_UNIX")
-        self._ssl_context = ssl_context
+        self._tls = tls
         self._max_connections = max_connections
         self._lane_memory_secs = lane_memory_secs
         self._gone_secs = gone_secs
@@ -224,7 +224,7 @@ class TensorServer:
         with self._lock:
             pairs = [*self._connections.values(), *self._ended]
         for connection, _ in pairs:
-            if not connection.busy:
+            if not connection.busy and not (leaving and connection.is_tls):  # whose own thread says goodbye, soon
                 if leaving:
                     connection.send_goodbye()
                 connection.interrupt()
@@ -355,8 +355,8 @@ class TensorServer:
             self._context.stopping.wait(_TROUBLE_SECS)
 
     def _begin(self, sock: socket.socket) -> None:
-        tls = None if sock.family == socket.AF_UNIX else self._ssl_context
-        connection = Connection(self._context, sock, tls)
+        context = None if self._tls is None or sock.family == socket.AF_UNIX else self._tls()
+        connection = Connection(self._context, sock, context)
         thread = threading.Thread(
             target=self._serve, args=(connection,), name=f"tensor connection {self._accepted}", daemon=True
         )

@@ -1,12 +1,12 @@
 """The client side of one task: a pool of lanes, and a heartbeat that notices when the task falls silent."""
 
 import itertools
-import ssl
 import threading
 from collections.abc import Callable
 from typing import Final
 
 from runtime.errors import AbortedError, CancelledError, TaskLeftError, UnavailableError
+from runtime.transport.certificates import Context
 from runtime.transport.channel import Lane
 from runtime.transport.dial import ChannelOptions, Dialer
 from runtime.transport.endpoint import Endpoint
@@ -37,7 +37,7 @@ class Peer:
         find_token: FindToken,
         *,
         options: ChannelOptions | None = None,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: Context | None = None,
         tls_name: str | None = None,
     ) -> None:
         """Remembers how to reach the task; touches no network and starts no thread.
@@ -49,14 +49,12 @@ class Peer:
             client_id: random u64 of this process or session.
             find_token: gives the token that the task should ask for; asked for each connection.
             options: time limits and sizes.
-            ssl_context: for TLS over TCP; Unix sockets stay plain.
+            tls: gives the context for each connection over TCP; Unix sockets stay plain.
             tls_name: name in the server's certificate, if it is not the host of the endpoint.
         """
         self.task = task
         self.options = options or ChannelOptions()
-        self._dialer = Dialer(
-            task, resolve, client_id, find_token, options=self.options, ssl_context=ssl_context, tls_name=tls_name
-        )
+        self._dialer = Dialer(task, resolve, client_id, find_token, options=self.options, tls=tls, tls_name=tls_name)
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
         self._lock = threading.Lock()

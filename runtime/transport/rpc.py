@@ -9,14 +9,15 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import grpc
 
 from runtime import timeouts
 from runtime.cluster.spec import split_address
 from runtime.errors import CancelledError, OpError, UnauthenticatedError, error_from_code, wire_code
-from runtime.transport import addresses, http_proxy, security
+from runtime.transport import addresses, diagnosis, http_proxy, security
+from runtime.transport.certificates import Certificates, Credential
 from runtime.transport.security import Refusals, Security, call_proof, find_token
 
 _TASK = "bellwether-task"
@@ -31,6 +32,7 @@ _MOST_PROOFS = 3
 """How often one call is made at most: the task may restart, and ask again, between two of them."""
 _OPEN_TO_ALL = "/grpc.health.v1.Health/"
 _MAX_MESSAGE = 2**31 - 1
+_NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 def _ms(secs: float) -> int:
@@ -74,12 +76,100 @@ def open_channel(address: str, given: Security | None = None) -> grpc.Channel:
 
     Args:
         address: of the control plane; another name that gRPC knows (``dns://...``) for a task without a token.
-        given: the token of a task that has left none for this user; what ``BELLWETHER_SECURITY`` says by default.
+        given: the certificates, or the token of a task that has left none for this user; what ``BELLWETHER_SECURITY``
+            says by default.
+
+    Raises:
+        UnauthenticatedError: the certificates cannot be used.
     """
     host, _, port = address.rpartition(":")
-    options = list(dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options()]).items())
-    channel = grpc.insecure_channel(f"{addresses.settled(host)}:{port}", options=options)
-    return grpc.intercept_channel(channel, _Prover(address, given or security.from_environ(os.environ)))
+    target = f"{addresses.settled(host)}:{port}"
+    given = security.in_force(given, os.environ)
+    certificates = given.tls() if given else None
+    if certificates is None:
+        channel = grpc.insecure_channel(target, options=_options())
+    else:
+        certificates.check()
+        channel = cast(grpc.Channel, _TlsChannel(target, certificates))
+    return grpc.intercept_channel(channel, _Prover(address, given), _Diagnosis(target, certificates))
+
+
+def _options() -> list[tuple[str, Any]]:
+    return list(dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options()]).items())
+
+
+def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """Credentials of a server that takes clients with a certificate of its CA, by what the files hold at the time."""
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        held = certificates.current
+        return grpc.ssl_server_certificate_configuration([(held.key, held.certificate)], held.authorities)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, require_client_authentication=True)
+
+
+class _TlsChannel:
+    """A channel that calls by another connection when the files of its certificate have changed.
+
+    Calls that are under way then end on the connection that they have. The interceptors ask for the method of each call
+    anew, so that it goes to the newest.
+    """
+
+    def __init__(self, target: str, certificates: Certificates) -> None:
+        self._target = target
+        self._certificates = certificates
+        self._lock = threading.Lock()
+        self._held: Credential | None = None
+        self._channel: grpc.Channel | None = None
+        self._closed = False
+
+    def _newest(self) -> grpc.Channel:
+        held = self._certificates.current
+        with self._lock:
+            if self._channel is None or (held is not self._held and not self._closed):
+                credentials = grpc.ssl_channel_credentials(held.authorities, held.key, held.certificate)
+                # What it replaces goes when the last call on it has ended.
+                self._channel, self._held = grpc.secure_channel(self._target, credentials, _options()), held
+                if self._closed:
+                    self._channel.close()
+            return self._channel
+
+    def __getattr__(self, name: str) -> Any:
+        """What a channel has: as the newest connection's."""
+        return getattr(self._newest(), name)
+
+    def close(self) -> None:
+        """Ends all calls on the newest connection, and those to come."""
+        with self._lock:
+            self._closed = True
+            if self._channel is not None:
+                self._channel.close()
+
+
+class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+    """Finds out why nobody can be reached: gRPC says the same of a task that is gone and of one that refuses us."""
+
+    def __init__(self, target: str, certificates: Certificates | None) -> None:
+        self._target = target
+        self._certificates = certificates
+        self._reached = False
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        """Makes the call; one that would wait for a task that refuses us fails at once."""
+        if client_call_details.wait_for_ready and not self._reached:
+            self._look()
+        answer = continuation(client_call_details, request)
+        if isinstance(answer, grpc.Future) and not answer.done():
+            return answer
+        code = answer.code() if isinstance(answer, grpc.RpcError) else grpc.StatusCode.OK
+        if code is grpc.StatusCode.UNAVAILABLE and not (self._reached and self._certificates is None):
+            self._look()
+        self._reached |= code not in _NO_CONTACT
+        return answer
+
+    def _look(self) -> None:
+        if problem := diagnosis.problem(self._target, self._certificates):
+            raise UnauthenticatedError(problem)
 
 
 class _CallDetails(NamedTuple):

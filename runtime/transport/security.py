@@ -1,10 +1,11 @@
-"""How processes show each other that they belong to one cluster: a token that all of them can read.
+"""How processes show each other that they belong to one cluster: by a token, or by certificates.
 
 Nobody sends the token. The side that is to be convinced sends random bytes, and the other answers with their HMAC. So
 whoever listens at a port in a task's place learns nothing that any task would take.
 
 A task that only its own host reaches has a token without being told: it draws one and leaves it in a file for the other
-processes of its user (`runtime.transport.token_files`). Elsewhere it has one if it is given one.
+processes of its user (`runtime.transport.token_files`). Elsewhere it needs one that all are given, or certificates
+(`runtime.transport.certificates`): these encrypt, too.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from absl import logging
@@ -25,13 +27,41 @@ from absl import logging
 from runtime.cluster.spec import split_address
 from runtime.errors import InvalidArgumentError
 from runtime.transport import addresses, token_files
+from runtime.transport.certificates import Certificates, certificates_in
 from runtime.transport.frames import Hello
 from runtime.transport.token_files import Token, TokenFile
 
 VARIABLE: Final = "BELLWETHER_SECURITY"
-"""Environment variable: path of the file with the token, for tasks and their clients."""
+"""Environment variable, for tasks and their clients: a directory with certificates, a file with a token, or
+``insecure``."""
+INSECURE: Final = "insecure"
+WAYS_OUT: Final = (
+    f"set {VARIABLE} for all tasks and their clients to a directory with certificates (`python -m harness.certs` makes "
+    f"one), or to {INSECURE} to let everybody in"
+)
 FindToken = Callable[[float], Token | None]
 """Finds the token of one task, given the seconds that it may take; None when this process has none."""
+BEARER_OF: Final = b"metrics"
+TLS_ALERT: Final = b"\x15\x03"
+"""How what a TLS server says begins that has been told something else than TLS."""
+NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
+"""What the TLS library says of a peer that does not speak TLS."""
+_OTHER_CA: Final = "its certificate is of another CA: give both sides the same ca.pem"
+_HANDSHAKES: Final = {
+    **dict.fromkeys(NOT_TLS, "it does not speak TLS: start it with the directory of certificates, too"),
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate and this process has shown none",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not know the CA of our certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our certificate has ended",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "our certificate is not good there",
+    "certificate has expired": "its certificate has ended",
+    "certificate is not yet valid": "its certificate has not begun: are the clocks right?",
+    "unable to get local issuer certificate": _OTHER_CA,
+    "self-signed certificate in certificate chain": _OTHER_CA,
+    "self signed certificate in certificate chain": _OTHER_CA,
+    "self-signed certificate": "its certificate is of no CA",
+}
+"""What the TLS library says, in words of ours."""
 _LOOK_UP_SECS: Final = 2.0
 _TELL_AGAIN_SECS: Final = 60.0
 _MOST_PEERS: Final = 1024
@@ -40,32 +70,104 @@ _ABOUT: Final = struct.Struct("<QQQI")
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a task and those who want to talk to it must have in common.
+    """What a task and those who want to talk to it must have in common: one of the three, and only one.
 
     Attributes:
         token_file: path of a file with 64 hexadecimal digits, as ``openssl rand -hex 32`` makes them, that its user
-            alone can read. It must hold the same for all tasks of the cluster and their clients.
+            alone can read. It must hold the same for all tasks of the cluster and their clients. Nothing is encrypted.
+        certificates: directory with the certificate of a CA, and one of this host with its key, as ``python -m
+            harness.certs`` makes them, or cert-manager or SPIFFE mounts them. All connections but those of the Unix
+            socket are TLS then, and both sides show a certificate of the CA.
+        lets_everybody_in: see ``insecure``.
+        host: with ``certificates``, the name or address that our certificate must have where there are several; by
+            default that of the task in the cluster.
+
+    Raises:
+        InvalidArgumentError: it is none of the three, or more than one.
     """
 
-    token_file: str | os.PathLike[str]
+    token_file: str | os.PathLike[str] | None = None
+    certificates: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    lets_everybody_in: bool = field(default=False, kw_only=True)
+    host: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not os.fspath(self.token_file):
-            raise InvalidArgumentError("Security(token_file=...) is the path of a file, and not empty")
+        paths = [path for path in (self.token_file, self.certificates) if path is not None]
+        if len(paths) + self.lets_everybody_in != 1 or (self.host is not None and self.certificates is None):
+            raise InvalidArgumentError(
+                "Security takes a token_file, or certificates (and a host), or is Security.insecure()"
+            )
+        if not all(os.fspath(path) for path in paths):
+            raise InvalidArgumentError("Security(token_file=...) and (certificates=...) take a path that is not empty")
 
-    def token(self) -> Token:
-        """The token.
+    @classmethod
+    def insecure(cls) -> Security:
+        """Whoever reaches a task may use it, and it says so at each start."""
+        return cls(lets_everybody_in=True)
+
+    @classmethod
+    def from_text(cls, text: str) -> Security:
+        """What a flag or the environment says: a directory, else a file, or ``insecure``."""
+        if text == INSECURE:
+            return cls.insecure()
+        return cls(certificates=text) if os.path.isdir(text) else cls(text)
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Security | None:
+        """What ``BELLWETHER_SECURITY`` says, None when it is not set."""
+        text = environ.get(VARIABLE)
+        return cls.from_text(text) if text else None
+
+    def of_host(self, host: str) -> Security:
+        """The same, with the certificate of a host unless another one was asked for."""
+        return self if self.certificates is None or self.host else replace(self, host=addresses.settled(host))
+
+    def token(self) -> Token | None:
+        """The token; None without.
 
         Raises:
             UnauthenticatedError: the file cannot be read, others can read it, or it holds no token.
         """
-        return token_files.read(os.fspath(self.token_file))
+        return None if self.token_file is None else token_files.read(os.fspath(self.token_file))
+
+    def bearer(self) -> str | None:
+        """What a client of an HTTP endpoint shows in place of the token, which nobody sends; None without a token.
+
+        It is an HMAC of the token, so that who sees it on the network has not the token. Raises as ``token``.
+        """
+        token = self.token()
+        return None if token is None else hmac.digest(token.key, BEARER_OF, hashlib.sha256).hex()
+
+    def tls(self) -> Certificates | None:
+        """The certificates; None without.
+
+        Raises:
+            UnauthenticatedError: there are none, or they cannot be used; says what to do.
+        """
+        return None if self.certificates is None else certificates_in(os.fspath(self.certificates), self.host)
 
 
-def from_environ(environ: Mapping[str, str]) -> Security | None:
-    """What ``BELLWETHER_SECURITY`` says, None when it is not set."""
-    path = environ.get(VARIABLE)
-    return Security(path) if path else None
+_of_servers: list[Security] = []
+"""What the servers of this process were given; of each until it stops."""
+
+
+def in_force(given: Security | None, environ: Mapping[str, str]) -> Security | None:
+    """What a process goes by.
+
+    Args:
+        given: to whoever asks, in code.
+        environ: has ``BELLWETHER_SECURITY`` or not, which counts when nothing was given.
+
+    Returns:
+        That, else what a server of this process was given: its tasks and clients are of one cluster. None without.
+    """
+    return given or Security.from_environ(environ) or (_of_servers[-1] if _of_servers else None)
+
+
+def share(given: Security) -> Callable[[], None]:
+    """Has the clients of this process go by what a server of it was given; gives what ends that."""
+    _of_servers.append(given)
+    return lambda: _of_servers.remove(given) if given in _of_servers else None
 
 
 def find_token(address: str, security: Security | None, timeout: float) -> Token | None:
@@ -73,12 +175,14 @@ def find_token(address: str, security: Security | None, timeout: float) -> Token
 
     Args:
         address: ``host:port`` of its control plane.
-        security: what this process was given.
+        security: what this process was given; with certificates there is none.
         timeout: seconds that looking the host up may take.
 
     Raises:
         UnauthenticatedError: there is one, and it cannot be read.
     """
+    if security is not None and security.certificates is not None:
+        return None
     host, port = split_address(address)
     for here in _loopback(host, timeout):
         left = token_files.read_left(token_files.name_of(here, port))
@@ -116,6 +220,28 @@ def not_asked(token: Token) -> str:
     return (
         f"it cannot show that it has the token of {token.source}, so it may be anybody: start it with {VARIABLE} "
         "set to the file with this cluster's token"
+    )
+
+
+def no_handshake(error: Exception) -> str:
+    """The message of a side whose TLS handshake has failed."""
+    told = str(getattr(error, "verify_message", "") or getattr(error, "reason", None) or error)
+    said = _HANDSHAKES.get(told)
+    if said is None:
+        said = "its certificate is not good here" if isinstance(error, ssl.SSLCertVerificationError) else "no TLS"
+    return f"{said} ({told})"
+
+
+def speaks_tls() -> str:
+    """The message of a process that has no certificate, for a task that asks for one."""
+    return f"it speaks TLS and this process has no certificate: set {VARIABLE} to the directory with the cluster's"
+
+
+def refuses_us(certificates: Certificates) -> str:
+    """The message of a process whose certificate was refused."""
+    return (
+        f"it does not take the certificate {certificates.pair.certificate}, which may be of another CA: set {VARIABLE} "
+        "to the directory with this cluster's certificates"
     )
 
 

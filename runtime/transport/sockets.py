@@ -106,14 +106,16 @@ def hung_up(sock: socket.socket) -> bool:
 
 
 def has_bytes(sock: socket.socket) -> bool:
-    """Whether something has come that can be read; always true with TLS, which hides it.
+    """Whether something has come that can be read; with TLS perhaps not all of it yet.
 
     Raises:
         ConnectionResetError: nothing has, and nothing will: the peer has closed the connection.
         OSError: the connection broke.
     """
     if isinstance(sock, ssl.SSLSocket):
-        return True
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return bool(sock.pending() or poll.poll(0))
     try:
         if sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
             return True
@@ -124,10 +126,14 @@ def has_bytes(sock: socket.socket) -> bool:
 
 def ends_with(sock: socket.socket, frame: bytes) -> bool:
     """Reads what has come and waits in a connection that nobody else reads; says whether it ends with a frame."""
-    if isinstance(sock, ssl.SSLSocket):
-        return False
     tail = b""
     try:
+        if isinstance(sock, ssl.SSLSocket):
+            sock.settimeout(0)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                while data := sock.recv(_DRAIN_BYTES):
+                    tail = (tail + data)[-len(frame) :]
+            return tail == frame
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         while poll.poll(0) and (data := sock.recv(_DRAIN_BYTES)):

@@ -112,12 +112,17 @@ def read(path: str) -> Token:
                 raise UnauthenticatedError(f"{path} is no file with a token")
             if about.st_uid not in (me, 0) and me != 0:
                 raise UnauthenticatedError(f"{path} belongs to another user: make a copy of the token that is yours")
-            # What the system has mounted for this user may be readable by a group: that is how it can read it.
-            if about.st_mode & (0o077 if about.st_uid == me else 0o007):
+            if others_read(about):
                 raise UnauthenticatedError(f"others can read the token in {path}: chmod 600 it, and draw another one")
             return Token(_read(fd, path), path)
     except OSError as error:
         raise UnauthenticatedError(f"the token in {path} cannot be read: {error.strerror or error}") from None
+
+
+def others_read(about: os.stat_result) -> bool:
+    """Whether a secret's file can be read by others than those it is for."""
+    # What the system has mounted for this user may be readable by a group: that is how it can read it.
+    return bool(about.st_mode & (0o077 if about.st_uid == os.geteuid() else 0o007))
 
 
 def places() -> str:

@@ -95,6 +95,17 @@ def test_a_number_outside_the_group_is_refused() -> None:
         harness.join_group(["a:1", "b:1"], 2)
 
 
+def test_a_group_of_several_hosts_is_insecure_and_has_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BELLWETHER_SECURITY", raising=False)
+    for given in (None, rt.Security(certificates="certs"), rt.Security("token")):
+        with pytest.raises(rt.InvalidArgumentError) as caught:
+            harness.join_group(["ps0:1", "ps1:1"], 0, security=given)
+        said = str(caught.value)
+        assert (
+            "ps0:1 lets in whoever reaches it" in said and "BELLWETHER_SECURITY=insecure" in said and "\n" not in said
+        )
+
+
 def test_a_group_of_one_raises_as_ever() -> None:
     group = harness.join_group(["localhost:1"], 0)
     assert group.logdir("x") == "x"

@@ -1,11 +1,15 @@
-"""Packets that are lost between two network namespaces: the kernel's own network, no proxy in between."""
+"""Packets that are lost between two network namespaces: the kernel's own network, TLS, no proxy in between."""
 
 import os
+import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
+
+from harness import certs
+from tests.harness.training.namespaces_program import HERE, THERE
 
 pytestmark = pytest.mark.chaos
 
@@ -21,13 +25,14 @@ def _possible() -> bool:
 
 
 @pytest.mark.skipif(not _possible(), reason="needs unshare, ip and tc, and the right to make network namespaces")
-def test_lost_packets_lose_and_double_no_addition() -> None:
+def test_lost_packets_lose_and_double_no_addition(tmp_path: pathlib.Path) -> None:
+    assert certs.main([f"--out={tmp_path / 'certs'}", f"--hosts={HERE},{THERE}"]) == 0
     done = subprocess.run(
         ["unshare", "-rn", sys.executable, "-m", "tests.harness.training.namespaces_program", str(ADDITIONS)],
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "BELLWETHER_SECURITY": str(tmp_path / "certs")},
     )
     story = done.stdout + done.stderr
     assert re.search(r"CODES ps:0=0 ps:1=0 worker:0=0 worker:1=0", story), story[-4000:]

@@ -82,6 +82,27 @@ def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(parsed: An
     roots_of((str(tmp_path / "run"),), {}).check(str(tmp_path / "run" / "model.ckpt" / "5" / "default"))
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, None),
+        ({"insecure": True}, rt.Security.insecure()),
+        ({"security": "insecure"}, rt.Security.insecure()),
+        ({"security": "/no/such/token"}, rt.Security("/no/such/token")),
+        ({"security": "/"}, rt.Security(certificates="/")),
+    ],
+)
+def test_whom_a_task_lets_in(parsed: Any, given: dict[str, Any], expected: rt.Security | None) -> None:
+    with flagsaver.flagsaver(**given):
+        config = Config.from_flags()
+    assert config.given_security == expected and config.problem() is None
+
+
+def test_a_task_does_not_let_in_everybody_and_only_some(parsed: Any) -> None:
+    with flagsaver.flagsaver(insecure=True, security="certs"):
+        assert "leave one of them out" in (Config.from_flags().problem() or "")
+
+
 @pytest.mark.cluster
 def test_data_that_cannot_be_used_is_one_line() -> None:
     run = subprocess.run(

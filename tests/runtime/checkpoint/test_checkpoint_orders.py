@@ -281,7 +281,12 @@ for _ in range(2):
 @pytest.mark.parametrize("host, root, warnings", [("localhost", [], 0), ("0.0.0.0", [], 1), ("0.0.0.0", ["/data"], 0)])
 def test_a_server_that_others_reach_says_once_that_it_has_no_root(host: str, root: list[str], warnings: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SERVE, f"{host}:0", *root], check=True, capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-c", SERVE, f"{host}:0", *root],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "BELLWETHER_SECURITY": "insecure"},
     )
     assert done.stderr.count("has no checkpoint root") == warnings, done.stderr
 

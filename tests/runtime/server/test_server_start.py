@@ -1,6 +1,7 @@
 """The start of a server: what a port that is taken leaves behind, and addresses of IPv6."""
 
 import contextlib
+import pathlib
 import socket
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import pytest
 import runtime as rt
 from runtime.cluster.spec import split_address
 from runtime.master import tasks
+from tests.kit import certificates
 from tests.runtime.kit import addresses
 
 WAIT = rt.SessionConfig(start_timeout_secs=20)
@@ -64,7 +66,10 @@ HOSTS = sorted(set(_hosts()), key=lambda host: host != "::1")[:2]
 @pytest.mark.skipif(not HOSTS, reason="this machine has no IPv6 address")
 @pytest.mark.parametrize("sockets", [False, True], ids=["in process", "over sockets"])
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_cluster_of_ipv6_addresses(host: str, sockets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_of_ipv6_addresses(
+    host: str, sockets: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv("BELLWETHER_SECURITY", str(certificates.make(tmp_path / "certs", names=[host])))
     monkeypatch.setenv("BELLWETHER_FAST_PATH", "0")  # no way around the tensor port
     ports = [split_address(address)[1] for address in addresses(any=2)["any"]]
     cluster = {"ps": [f"[{host}]:{ports[0]}"], "worker": [f"[{host}]:{ports[1]}"]}

@@ -17,7 +17,7 @@ from runtime import timeouts
 from runtime.errors import CancelledError, UnavailableError
 from runtime.transport import ChannelOptions, Endpoint, Peer, TensorServer
 from tests.runtime.transport import kit
-from tests.runtime.transport.kit import make_peer, make_server
+from tests.runtime.transport.kit import always, make_peer, make_server
 
 pytestmark = pytest.mark.usefixtures("no_open_ends")
 
@@ -75,11 +75,11 @@ def test_an_address_that_swallows_packets_does_not_hide_the_next(tls: bool, monk
         theirs, ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         authority.issue_cert(NAME).configure_cert(theirs)
         authority.configure_trust(ours)
-    server, _ = make_server(ssl_context=theirs)
+    server, _ = make_server(tls=always(theirs))
     monkeypatch.setattr(timeouts, "ATTEMPT_SECS", 7200.0)
     with black_hole() as first:
         resolved_to(monkeypatch, first, ("127.0.0.1", server.port))
-        peer = make_peer(lambda timeout: endpoint(server), options=TCP, ssl_context=ours)
+        peer = make_peer(lambda timeout: endpoint(server), options=TCP, tls=always(ours))
         lane = peer.acquire()  # by the first attempt: a second one would come hours later
         assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
         peer.release(lane)
@@ -210,6 +210,6 @@ def test_a_session_reaches_a_host_whose_ipv6_address_swallows_packets(tmp_path: 
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "BELLWETHER_FAST_PATH": "0"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "BELLWETHER_FAST_PATH": "0", "BELLWETHER_SECURITY": "insecure"},
     )
     assert "VALUES [0.0, 1.0, 2.0, 3.0]" in done.stdout, done.stdout + done.stderr[-4000:]

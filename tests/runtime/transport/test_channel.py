@@ -30,7 +30,7 @@ from runtime.errors import (
 from runtime.tensor_spec import TensorSpec
 from runtime.transport import ChannelOptions, Endpoint, Layout, Reply, TensorBuffer, frames, listener, sockets
 from tests.runtime.transport import kit
-from tests.runtime.transport.kit import TASK, addend, make_peer, make_server, same
+from tests.runtime.transport.kit import TASK, addend, always, make_peer, make_server, same
 
 pytestmark = pytest.mark.usefixtures("no_open_ends")
 
@@ -51,13 +51,13 @@ class Pair:
         self.peer = self.connect()
 
     def serve(self, **options):
-        return make_server(ssl_context=self.server_tls, **options)
+        return make_server(tls=always(self.server_tls), **options)
 
     def connect(self, server=None, **options):
         server = server or self.server
         channel = ChannelOptions(prefer_unix=self.way == "unix", **options.pop("channel", {}))
         peer = make_peer(
-            lambda timeout: server.endpoint("127.0.0.1"), options=channel, ssl_context=self.client_tls, **options
+            lambda timeout: server.endpoint("127.0.0.1"), options=channel, tls=always(self.client_tls), **options
         )
         self.peers.append(peer)
         return peer
@@ -550,9 +550,9 @@ def test_untrusted_certificate(authority):
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.configure_trust(trust)
-    server, _ = make_server(ssl_context=context)
+    server, _ = make_server(tls=always(context))
     peer = make_peer(
-        lambda timeout: server.endpoint("127.0.0.1"), ssl_context=trust, options=ChannelOptions(prefer_unix=False)
+        lambda timeout: server.endpoint("127.0.0.1"), tls=always(trust), options=ChannelOptions(prefer_unix=False)
     )
     with pytest.raises(UnauthenticatedError, match="certificate"):
         peer.acquire()

@@ -1,0 +1,298 @@
+r"""Certificates for a cluster of several hosts: ``python -m harness.certs --out=certs --hosts=ps0,w0,w1``.
+
+Makes a CA (ca.pem, ca.key) and, for each host, a certificate and its key (NAME.pem, NAME.key) that are good for both
+sides of a connection. Each host needs ca.pem and its own two files; ca.key makes further ones, and belongs on no host.
+
+    python -m harness.certs --out=certs --hosts=ps0,w0,w1           # the CA, and three hosts
+    python -m harness.certs --out=certs --hosts=w2,ps1+10.0.0.7     # two more; ps1 has an address besides its name
+    python -m harness.certs --out=certs --hosts=ps0,w0 --renew      # new ones, before they end
+
+Tasks and clients then get the directory: --security=certs, or BELLWETHER_SECURITY=certs in their environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import ipaddress
+import os
+import re
+import secrets
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY: Final = "ca"
+"""Name of the files of the CA."""
+AUTHORITY_DAYS: Final = 3650.0
+DAYS: Final = 365.0
+_EARLIER: Final = datetime.timedelta(hours=1)
+"""By how much a certificate begins before now: clocks of hosts differ."""
+_HOST: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
+_LOOPBACK: Final = ("127.0.0.1", "::1")
+_LONGEST_COMMON_NAME: Final = 64
+_USAGE_ERROR: Final = 2
+
+
+class CertificateError(Exception):
+    """What was asked for cannot be made; says what to do, in one line."""
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A CA.
+
+    Attributes:
+        certificate: of the CA.
+        key: what it signs with.
+    """
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def make(cls, days: float = AUTHORITY_DAYS) -> Authority:
+        """A new one, of no relation to any other."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        now = datetime.datetime.now(datetime.UTC)
+        name = _name(f"Bellwether CA {secrets.token_hex(4)}")
+        builder = _builder(name, name, key, now - _EARLIER, now + datetime.timedelta(days=days))
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+        return cls(builder.sign(key, hashes.SHA256()), key)
+
+    @classmethod
+    def load(cls, directory: Path) -> Authority:
+        """That of a directory.
+
+        Raises:
+            CertificateError: it cannot be had there.
+        """
+        try:
+            certificate = x509.load_pem_x509_certificate((directory / f"{AUTHORITY}.pem").read_bytes())
+            key = serialization.load_pem_private_key((directory / f"{AUTHORITY}.key").read_bytes(), None)
+        except OSError as error:
+            raise CertificateError(
+                f"{error.filename}: {error.strerror}: hosts are added where {AUTHORITY}.pem and {AUTHORITY}.key are"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise CertificateError(f"{directory} has a CA that cannot be read: {error}") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise CertificateError(f"{directory / AUTHORITY}.key is not the key of {AUTHORITY}.pem")
+        return cls(certificate, key)
+
+    def pem(self) -> tuple[bytes, bytes]:
+        """Key and certificate."""
+        return _pem(self.key, self.certificate)
+
+    def issue(
+        self, names: Sequence[str], end: datetime.datetime, begin: datetime.datetime | None = None
+    ) -> tuple[bytes, bytes]:
+        """A key, and a certificate for it that both sides of a connection may show, as PEM.
+
+        Args:
+            names: host names and addresses, one at least.
+            end: until when it holds; not longer than the CA itself.
+            begin: since when; an hour ago by default.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        begin = begin or datetime.datetime.now(datetime.UTC) - _EARLIER
+        end = min(end, self.certificate.not_valid_after_utc)
+        builder = _builder(self.certificate.subject, _name(names[0]), key, begin, end)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+        both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        builder = builder.add_extension(both, critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), critical=False)
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = builder.add_extension(signer, critical=False)
+        return _pem(key, builder.sign(self.key, hashes.SHA256()))
+
+
+def parse_hosts(text: str) -> list[list[str]]:
+    """The names of each host that ``--hosts`` lists.
+
+    Raises:
+        CertificateError: there is none, or one is no name and no address.
+    """
+    hosts = [[name.strip() for name in host.split("+")] for host in text.split(",") if host.strip()]
+    if not hosts:
+        raise CertificateError("--hosts names no host: give the hosts of the cluster, as in --hosts=ps0,w0,w1")
+    for names in hosts:
+        for name in names:
+            if not _is_address(name) and not _HOST.fullmatch(name):
+                raise CertificateError(f"--hosts: {name!r} is no host name and no address (ports do not belong to it)")
+        if names[0] == AUTHORITY:
+            raise CertificateError(
+                f"--hosts: {AUTHORITY} is the name of the CA's own files: give that host another first"
+            )
+    first = [names[0] for names in hosts]
+    if twice := sorted({name for name in first if first.count(name) > 1}):
+        raise CertificateError(f"--hosts names {', '.join(twice)} twice")
+    return hosts
+
+
+def make_certificates(out: Path, hosts: Sequence[Sequence[str]], days: float, renew: bool) -> datetime.datetime:
+    """Makes what is missing in a directory: the CA, and a certificate for each host.
+
+    Args:
+        out: the directory; it is made if need be, for this user alone.
+        hosts: the names of each; its files are called by the first.
+        days: how long the certificates hold.
+        renew: replace certificates of these hosts that are there.
+
+    Returns:
+        When the certificates end.
+
+    Raises:
+        CertificateError: some are there already, or the CA cannot be had.
+    """
+    files = {names[0]: [out / f"{names[0]}{ending}" for ending in (".key", ".pem")] for names in hosts}
+    there = [name for name, paths in files.items() if any(path.exists() for path in paths)]
+    if there and not renew:
+        raise CertificateError(f"{out} has certificates of {', '.join(there)}, which stay: --renew replaces them")
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any((out / f"{AUTHORITY}{ending}").exists() for ending in (".key", ".pem")):
+        authority = Authority.load(out)
+    else:
+        authority = Authority.make()
+        _write(authority.pem(), [out / f"{AUTHORITY}.key", out / f"{AUTHORITY}.pem"])
+    now = datetime.datetime.now(datetime.UTC)
+    if authority.certificate.not_valid_after_utc <= now:
+        raise CertificateError(f"the CA of {out} has ended: make another one in a fresh directory")
+    end = min(now + datetime.timedelta(days=days), authority.certificate.not_valid_after_utc)
+    for names in hosts:
+        _write(authority.issue(_with_loopback(names), end), files[names[0]])
+    return end
+
+
+def what_next(out: Path, hosts: Sequence[Sequence[str]], end: datetime.datetime) -> str:
+    """What the user does with the files, in a few lines."""
+    name = hosts[0][0]
+    listed = ",".join("+".join(names) for names in hosts)
+    return f"""{out} has certificates of {", ".join(names[0] for names in hosts)}, good until {end:%Y-%m-%d}.
+Next:
+1. Copy {AUTHORITY}.pem and its own two files to each host, and nothing else, as in
+       scp -p {out}/{AUTHORITY}.pem {out}/{name}.pem {out}/{name}.key {name}:certs/
+   {AUTHORITY}.key makes further certificates: keep it where only you can read it.
+2. Start every task and every client (harness.status, too) with BELLWETHER_SECURITY=certs in its environment, or with
+   --security=certs.
+3. Before {end:%Y-%m-%d}, renew and copy again; what is running takes the new files up by itself:
+       python -m harness.certs --out={out} --hosts={listed} --renew"""
+
+
+def _write(contents: tuple[bytes, bytes], paths: Sequence[Path]) -> None:
+    # The key first: a certificate without its key would be taken for one that cannot be used.
+    for content, path, mode in zip(contents, paths, (0o600, 0o644), strict=True):
+        fd, fresh = tempfile.mkstemp(dir=path.parent, prefix=".new")
+        try:
+            with os.fdopen(fd, "wb") as file:
+                os.fchmod(fd, mode)
+                file.write(content)
+            os.replace(fresh, path)
+        except BaseException:
+            os.unlink(fresh)
+            raise
+
+
+def _with_loopback(names: Sequence[str]) -> list[str]:
+    # Tasks at "localhost" listen at this address, and are connected to at it.
+    return list(dict.fromkeys([*names, *(_LOOPBACK if "localhost" in names else ())]))
+
+
+def _builder(
+    issuer: x509.Name,
+    subject: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    begin: datetime.datetime,
+    end: datetime.datetime,
+) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder().issuer_name(issuer).subject_name(subject).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(begin).not_valid_after(end)
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:_LONGEST_COMMON_NAME])])
+
+
+def _general(name: str) -> x509.GeneralName:
+    return x509.IPAddress(ipaddress.ip_address(name)) if _is_address(name) else x509.DNSName(name.rstrip("."))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _pem(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> tuple[bytes, bytes]:
+    plain = serialization.NoEncryption()
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    return private, certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 < days <= AUTHORITY_DAYS:
+        raise ValueError
+    return days
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Makes certificates as the command line says; gives the exit code."""
+    about, _, examples = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        "python -m harness.certs", description=about, epilog=examples, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", required=True, type=Path, help="directory for the files; made if it is not there")
+    parser.add_argument(
+        "--hosts",
+        required=True,
+        help="hosts with commas between them, by the names or addresses that the tasks of the cluster have, without\n"
+        "ports; further names of one host follow it with a +, as in ps1+10.0.0.7",
+    )
+    parser.add_argument(
+        "--days", type=_days, default=DAYS, help=f"how long the certificates hold; {DAYS:.0f} by default"
+    )
+    parser.add_argument("--renew", action="store_true", help="replace certificates of these hosts that are there")
+    options = parser.parse_args(argv)
+    try:
+        hosts = parse_hosts(options.hosts)
+        end = make_certificates(options.out, hosts, options.days, options.renew)
+    except CertificateError as error:
+        print(f"harness.certs: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+    except OSError as error:
+        print(f"harness.certs: {error.filename or options.out}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    print(what_next(options.out, hosts, end))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

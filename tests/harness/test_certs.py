@@ -1,0 +1,152 @@
+"""Certificates that ``python -m harness.certs`` makes: for whom, for how long, by whom they can be read."""
+
+import datetime
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from harness import certs
+from tests.kit.processes import ROOT
+
+pytestmark = pytest.mark.cluster
+
+
+def make(out: pathlib.Path, *options: str) -> int:
+    return certs.main([f"--out={out}", *options])
+
+
+def load(path: pathlib.Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def names(path: pathlib.Path) -> list[str]:
+    found = load(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
+
+
+def contents(out: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("host", "file", "expected"),
+    [
+        ("ps0", "ps0", ["ps0"]),
+        ("ps0.cluster.local", "ps0.cluster.local", ["ps0.cluster.local"]),
+        ("10.0.0.7", "10.0.0.7", ["10.0.0.7"]),
+        ("fd00::2", "fd00::2", ["fd00::2"]),
+        ("ps1+10.0.0.7+ps1.example", "ps1", ["ps1", "ps1.example", "10.0.0.7"]),
+        ("localhost", "localhost", ["localhost", "127.0.0.1", "::1"]),
+    ],
+)
+def test_a_certificate_names_its_host_and_is_good_for_both_sides(
+    tmp_path: pathlib.Path, host: str, file: str, expected: list[str]
+) -> None:
+    assert make(tmp_path, f"--hosts={host}") == 0
+    assert names(tmp_path / f"{file}.pem") == expected
+    made, authority = load(tmp_path / f"{file}.pem"), load(tmp_path / "ca.pem")
+    uses = made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert set(uses) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+    made.verify_directly_issued_by(authority)
+    assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    checked = subprocess.run(
+        ["openssl", "verify", "-x509_strict", "-CAfile", tmp_path / "ca.pem", tmp_path / f"{file}.pem"],
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_keys_are_for_this_user_alone_whatever_the_umask(tmp_path: pathlib.Path) -> None:
+    before = os.umask(0)
+    try:
+        assert make(tmp_path / "a" / "certs", "--hosts=ps0") == 0
+    finally:
+        os.umask(before)
+    out = tmp_path / "a" / "certs"
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+    assert {p.name: stat.S_IMODE(p.stat().st_mode) for p in out.iterdir()} == {
+        "ca.key": 0o600,
+        "ca.pem": 0o644,
+        "ps0.key": 0o600,
+        "ps0.pem": 0o644,
+    }
+
+
+def test_what_is_there_stays_and_hosts_can_be_added(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert make(tmp_path, "--hosts=ps0,w0") == 0
+    before = contents(tmp_path)
+    assert make(tmp_path, "--hosts=w1,ps0") == 2
+    assert "has certificates of ps0, which stay: --renew" in (told := capsys.readouterr().err) and told.count("\n") == 1
+    assert contents(tmp_path) == before
+    assert make(tmp_path, "--hosts=w1") == 0
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before} == before and set(after) - set(before) == {"w1.pem", "w1.key"}
+    load(tmp_path / "w1.pem").verify_directly_issued_by(load(tmp_path / "ca.pem"))
+
+
+def test_renewing_replaces_the_certificates_of_these_hosts_only(tmp_path: pathlib.Path) -> None:
+    assert make(tmp_path, "--hosts=ps0,w0") == 0
+    before = contents(tmp_path)
+    assert make(tmp_path, "--hosts=ps0", "--renew", "--days=3") == 0
+    after = contents(tmp_path)
+    assert {name for name in before if after[name] != before[name]} == {"ps0.pem", "ps0.key"}
+    left = load(tmp_path / "ps0.pem").not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    assert datetime.timedelta(days=2.9) < left <= datetime.timedelta(days=3)
+
+
+def test_two_directories_have_two_authorities(tmp_path: pathlib.Path) -> None:
+    for name in "ab":
+        assert make(tmp_path / name, "--hosts=ps0") == 0
+    one, other = (load(tmp_path / name / "ca.pem") for name in "ab")
+    assert one.subject != other.subject and one.public_key() != other.public_key()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--hosts="], "names no host"),
+        (["--hosts=ps0:2222"], "'ps0:2222' is no host name and no address"),
+        (["--hosts=ps0,-x"], "'-x' is no host name"),
+        (["--hosts=../../etc"], "is no host name"),
+        (["--hosts=ps0,w0,ps0"], "names ps0 twice"),
+        (["--hosts=ca"], "name of the CA's own files"),
+    ],
+)
+def test_what_cannot_be_made_is_said_in_a_line(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert make(tmp_path / "out", *options) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_hosts_are_added_only_where_the_key_of_the_ca_is(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(tmp_path, "--hosts=ps0") == 0
+    key = (tmp_path / "ca.key").read_bytes()
+    (tmp_path / "ca.key").unlink()
+    assert make(tmp_path, "--hosts=w0") == 2
+    assert "ca.key: No such file or directory: hosts are added where" in capsys.readouterr().err
+    assert make(tmp_path / "other", "--hosts=ps0") == 0
+    (tmp_path / "other" / "ca.key").write_bytes(key)
+    assert make(tmp_path / "other", "--hosts=w0") == 2
+    assert "is not the key of ca.pem" in capsys.readouterr().err
+
+
+def test_the_command_says_what_to_do_next_and_its_help_shows_how(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-m", "harness.certs"]
+    done = subprocess.run(
+        [*command, f"--out={tmp_path}", "--hosts=ps0,w0"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f"scp -p {tmp_path}/ca.pem {tmp_path}/ps0.pem {tmp_path}/ps0.key ps0:" in done.stdout
+    assert "BELLWETHER_SECURITY=" in done.stdout and "--renew" in done.stdout and "ca.key" in done.stdout
+    shown = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert all(word in shown for word in ("--out", "--hosts", "--days", "--renew", "ps1+10.0.0.7"))

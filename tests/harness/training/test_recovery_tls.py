@@ -1,0 +1,83 @@
+"""Certificates, over TCP alone, when tasks die, freeze, get new certificates or end: processes of their own."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.certs import Authority
+from tests.harness import cluster_kit
+from tests.harness.cluster_kit import consistent
+from tests.kit import certificates
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def authority() -> Authority:
+    return Authority.make()
+
+
+@pytest.fixture
+def env(tmp_path: Path, authority: Authority) -> dict[str, str]:
+    directory = certificates.make(tmp_path / "certs", authority)
+    return {"BELLWETHER_SECURITY": str(directory), "BELLWETHER_FAST_PATH": "0"}
+
+
+def test_a_ps_dies_and_a_certificate_is_replaced_meanwhile(
+    tmp_path: Path, env: dict[str, str], authority: Authority
+) -> None:
+    with cluster_kit.cluster(2, 2, logdir=str(tmp_path / "run"), env=env) as c:
+        ps = [c.ps(0)]
+        second = c.ps(1)
+        chief, other = c.worker(0), c.worker(1)
+        assert chief.request("steps", 10) == 10
+        chief.request("save", answer="SAVED")
+        assert other.request("steps", 7) == 17
+        second.kill()
+        certificates.write(tmp_path / "certs", "here", authority, certificates.pair_of(authority))
+        for worker in (chief, other):
+            worker.tell("train")
+            worker.hear("LOG", "recovering: .*/job:ps/task:1")
+        ps.append(c.ps(1))
+        for worker in (chief, other):
+            worker.hear("LOG", "recovered within")
+            worker.hear("STEP")
+        for worker in (chief, other):
+            worker.tell("pause")
+        done = chief.hear("TRAINED")[1] + other.hear("TRAINED")[1]
+        assert consistent(chief.request("values")) == 10 + done
+        other.tell("end")
+        chief.tell("end")
+        assert [t.wait() for t in (other, chief, *ps)] == [0, 0, 0, 0]
+
+
+def test_a_ps_that_was_frozen_loses_and_doubles_nothing(env: dict[str, str]) -> None:
+    with cluster_kit.cluster(1, 2, env=env) as c:
+        ps = c.ps(0)
+        workers = [c.worker(0), c.worker(1)]
+        for worker in workers:
+            worker.tell("train")
+            worker.hear("STEP")
+        ps.freeze()
+        for worker in workers:
+            worker.hear("LOG", "No answer from /job:ps/task:0")
+        for worker in workers:
+            worker.tell("pause")
+        ps.thaw()
+        done = sum(worker.hear("TRAINED")[1] for worker in workers)
+        assert not any(worker.said_so_far("LOG", "recovering") for worker in workers)
+        assert consistent(workers[0].request("values")) == done
+
+
+def test_a_worker_of_another_ca_ends_at_once_and_nobody_notices(env: dict[str, str], tmp_path: Path) -> None:
+    with cluster_kit.cluster(1, 2, env=env) as c:
+        c.ps(0)
+        chief = c.worker(0)
+        chief.tell("train")
+        chief.hear("STEP")
+        stranger = c.start("worker", 1, env={**env, "BELLWETHER_SECURITY": str(certificates.make(tmp_path / "other"))})
+        assert "its certificate is of another CA" in stranger.hear("ERROR")[1]
+        chief.tell("pause")
+        done = chief.hear("TRAINED")[1]
+        assert consistent(chief.request("values")) == done
+        assert not chief.said_so_far("LOG", "recovering")

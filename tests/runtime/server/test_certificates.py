@@ -1,0 +1,636 @@
+"""Off the loopback by certificates: who shows none of the CA is refused at each port, and training does not notice.
+
+Real sockets and real certificates; strangers are clients of ours with other certificates, and Python's ssl module.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import secrets
+import socket
+import ssl
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runtime as rt
+from harness.certs import Authority
+from harness.monitoring import status
+from harness.monitoring.prometheus import MetricsServer
+from runtime.cluster.spec import split_address
+from runtime.master import tasks
+from runtime.transport import Endpoint, Peer, frames
+from runtime.transport.security import VARIABLE, Security
+from tests.kit import certificates
+from tests.kit.processes import ROOT
+from tests.runtime import kit
+from tests.runtime.transport.kit import eventually, read, send
+
+pytestmark = pytest.mark.cluster
+
+PS = "/job:ps/task:0"
+OUTSIDE = "127.0.0.9"
+"""Where the tests ask for figures as from another machine."""
+
+
+class Training:
+    """A ps and a worker with certificates, as if in two processes, and a worker's session that never stops."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        self.security = Security(certificates=directory)
+        cluster = kit.addresses(ps=1, worker=1)
+        self.stack = contextlib.ExitStack()
+        self.ps = self.stack.enter_context(rt.Server(cluster, "ps", 0, security=self.security))
+        self.worker = self.stack.enter_context(rt.Server(cluster, "worker", 0, security=self.security))
+        for server in (self.ps, self.worker):
+            tasks.withdraw(server.address, server)  # others in this process reach it as any process would,
+            server._unshare()  # and have nothing from it
+        self.metrics = self.stack.enter_context(MetricsServer(self.ps, 0, "0.0.0.0"))
+        self.steps = 0
+        self.failure: BaseException | None = None
+        self._over = threading.Event()
+        self._moved = threading.Condition()
+        with rt.Graph().as_default() as graph, rt.device(PS):
+            self._w = rt.Variable(np.zeros(3, np.float32), name="w")
+            self._step = self._w.assign_add(np.ones(3, np.float32))
+            initialize = rt.global_variables_initializer()
+        self._session = self.stack.enter_context(rt.Session(self.worker.target, graph, security=self.security))
+        self._session.run(initialize)
+        self._thread = threading.Thread(target=self._train, name="trains")
+        self._thread.start()
+
+    def _train(self) -> None:
+        try:
+            while not self._over.is_set():
+                self._session.run(self._step)
+                with self._moved:
+                    self.steps += 1
+                    self._moved.notify_all()
+        except BaseException as error:
+            self.failure = error
+            with self._moved:
+                self._moved.notify_all()
+
+    def goes_on(self, steps: int = 20) -> None:
+        """Waits until training has gone on for some steps."""
+        with self._moved:
+            goal = self.steps + steps
+            assert self._moved.wait_for(lambda: self.steps >= goal or self.failure is not None, 120)
+        assert self.failure is None
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(60)
+        try:
+            assert self.failure is None
+            assert self._session.run(self._w).tolist() == [self.steps] * 3
+        finally:
+            self.stack.close()
+
+    def endpoint(self, way: str) -> Endpoint:
+        there = self.ps._tensors.endpoint("127.0.0.1")
+        return there if way == "unix" else Endpoint(there.host, there.port, None, there.host_id, there.incarnation)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority.make()
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Training]:
+    before = os.environ.pop(VARIABLE, None)
+    made = Training(certificates.make(tmp_path_factory.mktemp("certs") / "certs", authority))
+    try:
+        yield made
+        made.close()
+    finally:
+        made.stack.close()
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+# -- strangers -------------------------------------------------------------------------------------------------
+
+
+def strangers(kind: str, tmp_path: pathlib.Path, authority: Authority) -> Security | None:
+    """What a client of a kind has; None for one without anything."""
+    other = Authority.make()
+    match kind:
+        case "plain":
+            return Security.insecure()
+        case "token":
+            path = tmp_path / "token"
+            path.touch(mode=0o600)
+            path.write_text("ab" * 32)
+            return Security(path)
+        case "knows another CA":
+            return Security(certificates=certificates.make(tmp_path / "c", other))
+        case "of another CA":
+            certificates.write(tmp_path / "c", "here", other, certificates.pair_of(other))
+            (tmp_path / "c" / "ca.pem").write_bytes(authority.pem()[1])
+            return Security(certificates=tmp_path / "c")
+    raise AssertionError(kind)
+
+
+REFUSED = {
+    "plain": "it speaks TLS and this process has no certificate: set BELLWETHER_SECURITY",
+    "token": "it speaks TLS and this process has no certificate: set BELLWETHER_SECURITY",
+    "knows another CA": "its certificate is of another CA: give both sides the same ca.pem",
+    "of another CA": "it does not (take|know)|does not know the CA",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_client_of_ours_is_refused_and_told_why(
+    training: Training, kind: str, tmp_path: pathlib.Path, authority: Authority
+) -> None:
+    given = strangers(kind, tmp_path, authority)
+    with pytest.raises(rt.UnauthenticatedError, match=REFUSED[kind]) as caught:
+        rt.probe(training.ps.address, 30, security=given)
+    assert "\n" not in str(caught.value) and training.ps.address in str(caught.value)
+    with pytest.raises(rt.UnauthenticatedError, match=REFUSED[kind]):  # at once, not after a time limit
+        rt.Session(training.worker.target, security=given)
+    training.goes_on()
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_lane_of_ours_is_refused_and_told_why(
+    training: Training, kind: str, tmp_path: pathlib.Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = strangers(kind, tmp_path, authority)
+    assert given is not None
+    held = given.tls()
+    training.ps._tensors._context.refusals._told.clear()
+    lanes = training.ps.transport_counters.lanes
+    peer = Peer(
+        PS,
+        lambda timeout: training.endpoint("tcp"),
+        7,
+        lambda timeout: None,
+        tls=None if held is None else held.client_context,
+    )
+    expected = "our CA|CA of our certificate|not good there" if kind == "of another CA" else REFUSED[kind]
+    with pytest.raises(rt.UnauthenticatedError, match=expected):
+        peer.acquire()
+    peer.close()
+    assert eventually(lambda: bool(told(caplog, f"{PS} refuses a client at 127.0.0.1: .*tensors"))), caplog.text
+    assert training.ps.transport_counters.lanes == lanes
+    training.goes_on()
+
+
+def told(caplog: pytest.LogCaptureFixture, pattern: str) -> list[str]:
+    return [r.getMessage() for r in caplog.records if re.search(pattern, r.getMessage())]
+
+
+def context_of(authority: Authority | None, pair: tuple[bytes, bytes] | None, tmp_path: pathlib.Path) -> ssl.SSLContext:
+    """A client of Python's own, which looks at nothing itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    if pair is not None:
+        (tmp_path / "key").write_bytes(pair[0])
+        (tmp_path / "pem").write_bytes(pair[1])
+        context.load_cert_chain(tmp_path / "pem", tmp_path / "key")
+    return context
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+PORTS = ("grpc", "tensors", "metrics")
+
+
+def greeting(way: str) -> bytes:
+    """How a client begins."""
+    if way == "tensors":
+        hello = frames.encode_hello(frames.Hello(secrets.randbits(60) | 1, 1, 1, bytes(16)))
+        return frames.pack_header(frames.MAGIC, frames.HELLO, 0, 0, 0, 0, len(hello)) + hello
+    return PREFACE if way == "grpc" else b"GET /metrics HTTP/1.0\r\n\r\n"
+
+
+def port_of(training: Training, way: str) -> int:
+    ports = {"grpc": split_address(training.ps.address)[1], "tensors": training.ps.data_port}
+    return ports.get(way, training.metrics.port)
+
+
+def answer(training: Training, way: str, context: ssl.SSLContext | None) -> bytes:
+    """What a stranger hears at a port who begins as is usual there; nothing when it is hung up on."""
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(training, way)), timeout=60))
+        try:
+            if context is not None:
+                sock = stack.enter_context(context.wrap_socket(sock))
+            sock.sendall(greeting(way))
+            return sock.recv(1000)
+        except (ssl.SSLError, ConnectionError):
+            return b""
+
+
+STRANGERS: dict[str, Callable[[Authority], tuple[bytes, bytes] | None]] = {
+    "without a certificate": lambda authority: None,
+    "of another CA": lambda authority: certificates.pair_of(Authority.make()),
+    "that has ended": lambda authority: certificates.pair_of(authority, begins=-7200, ends=-60),
+    "that has not begun": lambda authority: certificates.pair_of(authority, begins=3600),
+}
+
+
+@pytest.mark.parametrize("way", PORTS)
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_who_shows_no_certificate_that_is_good_hears_nothing(
+    training: Training,
+    kind: str,
+    way: str,
+    tmp_path: pathlib.Path,
+    authority: Authority,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    training.ps._tensors._context.refusals._told.clear()
+    assert answer(training, way, context_of(authority, STRANGERS[kind](authority), tmp_path)) == b""
+    logged = {"tensors": f"{PS} refuses a client", "metrics": "figures are refused to 127.0.0.1"}
+    if way in logged:  # gRPC says it itself, on its own terms
+        assert eventually(lambda: bool(told(caplog, logged[way])))
+    good = context_of(authority, certificates.pair_of(authority), tmp_path)
+    assert answer(training, way, good) != b""  # it is the certificate that matters
+    training.goes_on()
+
+
+@pytest.mark.parametrize("way", PORTS)
+def test_who_does_not_speak_tls_is_hung_up_on(training: Training, way: str) -> None:
+    heard = answer(training, way, None)
+    if way == "tensors":
+        assert frames.unpack_header(heard)[1] == frames.ERROR
+    else:
+        assert heard == b"" or heard.startswith(b"\x15\x03")  # an alert
+    training.goes_on()
+
+
+@pytest.mark.parametrize("way", PORTS)
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.filterwarnings("ignore:.*TLSv1_1 is deprecated:DeprecationWarning")
+def test_tls_is_1_2_at_least(
+    training: Training, way: str, version: ssl.TLSVersion, tmp_path: pathlib.Path, authority: Authority
+) -> None:
+    context = context_of(authority, certificates.pair_of(authority), tmp_path)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = context.maximum_version = version
+    assert bool(answer(training, way, context)) == (version >= ssl.TLSVersion.TLSv1_2)
+
+
+def test_the_unix_socket_is_for_the_same_user_and_stays_plain(training: Training) -> None:
+    peer = Peer(PS, lambda timeout: training.endpoint("unix"), 7, lambda timeout: None)
+    lane = peer.acquire()
+    assert lane.is_unix
+    peer.release(lane)
+    peer.close()
+
+
+def test_a_hello_that_was_seen_is_of_no_use_without_the_certificate(training: Training, tmp_path: pathlib.Path) -> None:
+    """What crosses the network is encrypted, and under a key of that connection alone."""
+    seen = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def relay() -> None:
+            near, _ = listening.accept()
+            with near, socket.create_connection(("127.0.0.1", training.ps.data_port), timeout=60) as far:
+                near.settimeout(60)
+                pump = threading.Thread(target=_pump, args=(far, near))
+                pump.start()
+                _pump(near, far, seen)
+                pump.join(60)
+
+        thread = threading.Thread(target=relay)
+        thread.start()
+        there = Endpoint("127.0.0.1", listening.getsockname()[1], None, "", training.ps.incarnation)
+        held = training.security.of_host("127.0.0.1").tls()
+        assert held is not None
+        lanes = training.ps.transport_counters.lanes
+        with (
+            held.client_context().wrap_socket(
+                socket.create_connection(("127.0.0.1", there.port), timeout=60), server_hostname="127.0.0.1"
+            ) as sock,
+            sock.makefile("rwb") as file,
+        ):
+            send(file, frames.HELLO, frames.encode_hello(frames.Hello(0xFEED, 1, 1, bytes(16))))
+            assert read(file)[0] == frames.WELCOME
+        thread.join(60)
+    assert (0xFEED).to_bytes(8, "little") not in seen and frames.encode_hello(
+        frames.Hello(0xFEED, 1, 1, bytes(16))
+    ) not in seen
+    assert eventually(lambda: training.ps.transport_counters.lanes == lanes + 1)
+    with socket.create_connection(("127.0.0.1", training.ps.data_port), timeout=60) as sock:  # the same bytes again
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(seen)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(1000):
+                pass
+    assert training.ps.transport_counters.lanes == lanes + 1
+    training.goes_on()
+
+
+def _pump(source: socket.socket, sink: socket.socket, seen: bytearray | None = None) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            if seen is not None:
+                seen += data
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+def figures(training: Training, given: ssl.SSLContext | None) -> str:
+    scheme = "http" if given is None else "https"
+    with urllib.request.urlopen(
+        f"{scheme}://127.0.0.1:{training.metrics.port}/metrics", timeout=60, context=given
+    ) as a:
+        return str(a.read().decode())
+
+
+def test_figures_are_for_who_shows_a_certificate(
+    training: Training, tmp_path: pathlib.Path, authority: Authority
+) -> None:
+    held = training.security.of_host("127.0.0.1").tls()
+    assert held is not None
+    shown = figures(training, held.client_context())
+    assert "bellwether_certificate_left_seconds" in shown and "bellwether_insecure" not in shown
+    with pytest.raises(OSError):
+        figures(training, None)
+    with pytest.raises(OSError):
+        figures(training, context_of(authority, None, tmp_path))
+
+
+# -- servers that a client does not take -----------------------------------------------------------------------
+
+
+IMPOSTORS: dict[str, tuple[Callable[[Authority], tuple[bytes, bytes]], str]] = {
+    "of another CA": (lambda authority: certificates.pair_of(Authority.make()), "its certificate is of another CA"),
+    "that has ended": (lambda authority: certificates.pair_of(authority, begins=-9, ends=-1), "certificate has ended"),
+    "of another name": (lambda authority: certificates.pair_of(authority, ["ps1"]), "not good here .*mismatch"),
+}
+
+
+@pytest.mark.parametrize("way", ["grpc", "tensors"])
+@pytest.mark.parametrize("kind", [*IMPOSTORS, "without TLS"])
+def test_a_client_takes_no_server_but_the_one_it_means(
+    kind: str, way: str, tmp_path: pathlib.Path, authority: Authority
+) -> None:
+    make, message = IMPOSTORS.get(kind, (None, "it does not speak TLS"))
+    context = None
+    if make is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        pair = make(authority)
+        (tmp_path / "key").write_bytes(pair[0])
+        (tmp_path / "pem").write_bytes(pair[1])
+        context.load_cert_chain(tmp_path / "pem", tmp_path / "key")
+        context.set_alpn_protocols(["h2"])
+    heard: list[bytes] = []
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.1)
+
+        def serve() -> None:
+            while not over.is_set():
+                with contextlib.suppress(OSError):  # ssl.SSLError is one: the client has not taken us
+                    sock, _ = listening.accept()
+                    with sock:
+                        sock.settimeout(10)
+                        if context is None:
+                            sock.sendall(bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))  # as HTTP/2 servers do
+                            sock.recv(1000)
+                        else:
+                            with context.wrap_socket(sock, server_side=True) as secure:
+                                heard.append(secure.recv(1000))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        security = Security(certificates=certificates.make(tmp_path / "ours", authority))
+        held = security.tls()
+        assert held is not None
+        try:
+            with pytest.raises(rt.UnauthenticatedError, match=message):
+                if way == "grpc":
+                    rt.probe(address, 30, security=security)
+                else:
+                    there = Endpoint("127.0.0.1", listening.getsockname()[1], None, "", 77)
+                    peer = Peer(PS, lambda timeout: there, 7, lambda timeout: None, tls=held.client_context)
+                    try:
+                        peer.acquire()
+                    finally:
+                        peer.close()
+        finally:
+            over.set()
+            thread.join(60)
+    assert [said for said in heard if said] == []  # nobody told it anything
+
+
+def test_a_client_that_has_no_security_is_told_by_a_server_without_tls_nothing_new(tmp_path: pathlib.Path) -> None:
+    """A task that is gone stays unavailable: no look at it makes that a refusal."""
+    (address,) = kit.addresses(ps=1)["ps"]
+    security = Security(certificates=certificates.make(tmp_path / "certs"))
+    for given in (security, None):
+        with pytest.raises(rt.UnavailableError):
+            rt.probe(address, 30, security=given)
+
+
+# -- starting --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.mark.usefixtures("nothing_said")
+def test_off_the_loopback_a_server_does_not_start_without_a_word_on_whom_it_lets_in() -> None:
+    with pytest.raises(rt.InvalidArgumentError) as caught:
+        rt.Server(kit.addresses(local=1), "local", 0, bind="0.0.0.0")
+    said = str(caught.value)
+    assert "\n" not in said and "/job:local/task:0" in said and "0.0.0.0" in said
+    assert "python -m harness.certs" in said and "insecure" in said and VARIABLE in said
+
+
+@pytest.mark.usefixtures("nothing_said")
+@pytest.mark.parametrize("said", ["in code", "environment"])
+def test_an_insecure_server_starts_and_says_so_each_time(
+    said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    security = Security.insecure() if said == "in code" else None
+    if said == "environment":
+        monkeypatch.setenv(VARIABLE, "insecure")
+    for round in range(1, 3):
+        with rt.Server(kit.addresses(local=1), "local", 0, bind="0.0.0.0", security=security) as server:
+            tasks.withdraw(server.address, server)
+            assert status.main([f"--target={server.address}", "--interval=0.01"]) == 0
+        assert ", insecure" in capsys.readouterr().out
+        assert len(told(caplog, "/job:local/task:0 is insecure: whoever reaches its ports")) == round
+
+
+@pytest.mark.usefixtures("nothing_said")
+@pytest.mark.parametrize("said", ["directory", "token"])
+def test_figures_of_status_come_by_its_flag(
+    said: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if said == "directory":
+        given = certificates.make(tmp_path / "given")
+    else:
+        given = tmp_path / "given"
+        given.touch(mode=0o600)
+        given.write_text("cd" * 32)
+    with rt.Server(
+        kit.addresses(local=1), "local", 0, bind="0.0.0.0", security=Security.from_text(str(given))
+    ) as server:
+        tasks.withdraw(server.address, server)
+        server._unshare()  # as in another process
+        assert status.main([f"--target={server.address}", "--interval=0.01", f"--security={given}"]) == 0
+        assert "up" in capsys.readouterr().out
+        assert status.main([f"--target={server.address}", "--interval=0.01"]) == 2
+        assert f"set {VARIABLE}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("nothing_said")
+def test_what_a_server_was_given_is_what_its_process_goes_by(tmp_path: pathlib.Path) -> None:
+    with rt.Server(
+        kit.addresses(local=1), "local", 0, security=Security(certificates=certificates.make(tmp_path / "certs"))
+    ) as server:
+        tasks.withdraw(server.address, server)
+        assert rt.probe(server.address, 30).task == "/job:local/task:0"
+        address = server.address
+    with rt.Server({"local": [address]}, "local", 0) as server:  # a token that is found again
+        tasks.withdraw(server.address, server)
+        assert rt.probe(server.address, 30).task == "/job:local/task:0"
+
+
+@pytest.mark.usefixtures("nothing_said")
+def test_a_token_for_figures_is_not_the_token(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text("cd" * 32)
+    security = Security(path)
+    bearer = security.bearer()
+    assert bearer is not None and "cdcd" not in bearer
+    (line,) = re.findall(r"^    (printf metrics \| .*)> bearer", (ROOT / "docs/security.md").read_text(), re.M)
+    made = subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert made.stdout.strip() == bearer
+    with rt.Server(kit.addresses(local=1), "local", 0, security=security) as server:
+        with MetricsServer(server, 0, "0.0.0.0") as endpoint:
+            url = f"http://127.0.0.1:{endpoint.port}/metrics"
+
+            def ask(shown: str) -> str:
+                request = urllib.request.Request(url, headers={"Authorization": shown} if shown else {})
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return str(answer.read().decode())
+
+            assert "bellwether_started_unix_secs" in ask(f"Bearer {bearer}")
+            for shown in ("", "Bearer", f"Bearer {'cd' * 32}", f"Basic {bearer}", f"Bearer {bearer}0", "Bearer \xff"):
+                with pytest.raises(urllib.error.HTTPError) as caught:
+                    ask(shown)
+                assert caught.value.code == 401
+                caught.value.close()
+    assert told(caplog, "figures are refused to 127.0.0.1")
+
+
+# -- the end of a certificate ----------------------------------------------------------------------------------
+
+
+def test_a_server_whose_certificate_has_ended_does_not_start(tmp_path: pathlib.Path) -> None:
+    directory = certificates.make(tmp_path / "certs", begins=-7200, ends=-1)
+    with pytest.raises(rt.UnauthenticatedError, match=r"here\.pem has ended, 20.* UTC: replace it.*--renew") as caught:
+        rt.Server(kit.addresses(local=1), "local", 0, security=Security(certificates=directory))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_end_that_is_near_is_said_in_the_log_and_in_the_status(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = certificates.make(tmp_path / "certs", begins=-3600 * 24 * 200, ends=3600 * 24 * 3)
+    security = Security(certificates=directory)
+    with rt.Server(kit.addresses(local=1), "local", 0, security=security) as server:
+        tasks.withdraw(server.address, server)
+        assert eventually(lambda: bool(told(caplog, r"/job:local/task:0: the certificate .*here\.pem ends in 3 days")))
+        assert status.main([f"--target={server.address}", "--interval=0.01"]) == 0
+        assert re.search(r"certificate ends in 7[12]h\d\dm", capsys.readouterr().out)
+
+
+def test_a_client_whose_certificate_has_ended_is_told_so_by_itself(training: Training, tmp_path: pathlib.Path) -> None:
+    directory = certificates.make(tmp_path / "certs", begins=-7200, ends=-1)
+    with pytest.raises(rt.UnauthenticatedError, match="has ended"):
+        rt.probe(training.ps.address, security=Security(certificates=directory))
+
+
+# -- rotation --------------------------------------------------------------------------------------------------
+
+
+def shown_serial(port: int, directory: pathlib.Path, tmp_path: pathlib.Path) -> int:
+    """The serial number of the certificate that a new connection to a port is shown."""
+    from cryptography import x509
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(directory / "here.pem", directory / "here.key")
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock, context.wrap_socket(sock) as secure:
+        shown = secure.getpeercert(binary_form=True)
+    assert shown is not None
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
+def serial(directory: pathlib.Path) -> int:
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificate((directory / "here.pem").read_bytes()).serial_number
+
+
+ROUNDS = 10
+
+
+def test_certificates_that_are_replaced_under_training_cost_no_step(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, authority: Authority
+) -> None:
+    """The pair in each round, and halfway the CA, too: both are trusted, then the pair is of the new one."""
+    monkeypatch.setenv("BELLWETHER_FAST_PATH", "0")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    directory = certificates.make(tmp_path / "certs", authority)
+    new = Authority.make()
+    training = Training(directory)
+    serials = set()
+    try:
+        for round in range(ROUNDS):
+            signer = authority if round < ROUNDS // 2 else new
+            trusted = authority.pem()[1] + new.pem()[1] if round < ROUNDS - 1 else new.pem()[1]
+            for name, content in zip(
+                ("ca.pem", "here.key", "here.pem"), (trusted, *certificates.pair_of(signer)), strict=True
+            ):
+                fresh = tmp_path / name
+                fresh.touch(mode=0o600)
+                fresh.write_bytes(content)
+                os.replace(fresh, directory / name)
+                training.goes_on(3)  # with half of it replaced, too
+            for port in (split_address(training.ps.address)[1], training.ps.data_port, training.metrics.port):
+                assert shown_serial(port, directory, tmp_path) == serial(directory)
+            serials.add(serial(directory))
+            for lane in lanes_to(training.worker):  # they must connect again, by what the files hold now
+                lane.interrupt()
+            training.goes_on()
+            with rt.Session(training.worker.target, rt.Graph(), security=training.security):
+                pass  # a new client, and new connections of the master for it
+            assert rt.probe(training.ps.address, 30, security=training.security).task == PS
+            training.goes_on()
+        training.close()
+    finally:
+        training.stack.close()
+    assert len(serials) == ROUNDS
+
+
+def lanes_to(worker: rt.Server) -> list[Any]:
+    found = []
+    for session in list(worker.master._sessions.values()):
+        for task in session.tasks.values():
+            if isinstance(task, tasks.RemoteTask):
+                found += task.peer._all_lanes()
+    return found
