@@ -290,4 +290,9 @@ def meaning(error: BaseException) -> type[OpError]:
 def one_line(what: BaseException | str, most: int = 500) -> str:
     """A text, or that of an error, in one line of at most so many characters; an error's type when it says nothing."""
     text = what if isinstance(what, str) else str(what) if isinstance(what, Exception) else ""
-    return " ".join(text.split())[:most] or (what if isinstance(what, str) else repr(what))
+    return printable(" ".join(text.split())[:most]) or (what if isinstance(what, str) else repr(what))
+
+
+def printable(text: str) -> str:
+    """A text of others as a terminal may show it: what would move its cursor or change its colours is escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -11,7 +11,15 @@ from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.checkpoint.pacing import in_thread
 from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
-from runtime.errors import GroupLostError, MissingFeedError, SnapshotError, TakeoverError, UninitializedError, one_line
+from runtime.errors import (
+    GroupLostError,
+    MissingFeedError,
+    SnapshotError,
+    TakeoverError,
+    UninitializedError,
+    one_line,
+    printable,
+)
 from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.host_ops import host_call
@@ -53,6 +61,7 @@ __all__ = [
     "in_thread",
     "metrics",
     "one_line",
+    "printable",
     "register_state",
     "storage",
 ]

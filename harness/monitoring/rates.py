@@ -120,7 +120,7 @@ def sizes(count: float) -> str:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as text, the columns aligned, numbers to the right; the first row is the heading."""
-    columns = [_aligned(column) for column in zip(*rows, strict=True)]
+    columns = [_aligned([rt.lowlevel.printable(cell) for cell in column]) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.observe.audit import AuditLog
 from runtime.tensor_spec import Array
 
 CHUNK_BYTES = 64 << 20
@@ -102,9 +103,13 @@ class BackupHolder:
     """Holds the images of other tasks, by their names. Thread safe.
 
     Memory: one image of each, and while a new one comes in what has changed in it.
+
+    Args:
+        audit: log of the task that holds them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, audit: AuditLog | None = None) -> None:
+        self._audit = audit
         self._lock = threading.Lock()
         self._images: dict[str, BackupImage] = {}
         self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}  # process id, version, entries so far
@@ -116,9 +121,19 @@ class BackupHolder:
 
     def answer(self, header: Header, arrays: Sequence[Array]) -> tuple[Header, list[Array]]:
         """Answers one message: ``push`` (see ``Primary``) or ``take``."""
+        first = header["index"] == 0
         if header["kind"] == "take":
-            return self._take(header)
+            reply, images = self._take(header)
+            if first:
+                self._tell("backup.take", header["of"], "ok" if reply["found"] else "nothing there")
+            return reply, images
+        if first and header["hello"]:
+            self._tell("backup.begin", header["of"], "ok")
         return self._push(header, arrays), []
+
+    def _tell(self, action: str, task: str, outcome: str) -> None:
+        if self._audit is not None:
+            self._audit.write(action, peer="", what=task, outcome=outcome)
 
     def image(self, task: str) -> BackupImage | None:
         """What is kept of a task."""

@@ -58,6 +58,7 @@ METRICS: Mapping[str, str] = {
     "queue_depth_max": "calls that ran or waited at once, at the most since somebody last asked",
     "recoveries_total": "recoveries of this task's sessions after a loss",
     "recovery_seconds_total": "time that training stood still for them",
+    "refused_total": "connections and calls that were refused, as they showed no token or certificate of the cluster",
     "remote_calls": "steps that run or wait for clients elsewhere, and sessions that are being opened for them",
     "remote_sessions": "sessions of clients in other processes whose steps this task runs",
     "sessions": "sessions that are open on this task",

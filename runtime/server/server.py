@@ -26,8 +26,11 @@ from runtime.errors import InvalidArgumentError, TaskLeftError, UnavailableError
 from runtime.master import tasks
 from runtime.master.master import Master
 from runtime.master.tasks import LocalTask, RemoteTask, Task
+from runtime.observe.audit import VARIABLE as AUDIT_VARIABLE
+from runtime.observe.audit import AuditLog
 from runtime.proto import cluster_pb2
 from runtime.server import binding
+from runtime.server.audited import Audit
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
@@ -84,6 +87,8 @@ class Server:
             processes of this user find, and any other does not start.
         max_request_bytes: longest gRPC message taken, 1 to 2^31 - 1. Only clients in other processes send
             long ones: what they feed in a step, and the constants of a graph.
+        audit_log: file that the audit log is appended to (docs/security.md); by default what ``BELLWETHER_AUDIT_LOG``
+            names, else none.
 
     Raises:
         InvalidArgumentError: the job or index is not in the cluster, or its address is not usable or none of this
@@ -111,6 +116,7 @@ class Server:
         admission: bool | None = None,
         security: Security | None = None,
         max_request_bytes: int = rpc.MAX_REQUEST_BYTES,
+        audit_log: str | os.PathLike[str] | None = None,
     ) -> None:
         if isinstance(cluster, cluster_pb2.ServerDef):
             job_name = job_name or cluster.job_name or None
@@ -162,11 +168,12 @@ class Server:
         """Of the task; None without."""
         if self.certificates is not None:
             self.certificates.check()
-        refusals = Refusals(str(self.task))
+        self._audit = AuditLog(str(self.task), audit_log or os.environ.get(AUDIT_VARIABLE))
+        refusals = Refusals(str(self.task), self._audit)
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
         self._grpc = grpc.server(
             CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
-            interceptors=[] if check is None else [check],
+            interceptors=[*([] if check is None else [check]), Audit(self._audit)],
             options=rpc.server_options(max_request_bytes),
         )
         self._grpc_started = False
@@ -269,7 +276,7 @@ class Server:
 
     def _start(self) -> None:
         if self._holder:
-            self.worker.hold_backups(BackupHolder())
+            self.worker.hold_backups(BackupHolder(self._audit))
             self._start_grpc()  # the others may ask, while this task asks them, and need not wait for each other
             self._replicate(self._holder)
             self._start_tensors()
@@ -365,6 +372,7 @@ class Server:
         for left in self._tokens:
             left.close()
         self._unshare()
+        self._audit.close()
         self._stopped.set()
         self._over.set()
 

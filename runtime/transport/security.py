@@ -26,6 +26,8 @@ from absl import logging
 
 from runtime.cluster.spec import split_address
 from runtime.errors import InvalidArgumentError
+from runtime.observe.audit import AuditLog
+from runtime.observe.process_metrics import metrics
 from runtime.transport import addresses, token_files
 from runtime.transport.certificates import Certificates, certificates_in
 from runtime.transport.frames import Hello
@@ -290,10 +292,12 @@ class Refusals:
 
     Args:
         task: which refuses them.
+        audit: its log.
     """
 
-    def __init__(self, task: str) -> None:
+    def __init__(self, task: str, audit: AuditLog | None = None) -> None:
         self._task = task
+        self._audit = audit
         self._told: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -304,6 +308,7 @@ class Refusals:
             peer: its address, without a port.
             why: in words.
         """
+        metrics.add("refused_total")
         now = time.monotonic()
         with self._lock:
             if now - self._told.get(peer, -_TELL_AGAIN_SECS) < _TELL_AGAIN_SECS:
@@ -311,6 +316,8 @@ class Refusals:
             if len(self._told) >= _MOST_PEERS:
                 self._told.clear()
             self._told[peer] = now
+        if self._audit is not None:
+            self._audit.write("connect", peer=peer, what=why, outcome="refused")
         logging.warning(
             "%s refuses a client at %s: %s (said once a minute for each address)", self._task or "a server", peer, why
         )

@@ -137,3 +137,16 @@ def test_no_decision_hangs_on_the_text_of_a_message() -> None:
                     if asked.endswith(".message") or asked in ("str(error)", "str(e)", "str(cause)"):
                         found.add(str(path.relative_to(house.ROOT)))
     assert found <= OF_LIBRARIES
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a plain ünïcode line", "a plain ünïcode line"),
+        ("red \x1b[31m", "red \\x1b[31m"),
+        ("\x9b2J\u202eback", "\\x9b2J\\u202eback"),
+        ("bell\x07", "bell\\x07"),
+    ],
+)
+def test_text_of_others_moves_no_cursor(text: str, shown: str) -> None:
+    assert errors.one_line(text) == errors.printable(text) == shown

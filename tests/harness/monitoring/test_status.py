@@ -347,3 +347,7 @@ def test_the_figures_of_a_ps_with_a_backup_are_shown() -> None:
     lost = report({"backup_usable": 0.0, "backup_recoveries_total": 2.0})
     assert scalars("/job:ps/task:0", None, lost, 1.0)["backup_usable/ps_0"] == 0.0
     assert scalars("/job:ps/task:0", None, lost, 1.0)["backup_recoveries/ps_0"] == 2.0
+
+
+def test_what_tasks_say_moves_no_cursor() -> None:
+    assert "\x1b" not in table([["task", "error"], ["ps/0", "\x1b[2Jgone"]])

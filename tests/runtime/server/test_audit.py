@@ -1,0 +1,133 @@
+"""The audit log: what others had a task do, whom it refused, and nothing of what they say that could move a cursor."""
+
+import json
+import pathlib
+import stat
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import harness
+import runtime as rt
+from runtime.observe.audit import LOGGER, AuditLog
+from runtime.proto import run_record_pb2, services_pb2_grpc
+from runtime.proto import services_pb2 as pb
+from runtime.server import audited
+from runtime.transport import rpc
+from tests.runtime.kit import TARGET, addresses, servers
+
+PS = "/job:ps/task:0"
+
+
+@pytest.fixture
+def log(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A file to which all servers of the test append."""
+    path = tmp_path / "audit.jsonl"
+    monkeypatch.setenv("BELLWETHER_AUDIT_LOG", str(path))
+    return path
+
+
+def read(log: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def actions(log: pathlib.Path, task: str = PS) -> list[str]:
+    return [line["action"] for line in read(log) if line["task"] == task]
+
+
+def test_programs_checkpoints_and_resets_are_written_down(log: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    with servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default():
+        with rt.device(PS):
+            v = rt.Variable(np.zeros(3, np.float32), name="v")
+        update = v.assign_add(np.ones(3, np.float32))
+        with rt.Session(made[TARGET].target) as sess:
+            sess.run(v.initializer)
+            sess.run(update)
+            first = actions(log).count("program")
+            sess.run(update)  # known: no new program
+            assert actions(log).count("program") == first > 0
+            harness.Saver().save(sess, str(tmp_path / "model.ckpt"), 1)
+        rt.Session.reset(made[TARGET].target)
+        lines = read(log)
+        assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert {line["outcome"] for line in lines} == {"ok"}
+    told = actions(log)
+    order = [told.index(action) for action in ("program", "checkpoint.take", "checkpoint.write", "clear")]
+    assert order == sorted(order)
+    (hash_, *_) = [line["what"] for line in lines if line["action"] == "program"]
+    assert len(bytes.fromhex(hash_)) == 32
+    (where,) = {line["what"] for line in lines if line["action"] == "checkpoint.write"}
+    assert where.startswith(str(tmp_path))
+    assert all(line["peer"].startswith(("ipv4:127.", "ipv6:")) for line in lines if line["action"] == "program")
+
+
+def test_who_is_refused_is_written_down_once_a_minute(log: pathlib.Path) -> None:
+    with rt.Server(addresses(ps=1), "ps", 0) as server:
+        before = server.report().values.get("refused_total", 0)
+        for proof in ("wrong", "wrong again"):
+            with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError):
+                nonce = challenge(channel)
+                stub = services_pb2_grpc.WorkerServiceStub(channel)
+                stub.Clear(pb.ClearRequest(all=True), timeout=60, metadata=[("bellwether-proof", f"{nonce}.{proof}")])
+        assert server.report().values["refused_total"] == before + 4  # two without a proof, two with a wrong one
+    (line,) = read(log)
+    assert (line["action"], line["outcome"], line["task"]) == ("connect", "refused", PS)
+    assert "token" in line["what"]
+
+
+def challenge(channel: grpc.Channel) -> str:
+    try:
+        services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60)
+    except grpc.RpcError as error:
+        return str(dict(error.trailing_metadata())["bellwether-nonce"])  # type: ignore[attr-defined]
+    raise AssertionError("it asks for no token")
+
+
+def test_an_order_that_fails_is_written_down_with_its_code(log: pathlib.Path) -> None:
+    with rt.Server(addresses(ps=1), "ps", 0) as server, rpc.open_channel(server.address) as channel:
+        stub = services_pb2_grpc.WorkerServiceStub(channel)
+        order = run_record_pb2.RunOrder(incarnation=1, open=run_record_pb2.RunOrder.Open(logdir="/runs"))
+        with pytest.raises(grpc.RpcError):
+            stub.Run(order, timeout=60)
+        with pytest.raises(grpc.RpcError):
+            stub.Run(run_record_pb2.RunOrder(incarnation=1, inspect=run_record_pb2.RunOrder.Inspect()), timeout=60)
+    (line,) = read(log)
+    assert (line["action"], line["what"], line["outcome"]) == ("run.open", "/runs", "ABORTED")
+
+
+def test_text_of_others_moves_no_cursor_and_begins_no_line(tmp_path: pathlib.Path) -> None:
+    log = AuditLog("/job:ps/task:0", tmp_path / "log")
+    log.write("clear\x1b[2J", peer="\r\n{}", who="\x9b31m\u202e", what="a\nb" * 1000, outcome="ok")
+    log.close()
+    log.write("after", peer="", outcome="ok")  # to the logger only
+    text = (tmp_path / "log").read_text()
+    assert text.isascii() and text[:-1].isprintable() and text.endswith("\n")
+    assert len(json.loads(text)["what"]) == 500
+
+
+def test_a_handler_of_the_program_gets_the_lines_too(caplog: pytest.LogCaptureFixture) -> None:
+    LOGGER.addHandler(caplog.handler)
+    try:
+        AuditLog("/job:ps/task:0").write("clear", peer="ipv4:127.0.0.1:1", outcome="ok")
+    finally:
+        LOGGER.removeHandler(caplog.handler)
+    (record,) = caplog.records
+    assert json.loads(record.getMessage())["action"] == "clear"
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(rt.InvalidArgumentError, match=f"audit log {tmp_path}/no/log: No such file"):
+        rt.Server(addresses(ps=1), "ps", 0, audit_log=tmp_path / "no" / "log")
+
+
+def test_every_method_that_is_audited_is_there() -> None:
+    methods = {
+        f"/{service.full_name}/{method.name}"
+        for service in pb.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    assert audited.AUDITED.keys() <= methods
+    orders = {field.name for field in pb.CheckpointOrder.DESCRIPTOR.oneofs_by_name["order"].fields}
+    assert audited._ORDERS.keys() <= orders
