@@ -19,7 +19,7 @@ RANK = 64
 """How many dimensions a value may have: as many as numpy's."""
 LARGEST = (1 << 31) - 1
 """What an integer may be at most; a dimension may be larger."""
-LARGEST_DIMENSION = 1 << 40
+LARGEST_DIMENSION = 1 << 62
 """What a dimension may be at most."""
 PARTS = 1 << 12
 """How many pieces an array may be split into at once."""

@@ -7,8 +7,9 @@ values are not in it: JAX infers them here, one equation after the other, and ea
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -19,6 +20,7 @@ from runtime.errors import InvalidArgumentError, OpError, one_line
 from runtime.expressions.kinds import RANK, WORD, AttributeKind
 from runtime.expressions.table import TABLE, Row, Value
 from runtime.proto import expressions_pb2 as pb
+from runtime.proto import stage_pb2
 from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
 
 LIST_BYTES = 16 << 20
@@ -72,17 +74,19 @@ class Expressions:
     """An expression list that was read.
 
     Attributes:
+        arguments: shape and dtype of each argument.
         main: what it computes.
         constants: its constants.
         threefry_partitionable: JAX's setting of that name where the list was written.
     """
 
+    arguments: tuple[TensorSpec, ...]
     main: Computation
     constants: tuple[Array, ...]
     threefry_partitionable: bool
 
-    def __call__(self, *arguments: Value) -> list[Value]:
-        """Computes; to be traced by JAX.
+    def compute(self, *arguments: Value) -> list[Value]:
+        """Computes; to be traced by JAX, within ``jax_settings``.
 
         Raises:
             InvalidArgumentError: operands and attributes of an equation do not fit, or a value is too large.
@@ -90,12 +94,11 @@ class Expressions:
         return list(_evaluate(self.main, self.constants, arguments))
 
 
-def read_expressions(data: bytes, arguments: Sequence[TensorSpec] = ()) -> Expressions:
+def read_expressions(data: bytes) -> Expressions:
     """Reads an expression list. Nothing is traced.
 
     Args:
         data: what ``write_expressions`` made, or anything.
-        arguments: of the stage: shape and dtype of each.
 
     Raises:
         InvalidArgumentError: it is no expression list, or breaks one of the rules above; says which.
@@ -108,14 +111,13 @@ def read_expressions(data: bytes, arguments: Sequence[TensorSpec] = ()) -> Expre
         message = pb.ExpressionsDef.FromString(data)
     except DecodeError as error:
         raise InvalidArgumentError(f"not a program that this task can read: {one_line(error)}") from error
-    for spec in arguments:
-        _check_value(spec.shape, 0 if spec.is_string else spec.dtype.itemsize, "an argument")
+    arguments = tuple(_spec(spec, "an argument") for spec in message.arguments)
     constants = tuple(_constant(c) for c in message.constants)
     reading = _Reading(len(constants))
     main = reading.computation(message.main, 0, 1)
     if main.arguments != len(arguments):
-        raise InvalidArgumentError(f"the program takes {main.arguments} arguments, its stage has {len(arguments)}")
-    return Expressions(main, constants, message.threefry_partitionable)
+        raise InvalidArgumentError(f"the program takes {main.arguments} arguments and describes {len(arguments)}")
+    return Expressions(arguments, main, constants, message.threefry_partitionable)
 
 
 class _Reading:
@@ -214,12 +216,17 @@ def _check_window(name: str, attributes: Mapping[str, Value]) -> None:
         raise InvalidArgumentError(f"the window of {name!r} has more than {WINDOW_ELEMENTS:,} elements")
 
 
+def _spec(message: stage_pb2.TensorSpecDef, of: str) -> TensorSpec:
+    spec = TensorSpec(tuple(message.shape), canonical_dtype(message.dtype))
+    if spec.is_string:
+        raise InvalidArgumentError(f"{of} is of strings, which cannot be computed with")
+    _check_value(spec.shape, spec.dtype.itemsize, of)
+    return spec
+
+
 def _constant(message: pb.ConstantDef) -> Array:
-    dtype = canonical_dtype(message.dtype)
-    if dtype.hasobject:
-        raise InvalidArgumentError("a constant of strings cannot be computed with")
-    shape = TensorSpec(tuple(message.shape), dtype).shape
-    _check_value(shape, dtype.itemsize, "a constant")
+    spec = _spec(message.spec, "a constant")
+    shape, dtype = spec.shape, spec.dtype
     if math.prod(shape) * dtype.itemsize != len(message.data):
         raise InvalidArgumentError(f"a constant of {len(message.data):,} bytes is not {dtype}{list(shape)}")
     array: Array = np.frombuffer(message.data, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
@@ -286,9 +293,8 @@ def _function(attribute: Value, constants: Sequence[Array]) -> Value:
     return attribute
 
 
-def settings(expressions: Expressions) -> list[Callable[[], Value]]:
-    """What JAX's settings are to be while the list is traced and lowered: contexts of the process's own are not its."""
-    return [
-        lambda: jax.threefry_partitionable(expressions.threefry_partitionable),
-        lambda: jax.default_matmul_precision(None),
-    ]
+@contextlib.contextmanager
+def jax_settings(expressions: Expressions) -> Iterator[None]:
+    """JAX's settings while a list is traced and lowered: those of who wrote it, where they change what it means."""
+    with jax.threefry_partitionable(expressions.threefry_partitionable), jax.default_matmul_precision(None):
+        yield

@@ -17,7 +17,8 @@ from runtime.errors import one_line
 from runtime.expressions.kinds import Parameter
 from runtime.expressions.table import IDENTITIES, INLINED, TABLE
 from runtime.proto import expressions_pb2 as pb
-from runtime.tensor_spec import Array, canonical_dtype, dtype_name
+from runtime.proto import stage_pb2
+from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 
 Operand = int
 """How an equation refers to a value: from 0 on those of its computation, below 0 constants."""
@@ -41,7 +42,10 @@ def write_expressions(jaxpr: ClosedJaxpr) -> bytes:
     writer = _Writer()
     main = writer.computation(jaxpr)
     partitionable: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
-    made = pb.ExpressionsDef(constants=writer.constants, main=main, threefry_partitionable=partitionable)
+    arguments = [_spec(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
+    made = pb.ExpressionsDef(
+        arguments=arguments, constants=writer.constants, main=main, threefry_partitionable=partitionable
+    )
     return made.SerializeToString(deterministic=True)
 
 
@@ -58,11 +62,10 @@ class _Writer:
         return pb.ComputationDef(arguments=len(closed.jaxpr.invars), equations=body.equations, results=results)
 
     def constant(self, array: Array) -> Operand:
-        name = dtype_name(canonical_dtype(array.dtype))
         data = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        key = (name, array.shape, data)
+        key = (array.dtype.name, array.shape, data)
         if key not in self._known:
-            self.constants.append(pb.ConstantDef(dtype=name, shape=array.shape, data=data))
+            self.constants.append(pb.ConstantDef(spec=_spec(array.shape, array.dtype), data=data))
             self._known[key] = -len(self.constants)
         return self._known[key]
 
@@ -166,6 +169,10 @@ class _Body:
             shape = {"shape": array.shape, "broadcast_dimensions": ()}
             return self._add("broadcast_in_dim", [number], shape, 1)[0]
         return self._writer.constant(array)
+
+
+def _spec(shape: Sequence[int], dtype: DType) -> stage_pb2.TensorSpecDef:
+    return stage_pb2.TensorSpecDef(shape=shape, dtype=dtype_name(canonical_dtype(dtype)))
 
 
 def _is_uniform(array: Array) -> bool:

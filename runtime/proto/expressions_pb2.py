@@ -22,27 +22,28 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from runtime.proto import stage_pb2 as runtime_dot_proto_dot_stage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fruntime/proto/expressions.proto\x12\nbellwether\"\x86\x01\n\x0e\x45xpressionsDef\x12*\n\tconstants\x18\x01 \x03(\x0b\x32\x17.bellwether.ConstantDef\x12(\n\x04main\x18\x02 \x01(\x0b\x32\x1a.bellwether.ComputationDef\x12\x1e\n\x16threefry_partitionable\x18\x03 \x01(\x08\"9\n\x0b\x43onstantDef\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"`\n\x0e\x43omputationDef\x12\x11\n\targuments\x18\x01 \x01(\x05\x12*\n\tequations\x18\x02 \x03(\x0b\x32\x17.bellwether.EquationDef\x12\x0f\n\x07results\x18\x03 \x03(\x11\"q\n\x0b\x45quationDef\x12\x11\n\toperation\x18\x01 \x01(\t\x12\x10\n\x08operands\x18\x02 \x03(\x11\x12,\n\nattributes\x18\x03 \x03(\x0b\x32\x18.bellwether.AttributeDef\x12\x0f\n\x07results\x18\x04 \x01(\x05\"\xcc\x01\n\x0c\x41ttributeDef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x07integer\x18\x02 \x01(\x12H\x00\x12\x0e\n\x04\x66lag\x18\x03 \x01(\x08H\x00\x12\x10\n\x06number\x18\x04 \x01(\x01H\x00\x12\x0e\n\x04word\x18\x05 \x01(\tH\x00\x12+\n\x08integers\x18\x06 \x01(\x0b\x32\x17.bellwether.IntegersDefH\x00\x12\x33\n\x0c\x63omputations\x18\x07 \x01(\x0b\x32\x1b.bellwether.ComputationsDefH\x00\x42\x07\n\x05value\"\x1d\n\x0bIntegersDef\x12\x0e\n\x06values\x18\x01 \x03(\x12\"=\n\x0f\x43omputationsDef\x12*\n\x06values\x18\x01 \x03(\x0b\x32\x1a.bellwether.ComputationDefb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fruntime/proto/expressions.proto\x12\nbellwether\x1a\x19runtime/proto/stage.proto\"\xb4\x01\n\x0e\x45xpressionsDef\x12,\n\targuments\x18\x01 \x03(\x0b\x32\x19.bellwether.TensorSpecDef\x12*\n\tconstants\x18\x02 \x03(\x0b\x32\x17.bellwether.ConstantDef\x12(\n\x04main\x18\x03 \x01(\x0b\x32\x1a.bellwether.ComputationDef\x12\x1e\n\x16threefry_partitionable\x18\x04 \x01(\x08\"D\n\x0b\x43onstantDef\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.bellwether.TensorSpecDef\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"`\n\x0e\x43omputationDef\x12\x11\n\targuments\x18\x01 \x01(\x05\x12*\n\tequations\x18\x02 \x03(\x0b\x32\x17.bellwether.EquationDef\x12\x0f\n\x07results\x18\x03 \x03(\x11\"q\n\x0b\x45quationDef\x12\x11\n\toperation\x18\x01 \x01(\t\x12\x10\n\x08operands\x18\x02 \x03(\x11\x12,\n\nattributes\x18\x03 \x03(\x0b\x32\x18.bellwether.AttributeDef\x12\x0f\n\x07results\x18\x04 \x01(\x05\"\xcc\x01\n\x0c\x41ttributeDef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x07integer\x18\x02 \x01(\x12H\x00\x12\x0e\n\x04\x66lag\x18\x03 \x01(\x08H\x00\x12\x10\n\x06number\x18\x04 \x01(\x01H\x00\x12\x0e\n\x04word\x18\x05 \x01(\tH\x00\x12+\n\x08integers\x18\x06 \x01(\x0b\x32\x17.bellwether.IntegersDefH\x00\x12\x33\n\x0c\x63omputations\x18\x07 \x01(\x0b\x32\x1b.bellwether.ComputationsDefH\x00\x42\x07\n\x05value\"\x1d\n\x0bIntegersDef\x12\x0e\n\x06values\x18\x01 \x03(\x12\"=\n\x0f\x43omputationsDef\x12*\n\x06values\x18\x01 \x03(\x0b\x32\x1a.bellwether.ComputationDefb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'runtime.proto.expressions_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXPRESSIONSDEF']._serialized_start=48
-  _globals['_EXPRESSIONSDEF']._serialized_end=182
-  _globals['_CONSTANTDEF']._serialized_start=184
-  _globals['_CONSTANTDEF']._serialized_end=241
-  _globals['_COMPUTATIONDEF']._serialized_start=243
-  _globals['_COMPUTATIONDEF']._serialized_end=339
-  _globals['_EQUATIONDEF']._serialized_start=341
-  _globals['_EQUATIONDEF']._serialized_end=454
-  _globals['_ATTRIBUTEDEF']._serialized_start=457
-  _globals['_ATTRIBUTEDEF']._serialized_end=661
-  _globals['_INTEGERSDEF']._serialized_start=663
-  _globals['_INTEGERSDEF']._serialized_end=692
-  _globals['_COMPUTATIONSDEF']._serialized_start=694
-  _globals['_COMPUTATIONSDEF']._serialized_end=755
+  _globals['_EXPRESSIONSDEF']._serialized_start=75
+  _globals['_EXPRESSIONSDEF']._serialized_end=255
+  _globals['_CONSTANTDEF']._serialized_start=257
+  _globals['_CONSTANTDEF']._serialized_end=325
+  _globals['_COMPUTATIONDEF']._serialized_start=327
+  _globals['_COMPUTATIONDEF']._serialized_end=423
+  _globals['_EQUATIONDEF']._serialized_start=425
+  _globals['_EQUATIONDEF']._serialized_end=538
+  _globals['_ATTRIBUTEDEF']._serialized_start=541
+  _globals['_ATTRIBUTEDEF']._serialized_end=745
+  _globals['_INTEGERSDEF']._serialized_start=747
+  _globals['_INTEGERSDEF']._serialized_end=776
+  _globals['_COMPUTATIONSDEF']._serialized_start=778
+  _globals['_COMPUTATIONSDEF']._serialized_end=839
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from runtime.proto import stage_pb2 as _stage_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -22,11 +23,16 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class ExpressionsDef(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
     CONSTANTS_FIELD_NUMBER: _builtins.int
     MAIN_FIELD_NUMBER: _builtins.int
     THREEFRY_PARTITIONABLE_FIELD_NUMBER: _builtins.int
     threefry_partitionable: _builtins.bool
     """which random numbers JAX's default generator gives for a key"""
+    @_builtins.property
+    def arguments(self) -> _containers.RepeatedCompositeFieldContainer[_stage_pb2.TensorSpecDef]:
+        """of main; the shapes of all other values follow from them"""
+
     @_builtins.property
     def constants(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConstantDef]: ...
     @_builtins.property
@@ -34,13 +40,14 @@ class ExpressionsDef(_message.Message):
     def __init__(
         self,
         *,
+        arguments: _abc.Iterable[_stage_pb2.TensorSpecDef] | None = ...,
         constants: _abc.Iterable[Global___ConstantDef] | None = ...,
         main: Global___ComputationDef | None = ...,
         threefry_partitionable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["main", b"main"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "main", b"main", "threefry_partitionable", b"threefry_partitionable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "constants", b"constants", "main", b"main", "threefry_partitionable", b"threefry_partitionable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -50,24 +57,21 @@ Global___ExpressionsDef: _TypeAlias = ExpressionsDef  # noqa: Y015
 class ConstantDef(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    DTYPE_FIELD_NUMBER: _builtins.int
-    SHAPE_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
-    dtype: _builtins.str
     data: _builtins.bytes
     """row-major, little-endian"""
     @_builtins.property
-    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def spec(self) -> _stage_pb2.TensorSpecDef: ...
     def __init__(
         self,
         *,
-        dtype: _builtins.str = ...,
-        shape: _abc.Iterable[_builtins.int] | None = ...,
+        spec: _stage_pb2.TensorSpecDef | None = ...,
         data: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
