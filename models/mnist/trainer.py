@@ -94,6 +94,7 @@ def make_server(config: Config) -> rt.Server:
         ps_backups=config.ps_backups if config.job_name == "ps" else 0,
         ps_backups_lag=0 if config.ps_backups_sync else config.ps_backups_lag,
         checkpoint_root=config.checkpoint_root,
+        programs=config.ps_programs,
     )
 
 

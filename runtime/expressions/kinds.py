@@ -167,6 +167,12 @@ def _fill_value(word: str) -> Parameter:
         return float.fromhex(word)
 
 
+def _only(values: Sequence[Parameter]) -> Parameter:
+    if len(values) != 1:
+        raise ValueError(f"{len(values)} computations where one computation is needed")
+    return values[0]
+
+
 def _flag(value: Parameter) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{value!r} is neither true nor false")
@@ -187,7 +193,7 @@ DTYPE = AttributeKind("word", lambda value: dtype_name(canonical_dtype(value)), 
 """The dtype of an array of numbers."""
 FILL = AttributeKind("word", _fill_word, _fill_value)
 """A number as what is missing in an array."""
-COMPUTATION = AttributeKind("computations", lambda value: (value,), lambda values: values[0])
+COMPUTATION = AttributeKind("computations", lambda value: (value,), _only)
 """A computation inside an operation. What is written and read are jaxprs and ``Computation``s."""
 COMPUTATIONS = AttributeKind("computations", tuple, tuple)
 """Several computations."""

@@ -29,8 +29,8 @@ EQUATIONS = 50_000
 """How many equations a list may have; those of a loop that is unrolled count as often as it is."""
 VALUES = 1 << 18
 """How many values a list may have."""
-DEPTH = 24
-"""How deep loops and branches may lie in each other."""
+DEPTH = 20
+"""How deep loops and branches may lie in each other: as messages do, four for each, of which protobuf reads 100."""
 VALUE_BYTES = 16 << 30
 """How large one value may be; a larger variable is partitioned."""
 TRIPS = 1 << 40
@@ -197,7 +197,10 @@ class _Reading:
                 raise InvalidArgumentError(f"attribute {key!r} of {name!r} is no computation")
             read = [self._computation(one, depth + 1, trips) for one in given[key].computations.values]
             cost += times * sum(own for _, own in read)
-            attributes[key] = kind.read([one for one, _ in read])
+            try:
+                attributes[key] = kind.read([one for one, _ in read])
+            except ValueError as error:
+                raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {one_line(error)}") from None
         return Equation(name, row, operands, attributes, message.results), cost
 
 

@@ -32,6 +32,7 @@ from runtime.expressions.kinds import (
     FILL,
     FLAG,
     LARGEST,
+    LARGEST_DIMENSION,
     NUMBER,
     PARTS,
     SHAPE,
@@ -409,7 +410,7 @@ def _control() -> dict[str, Row]:
             _scan,
             {
                 "jaxpr": COMPUTATION,
-                "length": COUNT,
+                "length": integer(0, LARGEST_DIMENSION),
                 "reverse": FLAG,
                 "unroll": integer(1, LARGEST),
                 "num_consts": COUNT,

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax import export
 
+from runtime.expressions.reader import read_expressions
 from runtime.expressions.writer import write_expressions
 from runtime.graph.op_kinds import ArrayFn
 from runtime.graph.tracing import aval, trace
@@ -51,10 +52,13 @@ def write_program(run: ArrayFn, arguments: Sequence[TensorSpec]) -> Program:
 
     Raises:
         NotInTableError: something in it is not in the table of operations; names it.
+        InvalidArgumentError: it breaks one of the rules of ``runtime.expressions.reader``; says which.
     """
     jaxpr = trace(run, [aval(s.shape, s.dtype) for s in arguments], True)
     results = tuple(TensorSpec(a.shape, np.dtype(a.dtype)) for a in jaxpr.out_avals)
-    return Program(write_expressions(jaxpr), tuple(arguments), results, ProgramForm.EXPRESSIONS)
+    data = write_expressions(jaxpr)
+    read_expressions(data)  # what is too large or too deep for any task is told here, before it is sent
+    return Program(data, tuple(arguments), results, ProgramForm.EXPRESSIONS)
 
 
 @contextlib.contextmanager
