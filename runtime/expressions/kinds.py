@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.tensor_spec import canonical_dtype, dtype_name
+from runtime.tensor_spec import DType, canonical_dtype, dtype_name
 
 Parameter: TypeAlias = Any
 """A parameter of a primitive: of whatever type JAX gives it; what is sent of it, too."""
@@ -42,6 +42,13 @@ class AttributeKind:
     write: Callable[[Parameter], Parameter]
     read: Callable[[Parameter], Parameter]
     optional: bool = False
+
+
+def is_narrow(dtype: DType) -> bool:
+    """Whether elements have less than a byte. XLA ends the process at some constants of such dtypes, JAX's own too."""
+    if dtype.kind == "b" or dtype.itemsize > 1 or dtype.name in ("int8", "uint8") or dtype.name.startswith("float8"):
+        return False
+    return True
 
 
 def optional(kind: AttributeKind) -> AttributeKind:

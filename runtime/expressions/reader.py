@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from runtime.errors import InvalidArgumentError, OpError, one_line
-from runtime.expressions.kinds import RANK, WORD, AttributeKind
+from runtime.expressions.kinds import RANK, WORD, AttributeKind, is_narrow
 from runtime.expressions.table import TABLE, Row, Value
 from runtime.proto import expressions_pb2 as pb
 from runtime.proto import stage_pb2
@@ -229,14 +229,16 @@ def _spec(message: stage_pb2.TensorSpecDef, of: str) -> TensorSpec:
 
 def _constant(message: pb.ConstantDef) -> Array:
     spec = _spec(message.spec, "a constant")
+    if is_narrow(spec.dtype):
+        raise InvalidArgumentError(
+            f"a constant is of {spec.dtype}, whose elements have less than a byte: convert a wider one"
+        )
     shape, dtype = spec.shape, spec.dtype
     if math.prod(shape) * dtype.itemsize != len(message.data):
         raise InvalidArgumentError(f"a constant of {len(message.data):,} bytes is not {dtype}{list(shape)}")
     array: Array = np.frombuffer(message.data, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
-    if dtype.kind == "b" or dtype.itemsize == 1 and dtype.kind == "V":  # some bytes are no element of these
-        whole = array.astype(np.float32).astype(dtype)
-        if whole.tobytes() != array.tobytes() and not np.isnan(array.astype(np.float32)).any():
-            raise InvalidArgumentError(f"the bytes of a constant are not of {dtype}")
+    if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+        raise InvalidArgumentError(f"the bytes of a constant are not of {dtype}")
     return array
 
 

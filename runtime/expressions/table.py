@@ -342,7 +342,10 @@ def _shapes() -> dict[str, Row]:
             for how in ("-add", "-max", "-min", "-mul", "-sub")
         },
         "iota": Row(lax.broadcasted_iota, {"dtype": DTYPE, "shape": SHAPE, "dimension": AXIS}),
-        "empty": Row(lambda shape, dtype: lax.full(shape, 0, dtype), {"shape": SHAPE, "dtype": DTYPE}),
+        "empty": Row(
+            lambda shape, dtype: lax.convert_element_type(lax.full(shape, False), dtype),
+            {"shape": SHAPE, "dtype": DTYPE},
+        ),
         "convert_element_type": Row(lax.convert_element_type, {"new_dtype": DTYPE}, frozenset({"weak_type"})),
         "bitcast_convert_type": Row(lax.bitcast_convert_type, {"new_dtype": DTYPE}),
         "reduce_precision": Row(

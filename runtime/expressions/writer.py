@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from runtime.errors import one_line
-from runtime.expressions.kinds import Parameter
+from runtime.expressions.kinds import Parameter, is_narrow
 from runtime.expressions.table import IDENTITIES, INLINED, TABLE
 from runtime.proto import expressions_pb2 as pb
 from runtime.proto import stage_pb2
@@ -164,6 +164,10 @@ class _Body:
             data = self._constant(jax.random.key_data(value))
             return self._add("random_wrap", [data], {"impl": jax.random.key_impl(value)}, 1)[0]
         array = np.asarray(value)
+        if is_narrow(array.dtype):
+            return self._add(
+                "convert_element_type", [self._constant(array.astype(np.float32))], {"new_dtype": array.dtype}, 1
+            )[0]
         if array.ndim and array.size and _is_uniform(array):
             number = self._writer.constant(array.reshape(-1)[0])
             shape = {"shape": array.shape, "broadcast_dimensions": ()}

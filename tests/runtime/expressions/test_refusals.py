@@ -157,7 +157,7 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
     "a constant that says that it is huge": (lambda: changed(constant("int8", [1 << 40], b"")), "are allowed"),
     "a constant of strings": (lambda: changed(constant("string", [1], b"a")), "is of strings"),
     "a truth value that is neither": (lambda: changed(constant("bool", [1], b"\x02")), "are not of bool"),
-    "four bits that are eight": (lambda: changed(constant("int4", [1], b"\x7f")), "are not of int4"),
+    "four bits that are eight": (lambda: changed(constant("int4", [1], b"\x7f")), "less than a byte"),
     "an attribute that is missing": (
         lambda: changed(lambda m: m.main.equations[-1].attributes.pop(), broadcast(3)),
         "'broadcast_in_dim' needs the attribute",

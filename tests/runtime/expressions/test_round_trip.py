@@ -14,6 +14,7 @@ from runtime.expressions.reader import jax_settings, read_expressions
 from runtime.expressions.table import TABLE
 from runtime.expressions.writer import NotInTableError, write_expressions
 from runtime.proto import expressions_pb2 as pb
+from runtime.tensor_spec import NUMERIC_DTYPES
 from tests.runtime.expressions.samples import SAMPLES, Fn
 
 A = np.random.default_rng(0).uniform(0.1, 0.9, (4, 4)).astype(np.float32)
@@ -86,9 +87,19 @@ def test_an_array_of_equal_elements_is_one_number() -> None:
     check(lambda a: values / a[0, 0], A)
 
 
+@pytest.mark.parametrize(
+    "name", ["bool", "int4", "uint4", "bfloat16", "float8_e4m3fn", "complex128", "uint64", "float16"]
+)
+def test_constants_of_every_kind_of_dtype(name: str) -> None:
+    """Among them some at which XLA ends the process when JAX makes constants of them."""
+    values = np.array([0, 1, 2, 3, 1], np.float32).astype(NUMERIC_DTYPES[name])
+    (found,) = computed(written(lambda a: values, A), A)
+    assert same_bits(found, values)
+
+
 def test_random_numbers_are_those_of_the_writer_s_settings() -> None:
     def fn(a: Any) -> Any:
-        return jax.random.normal(jax.random.key(1), (3, 5)) + a[0, 0]
+        return jax.random.normal(jax.random.key(1), (3, 5), jnp.float32) + a[0, 0]
 
     data = {}
     for partitionable in (False, True):
