@@ -234,7 +234,7 @@ def _elementwise() -> dict[str, Row]:
         abs acos acosh add asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj cos cosh
         digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag is_finite le
         lgamma log log1p logistic lt max min mul mulhi ne neg nextafter optimization_barrier polygamma population_count
-        pow random_gamma_grad real rem rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin
+        pow real rem rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin
         sinh sqrt square sub tan tanh zeta
     """.split()
     made = {name: Row(getattr(lax, name)) for name in names if hasattr(lax, name)}  # an older JAX lacks mulhi

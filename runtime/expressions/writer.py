@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from runtime.errors import one_line
 from runtime.expressions.kinds import Parameter, is_narrow
-from runtime.expressions.table import IDENTITIES, INLINED, TABLE
+from runtime.expressions.table import GENERATORS, IDENTITIES, INLINED, TABLE
 from runtime.proto import expressions_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
@@ -162,7 +162,7 @@ class _Body:
     def _constant(self, value: Parameter) -> Operand:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             data = self._constant(jax.random.key_data(value))
-            return self._add("random_wrap", [data], {"impl": jax.random.key_impl(value)}, 1)[0]
+            return self._add("random_wrap", [data], {"impl": GENERATORS.get(str(jax.random.key_impl(value)))}, 1)[0]
         array = np.asarray(value)
         if is_narrow(array.dtype):
             return self._add(

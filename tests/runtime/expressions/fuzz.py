@@ -236,6 +236,8 @@ def _one_child(first: int, last: int, seed: int, outcome: Outcome) -> int:
             ready, _, _ = select.select([process.stdout], [], [], max(0.0, left))
             if not ready:
                 process.kill()
+                if number < first:
+                    raise RuntimeError(f"the child did not come to its first program in {START_SECS} s")
                 outcome.slow.append(number)
                 return number + 1
             got = os.read(process.stdout.fileno(), 1 << 16)
@@ -251,6 +253,8 @@ def _one_child(first: int, last: int, seed: int, outcome: Outcome) -> int:
                 else:
                     outcome.counts[line.decode()] = outcome.counts.get(line.decode(), 0) + 1
         if process.wait() != 0:
+            if number < first:
+                raise RuntimeError("the child ended before its first program")
             outcome.crashed.append((number, process.returncode))
     return number + 1
 
