@@ -246,13 +246,12 @@ class Worker:
     def _verify(self, stage: Stage, program: Program) -> None:
         if program.form is ProgramForm.EXPRESSIONS:
             return  # the compiler reads it by the rules of runtime.expressions.reader
-        if self.programs is not ProgramForm.STABLEHLO:
-            raise InvalidArgumentError(
-                "it takes programs of other processes as expression lists only; --ps_programs=stablehlo "
-                "(Server(programs=), BELLWETHER_PS_PROGRAMS) lets modules of StableHLO in",
-                task=self.task,
-            )
         try:
+            if self.programs is not ProgramForm.STABLEHLO:
+                raise InvalidArgumentError(
+                    "this task takes programs of other processes as expression lists only; --ps_programs=stablehlo "
+                    "(Server(programs=), BELLWETHER_PS_PROGRAMS) lets modules of StableHLO in"
+                )
             program_verifier.verify_program(program, program_verifier.VALUE_BYTES)
         except InvalidArgumentError as error:
             names = ", ".join(stage.operations[:20])

@@ -79,18 +79,20 @@ def mutate(message: pb.ExpressionsDef, chance: random.Random, others: list[bytes
     if not body.equations or chance.random() < 0.1:
         _mutate_frame(message, body, chance)
         return
-    equation = chance.choice(body.equations)
-    match chance.randrange(9):
+    index = chance.randrange(len(body.equations))
+    equation = body.equations[index]
+    match chance.randrange(9 if chance.random() < 0.2 else 7):
         case 0:
-            equation.operation = chance.choice(list(TABLE))
+            like = [name for name, row in TABLE.items() if set(row.attributes) == {a.name for a in equation.attributes}]
+            equation.operation = chance.choice(like or list(TABLE))
         case 1 if equation.operands:
             at = chance.randrange(len(equation.operands))
-            equation.operands[at] = chance.randrange(-len(message.constants) - 1, body.arguments + len(body.equations))
-        case 2 if equation.operands:
+            equation.operands[at] = chance.randrange(-len(message.constants), body.arguments + index + 1)
+        case 2 if equation.operands and chance.random() < 0.2:
             equation.operands.pop(chance.randrange(len(equation.operands)))
-        case 3:
+        case 3 if chance.random() < 0.2:
             equation.operands.append(chance.randrange(-len(message.constants), max(1, body.arguments)))
-        case 4 | 5 | 6 if equation.attributes:
+        case 2 | 3 | 4 | 5 | 6 if equation.attributes:
             _mutate_attribute(chance.choice(equation.attributes), chance)
         case 7:
             other = pb.ExpressionsDef.FromString(chance.choice(others))
@@ -99,7 +101,7 @@ def mutate(message: pb.ExpressionsDef, chance: random.Random, others: list[bytes
             del equation.attributes[:]
             equation.attributes.extend(taken.attributes)
             equation.results = taken.results
-        case _:
+        case 8:
             equation.results = max(0, equation.results + chance.choice((-1, 1)))
 
 
@@ -131,9 +133,9 @@ def _mutate_attribute(attribute: pb.AttributeDef, chance: random.Random) -> None
             case 1:
                 values.append(chance.choice(NUMBERS))
             case 2:
-                values[at] += chance.choice((-1, 1))
-            case _:
                 values[at] = chance.choice(NUMBERS)
+            case _:
+                values[at] += chance.choice((-1, 1))
     elif kind == "integer":
         attribute.integer = chance.choice((attribute.integer + 1, attribute.integer - 1, chance.choice(NUMBERS)))
     elif kind == "flag":

@@ -68,7 +68,6 @@ def _elementwise() -> dict[str, Fn]:
         "optimization_barrier": lambda a: lax.optimization_barrier((a, a + 1)),
         "polygamma": lambda a: lax.polygamma(jnp.ones_like(a), a),
         "population_count": lambda a: lax.population_count(whole(a)),
-        "gradient of random_gamma": lambda a: lax.random_gamma_grad(a, a.T),
         "regularized_incomplete_beta": lambda a: jax.scipy.special.betainc(a, a.T, a),
         "round": lambda a: [lax.round(a * 3, method) for method in lax.RoundingMethod],
         "select_n": lambda a: lax.select_n(a > 0.5, a, -a),

@@ -140,10 +140,14 @@ def test_effects_do_not_leave_the_process() -> None:
 
 # -- random functions ------------------------------------------------------------------------------------------------
 
-STEPS = [name for name, fn in SAMPLES.items() if not re.search("binomial|poisson|random_gamma|bessel|igamma", name)]
+STEPS = [
+    name
+    for name, fn in SAMPLES.items()
+    if not re.search("binomial|poisson|gamma|bessel|beta|polygamma|zeta|digamma", name)
+]
 
 
-@hypothesis.given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
+@hypothesis.given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
 def test_random_functions_over_the_table(names: list[str], seed: int) -> None:
     """Each sample is applied to what those before it gave, brought back into the range of a 4 x 4 array."""
 
