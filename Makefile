@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole test test-unit test-rest test-all test-lowest chaos endings bench bench-quick bench-setup lint format tf1-oracle proto docs lock audit tensorboard clean
+.PHONY: help setup mnist cartpole test test-unit test-rest test-all test-lowest chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -69,6 +69,9 @@ chaos: $(STAMP) ## Train MNIST under random kills, freezes and cuts, and add up;
 
 endings: $(STAMP) ## Random histories of how runs end, with kills and freezes; RUNS=50, SEED=1 for one again.
 	$(BIN)/python -m benchmarks.endings
+
+fuzz: $(STAMP) ## Mutated programs of other processes, let in or refused, never the end of a task; PROGRAMS=1000, SEED=1.
+	$(BIN)/python -m tests.runtime.expressions.fuzz $(or $(PROGRAMS),100000) $(or $(SEED),0)
 
 bench: $(STAMP) $(PEERS_STAMP) ## Steps per second beside TensorFlow, PyTorch and plain JAX; writes benchmarks/results.
 	$(BIN)/python -m benchmarks.table

@@ -48,7 +48,7 @@ PARTS = {
     "open session": "session",
     "cluster ready": "meeting the other tasks",
     "plan": "plan: prune, place, trace, cut",
-    "export": "plan: export as StableHLO",
+    "export": "plan: programs made",
     "register on the ps": "stages registered and compiled on the ps",
     "compile": "stages compiled on the worker",
     "run": "steps run: initial values, first step",

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 from absl import logging
@@ -26,7 +27,7 @@ from runtime.master.run_orders import holders, send_run_order
 from runtime.master.tasks import LocalTask, RemoteTask, Task, find_local, join
 from runtime.observe.trace import merge as merge_stats
 from runtime.observe.trace import step_stats
-from runtime.plan.place import Device
+from runtime.plan.place import Device, ProgramForm
 from runtime.plan.plan import COMPUTE, Plan
 from runtime.proto import run_record_pb2, services_pb2, step_stats_pb2
 from runtime.state.cancellation import Cancellation
@@ -94,12 +95,18 @@ class MasterSession:
             waited_secs=waited_secs,
             security=security,
         )
-        self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in task.devices)
+        self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in self._devices(task))
         self.value_ids = {name: _value_id(task) for name, task in self.tasks.items()}
         self._worker = worker
         self._traced_steps = threading.Lock()
         self._times = worker.counters.begin_session(self.id)
         self._trace_is_clean = True
+
+    def _devices(self, task: Task) -> Sequence[Device]:
+        """A task's devices; programs of this process for itself are as JAX exports them."""
+        if self.foreign or not isinstance(task, LocalTask):
+            return task.devices
+        return [replace(device, programs=ProgramForm.STABLEHLO) for device in task.devices]
 
     def prepare(self, plan: Plan, traced: bool = False) -> PreparedPlan:
         """Registers the stages of a plan on their tasks.

@@ -1,4 +1,8 @@
-"""Exporting: a JAX function becomes StableHLO bytes, equal in every process that plans the same graph."""
+"""Exporting: a JAX function becomes a program, whose bytes are equal in every process that plans the same graph.
+
+For another process it becomes an expression list, for this one a module of StableHLO; and for another, too, that says
+that it takes these.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,11 @@ import jax
 import numpy as np
 from jax import export
 
+from runtime.expressions.reader import read_expressions
+from runtime.expressions.writer import write_expressions
 from runtime.graph.op_kinds import ArrayFn
-from runtime.graph.tracing import aval
+from runtime.graph.tracing import aval, trace
+from runtime.plan.place import ProgramForm
 from runtime.plan.plan import Program
 from runtime.tensor_spec import TensorSpec
 
@@ -34,6 +41,24 @@ def export_program(run: ArrayFn, arguments: Sequence[TensorSpec], platform: str)
         exported = export.export(jax.jit(run), platforms=[platform])(*(aval(s.shape, s.dtype) for s in arguments))
         blob = bytes(exported.serialize())
     return Program(blob, tuple(arguments), tuple(TensorSpec(a.shape, np.dtype(a.dtype)) for a in exported.out_avals))
+
+
+def write_program(run: ArrayFn, arguments: Sequence[TensorSpec]) -> Program:
+    """Writes ``run`` down for arguments of these specs, traced in 64-bit mode.
+
+    Args:
+        run: a JAX function of arrays giving a tuple of arrays.
+        arguments: shape and dtype of each argument.
+
+    Raises:
+        NotInTableError: something in it is not in the table of operations; names it.
+        InvalidArgumentError: it breaks one of the rules of ``runtime.expressions.reader``; says which.
+    """
+    jaxpr = trace(run, [aval(s.shape, s.dtype) for s in arguments], True)
+    results = tuple(TensorSpec(a.shape, np.dtype(a.dtype)) for a in jaxpr.out_avals)
+    data = write_expressions(jaxpr)
+    read_expressions(data)  # what is too large or too deep for any task is told here, before it is sent
+    return Program(data, tuple(arguments), results, ProgramForm.EXPRESSIONS)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Lower: the operations of a stage become one StableHLO program, or a list of host kernels."""
+"""Lower: the operations of a stage become one program, or a list of host kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from runtime.errors import InvalidArgumentError, one_line
+from runtime.expressions.writer import NotInTableError, write_expressions
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import (
     ArrayFn,
@@ -26,9 +27,9 @@ from runtime.graph.op_kinds import (
     runs_on_host,
 )
 from runtime.graph.tracing import aval, needs_64_bit, trace
-from runtime.plan.exporting import export_program
+from runtime.plan.exporting import export_program, write_program
 from runtime.plan.partition import is_write
-from runtime.plan.place import Device
+from runtime.plan.place import Device, ProgramForm
 from runtime.plan.plan import HostCall, Program, ProgramOutput, Stage, VariableOutput
 from runtime.tensor_spec import AnyArray, TensorSpec
 
@@ -206,7 +207,7 @@ def _lower_deferred(
         tuple(traced.specs[t] for t in inputs),
         tuple(ProgramOutput(place[t]) for t in outputs),
         tuple(traced.specs[t] for t in outputs),
-        _export(run, own, device, [op]),
+        _export(run, own, device, [op], traced),
         host=(call,),
         writes_state=True,
         operations=(op.name,),
@@ -242,7 +243,7 @@ def _lower_xla(
     program = None
     if writes or computed:
         arguments = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *input_specs)
-        program = _export(run, arguments, device, operations)
+        program = _export(run, arguments, device, operations, traced)
     specs = tuple(
         TensorSpec(variables[r.index].shape, variables[r.index].dtype)
         if isinstance(r, VariableOutput)
@@ -268,13 +269,32 @@ def _export(
     arguments: Sequence[TensorSpec],
     device: Device,
     operations: Sequence[Operation],
+    traced: Traced,
 ) -> Program:
     try:
+        if device.programs is ProgramForm.EXPRESSIONS:
+            return write_program(run, arguments)
         return export_program(run, arguments, device.platform)
+    except NotInTableError as error:
+        names = ", ".join(
+            op.name for op in operations if op in traced.jaxprs and not _can_be_written(traced.jaxprs[op])
+        )
+        raise InvalidArgumentError(
+            f"operations [{names}] cannot be sent to {device.name}: {one_line(error)}; place them on a device of this "
+            "process, or start that task with --ps_programs=stablehlo (Server(programs=), BELLWETHER_PS_PROGRAMS)"
+        ) from error
     except Exception as error:  # a callback in one of them, or something that this platform does not have
         names = ", ".join(op.name for op in operations)
         text = one_line(error)
         raise InvalidArgumentError(f"operations [{names}] cannot become a program for {device.name}: {text}") from error
+
+
+def _can_be_written(jaxpr: ClosedJaxpr) -> bool:
+    try:
+        write_expressions(jaxpr)
+    except NotInTableError:
+        return False
+    return True
 
 
 def _variables(operations: Sequence[Operation]) -> tuple[tuple[VariableSpec, ...], tuple[int, ...], tuple[int, ...]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from runtime.graph.op_kinds import WAITING, Attrs, VariableSpec
-from runtime.plan.place import Device
+from runtime.plan.place import Device, ProgramForm
 from runtime.tensor_spec import Array, TensorSpec
 
 PULL, COMPUTE, PUSH = 0, 1, 2
@@ -20,14 +20,16 @@ class Program:
     """One XLA program: ``(variables read, inputs) -> (variables written, outputs)``.
 
     Attributes:
-        blob: serialized ``jax.export.Exported``, no donation in it.
+        blob: an expression list (``runtime.expressions``), or a serialized ``jax.export.Exported``; no donation in it.
         arguments: shape and dtype of each argument.
         results: shape and dtype of each result.
+        form: what the blob is.
     """
 
     blob: bytes
     arguments: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
+    form: ProgramForm = ProgramForm.STABLEHLO
 
     @cached_property
     def sha256(self) -> str:

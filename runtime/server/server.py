@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -28,6 +28,7 @@ from runtime.master.master import Master
 from runtime.master.tasks import LocalTask, RemoteTask, Task
 from runtime.observe.audit import VARIABLE as AUDIT_VARIABLE
 from runtime.observe.audit import AuditLog
+from runtime.plan.place import ProgramForm
 from runtime.proto import cluster_pb2
 from runtime.server import binding
 from runtime.server.audited import Audit
@@ -60,6 +61,10 @@ _NO_ROOT = (
 )
 
 
+PROGRAMS_VARIABLE = "BELLWETHER_PS_PROGRAMS"
+"""Environment variable that says what programs of other processes are."""
+
+
 class Server:
     """Joins a cluster as one task and serves until it is stopped.
 
@@ -85,6 +90,10 @@ class Server:
         security: the certificates or the token of the cluster, or that it lets everybody in; by default what
             ``BELLWETHER_SECURITY`` says. Without either, a task that only this machine reaches draws a token that all
             processes of this user find, and any other does not start.
+        programs: what programs of other processes this task takes: "expressions", lists of operations that it makes
+            itself of ``jax.lax``; "stablehlo", modules that it verifies and compiles, which is less safe and needed for
+            what the table of operations does not have. By default what ``BELLWETHER_PS_PROGRAMS`` says, else
+            "expressions".
         max_request_bytes: longest gRPC message taken, 1 to 2^31 - 1. Only clients in other processes send
             long ones: what they feed in a step, and the constants of a graph.
         audit_log: file that the audit log is appended to (docs/security.md); by default what ``BELLWETHER_AUDIT_LOG``
@@ -115,6 +124,7 @@ class Server:
         bind: str | None = None,
         admission: bool | None = None,
         security: Security | None = None,
+        programs: str | None = None,
         max_request_bytes: int = rpc.MAX_REQUEST_BYTES,
         audit_log: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -126,6 +136,7 @@ class Server:
         spec.validate()
         self.task = _own_task(spec, job_name, task_index)
         roots = roots_of(checkpoint_root, os.environ)
+        form = _form_of(programs, os.environ)
         warm_up()  # before anybody waits: the first step after a restart comes that much sooner
         self._holder = takeover.holder(spec, self.task, ps_backups, ps_backups_lag)
         self._lag = ps_backups_lag
@@ -141,7 +152,7 @@ class Server:
         self.takeovers = 0
         """How many times this task has gone on from its backup."""
         with cpu_share.limited(spec, self.task):
-            self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer))
+            self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer), form)
         if admission is not None:
             self.worker.admission.enabled = admission
         self.worker.checkpoint_participant.roots = roots
@@ -457,6 +468,16 @@ class Server:
                     return LocalTask(name, local)
                 found = self._peers[name] = RemoteTask(name, address, self._client_id, ChannelOptions(), self.security)
             return found
+
+
+def _form_of(given: str | None, environ: Mapping[str, str]) -> ProgramForm:
+    """What programs of other processes are, by ``Server(programs=)`` or the environment."""
+    told = given or environ.get(PROGRAMS_VARIABLE) or ProgramForm.EXPRESSIONS
+    try:
+        return ProgramForm(told)
+    except ValueError:
+        where = "Server(programs=)" if given else PROGRAMS_VARIABLE
+        raise InvalidArgumentError(f"{where} is {told!r}, not {' or '.join(ProgramForm)}") from None
 
 
 def _own_task(spec: ClusterSpec, job: str | None, index: int | None) -> TaskId:

@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from runtime.errors import InvalidArgumentError, ResourceExhaustedError, meaning, one_line
+from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError, meaning, one_line
+from runtime.expressions.reader import jax_settings, read_expressions
+from runtime.plan.place import ProgramForm
 from runtime.plan.plan import Program
 from runtime.task.program_verifier import load_program
+from runtime.tensor_spec import TensorSpec
 
 Executable = Callable[..., list[jax.Array]]
 
@@ -69,7 +72,22 @@ def warm_up() -> None:
 
 
 def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Executable:
-    exported = load_program(program)
+    with contextlib.ExitStack() as settings:
+        settings.enter_context(jax.enable_x64(True))
+        if program.form is ProgramForm.EXPRESSIONS:
+            expressions = read_expressions(program.blob)
+            if expressions.arguments != program.arguments:
+                raise InvalidArgumentError("the program's arguments are not those that its stage declares")
+            settings.enter_context(jax_settings(expressions))
+            compute: Callable[..., Sequence[jax.Array]] = expressions.compute
+        else:
+            compute = load_program(program).call
+        return _compiled(compute, program, donate, device)
+
+
+def _compiled(
+    compute: Callable[..., Sequence[jax.Array]], program: Program, donate: Sequence[int], device: jax.Device
+) -> Executable:
     # Only a device other than the default one is named: naming it costs on every call.
     sharding = None if device == jax.local_devices()[0] else jax.sharding.SingleDeviceSharding(device)
     avals = [
@@ -78,13 +96,22 @@ def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Exe
     ]
 
     def run(*arguments: jax.Array) -> Sequence[jax.Array]:
-        results: Sequence[jax.Array] = exported.call(*arguments)
-        return results
+        return compute(*arguments)
 
     on_device = contextlib.nullcontext() if sharding is None else jax.default_device(device)
     try:
-        with jax.enable_x64(True), on_device:
-            return jax.jit(run, donate_argnums=tuple(donate)).lower(*avals).compile()
+        with on_device:
+            traced = jax.jit(run, donate_argnums=tuple(donate)).trace(*avals)
+            results = tuple(TensorSpec.of(result) for result in jax.tree.leaves(traced.out_info))
+            if results != program.results:
+                raise InvalidArgumentError(
+                    f"the program gives ({', '.join(map(str, results))}), its stage declares "
+                    f"({', '.join(map(str, program.results))})"
+                )
+            executable: Executable = traced.lower().compile()
+            return executable
+    except OpError:
+        raise
     except Exception as error:
         kind = ResourceExhaustedError if meaning(error) is ResourceExhaustedError else InvalidArgumentError
         raise kind(f"the program could not be compiled for {device}: {one_line(error)}") from error

@@ -116,7 +116,12 @@ class PreparedStage:
         self._handed_slots = [slot for _, slot, _ in self._handed_out]
         if stage.program is not None and device is not None:
             donate = [k for k, i in enumerate(stage.reads) if i in stage.writes]
-            self._executable = executor.compiler.executable(stage.program, donate, device)
+            try:
+                self._executable = executor.compiler.executable(stage.program, donate, device)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(
+                    f"the program of [{self._label}] is refused: {error.message}", task=self._task
+                ) from error
 
     def run(
         self, inputs: Sequence[AnyArray], client: int = 0, cancelled: Cancellation | None = None

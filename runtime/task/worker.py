@@ -28,7 +28,7 @@ from runtime.errors import (
 )
 from runtime.observe.counters import TaskCounters
 from runtime.observe.trace import Tracer
-from runtime.plan.place import Device
+from runtime.plan.place import Device, ProgramForm
 from runtime.plan.plan import Program, Stage, StageCall
 from runtime.proto import run_record_pb2
 from runtime.state.cancellation import HUNG_UP, Cancellation
@@ -56,8 +56,14 @@ _thread = threading.local()
 _ENDED_SESSIONS = 4096
 
 
-def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
-    """The devices of this process under the names that they have as devices of a task."""
+def local_devices(job: str, task: int, programs: ProgramForm = ProgramForm.EXPRESSIONS) -> dict[Device, jax.Device]:
+    """The devices of this process under the names that they have as devices of a task.
+
+    Args:
+        job: name of the job.
+        task: index of the task.
+        programs: what programs of other processes are.
+    """
     found: dict[Device, jax.Device] = {}
     # At INFO, JAX's first look at the devices tells of every platform that is not installed.
     std_logging.getLogger("jax._src.xla_bridge").setLevel(std_logging.WARNING)
@@ -68,7 +74,7 @@ def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
         for index, device in enumerate(d for d in locals_ if d.platform == kind):
             name = "GPU" if kind in ("gpu", "cuda", "rocm") else kind.upper()
             platform = device.client.platform_version and _export_platform(device)
-            found[Device(job, task, name, index, platform)] = device
+            found[Device(job, task, name, index, platform, programs)] = device
     return found
 
 
@@ -85,11 +91,15 @@ class Worker:
         job: name of the job.
         index: index of the task.
         fetch_from: fetches a tensor from another task (in-process or over the tensor channel).
+        programs: what the programs of other processes are; StableHLO lets expression lists in as well.
     """
 
-    def __init__(self, job: str, index: int, fetch_from: FetchFrom) -> None:
+    def __init__(
+        self, job: str, index: int, fetch_from: FetchFrom, programs: ProgramForm = ProgramForm.EXPRESSIONS
+    ) -> None:
         self.task = f"/job:{job}/task:{index}"
-        self.devices = local_devices(job, index)
+        self.programs = programs
+        self.devices = local_devices(job, index, programs)
         self.store = Store()
         self.rendezvous = Rendezvous()
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
@@ -184,7 +194,8 @@ class Worker:
             session: the handle is good for as long as it lives; NOBODY for a caller who holds on to the call itself.
             needs_admission: a read (``is_subject_to_admission``) that waits for the session's admission.
             handle: that it had in an earlier process of this task; 0 makes a new one.
-            foreign: another process has made it: its program is verified before it is compiled.
+            foreign: another process has made it: its program is an expression list, or is verified where this task
+                takes StableHLO.
 
         Returns:
             The registered call, or None when the program is not known here and its blob must be sent.
@@ -233,7 +244,14 @@ class Worker:
         return added
 
     def _verify(self, stage: Stage, program: Program) -> None:
+        if program.form is ProgramForm.EXPRESSIONS:
+            return  # the compiler reads it by the rules of runtime.expressions.reader
         try:
+            if self.programs is not ProgramForm.STABLEHLO:
+                raise InvalidArgumentError(
+                    "this task takes programs of other processes as expression lists only; --ps_programs=stablehlo "
+                    "(Server(programs=), BELLWETHER_PS_PROGRAMS) lets modules of StableHLO in"
+                )
             program_verifier.verify_program(program, program_verifier.VALUE_BYTES)
         except InvalidArgumentError as error:
             names = ", ".join(stage.operations[:20])

@@ -9,7 +9,7 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.op_kinds import VariableSpec
-from runtime.plan.place import Device
+from runtime.plan.place import Device, ProgramForm
 from runtime.plan.plan import (
     HostCall,
     Plan,
@@ -38,6 +38,16 @@ def unpack(data: bytes) -> list[Array]:
     return [np.array(a) for a in decode_dynamic(data)]
 
 
+_FORMS = {ProgramForm.EXPRESSIONS: pb.EXPRESSIONS, ProgramForm.STABLEHLO: pb.STABLEHLO}
+_FORM_OF = {int(number): form for form, number in _FORMS.items()}
+
+
+def _form_from(number: int) -> ProgramForm:
+    if number not in _FORM_OF:
+        raise InvalidArgumentError(f"a program of form {number}, which is not known here")
+    return _FORM_OF[number]
+
+
 def _spec_to(spec: TensorSpec) -> pb.TensorSpecDef:
     return pb.TensorSpecDef(shape=spec.shape, dtype=spec.name)
 
@@ -49,13 +59,20 @@ def _spec_from(message: pb.TensorSpecDef) -> TensorSpec:
 def device_to_proto(device: Device) -> pb.DeviceDef:
     """A device as a message."""
     return pb.DeviceDef(
-        job=device.job, task=device.task, type=device.type, index=device.index, platform=device.platform
+        job=device.job,
+        task=device.task,
+        type=device.type,
+        index=device.index,
+        platform=device.platform,
+        programs=_FORMS[device.programs],
     )
 
 
 def device_from_proto(message: pb.DeviceDef) -> Device:
     """The device that ``device_to_proto`` made a message of."""
-    return Device(message.job, message.task, message.type, message.index, message.platform)
+    return Device(
+        message.job, message.task, message.type, message.index, message.platform, _form_from(message.programs)
+    )
 
 
 def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef:
@@ -108,6 +125,7 @@ def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef
                 blob=stage.program.blob if with_blob else b"",
                 arguments=[_spec_to(s) for s in stage.program.arguments],
                 results=[_spec_to(s) for s in stage.program.results],
+                form=_FORMS[stage.program.form],
             )
         )
     return message
@@ -122,6 +140,7 @@ def call_from_proto(message: pb.StageCallDef) -> StageCall:
             m.program.blob,
             tuple(_spec_from(s) for s in m.program.arguments),
             tuple(_spec_from(s) for s in m.program.results),
+            _form_from(m.program.form),
         )
     stage = Stage(
         device=device_from_proto(m.device),

@@ -20,7 +20,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("proto",),
         ("errors", "timeouts"),
         ("tensor_spec",),
-        ("cluster",),
+        ("cluster", "expressions"),
         ("graph",),
         ("plan",),
         ("observe",),

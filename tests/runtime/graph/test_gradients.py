@@ -10,7 +10,7 @@ import pytest
 from jax import export
 
 import runtime as rt
-from runtime.plan.place import Device, Devices
+from runtime.plan.place import Device, Devices, ProgramForm
 from runtime.plan.planner import make_plan
 from runtime.tensor_spec import TensorSpec
 from tests.runtime.kit import TARGET, servers
@@ -202,7 +202,8 @@ def test_the_worker_stage_costs_what_value_and_grad_costs(op_by_op: bool) -> Non
         else:
             loss = rt.call(loss_fn, params, inputs)
         fetches = [loss, *rt.gradients(loss, params)]
-    devices = Devices((Device("ps", 0), Device("worker", 0)), ("worker", 0), ("ps", 0))
+    own = Device("worker", 0, programs=ProgramForm.STABLEHLO)
+    devices = Devices((Device("ps", 0), own), ("worker", 0), ("ps", 0))
     plan = make_plan(fetches, {inputs: TensorSpec((16, 64), np.dtype(np.float32))}, devices)
     (stage,) = [c.stage for c in plan.stages if c.stage.device.job == "worker"]
     assert stage.program is not None

@@ -1,4 +1,7 @@
-"""Programs from another process, sent to real tasks: what would harm a task is refused, and it goes on serving."""
+"""Programs from another process, sent to real tasks: what would harm a task is refused, and it goes on serving.
+
+By default a task takes none of these modules, whatever is in them. One that takes modules refuses them by its rules.
+"""
 
 import re
 from collections import Counter
@@ -24,7 +27,7 @@ from runtime.plan.plan import Program
 from runtime.task.program_verifier import DEPTH, OPERATIONS, Function, check_calls, verify_module, verify_program
 from runtime.tensor_spec import TensorSpec
 from tests.kit import processes as kit
-from tests.runtime.kit import addresses, processes
+from tests.runtime.kit import addresses, processes, serve
 
 pytestmark = pytest.mark.cluster
 
@@ -44,14 +47,27 @@ class Cluster:
 
     ps: kit.Program
     server: rt.Server
+    by_default: "Cluster | None" = None
+    """Another one, whose ps takes no modules."""
     count: int = 0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def default_cluster() -> Iterator[Cluster]:
+    """Whose ps was told nothing."""
     addresses_ = addresses(ps=1, worker=1)
     with processes(addresses_, ("ps", 0)) as (ps,), rt.Server(addresses_, "worker", 0) as server:
         yield Cluster(ps, server)
+
+
+@pytest.fixture(scope="module")
+def cluster(default_cluster: Cluster) -> Iterator[Cluster]:
+    """Whose ps takes modules."""
+    addresses_ = addresses(ps=1, worker=1)
+    with serve(addresses_, "ps", 0, env={"BELLWETHER_PS_PROGRAMS": "stablehlo"}) as ps:
+        with rt.Server(addresses_, "worker", 0) as server:
+            yield Cluster(ps, server, default_cluster)
+            ps.stop()
 
 
 def hostile(text: str, plain: Program) -> Program:
@@ -75,9 +91,16 @@ def refused_by(
     argument: tuple[int, ...] = (4, 4),
     result: tuple[int, ...] = (4, 4),
 ) -> str:
-    """Has the ps run a module in place of what the planner made; gives the error, and sees that the ps still serves."""
+    """Has a ps run a module in place of what the planner made; gives the error, and sees that the ps still serves.
 
-    def exported(run: Any, arguments: Any, platform: str) -> Program:
+    The ps that takes no modules refuses this one as it refuses all.
+    """
+    if cluster.by_default is not None:
+        assert "lists only; --ps_programs=stablehlo" in refused_by(
+            cluster.by_default, monkeypatch, text, argument, result
+        )
+
+    def exported(run: Any, arguments: Any, platform: str = "cpu") -> Program:
         plain = export_program(run, arguments, platform)
         return hostile(text, plain) if plain.results[0].shape == result and len(arguments) == 1 else plain
 
@@ -86,6 +109,7 @@ def refused_by(
         y = rt.call(lambda a: jnp.zeros(result, a.dtype) + a.ravel()[0], x, name="hostile")
     with rt.Session(cluster.server.target, config=WAIT) as session, monkeypatch.context() as patch:
         patch.setattr(lower, "export_program", exported)
+        patch.setattr(lower, "write_program", exported)
         with pytest.raises(rt.InvalidArgumentError) as caught:
             session.run(y, {x: np.ones(argument, np.float32)})
     assert "\n" not in str(caught.value)
@@ -384,6 +408,21 @@ def test_the_limit_of_a_value_can_be_given() -> None:
 # -- who is another process ------------------------------------------------------------------------------------------
 
 
+def test_what_no_list_can_hold_is_named_before_it_is_sent_and_runs_on_the_worker(default_cluster: Cluster) -> None:
+    with rt.device("/job:ps/task:0"):
+        x = rt.constant(np.array([[4.0, 2.0], [2.0, 3.0]], np.float32)) * 1.0
+        there = rt.call(jnp.linalg.cholesky, x, name="factor")
+    with rt.Session(default_cluster.server.target, config=WAIT) as session:
+        with pytest.raises(rt.InvalidArgumentError) as caught:
+            session.run(there)
+    assert str(caught.value) == (
+        "operations [factor] cannot be sent to /job:ps/replica:0/task:0/device:CPU:0: JAX's operation 'cholesky' is "
+        "not in the table of operations; place them on a device of this process, or start that task with "
+        "--ps_programs=stablehlo (Server(programs=), BELLWETHER_PS_PROGRAMS)"
+    )
+    still_serves(default_cluster)
+
+
 def test_a_custom_call_on_a_ps_is_refused_with_what_to_do_and_runs_on_the_worker(cluster: Cluster) -> None:
     matrix = np.array([[4.0, 2.0], [2.0, 3.0]], np.float32)
     with rt.device("/job:ps/task:0"):
@@ -418,8 +457,10 @@ def test_a_foreign_program_is_verified_though_this_process_has_compiled_it(clust
         verify_program(program)
 
 
-def test_what_the_planner_makes_of_programs_on_a_ps_is_let_in(cluster: Cluster) -> None:
+@pytest.mark.parametrize("takes", ["cluster", "default_cluster"])
+def test_what_the_planner_makes_of_programs_on_a_ps_is_let_in(takes: str, request: pytest.FixtureRequest) -> None:
     """Random initialisers, special functions, sorting, loops, tables and updates in place."""
+    cluster: Cluster = request.getfixturevalue(takes)
     key = lambda: jax.random.key(0)  # noqa: E731
     scipy = jax.scipy.special
     fns = [

@@ -19,19 +19,19 @@ import pytest
 
 import harness
 import runtime as rt
-from runtime.task import program_verifier
+from runtime.expressions import reader
 from runtime.task.compiler import Compiler, Executable
 from tests.kit.processes import Program
 from tests.runtime.kit import KINDS, SERVE, TARGET, addresses, servers, target_of_kind
 
 TOO_MANY = 2**43
-NO_LIMIT = "from runtime.task import program_verifier; program_verifier.VALUE_BYTES = 2**60\n"
+NO_LIMIT = "from runtime.expressions import reader; reader.VALUE_BYTES = 2**60\n"
 
 
 @pytest.fixture(autouse=True)
 def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks here take programs of any size, so that these run out of memory instead of being refused."""
-    monkeypatch.setattr(program_verifier, "VALUE_BYTES", 2**60)
+    monkeypatch.setattr(reader, "VALUE_BYTES", 2**60)
 
 
 @pytest.fixture(autouse=True)

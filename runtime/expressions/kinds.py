@@ -1,0 +1,206 @@
+"""Kinds of attributes: how a parameter of a primitive is written into an expression list, and what is read from one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from runtime.errors import InvalidArgumentError
+from runtime.tensor_spec import DType, canonical_dtype, dtype_name
+
+Parameter: TypeAlias = Any
+"""A parameter of a primitive: of whatever type JAX gives it; what is sent of it, too."""
+
+RANK = 64
+"""How many dimensions a value may have: as many as numpy's."""
+LARGEST = (1 << 31) - 1
+"""What an integer may be at most; a dimension may be larger."""
+LARGEST_DIMENSION = 1 << 62
+"""What a dimension may be at most."""
+PARTS = 1 << 12
+"""How many pieces an array may be split into at once."""
+WORD = 64
+"""How many characters a word may have."""
+
+
+@dataclass(frozen=True)
+class AttributeKind:
+    """A kind of attribute.
+
+    Attributes:
+        field: of ``AttributeDef``, that holds it.
+        write: makes what is sent of a parameter.
+        read: makes a parameter of what was received; raises ValueError when it may not be.
+        optional: whether it may be None, which is not sent.
+    """
+
+    field: str
+    write: Callable[[Parameter], Parameter]
+    read: Callable[[Parameter], Parameter]
+    optional: bool = False
+
+
+def is_narrow(dtype: DType) -> bool:
+    """Whether elements have less than a byte. XLA ends the process at some constants of such dtypes, JAX's own too."""
+    if dtype.kind == "b" or dtype.itemsize > 1 or dtype.name in ("int8", "uint8") or dtype.name.startswith("float8"):
+        return False
+    return True
+
+
+def optional(kind: AttributeKind) -> AttributeKind:
+    """The kind of attributes that may be None as well."""
+    return replace(kind, optional=True)
+
+
+def _within(value: Parameter, low: int, high: int) -> int:
+    number = int(value.__index__())
+    if not low <= number <= high:
+        raise ValueError(f"{number} is not between {low:,} and {high:,}")
+    return number
+
+
+def integer(low: int = -LARGEST, high: int = LARGEST) -> AttributeKind:
+    """An integer of a range."""
+    return AttributeKind("integer", lambda value: _within(value, low, high), lambda value: _within(value, low, high))
+
+
+def integers(low: int = -LARGEST, high: int = LARGEST, count: int = RANK) -> AttributeKind:
+    """A row of integers of a range, as a tuple."""
+
+    def checked(values: Sequence[Parameter]) -> tuple[int, ...]:
+        if len(values) > count:
+            raise ValueError(f"{len(values):,} numbers, {count:,} are allowed")
+        return tuple(_within(value, low, high) for value in values)
+
+    return AttributeKind("integers", checked, checked)
+
+
+def rows(width: int) -> AttributeKind:
+    """Rows of integers, each of the same width: ``((low, high), (low, high))``."""
+    flat = integers(count=RANK * width)
+
+    def read(values: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        numbers = flat.read(values)
+        if len(numbers) % width:
+            raise ValueError(f"{len(numbers)} numbers do not make rows of {width}")
+        return tuple(numbers[i : i + width] for i in range(0, len(numbers), width))
+
+    return AttributeKind("integers", lambda value: flat.write([n for row in value for n in row]), read)
+
+
+def groups(
+    count: int,
+    make: Callable[..., Parameter],
+    take: Callable[[Parameter], Sequence[Sequence[int]]] = lambda value: value,
+) -> AttributeKind:
+    """Several rows of axes of any length, each with its length before it: the dimension numbers of an operation.
+
+    Args:
+        count: how many rows.
+        make: makes the parameter of the rows.
+        take: gives the rows of the parameter.
+    """
+    axes = integers(0, RANK, count * (RANK + 1))
+
+    def read(values: Sequence[int]) -> Parameter:
+        numbers, found, at = axes.read(values), [], 0
+        while at < len(numbers):
+            length = numbers[at]
+            found.append(numbers[at + 1 : at + 1 + length])
+            at += 1 + length
+        if len(found) != count or at != len(numbers):
+            raise ValueError(f"its numbers do not make {count} rows")
+        return make(*found)
+
+    return AttributeKind(
+        "integers", lambda value: axes.write([n for row in take(value) for n in (len(row), *row)]), read
+    )
+
+
+def one_of(choices: Mapping[str, Parameter], name: Callable[[Parameter], str]) -> AttributeKind:
+    """One of a few words.
+
+    Args:
+        choices: what each word stands for.
+        name: the word for a parameter.
+    """
+
+    def read(word: str) -> Parameter:
+        if word not in choices:
+            raise ValueError(f"{word[:WORD]!r} is none of {', '.join(choices)}")
+        return choices[word]
+
+    def write(value: Parameter) -> str:
+        word = name(value)
+        read(word)
+        return word
+
+    return AttributeKind("word", write, read)
+
+
+def member_of(members: type[enum.Enum], leaving_out: frozenset[str] = frozenset()) -> AttributeKind:
+    """A member of an enumeration, by its name."""
+    known = {name: member for name, member in members.__members__.items() if name not in leaving_out}
+    return one_of(known, lambda value: str(value.name))
+
+
+def _dtype(word: str) -> Parameter:
+    try:
+        found = canonical_dtype(word[:WORD])
+    except InvalidArgumentError as error:
+        raise ValueError(error.message) from None
+    if found.hasobject:
+        raise ValueError("strings cannot be computed with")
+    return found
+
+
+def _fill_word(value: Parameter) -> str:
+    value = np.asarray(value)[()]
+    if isinstance(value, np.bool_):
+        return str(int(value))
+    return str(int(value)) if isinstance(value, np.integer) else float(value).hex()
+
+
+def _fill_value(word: str) -> Parameter:
+    if len(word) > WORD:
+        raise ValueError("it is too long")
+    try:
+        return _within(int(word), -(1 << 63), (1 << 64) - 1)
+    except ValueError:
+        return float.fromhex(word)
+
+
+def _only(values: Sequence[Parameter]) -> Parameter:
+    if len(values) != 1:
+        raise ValueError(f"{len(values)} computations where one computation is needed")
+    return values[0]
+
+
+def _flag(value: Parameter) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return bool(value)
+
+
+AXIS = integer(-RANK, RANK)
+"""One dimension of an array."""
+AXES = integers(-RANK, RANK)
+"""Dimensions of an array."""
+SHAPE = integers(0, LARGEST_DIMENSION)
+"""The shape of an array."""
+FLAG = AttributeKind("flag", _flag, _flag)
+"""True or false."""
+NUMBER = AttributeKind("number", float, float)
+"""A number that is not of an array."""
+DTYPE = AttributeKind("word", lambda value: dtype_name(canonical_dtype(value)), _dtype)
+"""The dtype of an array of numbers."""
+FILL = AttributeKind("word", _fill_word, _fill_value)
+"""A number as what is missing in an array."""
+COMPUTATION = AttributeKind("computations", lambda value: (value,), _only)
+"""A computation inside an operation. What is written and read are jaxprs and ``Computation``s."""
+COMPUTATIONS = AttributeKind("computations", tuple, tuple)
+"""Several computations."""

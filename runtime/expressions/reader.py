@@ -1,0 +1,305 @@
+"""Reader: an expression list of another process becomes a function of jax.lax, or is refused.
+
+Nothing of it reaches JAX before the whole list was read: its operations are rows of the table, its attributes of their
+kinds, its operands values that come before. What it may cost is limited as far as the list can tell. The shapes of its
+values are not in it: JAX infers them here, one equation after the other, and each is checked as soon as it is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from runtime.errors import InvalidArgumentError, OpError, one_line
+from runtime.expressions.kinds import RANK, WORD, AttributeKind, is_narrow
+from runtime.expressions.table import TABLE, Row, Value
+from runtime.proto import expressions_pb2 as pb
+from runtime.proto import stage_pb2
+from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
+
+LIST_BYTES = 16 << 20
+"""How large a list may be, constants and all. Large constants travel beside it, not in it."""
+EQUATIONS = 50_000
+"""How many equations a list may have; those of a loop that is unrolled count as often as it is."""
+VALUES = 1 << 18
+"""How many values a list may have."""
+DEPTH = 20
+"""How deep loops and branches may lie in each other: as messages do, four for each, of which protobuf reads 100."""
+VALUE_BYTES = 16 << 30
+"""How large one value may be; a larger variable is partitioned."""
+TRIPS = 1 << 40
+"""How often the body of a loop may run whose count of trips is known, loops around it included."""
+WINDOW_ELEMENTS = 1 << 24
+"""How many elements the window of an operation may have."""
+NUMBER_BYTES = 16
+"""What an element is taken to have that is no number: a random key."""
+
+
+@dataclass(frozen=True, eq=False)
+class Equation:
+    """An operation of the table with what it is applied to.
+
+    Attributes:
+        name: its row's.
+        row: its row.
+        operands: from 0 on values of its computation, below 0 constants.
+        attributes: by name; ``Computation``s among them.
+        results: how many it gives.
+    """
+
+    name: str
+    row: Row
+    operands: tuple[int, ...]
+    attributes: Mapping[str, Value]
+    results: int
+
+
+@dataclass(frozen=True, eq=False)
+class Computation:
+    """Equations in the order in which they are made, with arguments before and results behind them."""
+
+    arguments: int
+    equations: tuple[Equation, ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Expressions:
+    """An expression list that was read.
+
+    Attributes:
+        arguments: shape and dtype of each argument.
+        main: what it computes.
+        constants: its constants.
+        threefry_partitionable: JAX's setting of that name where the list was written.
+    """
+
+    arguments: tuple[TensorSpec, ...]
+    main: Computation
+    constants: tuple[Array, ...]
+    threefry_partitionable: bool
+
+    def compute(self, *arguments: Value) -> list[Value]:
+        """Computes; to be traced by JAX, within ``jax_settings``.
+
+        Raises:
+            InvalidArgumentError: operands and attributes of an equation do not fit, or a value is too large.
+        """
+        return list(_evaluate(self.main, self.constants, arguments))
+
+
+def read_expressions(data: bytes) -> Expressions:
+    """Reads an expression list. Nothing is traced.
+
+    Args:
+        data: what ``write_expressions`` made, or anything.
+
+    Raises:
+        InvalidArgumentError: it is no expression list, or breaks one of the rules above; says which.
+    """
+    if len(data) > LIST_BYTES:
+        raise InvalidArgumentError(
+            f"the program has {len(data):,} bytes, {LIST_BYTES:,} are allowed: feed large constants"
+        )
+    try:
+        message = pb.ExpressionsDef.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgumentError(f"not a program that this task can read: {one_line(error)}") from error
+    arguments = tuple(_spec(spec, "an argument") for spec in message.arguments)
+    constants = tuple(_constant(c) for c in message.constants)
+    reading = _Reading(len(constants))
+    main = reading.computation(message.main, 0, 1)
+    if main.arguments != len(arguments):
+        raise InvalidArgumentError(f"the program takes {main.arguments} arguments and describes {len(arguments)}")
+    return Expressions(arguments, main, constants, message.threefry_partitionable)
+
+
+class _Reading:
+    """Reads the computations of one list, and counts what they cost.
+
+    Args:
+        constants: how many constants the list has.
+    """
+
+    def __init__(self, constants: int) -> None:
+        self._constants = constants
+        self._values = 0
+
+    def computation(self, message: pb.ComputationDef, depth: int, trips: int) -> Computation:
+        found, _ = self._computation(message, depth, trips)
+        return found
+
+    def _computation(self, message: pb.ComputationDef, depth: int, trips: int) -> tuple[Computation, int]:
+        """The computation, and how many equations it counts as."""
+        if depth > DEPTH:
+            raise InvalidArgumentError(f"loops and branches lie more than {DEPTH} deep in each other")
+        if trips > TRIPS:
+            raise InvalidArgumentError(f"a loop runs more than {TRIPS:,} times")
+        values, cost, equations = self._counted(0, message.arguments), 0, []
+        for equation in message.equations:
+            made, own = self._equation(equation, values, depth, trips)
+            values = self._counted(values, made.results)
+            equations.append(made)
+            cost += own
+            if cost > EQUATIONS:
+                raise InvalidArgumentError(f"the program has more than {EQUATIONS:,} equations")
+        results = tuple(self._operand(n, values, "a result") for n in message.results)
+        self._counted(0, len(results))
+        return Computation(message.arguments, tuple(equations), results), cost
+
+    def _counted(self, values: int, more: int) -> int:
+        self._values += more
+        if more < 0 or self._values > VALUES:
+            raise InvalidArgumentError(f"the program has more than {VALUES:,} values")
+        return values + more
+
+    def _operand(self, number: int, values: int, of: str) -> int:
+        if not -self._constants <= number < values:
+            raise InvalidArgumentError(
+                f"{of} is value {number} of {values} values and {self._constants} constants that come before"
+            )
+        return number
+
+    def _equation(self, message: pb.EquationDef, values: int, depth: int, trips: int) -> tuple[Equation, int]:
+        name = message.operation
+        row = TABLE.get(name)
+        if row is None:
+            raise InvalidArgumentError(f"operation {name[:WORD]!r} is not in the table of operations")
+        operands = tuple(self._operand(n, values, f"an operand of {name!r}") for n in message.operands)
+        given: dict[str, pb.AttributeDef] = {}
+        for attribute in message.attributes:
+            if attribute.name not in row.attributes or attribute.name in given:
+                raise InvalidArgumentError(f"operation {name!r} has no attribute {attribute.name[:WORD]!r}, or twice")
+            given[attribute.name] = attribute
+        attributes: dict[str, Value] = {}
+        inner: list[tuple[str, AttributeKind]] = []
+        for key, kind in row.attributes.items():
+            if key not in given:
+                if not kind.optional:
+                    raise InvalidArgumentError(f"operation {name!r} needs the attribute {key!r}")
+                attributes[key] = None
+            elif kind.field == "computations":
+                inner.append((key, kind))
+            else:
+                attributes[key] = _attribute(name, key, kind, given[key])
+        _check_window(name, attributes)
+        times = attributes.get("unroll", 1)
+        trips *= max(1, attributes.get("length", 1))
+        cost = 1
+        for key, kind in inner:
+            if given[key].WhichOneof("value") != "computations" or not given[key].computations.values:
+                raise InvalidArgumentError(f"attribute {key!r} of {name!r} is no computation")
+            read = [self._computation(one, depth + 1, trips) for one in given[key].computations.values]
+            cost += times * sum(own for _, own in read)
+            try:
+                attributes[key] = kind.read([one for one, _ in read])
+            except ValueError as error:
+                raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {one_line(error)}") from None
+        return Equation(name, row, operands, attributes, message.results), cost
+
+
+def _attribute(name: str, key: str, kind: AttributeKind, message: pb.AttributeDef) -> Value:
+    if message.WhichOneof("value") != kind.field:
+        raise InvalidArgumentError(f"attribute {key!r} of {name!r} is no {kind.field}")
+    value = getattr(message, kind.field)
+    try:
+        return kind.read(value.values if kind.field == "integers" else value)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {one_line(error)}") from None
+
+
+def _check_window(name: str, attributes: Mapping[str, Value]) -> None:
+    if math.prod(attributes.get("window_dimensions", ())) > WINDOW_ELEMENTS:
+        raise InvalidArgumentError(f"the window of {name!r} has more than {WINDOW_ELEMENTS:,} elements")
+
+
+def _spec(message: stage_pb2.TensorSpecDef, of: str) -> TensorSpec:
+    spec = TensorSpec(tuple(message.shape), canonical_dtype(message.dtype))
+    if spec.is_string:
+        raise InvalidArgumentError(f"{of} is of strings, which cannot be computed with")
+    _check_value(spec.shape, spec.dtype.itemsize, of)
+    return spec
+
+
+def _constant(message: pb.ConstantDef) -> Array:
+    spec = _spec(message.spec, "a constant")
+    if is_narrow(spec.dtype):
+        raise InvalidArgumentError(
+            f"a constant is of {spec.dtype}, whose elements have less than a byte: convert a wider one"
+        )
+    shape, dtype = spec.shape, spec.dtype
+    if math.prod(shape) * dtype.itemsize != len(message.data):
+        raise InvalidArgumentError(f"a constant of {len(message.data):,} bytes is not {dtype}{list(shape)}")
+    array: Array = np.frombuffer(message.data, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
+    if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+        raise InvalidArgumentError(f"the bytes of a constant are not of {dtype}")
+    return array
+
+
+def _check_value(shape: Sequence[int], itemsize: int, of: str) -> None:
+    if len(shape) > RANK:
+        raise InvalidArgumentError(f"{of} has {len(shape)} dimensions, {RANK} are allowed")
+    # A dimension of zero does not excuse the others: XLA multiplies some of them alone.
+    if math.prod(max(1, n) for n in shape) * itemsize > VALUE_BYTES:
+        raise InvalidArgumentError(
+            f"{of} is larger than the {VALUE_BYTES:,} bytes that are allowed; partition a variable that is larger"
+        )
+
+
+# -- with JAX --------------------------------------------------------------------------------------------------------
+
+
+def _evaluate(computation: Computation, constants: Sequence[Array], arguments: Sequence[Value]) -> tuple[Value, ...]:
+    if len(arguments) != computation.arguments:
+        raise InvalidArgumentError(f"a computation of {computation.arguments} arguments is given {len(arguments)}")
+    values = list(arguments)
+
+    def value(number: int) -> Value:
+        return values[number] if number >= 0 else constants[-1 - number]
+
+    for equation in computation.equations:
+        operands = [value(number) for number in equation.operands]
+        attributes = {key: _function(one, constants) for key, one in equation.attributes.items()}
+        try:
+            made = equation.row.make(*operands, **attributes)
+        except OpError:
+            raise
+        except Exception as error:
+            raise InvalidArgumentError(f"operation {equation.name!r}: {one_line(error)}") from error
+        results = tuple(made) if isinstance(made, tuple | list) else (made,)
+        if len(results) != equation.results:
+            raise InvalidArgumentError(
+                f"operation {equation.name!r} gives {len(results)} results, the program says {equation.results}"
+            )
+        for result in results:
+            itemsize = getattr(result.dtype, "itemsize", 0) if isinstance(result.dtype, np.dtype) else NUMBER_BYTES
+            _check_value(result.shape, itemsize, f"a result of {equation.name!r}")
+        values.extend(results)
+    return tuple(value(number) for number in computation.results)
+
+
+def _function(attribute: Value, constants: Sequence[Array]) -> Value:
+    """Computations as functions of arrays, and anything else as it is."""
+    if isinstance(attribute, Computation):
+        computation: Computation = attribute
+
+        def function(*arguments: Value) -> tuple[Value, ...]:
+            return _evaluate(computation, constants, arguments)
+
+        return function
+    if isinstance(attribute, tuple) and attribute and isinstance(attribute[0], Computation):
+        return [_function(one, constants) for one in attribute]
+    return attribute
+
+
+@contextlib.contextmanager
+def jax_settings(expressions: Expressions) -> Iterator[None]:
+    """JAX's settings while a list is traced and lowered: those of who wrote it, where they change what it means."""
+    with jax.threefry_partitionable(expressions.threefry_partitionable), jax.default_matmul_precision(None):
+        yield

@@ -1,0 +1,199 @@
+"""Writer: the jaxpr of a stage becomes an expression list, equal in every process that plans the same graph.
+
+Calls (``jit``, custom derivatives, rematerialisation) are written out where they stand, equations whose results nobody
+needs are left out, and an array all of whose elements are equal becomes a number that is broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from runtime.errors import one_line
+from runtime.expressions.kinds import Parameter, is_narrow
+from runtime.expressions.table import GENERATORS, IDENTITIES, INLINED, TABLE
+from runtime.proto import expressions_pb2 as pb
+from runtime.proto import stage_pb2
+from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
+
+Operand = int
+"""How an equation refers to a value: from 0 on those of its computation, below 0 constants."""
+
+
+class NotInTableError(Exception):
+    """A computation that no expression list can hold; the text says why."""
+
+
+def write_expressions(jaxpr: ClosedJaxpr) -> bytes:
+    """Writes a computation down.
+
+    Args:
+        jaxpr: of a function of arrays that gives arrays.
+
+    Raises:
+        NotInTableError: something in it is not in the table of operations; names it.
+    """
+    if jaxpr.effects:
+        raise NotInTableError(f"it has effects ({', '.join(sorted(map(str, jaxpr.effects)))})")
+    writer = _Writer()
+    main = writer.computation(jaxpr)
+    partitionable: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    arguments = [_spec(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
+    made = pb.ExpressionsDef(
+        arguments=arguments, constants=writer.constants, main=main, threefry_partitionable=partitionable
+    )
+    return made.SerializeToString(deterministic=True)
+
+
+class _Writer:
+    """Writes the computations of one expression list, which share their constants."""
+
+    def __init__(self) -> None:
+        self.constants: list[pb.ConstantDef] = []
+        self._known: dict[tuple[str, tuple[int, ...], bytes], Operand] = {}
+
+    def computation(self, closed: ClosedJaxpr) -> pb.ComputationDef:
+        body = _Body(self, len(closed.jaxpr.invars))
+        results = body.inline(closed, list(range(len(closed.jaxpr.invars))), [True] * len(closed.jaxpr.outvars))
+        return pb.ComputationDef(arguments=len(closed.jaxpr.invars), equations=body.equations, results=results)
+
+    def constant(self, array: Array) -> Operand:
+        data = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        key = (array.dtype.name, array.shape, data)
+        if key not in self._known:
+            self.constants.append(pb.ConstantDef(spec=_spec(array.shape, array.dtype), data=data))
+            self._known[key] = -len(self.constants)
+        return self._known[key]
+
+
+class _Body:
+    """Writes the equations of one computation."""
+
+    def __init__(self, writer: _Writer, arguments: int) -> None:
+        self._writer = writer
+        self._values = arguments
+        self.equations: list[pb.EquationDef] = []
+
+    def inline(self, closed: ClosedJaxpr, arguments: Sequence[Operand], needed: Sequence[bool]) -> list[Operand]:
+        """Writes the equations of a jaxpr behind those that are there.
+
+        Args:
+            closed: the jaxpr.
+            arguments: its arguments.
+            needed: which of its results are.
+
+        Returns:
+            Its results; those that are not needed are anything.
+        """
+        jaxpr = closed.jaxpr
+        where: dict[Var, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
+        live = _live(jaxpr, needed)
+        consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+
+        def operand(atom: Var | Literal) -> Operand:
+            if isinstance(atom, Literal):
+                return self._constant(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
+            if atom not in where and atom in consts:
+                where[atom] = self._constant(consts[atom])
+            return where.get(atom, 0)
+
+        for equation, wanted in zip(jaxpr.eqns, live, strict=True):
+            if any(wanted):
+                results = self._equation(equation, [operand(atom) for atom in equation.invars], wanted)
+                where.update(zip(equation.outvars, results, strict=True))
+        return [operand(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, equation: JaxprEqn, operands: Sequence[Operand], needed: Sequence[bool]) -> list[Operand]:
+        name, params = equation.primitive.name, equation.params
+        if name in IDENTITIES:
+            return list(operands)
+        if name == "custom_linear_solve":  # what it is the solution of matters to derivatives alone
+            lengths = params["const_lengths"]
+            before = lengths.matvec + lengths.vecmat
+            given = [*operands[before : before + lengths.solve], *operands[sum(lengths) :]]
+            return self.inline(params["jaxprs"].solve, given, needed)
+        if name in INLINED:
+            if name == "remat2" and params["differentiated"]:
+                operands = self._kept_apart(operands, params["prevent_cse"])
+            return self.inline(_closed(params[INLINED[name]]), operands, needed)
+        return self._add(name, operands, params, len(equation.outvars))
+
+    def _add(
+        self, name: str, operands: Sequence[Operand], params: Mapping[str, Parameter], results: int
+    ) -> list[Operand]:
+        row = TABLE.get(name)
+        if row is None:
+            raise NotInTableError(f"JAX's operation {name!r} is not in the table of operations")
+        made = pb.EquationDef(operation=name, operands=operands, results=results)
+        for attribute, kind in row.attributes.items():
+            value = params.get(attribute)
+            if value is None and kind.optional:
+                continue
+            try:
+                written = kind.write(value)
+            except (AttributeError, TypeError, ValueError) as error:
+                raise NotInTableError(f"{attribute} of {name!r}: {one_line(error)}") from error
+            into = made.attributes.add(name=attribute)
+            if kind.field == "computations":
+                into.computations.values.extend(self._writer.computation(_closed(one)) for one in written)
+            elif kind.field == "integers":
+                into.integers.values.extend(written)
+            else:
+                setattr(into, kind.field, written)
+        for parameter, value in params.items():
+            if value is not None and parameter not in row.attributes and parameter not in row.implied:
+                raise NotInTableError(f"{parameter}={value!r} of {name!r} is not in the table of operations")
+        self.equations.append(made)
+        self._values += results
+        return list(range(self._values - results, self._values))
+
+    def _kept_apart(self, operands: Sequence[Operand], apart: bool | Sequence[bool]) -> list[Operand]:
+        """The operands of what is computed again on purpose: XLA shall not find the first computation instead."""
+        which = [i for i in range(len(operands)) if apart is True or apart is not False and apart[i]]
+        passed = dict(
+            zip(which, self._add("optimization_barrier", [operands[i] for i in which], {}, len(which)), strict=True)
+        )
+        return [passed.get(i, operand) for i, operand in enumerate(operands)]
+
+    def _constant(self, value: Parameter) -> Operand:
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            data = self._constant(jax.random.key_data(value))
+            return self._add("random_wrap", [data], {"impl": GENERATORS.get(str(jax.random.key_impl(value)))}, 1)[0]
+        array = np.asarray(value)
+        if is_narrow(array.dtype):
+            return self._add(
+                "convert_element_type", [self._constant(array.astype(np.float32))], {"new_dtype": array.dtype}, 1
+            )[0]
+        if array.ndim and array.size and _is_uniform(array):
+            number = self._writer.constant(array.reshape(-1)[0])
+            shape = {"shape": array.shape, "broadcast_dimensions": ()}
+            return self._add("broadcast_in_dim", [number], shape, 1)[0]
+        return self._writer.constant(array)
+
+
+def _spec(shape: Sequence[int], dtype: DType) -> stage_pb2.TensorSpecDef:
+    return stage_pb2.TensorSpecDef(shape=shape, dtype=dtype_name(canonical_dtype(dtype)))
+
+
+def _is_uniform(array: Array) -> bool:
+    octets = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, array.dtype.itemsize)
+    return bool((octets == octets[0]).all())
+
+
+def _closed(jaxpr: Parameter) -> ClosedJaxpr:
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def _live(jaxpr: Jaxpr, needed: Sequence[bool]) -> list[list[bool]]:
+    """For each equation, which of its results are needed: none when it can be left out."""
+    used = {atom for atom, is_needed in zip(jaxpr.outvars, needed, strict=True) if is_needed and isinstance(atom, Var)}
+    live: list[list[bool]] = []
+    for equation in reversed(jaxpr.eqns):
+        live.append([var in used for var in equation.outvars])
+        if any(live[-1]):
+            used.update(atom for atom in equation.invars if isinstance(atom, Var))
+    return live[::-1]

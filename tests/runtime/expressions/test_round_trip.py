@@ -1,0 +1,161 @@
+"""What is written as an expression list computes the same, bit for bit, when a task has read it again."""
+
+import re
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from runtime.expressions.reader import jax_settings, read_expressions
+from runtime.expressions.table import TABLE
+from runtime.expressions.writer import NotInTableError, write_expressions
+from runtime.proto import expressions_pb2 as pb
+from runtime.tensor_spec import NUMERIC_DTYPES
+from tests.runtime.expressions.samples import SAMPLES, Fn
+
+A = np.random.default_rng(0).uniform(0.1, 0.9, (4, 4)).astype(np.float32)
+
+
+def written(fn: Fn, *arguments: Any) -> bytes:
+    with jax.enable_x64(True):
+        return write_expressions(jax.make_jaxpr(lambda *a: tuple(jax.tree.leaves(fn(*a))))(*arguments))
+
+
+def computed(data: bytes, *arguments: Any) -> list[Any]:
+    expressions = read_expressions(data)
+    with jax.enable_x64(True), jax_settings(expressions):
+        return jax.jit(expressions.compute)(*arguments)
+
+
+def same_bits(found: Any, wanted: Any) -> bool:
+    return (found.shape, found.dtype) == (wanted.shape, wanted.dtype) and np.asarray(found).tobytes() == np.asarray(
+        wanted
+    ).tobytes()
+
+
+def check(fn: Fn, *arguments: Any) -> None:
+    with jax.enable_x64(True):
+        wanted = jax.tree.leaves(jax.jit(fn)(*arguments))
+    found = computed(written(fn, *arguments), *arguments)
+    assert [same_bits(f, w) for f, w in zip(found, wanted, strict=True)] == [True] * len(wanted)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_same_bits_come_out(name: str) -> None:
+    check(SAMPLES[name], A)
+
+
+def operations(message: Any) -> set[str]:
+    """The operations of an expression list, also those inside others."""
+    if isinstance(message, pb.ExpressionsDef):
+        return operations(message.main)
+    found = {equation.operation for equation in message.equations}
+    for equation in message.equations:
+        for attribute in equation.attributes:
+            found |= {name for inner in attribute.computations.values for name in operations(inner)}
+    return found
+
+
+def test_every_row_has_a_sample() -> None:
+    found: set[str] = set()
+    for fn in SAMPLES.values():
+        found |= operations(pb.ExpressionsDef.FromString(written(fn, A)))
+    assert found == set(TABLE)
+
+
+def test_equal_functions_give_equal_bytes_and_other_shapes_others() -> None:
+    assert written(lambda a: a @ a + 1, A) == written(lambda b: b @ b + 1, A)
+    assert written(lambda a: a, A) != written(lambda a: a, A[0])
+
+
+def test_what_nobody_needs_is_left_out() -> None:
+    def fn(a: Any) -> Any:
+        jnp.linalg.svd(a)
+        return jax.jit(lambda x: (jnp.sin(x), jnp.linalg.cholesky(x)))(a)[0]
+
+    assert operations(pb.ExpressionsDef.FromString(written(fn, A))) == {"sin"}
+
+
+def test_an_array_of_equal_elements_is_one_number() -> None:
+    assert len(written(lambda a: a[0, 0] + np.zeros((1000, 1000), np.float32), A)) < 500
+    values = np.zeros(1000)
+    values[0] = -0.0  # equal to the others as a number
+    check(lambda a: values / a[0, 0], A)
+
+
+@pytest.mark.parametrize(
+    "name", ["bool", "int4", "uint4", "bfloat16", "float8_e4m3fn", "complex128", "uint64", "float16"]
+)
+def test_constants_of_every_kind_of_dtype(name: str) -> None:
+    """Among them some at which XLA ends the process when JAX makes constants of them."""
+    values = np.array([0, 1, 2, 3, 1], np.float32).astype(NUMERIC_DTYPES[name])
+    (found,) = computed(written(lambda a: values, A), A)
+    assert same_bits(found, values)
+
+
+def test_random_numbers_are_those_of_the_writer_s_settings() -> None:
+    def fn(a: Any) -> Any:
+        return jax.random.normal(jax.random.key(1), (3, 5), jnp.float32) + a[0, 0]
+
+    data = {}
+    for partitionable in (False, True):
+        with jax.threefry_partitionable(partitionable):
+            data[partitionable] = (written(fn, A), jax.jit(fn)(A))
+    assert not same_bits(data[False][1], data[True][1])
+    for bits, wanted in data.values():
+        (found,) = computed(bits, A)
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        (lambda a: jax.pure_callback(np.sin, a, a), "'pure_callback' is not in the table"),
+        (lambda a: jax.lax.ragged_dot(a, a[None], jnp.array([4])), "'ragged_dot_general' is not in the table"),
+        (lambda a: jax.lax.exp(a, accuracy=jax.lax.AccuracyMode.HIGHEST), "accuracy=.* of 'exp' is not in the table"),
+        (lambda a: jax.lax.scan(lambda s, x: (jax.lax.psum(s, ()), x), a[0], a), None),
+    ],
+)
+def test_what_is_outside_the_table_is_named(fn: Fn, said: str | None) -> None:
+    if said is None:
+        check(fn, A)
+        return
+    with pytest.raises(NotInTableError, match=said) as caught:
+        written(fn, A)
+    assert "\n" not in str(caught.value)
+
+
+def test_effects_do_not_leave_the_process() -> None:
+    def loud(a: Any) -> Any:
+        jax.debug.print("{}", a)
+        return a
+
+    with pytest.raises(NotInTableError, match="it has effects"):
+        written(loud, A)
+
+
+# -- random functions ------------------------------------------------------------------------------------------------
+
+STEPS = [
+    name
+    for name, fn in SAMPLES.items()
+    if not re.search("binomial|poisson|gamma|bessel|beta|polygamma|zeta|digamma", name)
+]
+
+
+@hypothesis.given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
+def test_random_functions_over_the_table(names: list[str], seed: int) -> None:
+    """Each sample is applied to what those before it gave, brought back into the range of a 4 x 4 array."""
+
+    def fn(a: Any) -> Any:
+        for name in names:
+            leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(SAMPLES[name](a))]
+            sums = [jnp.nan_to_num(jnp.abs(leaf.astype(jnp.complex64))).sum() for leaf in leaves]
+            a = (jax.nn.sigmoid(a * 0.5 + sum(sums) % 1) * 0.8 + 0.1).astype(jnp.float32)
+        return a, sums
+
+    check(fn, np.random.default_rng(seed).uniform(0.1, 0.9, (4, 4)).astype(np.float32))
