@@ -14,7 +14,9 @@ from runtime.checkpoint.states import register_state
 from runtime.errors import GroupLostError, MissingFeedError, SnapshotError, TakeoverError, UninitializedError, one_line
 from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import Quorum, bounded_update
+from runtime.graph.gradients import without_derivative
 from runtime.graph.host_ops import host_call
+from runtime.graph.subgraph import Condition, Subgraph, subgraph
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
 from runtime.session.run_options import data_type_number
@@ -30,6 +32,7 @@ __all__ = [
     "ArraySlice",
     "CheckpointCoordinator",
     "CheckpointFile",
+    "Condition",
     "DType",
     "GroupLostError",
     "MissingFeedError",
@@ -38,6 +41,7 @@ __all__ = [
     "RunRecords",
     "Snapshot",
     "SnapshotError",
+    "Subgraph",
     "TakeoverError",
     "UninitializedError",
     "VariableSlice",
@@ -53,4 +57,6 @@ __all__ = [
     "one_line",
     "register_state",
     "storage",
+    "subgraph",
+    "without_derivative",
 ]

@@ -19,6 +19,7 @@ from harness.tensorboard import summary as tensorboard_summary
 from harness.tf1 import (
     array_ops,
     clip_ops,
+    control_flow,
     dtypes,
     framework,
     initializers,
@@ -46,6 +47,7 @@ _GROUPS: dict[str, Mapping[str, Any]] = {
     "Variable scopes": scopes.OPS,
     "Initial values": initializers.INITIALIZERS,
     "Graphs, sessions and control": framework.OPS,
+    "Conditionals and loops": control_flow.OPS,
     "Queues": queues.OPS,
     "Summaries by their old names": summary.OLD,
 }

@@ -17,13 +17,6 @@ _EAGER = "JAX itself runs eagerly: use jax.numpy outside of a graph"
 _LAYERS = "make weights with tf.get_variable, or call a Flax or Equinox module with rt.call"
 
 INSTEAD: dict[str, str] = {
-    "tf.cond": "jax.lax.cond inside rt.call; both branches are then one operation",
-    "tf.case": "jax.lax.switch inside rt.call",
-    "tf.while_loop": "jax.lax.while_loop or jax.lax.fori_loop inside rt.call",
-    "tf.map_fn": "jax.vmap or jax.lax.map inside rt.call",
-    "tf.scan": "jax.lax.scan inside rt.call",
-    "tf.foldl": "jax.lax.scan inside rt.call",
-    "tf.foldr": "jax.lax.scan inside rt.call",
     "tf.py_func": "no code crosses the wire: compute in Python and feed the result",
     "tf.hessians": "jax.hessian inside rt.call",
     "tf.boolean_mask": _SHAPE,
