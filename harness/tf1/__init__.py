@@ -54,6 +54,7 @@ NAMES: dict[str, Any] = {
     **_math_ops.OPS,
     **_array_ops.OPS,
     **_join_ops.OPS,
+    **_slices.OPS,
     **_value_ops.OPS,
     **_random_ops.OPS,
     **_clip_ops.OPS,

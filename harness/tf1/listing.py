@@ -28,6 +28,7 @@ from harness.tf1 import (
     queues,
     random_ops,
     scopes,
+    slices,
     summary,
     value_ops,
     variables,
@@ -40,7 +41,7 @@ BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
 
 _GROUPS: dict[str, Mapping[str, Any]] = {
     "Arithmetic": math_ops.OPS,
-    "Tensors": array_ops.OPS | join_ops.OPS | value_ops.OPS,
+    "Tensors": array_ops.OPS | join_ops.OPS | slices.OPS | value_ops.OPS,
     "Random tensors": random_ops.OPS,
     "Limits": clip_ops.OPS,
     "Variables": variables.OPS,

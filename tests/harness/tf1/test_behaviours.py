@@ -71,6 +71,15 @@ DIFFERENT: dict[str, Any] = {
     "array_that_grows": {"error": "ValueError"},
     "array_write_beyond": _is("float32", [0.0]),
     "array_read_beyond": _is("float32", NAN),
+    # What lies outside of a slice from a computed place is NaN; its size is known before the step.
+    "slice_beyond": _is("float32", [NAN] * 4),
+    "slice_below": _is("float32", [NAN] * 4),
+    "getitem_partly_beyond": _is("float32", [NAN] * 2),
+    **dict.fromkeys(
+        "slice_of_a_fed_size slice_to_the_end_from_a_fed_place getitem_to_a_computed_end getitem_from_a_computed_begin "
+        "getitem_between_two strided_slice_of_a_computed_size".split(),
+        {"error": "InvalidArgumentError"},
+    ),
     "truediv_int32": _is("float32", [3.5, -3.5, -3.5, 3.5, 16777216.0, 0.0]),
 }
 for _kind in ("add", "sub", "update", "mul"):  # the same error, but TensorFlow has changed the rows before it

@@ -189,6 +189,8 @@ RENAMED = {
     "ShapeN": "Shape",
     "DivNoNan": "Sign",
     "RealDiv": "truediv",
+    "Reshape:0": "nce_loss",
+    "softmax_cross_entropy_with_logits/Reshape_2:0": "sampled_softmax_loss",
 }
 """What TensorFlow 2.21 calls an operation that had our name in TensorFlow 1, or is one of several it chooses."""
 

@@ -652,3 +652,113 @@ def array_in_a_cond(tf: Any) -> Any:
     y = tf.cond(pred, lambda: rows.write(1, x * 2.0).stack(), lambda: rows.write(1, x * 3.0).stack())
     with tf.Session() as sess:
         return [sess.run(y, {pred: value, x: 1.0}) for value in (True, False)]
+
+
+# -- slices from computed places -----------------------------------------------------------------------------------
+
+TEN = np.arange(10.0)
+GRID = np.arange(12.0).reshape(3, 4)
+
+
+def at(value: Any, place: int, build: Callable[[Any, Any, Any], Any], shape: Any = ()) -> Case:
+    """``build(tf, x, i)`` of a fed ``x`` and a fed place."""
+
+    def program(tf: Any) -> Any:
+        x = tf.placeholder(tf.float32, np.shape(value) if shape == () else shape)
+        i = tf.placeholder(tf.int32, [])
+        return run(tf, build(tf, x, i), {x: value, i: place})
+
+    return program
+
+
+cases(
+    slice_from_a_fed_place=at(TEN, 3, lambda tf, x, i: tf.slice(x, [i], [4])),
+    slice_from_a_fed_vector=at(TEN, 3, lambda tf, x, i: tf.slice(x, tf.expand_dims(i, 0), [4])),
+    slice_from_a_stack=at(GRID, 1, lambda tf, x, i: tf.slice(x, tf.stack([i, 0]), [2, 3])),
+    slice_slopes=at(TEN, 3, lambda tf, x, i: tf.gradients(tf.slice(x, [i], [4]) ** 2.0, x)),
+    slice_of_rows=at(GRID, 1, lambda tf, x, i: tf.slice(x, [i, 1], [2, 2])),
+    slice_of_rows_to_the_end_of_others=at(GRID, 1, lambda tf, x, i: tf.slice(x, [i, 1], [2, -1])),
+    slice_of_unknown_rows=at(GRID, 1, lambda tf, x, i: tf.slice(x, [i, 0], [2, -1]), shape=[None, 4]),
+    slice_by_a_shape=at(GRID, 0, lambda tf, x, i: tf.slice(x, [i, 0], [tf.shape(x)[0], 2]), shape=[None, 4]),
+    slice_beyond=at(TEN, 8, lambda tf, x, i: tf.slice(x, [i], [4])),
+    slice_below=at(TEN, -1, lambda tf, x, i: tf.slice(x, [i], [4])),
+    slice_of_more_than_there_is=at(TEN, 0, lambda tf, x, i: tf.slice(x, [i], [11])),
+    slice_of_a_fed_size=at(TEN, 3, lambda tf, x, i: tf.slice(x, [0], [i])),
+    slice_to_the_end_from_a_fed_place=at(TEN, 3, lambda tf, x, i: tf.slice(x, [i], [-1])),
+    getitem_from_to=at(TEN, 3, lambda tf, x, i: x[i : i + 2]),
+    getitem_blocks=at(TEN, 1, lambda tf, x, i: x[i * 3 : (i + 1) * 3]),
+    getitem_blocks_by_functions=at(
+        TEN, 1, lambda tf, x, i: x[tf.multiply(i, 3) : tf.add(tf.multiply(tf.add(i, 1), 3), -1)]
+    ),
+    getitem_before=at(TEN, 5, lambda tf, x, i: x[i - 2 : i]),
+    getitem_of_64_bits=at(TEN, 5, lambda tf, x, i: x[tf.cast(i, tf.int64) : tf.cast(i, tf.int64) + 2]),
+    getitem_of_columns=at(GRID, 1, lambda tf, x, i: x[:, i : i + 2]),
+    getitem_of_last_columns=at(GRID, 1, lambda tf, x, i: x[..., i : i + 2]),
+    getitem_of_rows_and_columns=at(GRID, 1, lambda tf, x, i: x[i : i + 2, 1:3]),
+    getitem_of_rows_and_a_column=at(GRID, 1, lambda tf, x, i: x[i : i + 2, 2]),
+    getitem_of_rows_and_a_computed_column=at(GRID, 1, lambda tf, x, i: x[i : i + 2, i]),
+    getitem_with_a_new_axis=at(GRID, 1, lambda tf, x, i: x[None, i : i + 2]),
+    getitem_slopes=at(GRID, 1, lambda tf, x, i: tf.gradients(x[i : i + 2] ** 2.0, x)),
+    getitem_of_nothing=at(TEN, 3, lambda tf, x, i: x[i:i]),
+    getitem_of_a_variable=at(TEN, 3, lambda tf, x, i: tf.Variable(TEN)[i : i + 2]),
+    getitem_partly_beyond=at(TEN, 9, lambda tf, x, i: x[i : i + 2]),
+    getitem_to_a_computed_end=at(TEN, 3, lambda tf, x, i: x[:i]),
+    getitem_from_a_computed_begin=at(TEN, 3, lambda tf, x, i: x[i:]),
+    getitem_between_two=at(TEN, 3, lambda tf, x, i: x[i : i * 2]),
+    strided_slice_blocks=at(GRID, 1, lambda tf, x, i: tf.strided_slice(x, [0, i * 2], [3, (i + 1) * 2])),
+    strided_slice_with_strides=at(TEN, 1, lambda tf, x, i: tf.strided_slice(x, [i], [i + 2], [1])),
+    strided_slice_of_a_computed_size=at(TEN, 1, lambda tf, x, i: tf.strided_slice(x, [0], [i])),
+)
+
+
+@case
+def slices_are_batches_of_a_producer(tf: Any) -> Any:
+    data, steps = tf.constant(np.arange(24).reshape(2, 12)), 3
+    i = tf.placeholder(tf.int64, [])
+    x = tf.strided_slice(data, [0, i * steps], [2, (i + 1) * steps])
+    y = tf.slice(data, [0, i * steps + 1], [2, steps])
+    x.set_shape([2, steps])
+    with tf.Session() as sess:
+        return [sess.run([x, y], {i: n}) for n in range(3)]
+
+
+@case
+def losses_over_a_sample_train(tf: Any) -> Any:
+    weights, offsets = tf.Variable(np.arange(12.0).reshape(6, 2) / 10, dtype=tf.float32), tf.Variable(tf.zeros([6]))
+    inputs = tf.Variable([[1.0, -2.0], [3.0, 4.0]])
+    sample = (tf.constant([0, 3, 1], tf.int64), tf.constant([[0.5], [0.25]]), tf.constant([0.9, 0.4, 0.7]))
+    kwargs = {"num_sampled": 3, "num_classes": 6, "sampled_values": sample}
+    labels = tf.constant([[4], [5]], tf.int64)
+    loss = tf.reduce_mean(tf.nn.nce_loss(weights, offsets, labels, inputs, **kwargs)) + tf.reduce_mean(
+        tf.nn.sampled_softmax_loss(weights, offsets, labels, inputs, **kwargs)
+    )
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train)
+        return sess.run([loss, weights, offsets, inputs])
+
+
+cases(
+    gradients_of_what_is_not_connected=lambda tf: [
+        g is None
+        for x in [tf.Variable([1.5, -2.5])]
+        for y in (
+            tf.floor(x), tf.ceil(x), tf.round(x), tf.rint(x), tf.stop_gradient(x), tf.floordiv(x, 2.0), tf.sign(x),
+            tf.cast(tf.cast(x, tf.int32), tf.float32), tf.constant([1.0, 2.0]), tf.ones_like(x), tf.zeros_like(x),
+            tf.cast(x > 0.0, tf.float32), tf.cast(tf.argmax(x, 0), tf.float32), tf.stop_gradient(x) * x,
+            x * tf.floor(x),
+        )
+        for g in tf.gradients(y, x)
+    ],
+    gradients_of_labels=lambda tf: [
+        g is None
+        for labels, logits in [(tf.Variable([[0.5, 0.5]]), tf.Variable([[1.0, 2.0]]))]
+        for loss in (
+            tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits),
+            tf.nn.softmax_cross_entropy_with_logits_v2(labels=labels, logits=logits),
+            tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits),
+        )
+        for g in tf.gradients(loss, [labels, logits])
+    ],
+)  # fmt: skip
