@@ -22,7 +22,9 @@ from runtime.errors import (
 )
 from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import Quorum, bounded_update
+from runtime.graph.gradients import without_derivative
 from runtime.graph.host_ops import host_call
+from runtime.graph.subgraph import Condition, Subgraph, subgraph
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
 from runtime.session.lead import Authority
@@ -40,6 +42,7 @@ __all__ = [
     "Authority",
     "CheckpointCoordinator",
     "CheckpointFile",
+    "Condition",
     "DType",
     "GroupLostError",
     "MissingFeedError",
@@ -48,6 +51,7 @@ __all__ = [
     "RunRecords",
     "Snapshot",
     "SnapshotError",
+    "Subgraph",
     "TakeoverError",
     "UninitializedError",
     "VariableSlice",
@@ -64,4 +68,6 @@ __all__ = [
     "printable",
     "register_state",
     "storage",
+    "subgraph",
+    "without_derivative",
 ]

@@ -73,6 +73,7 @@ class SyncReplicas(WrappedOptimizer):
         self._runner: SyncRunner | None = None
         self._nothing: rt.Operation | None = None
         self._accepted: rt.Tensor | None = None
+        self._step: rt.Tensor | None = None
         self._counted: rt.Tensor | None = None
         self._dropped: rt.Tensor | None = None
         self._status: rt.Tensor | None = None
@@ -146,7 +147,7 @@ class SyncReplicas(WrappedOptimizer):
             )
             quorums.append(quorum)
             pushes.append(quorum.push(updates, stamp, worker))
-        self._accepted = pushes[0].outputs[1]
+        self._step, self._accepted = pushes[0].outputs
         _, self._counted, self._dropped, _ = quorums[0].counts()
         self._status = quorums[0].status()
         commands = [] if alone else orders(quorums)
@@ -167,6 +168,11 @@ class SyncReplicas(WrappedOptimizer):
     def accepted(self) -> rt.Tensor:
         """Whether the gradients of this step counted (bool); fetch it beside the training operation."""
         return _made(self._accepted, self.name, "accepted")
+
+    @property
+    def step(self) -> rt.Tensor:
+        """The global step after the aggregate to which this step's gradients belong."""
+        return _made(self._step, self.name, "step")
 
     @property
     def dropped_gradients(self) -> rt.Tensor:

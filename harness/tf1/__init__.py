@@ -13,6 +13,7 @@ import runtime as _rt
 from harness.tf1 import array_ops as _array_ops
 from harness.tf1 import clip_ops as _clip_ops
 from harness.tf1 import config as _config
+from harness.tf1 import control_flow as _control_flow
 from harness.tf1 import dtypes as _dtypes
 from harness.tf1 import framework as _framework
 from harness.tf1 import initializers as _initializers
@@ -53,6 +54,7 @@ NAMES: dict[str, Any] = {
     **_math_ops.OPS,
     **_array_ops.OPS,
     **_join_ops.OPS,
+    **_slices.OPS,
     **_value_ops.OPS,
     **_random_ops.OPS,
     **_clip_ops.OPS,
@@ -60,6 +62,7 @@ NAMES: dict[str, Any] = {
     **_variables.OPS,
     **_scopes.OPS,
     **_framework.OPS,
+    **_control_flow.OPS,
     **_queues.OPS,
     "ConfigProto": _config.ConfigProto,
     "DType": _dtypes.DType,

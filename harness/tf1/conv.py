@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
-from harness.tf1.lift import Array, Function, Names, Static
+from harness.tf1.lift import Array, Function, Names, Static, op
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
@@ -204,3 +204,55 @@ def avg_pool(
 
 
 """TensorFlow's name in ``tf.nn`` -> the function."""
+
+
+@op("pool")
+def _pool_any(
+    input: Array,  # noqa: A002
+    window_shape: Static,
+    pooling_type: str,
+    padding: str,
+    dilation_rate: Static = None,
+    strides: Static = None,
+    name: str | None = None,
+    data_format: str | None = None,
+) -> Array:
+    value = jnp.asarray(input)
+    if data_format not in (None, "NWC", "NHWC", "NDHWC"):
+        raise ValueError(f"data_format {data_format}: channels stand last here")
+    if value.ndim != len(window_shape) + 2:
+        raise ValueError(f"a window of {len(window_shape)} axes does not fit the shape {value.shape}")
+    ones = [1] * len(window_shape)
+    steps, wide = strides or ones, dilation_rate or ones
+    if any(s > 1 for s in steps) and any(w > 1 for w in wide):
+        raise ValueError("strides > 1 not supported in conjunction with dilation_rate > 1")
+
+    def joined(values: Array, start: float, join: Function) -> Array:
+        window, moved, apart = ((1, *sizes, 1) for sizes in (window_shape, steps, wide))
+        found: Array = jax.lax.reduce_window(values, start, join, window, moved, padding, window_dilation=apart)
+        return found
+
+    if pooling_type == "MAX":
+        return joined(value, -np.inf, jax.lax.max)
+    return joined(value, 0.0, jax.lax.add) / joined(jnp.ones_like(value), 0.0, jax.lax.add)
+
+
+@OPS.add()
+def pool(
+    input: rt.TensorLike,  # noqa: A002
+    window_shape: rt.TensorLike,
+    pooling_type: str,
+    padding: str,
+    dilation_rate: rt.TensorLike | None = None,
+    strides: rt.TensorLike | None = None,
+    name: str | None = None,
+    data_format: str | None = None,
+) -> rt.Tensor:
+    """The maximum ("MAX") or the mean ("AVG") of each window over all axes but the batch and the channels."""
+    if pooling_type not in ("MAX", "AVG"):
+        raise ValueError(f"pooling_type is MAX or AVG, not {pooling_type}")
+    label = name or f"{pooling_type.lower()}_pool"
+    pooled: rt.Tensor = _pool_any(
+        input, window_shape, pooling_type, padding, dilation_rate, strides, label, data_format
+    )
+    return pooled

@@ -170,8 +170,8 @@ def with_dependencies(dependencies: Sequence[Any], output_tensor: rt.TensorLike,
 
 @OPS.add()
 def stop_gradient(input: rt.TensorLike, name: str | None = None) -> Any:  # noqa: A002
-    """``jax.lax.stop_gradient``."""
-    return rt.stop_gradient(operand(input), name=name or "StopGradient")
+    """``jax.lax.stop_gradient``; ``tf.gradients`` gives None through it."""
+    return rt.lowlevel.without_derivative(rt.stop_gradient(operand(input), name=name or "StopGradient"))
 
 
 @OPS.add()

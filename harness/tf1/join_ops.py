@@ -155,26 +155,6 @@ def _of_size(value: rt.Tensor, axis: int, size: int) -> rt.Tensor:
     return same
 
 
-@OPS.op("Slice")
-def slice(input_: Array, begin: Static, size: Static, name: str | None = None) -> Array:  # noqa: A001
-    """``size`` elements from ``begin`` on along each axis; -1 for all that is left."""
-    ends = [d if s == -1 else b + s for b, s, d in zip(begin, size, jnp.shape(input_), strict=True)]
-    return jax.lax.slice(jnp.asarray(input_), begin, ends)
-
-
-@OPS.op("StridedSlice")
-def strided_slice(input_: Array, begin: Static, end: Static, strides: Static = None, name: str | None = None) -> Array:
-    """``input_[begin:end:strides]`` for each axis; masks are not taken, write the index in Python."""
-    steps = strides or [1] * len(begin)
-    return jnp.asarray(input_)[tuple(_slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))]
-
-
-def _slice(begin: int, end: int, step: int) -> Any:
-    import builtins
-
-    return builtins.slice(begin, end, step)
-
-
 @OPS.op("Tile")
 def tile(input: Array, multiples: Static, name: str | None = None) -> Array:  # noqa: A002
     """``jax.numpy.tile``."""

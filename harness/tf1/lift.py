@@ -195,6 +195,10 @@ class WrongType(TypeError):
     """What a lifted function raises for a dtype that it does not take; any other error of it is a ValueError."""
 
 
+FLAT = frozenset({"Ceil", "Floor", "Rint", "Round", "floordiv", "ones_like", "zeros_like"})
+"""Operations whose derivative is zero everywhere: ``tf.gradients`` gives None through them."""
+
+
 def run(kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str, Any], label: str) -> Any:
     """Adds the operation ``fn(**tensors, **others)``, called ``label``."""
     sources = {k: v.sources for k, v in others.items() if isinstance(v, Deferred)}
@@ -205,7 +209,8 @@ def run(kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str
 
     body.__name__ = kind
     try:
-        return rt.call(body, dict(tensors), sources, *types, name=label)
+        made = rt.call(body, dict(tensors), sources, *types, name=label)
+        return rt.lowlevel.without_derivative(made) if kind in FLAT else made
     except rt.InvalidArgumentError as error:
         if isinstance(error.__cause__, WrongType):
             raise TypeError(error.message) from None

@@ -19,6 +19,7 @@ from harness.tensorboard import summary as tensorboard_summary
 from harness.tf1 import (
     array_ops,
     clip_ops,
+    control_flow,
     dtypes,
     framework,
     initializers,
@@ -27,6 +28,7 @@ from harness.tf1 import (
     queues,
     random_ops,
     scopes,
+    slices,
     summary,
     value_ops,
     variables,
@@ -39,13 +41,14 @@ BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
 
 _GROUPS: dict[str, Mapping[str, Any]] = {
     "Arithmetic": math_ops.OPS,
-    "Tensors": array_ops.OPS | join_ops.OPS | value_ops.OPS,
+    "Tensors": array_ops.OPS | join_ops.OPS | slices.OPS | value_ops.OPS,
     "Random tensors": random_ops.OPS,
     "Limits": clip_ops.OPS,
     "Variables": variables.OPS,
     "Variable scopes": scopes.OPS,
     "Initial values": initializers.INITIALIZERS,
     "Graphs, sessions and control": framework.OPS,
+    "Conditionals and loops": control_flow.OPS,
     "Queues": queues.OPS,
     "Summaries by their old names": summary.OLD,
 }

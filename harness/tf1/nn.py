@@ -9,8 +9,9 @@ from harness.tf1.missing import Namespace, namespace
 from harness.tf1.nn_ops import OPS as _NN
 from harness.tf1.rnn import CELLS as _CELLS
 from harness.tf1.rnn import OPS as _RNN
+from harness.tf1.sampling import OPS as _SAMPLING
 
-NAMES: dict[str, Any] = _NN | _CONV | _RNN | {"rnn_cell": Namespace("tf.nn.rnn_cell", _CELLS)}
+NAMES: dict[str, Any] = _NN | _CONV | _RNN | _SAMPLING | {"rnn_cell": Namespace("tf.nn.rnn_cell", _CELLS)}
 """TensorFlow's name -> the function."""
 
 __getattr__, __dir__ = namespace("tf.nn", NAMES)

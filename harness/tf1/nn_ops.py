@@ -10,6 +10,7 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype, to_array
+from harness.tf1.framework import stop_gradient
 from harness.tf1.indices import axis_size, check_known, inside
 from harness.tf1.join_ops import top_k_op
 from harness.tf1.lift import Array, Arrays, Function, Names, Static, WrongType, either, from_table, is_tensor, op
@@ -172,9 +173,8 @@ def sparse_softmax_cross_entropy_with_logits(
 
 
 @op("softmax_cross_entropy_with_logits")
-def _softmax_xent(labels: Array, logits: Array, dim: Static, stop: bool, name: str | None = None) -> Array:
+def _softmax_xent(labels: Array, logits: Array, dim: Static, name: str | None = None) -> Array:
     wanted = jnp.asarray(labels).astype(jnp.result_type(logits))
-    wanted = jax.lax.stop_gradient(wanted) if stop else wanted
     loss = -jnp.sum(wanted * jax.nn.log_softmax(logits, dim), dim)
     # TensorFlow's gradient is softmax - labels, also for labels that do not sum to 1. What is added is 0.
     scale = jax.nn.logsumexp(logits, dim)
@@ -187,7 +187,10 @@ def softmax_cross_entropy_with_logits(
 ) -> Any:
     """Cross entropy of class probabilities, arguments as for the sparse one; ``labels`` get no gradient."""
     labels, logits = _labels_and_logits(args, labels, logits, "softmax_cross_entropy_with_logits")
-    return _softmax_xent(labels, logits, dim, True, name or "softmax_cross_entropy_with_logits_sg")
+    label = name or "softmax_cross_entropy_with_logits_sg"
+    if is_tensor(labels):
+        labels = stop_gradient(labels, f"{label}/labels_stop_gradient")
+    return _softmax_xent(labels, logits, dim, label)
 
 
 @OPS.add()
@@ -200,7 +203,7 @@ def softmax_cross_entropy_with_logits_v2(
 ) -> rt.Tensor:
     """The same with a gradient for ``labels``, and labels first."""
     over = either(axis=axis, dim=dim)
-    loss: rt.Tensor = _softmax_xent(labels, logits, -1 if over is None else over, False, name)
+    loss: rt.Tensor = _softmax_xent(labels, logits, -1 if over is None else over, name)
     return loss
 
 

@@ -356,6 +356,17 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
         total = total_num_replicas or None
         super().__init__(opt, replicas_to_aggregate, total, worker=replica_id, name=name, **options)
 
+    def apply_gradients(  # type: ignore[override]
+        self,
+        grads_and_vars: Sequence[optimizer.GradientAndVariable],
+        global_step: rt.Variable | None = None,
+        name: str | None = None,
+    ) -> rt.Tensor:
+        """As in the harness; gives the global step after the aggregate, a tensor, as TensorFlow does."""
+        done = super().apply_gradients(grads_and_vars, global_step, name)
+        with done.graph.as_default(), rt.control_dependencies([done]):
+            return rt.identity(self.step, name or f"{self.name}/step")
+
 
 OPTIMIZERS: dict[str, Any] = {
     "AdadeltaOptimizer": AdadeltaOptimizer,

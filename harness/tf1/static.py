@@ -62,6 +62,26 @@ def static(value: object) -> Any:
     return deferred if sources else deferred.value(())
 
 
+def takes_shapes_only(op: rt.Operation) -> bool:
+    """Whether it is one of those that ``looks_at_shape_only`` has marked."""
+    return op in _shape_ops
+
+
+def known_while_tracing(tensor: rt.Tensor) -> bool:
+    """Whether its value depends on constants and on shapes of other tensors only."""
+    seen: set[rt.Operation] = set()
+    stack = [tensor.op]
+    while stack:
+        op = stack.pop()
+        if op in seen or takes_shapes_only(op) or hasattr(op.body, "value"):
+            continue
+        if not op.inputs or not _is_pure(op):
+            return False
+        seen.add(op)
+        stack.extend(t.op for t in op.inputs)
+    return True
+
+
 def static_number(value: object, what: str) -> Any:
     """``value`` when it is known while the graph is built.
 

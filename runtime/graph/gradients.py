@@ -7,6 +7,7 @@ forward itself: the flop count is that of ``jax.value_and_grad`` (a test shows i
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,21 @@ from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, identity, pure
 from runtime.graph.variable import Variable
 from runtime.tensor_spec import AnyArray, dtype_name
+
+_without: weakref.WeakKeyDictionary[Operation, str] = weakref.WeakKeyDictionary()
+"""Operations that have no derivative -> why not; "" where it is zero everywhere."""
+
+
+def without_derivative(tensor: Tensor, why: str = "") -> Tensor:
+    """Marks the operation behind ``tensor``, and gives ``tensor`` back.
+
+    Args:
+        tensor: one of the operation's outputs.
+        why: what ``gradients`` says when it is asked for the derivative. Without it the derivative is zero everywhere:
+            nothing depends on the operation's inputs through it.
+    """
+    _without[tensor.op] = why
+    return tensor
 
 
 def gradients(
@@ -45,7 +61,7 @@ def gradients(
         depend on it. Under ``control_dependencies`` they are there when those operations have run.
 
     Raises:
-        InvalidArgumentError: a ``y`` is not a floating point tensor.
+        InvalidArgumentError: a ``y`` is not a floating point tensor, or a derivative is needed that cannot be had.
     """
     outputs = [as_tensor(y) for y in (ys if isinstance(ys, Sequence) and not isinstance(ys, str | bytes) else [ys])]
     if not outputs:
@@ -113,7 +129,8 @@ def _between(ys: Sequence[Tensor], xs: set[Tensor], stopped: set[Tensor]) -> set
             stack.append((op, True))
             stack.extend((t.op, False) for t in op.inputs if t not in stopped and t.op not in reached)
             continue
-        reached[op] = any(t in xs or (t not in stopped and reached.get(t.op, False)) for t in op.inputs)
+        open_ = _without.get(op) != ""
+        reached[op] = open_ and any(t in xs or (t not in stopped and reached.get(t.op, False)) for t in op.inputs)
     return {op for op, on_path in reached.items() if on_path}
 
 
@@ -137,6 +154,8 @@ def _differentiate(
     ]
     if not used or not needed:
         return
+    if op in _without:
+        raise InvalidArgumentError(f"gradients: {op.name!r}: {_without[op]}")
     if op.type == "Identity":
         collected.setdefault(op.inputs[0], []).append(_sum(collected[op.outputs[0]]))
         return

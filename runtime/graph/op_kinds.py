@@ -150,9 +150,22 @@ WAITING = frozenset(
 """The kernels that may wait: for another step, or for another stage of their own step."""
 
 
+WHEN = "when/"
+"""Before the name of a kernel: its first input, a bool scalar, tells whether it is called at all.
+
+Its attributes are "value" (which of the two it must be), "attrs" (those of the kernel) and "outputs" ([shape, dtype] of
+each: zeros when it is not called).
+"""
+
+
+def kernel_may_wait(kernel: str) -> bool:
+    """Whether the kernel may wait, also where it is called under a condition."""
+    return kernel.removeprefix(WHEN) in WAITING
+
+
 def may_wait(body: Body) -> bool:
     """Whether an operation may wait for other operations. Such an operation is a stage of its own."""
-    return isinstance(body, Host | Deferred) and body.kernel in WAITING
+    return isinstance(body, Host | Deferred) and kernel_may_wait(body.kernel)
 
 
 def runs_on_host(body: Body) -> bool:

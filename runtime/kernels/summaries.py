@@ -66,14 +66,39 @@ def _bucket_limits() -> Array:
     return np.concatenate([[-top], -positive[::-1], [0.0], positive, [top]])
 
 
+_BITS_BELOW = np.uint64(48)
+_AT_ONCE = 1 << 14
+"""So many values are counted at once: their places stay in the processor's cache."""
+
+
+@cache
+def _buckets_by_bits() -> tuple[Array, Array]:
+    """For each value of a float64's upper 16 bits: a bucket, and the limit from which on it is the next one.
+
+    A value lies in the first bucket whose upper limit is above it. Sixteen bits leave less than 7 % open, and a bucket
+    is wider than that, so at most one limit lies between all numbers with the same ones. Two look-ups take a tenth of
+    the time of a search.
+    """
+    limits = _bucket_limits()
+    keys = np.arange(1 << 16, dtype=np.uint64)
+    last = np.where(keys >= 1 << 15, np.uint64((1 << 48) - 1), np.uint64(0))  # the lowest negative number of its bits
+    lowest = np.nan_to_num(((keys << _BITS_BELOW) | last).view(np.float64))
+    base = np.searchsorted(limits, lowest, side="right")
+    return base, np.append(limits, np.inf)[base]
+
+
 def histogram_proto(values: Array) -> summary_pb2.HistogramProto:
     """The HistogramProto of ``values`` (float64, finite) in TensorFlow's exponential buckets, empty ends cut off."""
     limits = _bucket_limits()
     if not values.size:
         return summary_pb2.HistogramProto(bucket_limit=[limits[-1]], bucket=[0.0])
-    # A value lies in the first bucket whose upper limit is above it.
-    places = np.minimum(np.searchsorted(limits, values, side="right"), len(limits) - 1)
-    counts = np.bincount(places, minlength=len(limits))
+    base, border = _buckets_by_bits()
+    values = np.ascontiguousarray(values)
+    counts = np.zeros(len(limits), np.int64)
+    for part in np.split(values, range(_AT_ONCE, values.size, _AT_ONCE)):
+        keys = (part.view(np.uint64) >> _BITS_BELOW).astype(np.intp)
+        places = np.minimum(base[keys] + (part >= border[keys]), len(limits) - 1)
+        counts += np.bincount(places, minlength=len(limits))
     used = np.flatnonzero(counts)
     first, last = max(used[0] - 1, 0), used[-1] + 1
     return summary_pb2.HistogramProto(
@@ -81,7 +106,7 @@ def histogram_proto(values: Array) -> summary_pb2.HistogramProto:
         max=values.max(),
         num=values.size,
         sum=values.sum(),
-        sum_squares=np.square(values).sum(),
+        sum_squares=np.dot(values, values),
         bucket_limit=limits[first:last],
         bucket=counts[first:last].astype(np.float64),
     )

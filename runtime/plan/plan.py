@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from runtime.graph.op_kinds import WAITING, Attrs, VariableSpec
+from runtime.graph.op_kinds import Attrs, VariableSpec, kernel_may_wait
 from runtime.plan.place import Device, ProgramForm
 from runtime.tensor_spec import Array, TensorSpec
 
@@ -107,7 +107,7 @@ class Stage:
     @property
     def may_wait(self) -> bool:
         """Whether it may wait for what others do."""
-        return any(call.kernel in WAITING for call in self.host)
+        return any(kernel_may_wait(call.kernel) for call in self.host)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from runtime.errors import InvalidArgumentError, NotFoundError
-from runtime.graph.op_kinds import Attrs
+from runtime.graph.op_kinds import WHEN, Attrs
 from runtime.state.cancellation import Cancellation
 from runtime.state.store import Key, Store
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
@@ -94,6 +94,8 @@ def kernel(name: str, *, raw: bool = False) -> Callable[[Kernel], Kernel]:
 
 def find_kernel(name: str) -> Kernel:
     """The kernel called ``name``. Raises NotFoundError when this task has none."""
+    if name.startswith(WHEN):
+        return _under_condition(find_kernel(name.removeprefix(WHEN)))
     home = _HOMES.get(name.partition("/")[0])
     if home is not None:
         importlib.import_module(home)
@@ -101,6 +103,17 @@ def find_kernel(name: str) -> Kernel:
         return KERNELS[name]
     except KeyError:
         raise NotFoundError(f"this task has no kernel {name!r}; it has {', '.join(sorted(KERNELS))}") from None
+
+
+def _under_condition(kernel: Kernel) -> Kernel:
+    """``kernel`` when its first input says so; zeros otherwise (see ``op_kinds.WHEN``)."""
+
+    def called(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[AnyArray]:
+        if bool(inputs[0]) is bool(attrs["value"]):
+            return kernel(context, attrs["attrs"], inputs[1:])
+        return [np.zeros(shape, dtype) for shape, dtype in attrs["outputs"]]
+
+    return called
 
 
 def strings(items: Sequence[str | bytes]) -> Array:

@@ -15,7 +15,7 @@ from tensorboardX.proto import summary_pb2
 
 import runtime as rt
 from harness import summary
-from runtime.kernels.summaries import encode_png, histogram_proto, to_pixels
+from runtime.kernels.summaries import _bucket_limits, encode_png, histogram_proto, to_pixels
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +89,15 @@ def test_histogram_buckets_hold_what_their_limits_say(values: np.ndarray) -> Non
     for i, count in enumerate(proto.bucket):
         low = limits[i - 1] if i else -np.inf
         assert count == ((values >= low) & (values < limits[i])).sum()
+
+
+def test_a_histogram_tells_numbers_at_the_limits_apart() -> None:
+    limits = _bucket_limits()[1:-1]
+    values = np.concatenate([limits, np.nextafter(limits, -np.inf), [-0.0, 5e-324, -5e-324, 1e150, -1e150]])
+    proto = histogram_proto(values)
+    places = np.searchsorted(_bucket_limits(), values, side="right")
+    wanted = np.bincount(places)[places.min() :]
+    assert [int(count) for count in proto.bucket][-wanted.size :] == wanted.tolist()
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])

@@ -189,6 +189,8 @@ RENAMED = {
     "ShapeN": "Shape",
     "DivNoNan": "Sign",
     "RealDiv": "truediv",
+    "Reshape:0": "nce_loss",
+    "softmax_cross_entropy_with_logits/Reshape_2:0": "sampled_softmax_loss",
 }
 """What TensorFlow 2.21 calls an operation that had our name in TensorFlow 1, or is one of several it chooses."""
 
@@ -296,8 +298,8 @@ def _called(call: Call) -> Iterable[str]:
 
 
 def test_every_name_has_a_case_or_a_reason() -> None:
-    source = ast.walk(ast.parse(pathlib.Path(str(tables.programs.__file__)).read_text()))
-    in_programs = {node.attr for node in source if isinstance(node, ast.Attribute)}
+    sources = [ast.parse(pathlib.Path(str(m.__file__)).read_text()) for m in (tables.programs, tables.flow)]
+    in_programs = {node.attr for source in sources for node in ast.walk(source) if isinstance(node, ast.Attribute)}
     in_cases = {op for case in CASES.values() for op in _called(case.call)}
     names = [n for n, v in tf.NAMES.items() if callable(v) and not isinstance(v, tf.DType)]
     names += [f"nn.{n}" for n in tf.nn.NAMES] + [f"train.{n}" for n in tf.train.NAMES]

@@ -72,8 +72,8 @@ def test_the_ends_of_a_slice_come_from_shapes() -> None:
                 got.tolist() == list(range(size // 2)) and end.tolist() == [3.0 * size - 2] and part.tolist() == [0, 1]
             )
         place = tf.placeholder(tf.int32, [])
-        with pytest.raises(tf.errors.InvalidArgumentError, match="known only in the step.*tf.shape"):
-            sess.run(x[place:], {x: [1.0], place: 0})
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the size of the result depends on a value.*tf.slice"):
+            x[place:]  # noqa: B018
 
 
 def test_options_are_read_before_they_are_set() -> None:

@@ -39,3 +39,16 @@ def test_too_few_tokens_are_refused() -> None:
         sync.minimize(w * w, global_step=step)
         with pytest.raises(tf.errors.InvalidArgumentError, match="Too few tokens to finish the first step: 1"):
             tf.train.MonitoredTrainingSession(hooks=[hook])
+
+
+def test_the_training_operation_gives_the_step_as_in_tensorflow() -> None:
+    with tf.Graph().as_default():
+        step, w, sync = _model()
+        train_op = sync.minimize(w * w, global_step=step)
+        summary = tf.summary.histogram("step", train_op)
+        with tf.control_dependencies([train_op]):
+            after = tf.identity(w)
+        with tf.train.MonitoredTrainingSession(is_chief=True, hooks=[sync.make_session_run_hook(True)]) as sess:
+            assert sess.run(train_op) == 1
+            assert sess.run([train_op, step, after]) == [2, 2, 1.0]
+            assert sess.run(summary)

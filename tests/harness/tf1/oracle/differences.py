@@ -142,18 +142,6 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "A derivative that is zero everywhere: `tf.floor`, `tf.ceil`, `tf.round`, `tf.stop_gradient`, "
-        "the labels of `tf.nn.softmax_cross_entropy_with_logits`",
-        "`tf.gradients` gives None",
-        "zeros",
-        {
-            **{f"{op}/slope": COMPUTES for op in ("ceil", "floor", "rint", "round", "floordiv", "stop_gradient")},
-            "floordiv/slope of broadcast": COMPUTES,
-            "nn.softmax_cross_entropy_with_logits/no distribution": COMPUTES,
-            "nn.softmax_cross_entropy_with_logits/slope": COMPUTES,
-        },
-    ),
-    Difference(
         "Gradients of `tf.gather` and `tf.nn.embedding_lookup`",
         "`IndexedSlices`",
         "dense: a step that trains a large table moves all of it",
@@ -175,10 +163,10 @@ DIFFERENCES = (
         {"where/condition alone": REFUSES},
     ),
     Difference(
-        "`tf.slice` from a computed place; `x[[0, 1]]`",
+        "`x[[0, 1]]`",
         "works",
-        "is refused: XLA needs the places before the step; `tf.gather` takes computed ones",
-        {"slice/begin that is fed": REFUSES, "@getitem/list": REFUSES},
+        "is refused: `tf.gather` takes a list of places",
+        {"@getitem/list": REFUSES},
     ),
     Difference(
         "`tf.linspace` between integers",

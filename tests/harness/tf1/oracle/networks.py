@@ -495,3 +495,49 @@ CASES.add("losses.sigmoid_cross_entropy", "smooth", Fed(_LABELS), Fed(_GUESSES),
 CASES.add("losses.sparse_softmax_cross_entropy", "vector", Fed([0, 1, 1]), Fed(_GUESSES))
 CASES.add("losses.sparse_softmax_cross_entropy", "column", Fed([[0], [1], [1]]), Fed(_GUESSES))
 CASES.add("losses.sparse_softmax_cross_entropy", "weights", Fed([0, 1, 1]), Fed(_GUESSES), [1.0, 0.0, 2.0])
+
+# -- pool, and losses over a sample of the classes -----------------------------------------------------------------
+
+_IMAGE = np.arange(32.0).reshape(1, 4, 4, 2) % 7
+for _label, _args in {
+    "max": ([2, 2], "MAX", "VALID"),
+    "average": ([2, 2], "AVG", "VALID"),
+    "average padded": ([3, 3], "AVG", "SAME"),
+    "max padded": ([3, 3], "MAX", "SAME"),
+    "neither": ([2, 2], "SUM", "VALID"),
+    "too few axes": ([2], "MAX", "VALID"),
+}.items():
+    CASES.add("nn.pool", _label, Fed(_IMAGE), *_args)
+CASES.add("nn.pool", "strides", Fed(_IMAGE), [2, 2], "AVG", "VALID", strides=[2, 2])
+CASES.add("nn.pool", "dilation", Fed(_IMAGE), [2, 2], "MAX", "VALID", dilation_rate=[2, 2])
+CASES.add("nn.pool", "both", Fed(_IMAGE), [2, 2], "MAX", "VALID", dilation_rate=[2, 2], strides=[2, 2])
+CASES.add("nn.pool", "one axis", Fed(_IMAGE.reshape(1, 16, 2)), [3], "MAX", "VALID")
+CASES.add("nn.pool", "slope", Fed(_IMAGE), [2, 2], "AVG", "VALID", case={"slopes": True})
+
+_CLASSES = np.arange(12.0).reshape(6, 2) / 10 - 0.5
+_OFFSETS = [0.1, -0.1, 0.2, -0.2, 0.3, -0.3]
+_SAMPLE = (Const([0, 3, 1], "int64"), Const([[0.5], [0.25]]), Const([0.9, 0.4, 0.7]))
+_TWO = (Const([0, 3, 1], "int64"), Const([[0.5, 0.4], [0.25, 0.3]]), Const([0.9, 0.4, 0.7]))
+for _name in ("nn.nce_loss", "nn.sampled_softmax_loss"):
+    for _label, _labels, _true, _sample, _more in (
+        ("plain", [[4], [5]], 1, _SAMPLE, {}),
+        ("hits", [[3], [5]], 1, _SAMPLE, {"remove_accidental_hits": True}),
+        ("hits kept", [[3], [5]], 1, _SAMPLE, {"remove_accidental_hits": False}),
+        ("two true classes", [[4, 2], [5, 0]], 2, _TWO, {}),
+    ):
+        CASES.add(
+            _name, _label, Fed(_CLASSES), Fed(_OFFSETS), Fed(_labels, "int64"), Fed(_X), 3, 6, _true,
+            sampled_values=_sample, case={"ulps": 32}, **_more,
+        )  # fmt: skip
+    CASES.add(
+        _name, "parts", [Fed(_CLASSES[::2]), Fed(_CLASSES[1::2])], Fed(_OFFSETS), Fed([[4], [5]], "int64"), Fed(_X),
+        3, 6, sampled_values=_SAMPLE, case={"ulps": 32},
+    )  # fmt: skip
+    CASES.add(
+        _name, "its own sample", Fed(_CLASSES), Fed(_OFFSETS), Fed([[4], [5]], "int64"), Fed(_X), 3, 6,
+        case={"values": False},
+    )  # fmt: skip
+for _name in ("nn.log_uniform_candidate_sampler", "nn.uniform_candidate_sampler"):
+    CASES.add(_name, "unique", Fed([[4], [5]], "int64"), 1, 3, True, 6, case={"values": False})
+    CASES.add(_name, "repeated", Fed([[4], [5]], "int64"), 1, 3, False, 6, case={"values": False})
+    CASES.add(_name, "more than there are", Fed([[4], [5]], "int64"), 1, 7, True, 6)

@@ -1,0 +1,622 @@
+"""``tf.cond``, ``tf.case``, ``tf.while_loop`` and the loops over rows: each becomes one operation, one of JAX's own.
+
+The functions of the program are called once, while the graph is built. What they make is looked through and becomes a
+function of arrays (``rt.lowlevel.subgraph``); what they take from outside becomes the inputs of the operation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+import runtime as rt
+from harness.tf1.array_ops import as_tensor
+from harness.tf1.dtypes import as_dtype
+from harness.tf1.lift import Names
+from harness.tf1.nests import Made, Nest, Unwritten, callables, flatten, tensor, tensors, unflatten
+from harness.tf1.shapes import TensorShape
+from harness.tf1.static import Deferred, known_while_tracing, static, takes_shapes_only
+from harness.tf1.tensor_array import TensorArray
+
+OPS = Names()
+"""TensorFlow's name -> the function."""
+
+Arrays: TypeAlias = list[jax.Array]
+
+
+def _operation(
+    fn: Callable[..., object], name: str, parts: Sequence[rt.lowlevel.Subgraph], *inputs: object
+) -> list[rt.Tensor]:
+    """One operation ``fn(*inputs, arrays captured by each of parts ...)``."""
+    types = [t for part in parts for t in part.wide_types]
+    after = [op for part in parts for op in part.after]
+    with rt.control_dependencies(after):
+        return list(rt.call(lambda *args: fn(*args[: len(args) - len(types)]), *inputs,
+                            *[list(part.captured) for part in parts], *types, name=name))  # fmt: skip
+
+
+def _compatible(one: rt.Tensor, other: rt.Tensor) -> bool:
+    return TensorShape(one.shape).is_compatible_with(other.shape)
+
+
+# -- conditionals --------------------------------------------------------------------------------------------------
+
+
+@OPS.add()
+def cond(
+    pred: rt.TensorLike,
+    true_fn: Made | None = None,
+    false_fn: Made | None = None,
+    strict: bool | str = False,
+    name: str | None = None,
+    fn1: Made | None = None,
+    fn2: Made | None = None,
+) -> Nest:
+    """What ``true_fn`` gives, or ``false_fn``. Both are called now; a step computes one, and does what is done in it.
+
+    Args:
+        pred: a bool scalar.
+        true_fn: a function without arguments that gives tensors: a nest of them, or an operation.
+        false_fn: the same, with results of the same structure, types and shapes.
+        strict: give ``[x]`` as it is, not as ``x``; in TensorFlow 1.0 the name stands here.
+        name: name scope of what they make.
+        fn1: ``true_fn`` by its old name.
+        fn2: ``false_fn`` by its old name.
+
+    Raises:
+        TypeError: ``pred`` is a Python bool, or a function cannot be called.
+        ValueError: the results of the two differ in structure, type or shape, or one is a string.
+    """
+    if isinstance(strict, str):
+        name = strict
+    yes, no = true_fn or fn1, false_fn or fn2
+    if isinstance(pred, bool):
+        raise TypeError("pred must not be a Python bool: use an if")
+    callables(true_fn=yes, false_fn=no)
+    assert yes is not None and no is not None
+    asked = as_tensor(pred)
+    if asked.dtype != np.bool_:
+        raise TypeError(f"tf.cond: {asked.name!r} must be a bool, not {asked.dtype.name}")
+    if asked.shape not in ((), None):
+        raise ValueError(f"tf.cond: {asked.name!r} must be a scalar, not of shape {asked.shape}")
+    with asked.graph.as_default(), rt.name_scope(name or "cond") as scope:
+        chosen = rt.identity(asked, "pred_id")
+        found = []
+        for function, value in ((yes, True), (no, False)):
+            what = f"{'true' if value else 'false'}_fn of tf.cond"
+            results, structure = tensors(function(), what)
+            part = rt.lowlevel.subgraph(
+                results, first=chosen.op.id, what=what, condition=rt.lowlevel.Condition(chosen, value)
+            )
+            found.append((part, structure))
+        (true, structure), (false, other) = found
+        _check_alike(true, structure, false, other)
+
+        def run(given: jax.Array, of_true: Arrays, of_false: Arrays) -> object:
+            return jax.lax.cond(given, lambda: true((), of_true), lambda: false((), of_false))
+
+        results = _operation(run, scope, (true, false), chosen)
+    return _unpacked(unflatten(structure, results), strict is True)
+
+
+def _check_alike(
+    true: rt.lowlevel.Subgraph, structure: PyTreeDef, false: rt.lowlevel.Subgraph, other: PyTreeDef
+) -> None:
+    if structure != other:
+        raise ValueError(f"tf.cond: true_fn gives {structure}, false_fn {other}")
+    for one, two in zip(true.results, false.results, strict=True):
+        if one.dtype != two.dtype:
+            raise ValueError(f"tf.cond: true_fn gives {one.dtype.name} where false_fn gives {two.dtype.name}")
+        if not _compatible(one, two):
+            raise ValueError(
+                f"tf.cond: true_fn gives the shape {one.shape} where false_fn gives {two.shape}, and XLA needs one: "
+                "tf.pad the smaller one"
+            )
+
+
+def _unpacked(nest: Nest, strict: bool) -> Nest:
+    single = isinstance(nest, list | tuple) and len(nest) == 1 and not hasattr(nest, "_fields")
+    return nest[0] if single and not strict else nest
+
+
+@OPS.add()
+def case(
+    pred_fn_pairs: Sequence[tuple[rt.TensorLike, Made]] | Mapping[rt.Tensor, Made],
+    default: Made | None = None,
+    exclusive: bool = False,
+    strict: bool = False,
+    name: str = "case",
+) -> Nest:
+    """What the function of the first true predicate gives; see ``tf.cond``.
+
+    Args:
+        pred_fn_pairs: pairs of a bool scalar and a function, or a dictionary of them.
+        default: the function for when none is true; without it one must be: an error in the step otherwise.
+        exclusive: no two may be true: an error in the step otherwise.
+        strict: as in ``tf.cond``.
+        name: name scope.
+    """
+    pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, Mapping) else pred_fn_pairs)
+    if not pairs:
+        raise ValueError("tf.case: give at least one pair of a predicate and a function")
+    with rt.name_scope(name or "case"):
+        checks = []
+        count = rt.call(lambda given: sum(jnp.asarray(g, np.int32) for g in given), [p for p, _ in pairs], name="count")
+        if exclusive:
+            checks.append(rt.check(count < 2, "tf.case: more than one of the predicates is true: ", [count]))
+        if default is None:
+            checks.append(rt.check(count > 0, "tf.case: none of the predicates is true: ", [count]))
+            *pairs, (_, default) = pairs
+        with rt.control_dependencies(checks):
+            chosen = default
+            for pred, function in reversed(pairs):
+                chosen = functools.partial(cond, pred, function, chosen, True)
+            return _unpacked(chosen(), strict)
+
+
+# -- loops ---------------------------------------------------------------------------------------------------------
+
+_NO_GRADIENT = (
+    "the number of turns of this loop is known only in the step, so it has no derivative: give tf.while_loop "
+    "maximum_iterations, or a condition that counts up to a number"
+)
+
+
+@OPS.add()
+def while_loop(
+    cond: Made,
+    body: Made,
+    loop_vars: Nest,
+    shape_invariants: Nest = None,
+    parallel_iterations: object = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+    maximum_iterations: rt.TensorLike | None = None,
+    return_same_structure: bool = False,
+) -> Nest:
+    """Repeats ``body`` while ``cond`` holds; gives the last ``loop_vars``.
+
+    It has a derivative where the number of turns has a limit that is known before the step: ``maximum_iterations``, or
+    a condition that depends only on counters, constants and shapes.
+
+    Args:
+        cond: a function of the loop variables that gives a bool scalar.
+        body: a function of the loop variables that gives new ones, of the same types and shapes.
+        loop_vars: a nest of tensors.
+        shape_invariants: accepted as far as every shape stays the same, because XLA needs one.
+        parallel_iterations: not needed.
+        back_prop: False for no derivative.
+        swap_memory: not needed.
+        name: name scope of what they make.
+        maximum_iterations: ends after so many turns in any case.
+        return_same_structure: give ``[x]`` as it is, not as ``x``.
+
+    Raises:
+        TypeError: ``cond`` or ``body`` cannot be called.
+        ValueError: no loop variables, another structure or number of them, or the type or shape of one changes.
+    """
+    callables(cond=cond, body=body)
+    leaves, structure = flatten(loop_vars)
+    if not leaves:
+        raise ValueError("No loop variables provided")
+    with rt.Graph.of(*leaves).as_default(), rt.name_scope(name or "while") as scope:
+        known = [None if isinstance(leaf, Unwritten) else tensor(leaf, "tf.while_loop: loop_vars") for leaf in leaves]
+        _check_invariants(known, shape_invariants)
+        stands = [_stands_for(leaf, t) for leaf, t in zip(leaves, known, strict=True)]
+        first = stands[0].op.id
+        arguments = unflatten(structure, stands)
+        if not isinstance(arguments, list | tuple) or hasattr(arguments, "_fields"):
+            arguments = [arguments]
+        going = _scalar_bool(cond(*arguments))
+        given = body(*arguments)
+        given = [given] if len(arguments) == 1 and not isinstance(given, list | tuple) else given
+        results, _ = tensors(given, "the body of tf.while_loop")
+        _check_turn(stands, results)
+        begin = [_begin(leaf, t, known, stands) for leaf, t in zip(leaves, known, strict=True)]
+        test = rt.lowlevel.subgraph([going], stands, first=first, what="the condition of tf.while_loop")
+        turn = rt.lowlevel.subgraph(results, stands, first=first, what="the body of tf.while_loop")
+        made = _Loop(test, turn, begin, maximum_iterations).made(scope, back_prop)
+    return _unpacked(unflatten(structure, made), return_same_structure)
+
+
+def _scalar_bool(going: Nest) -> rt.Tensor:
+    (tensor,), _ = tensors(_unpacked(going, False), "the condition of tf.while_loop")
+    if tensor.dtype != np.bool_:
+        raise TypeError(f"the condition of tf.while_loop gives {tensor.dtype.name}, not a bool")
+    if tensor.shape not in ((), None):
+        raise ValueError(f"the condition of tf.while_loop gives the shape {tensor.shape}, not a scalar")
+    return tensor
+
+
+def _stands_for(leaf: object, begin: rt.Tensor | None) -> rt.Tensor:
+    """What stands for a loop variable in the body."""
+    if begin is not None:
+        return rt.placeholder(begin.dtype, begin.shape, "Identity")
+    assert isinstance(leaf, Unwritten)
+    leaf.written = None
+    return rt.placeholder(leaf.dtype, None, "Identity")
+
+
+def _begin(
+    leaf: object, begin: rt.Tensor | None, known: Sequence[rt.Tensor | None], stands: Sequence[rt.Tensor]
+) -> rt.Tensor:
+    """What a loop variable is at first: of a ``tf.TensorArray`` without rows, zeros of the shape that is written."""
+    if begin is not None:
+        return begin
+    assert isinstance(leaf, Unwritten)
+    row = leaf.written
+    if row is None or row.shape is not None and None not in row.shape:
+        return leaf.content()
+    given = [(s, t) for s, t in zip(stands, known, strict=True) if t is not None]
+    part = rt.lowlevel.subgraph([row], stands, first=stands[0].op.id, what="what is written into a tf.TensorArray")
+    if part.depends_on([row], takes_shapes_only)[0] - {s for s, _ in given}:
+        raise ValueError("tf.TensorArray: what is written depends on what was written: give element_shape")
+    others = rt.lowlevel.subgraph([row], [s for s, _ in given], first=stands[0].op.id, what="tf.TensorArray")
+
+    def zeros(begin: Arrays, captured: Arrays) -> jax.Array:
+        shape = jax.eval_shape(others, begin, captured)[0].shape
+        return jnp.zeros(shape, row.dtype)
+
+    (like,) = _operation(lambda *arrays: [zeros(*arrays)], "row", (others,), [t for _, t in given])
+    return leaf.like(like)
+
+
+def _check_invariants(begin: Sequence[rt.Tensor | None], invariants: Nest) -> None:
+    if invariants is None:
+        return
+    shapes = jax.tree.leaves(invariants, is_leaf=lambda leaf: isinstance(leaf, TensorShape))
+    if len(shapes) != len(begin):
+        raise ValueError(f"tf.while_loop: {len(begin)} loop_vars, but {len(shapes)} shape_invariants")
+    for known, shape in zip(begin, shapes, strict=True):
+        if known is not None and not TensorShape(shape).is_compatible_with(known.shape):
+            raise ValueError(f"tf.while_loop: {known.name!r} of shape {known.shape} does not fit the invariant {shape}")
+
+
+def _check_turn(before: Sequence[rt.Tensor], after: Sequence[rt.Tensor]) -> None:
+    if len(before) != len(after):
+        raise ValueError(f"tf.while_loop: {len(before)} loop_vars, but the body gives {len(after)}")
+    for one, two in zip(before, after, strict=True):
+        if one.dtype != two.dtype:
+            raise rt.InvalidArgumentError(
+                f"tf.while_loop: the body makes {one.dtype.name} {two.dtype.name}: use tf.cast"
+            )
+        if not _compatible(one, two):
+            raise _changed(one.shape, two.shape)
+
+
+def _changed(one: object, two: object) -> ValueError:
+    return rt.InvalidArgumentError(
+        f"tf.while_loop: the body makes the shape {one} {two}, and XLA needs one: write into a tf.TensorArray, or into "
+        "a tensor that is large enough"
+    )
+
+
+_MOST_TURNS = 1_000_000
+"""A loop that counts further is not counted before the step."""
+
+
+class _Loop:
+    """One while loop.
+
+    Args:
+        test: the condition, as a function of the loop variables.
+        turn: the body.
+        begin: the loop variables at first.
+        limit: ends after so many turns in any case.
+    """
+
+    def __init__(
+        self,
+        test: rt.lowlevel.Subgraph,
+        turn: rt.lowlevel.Subgraph,
+        begin: Sequence[rt.Tensor],
+        limit: rt.TensorLike | None,
+    ) -> None:
+        self._test, self._turn, self._begin = test, turn, begin
+        known = not isinstance(limit, rt.Tensor | rt.Variable) or known_while_tracing(rt.as_tensor(limit))
+        self._limit = static(limit) if known else None
+        self._computed_limit = None if known else limit
+        self._counters = self._find_counters()
+
+    def _find_counters(self) -> Deferred | None:
+        """The values from which the number of turns is found before the step; None where it depends on others.
+
+        They are those of the loop variables at first, and of captured tensors. ``_wanted`` says which.
+        """
+        counters, captured = self._test.depends_on(self._test.results, takes_shapes_only)
+        while True:
+            results = [r for a, r in self._turns_of() if a in counters]
+            more, beside = self._turn.depends_on(results, takes_shapes_only)
+            if more <= counters:
+                break
+            counters |= more
+        begin = dict(zip(self._turn.arguments, self._begin, strict=True))
+        wanted = {t: begin[t] for t in self._turn.arguments if t in counters}
+        wanted |= {t: t for t in (*self._test.captured, *self._turn.captured) if t in captured | beside}
+        if self._computed_limit is not None or not all(map(known_while_tracing, wanted.values())):
+            return None
+        self._wanted = tuple(wanted)
+        found = static(list(wanted.values()))
+        return found if isinstance(found, Deferred) else Deferred(found, ())
+
+    def _turns_of(self) -> list[tuple[rt.Tensor, rt.Tensor]]:
+        """Each loop variable, and what it becomes in one turn."""
+        return list(zip(self._turn.arguments, self._turn.results, strict=True))
+
+    def _count(self, sources: Arrays, begin: Arrays, of_test: Arrays, of_turn: Arrays) -> int | None:
+        """The number of turns; None when it is not known before the step."""
+        if self._counters is None:
+            return None
+        values = self._counters.value(sources)
+        with jax.ensure_compile_time_eval():
+            known = {t: jnp.asarray(v, t.dtype) for t, v in zip(self._wanted, values, strict=True)}
+            of_test = [known.get(t, a) for t, a in zip(self._test.captured, of_test, strict=True)]
+            of_turn = [known.get(t, a) for t, a in zip(self._turn.captured, of_turn, strict=True)]
+            turns = int(self._run_counters(known, begin, of_test, of_turn))
+        return turns if turns < _MOST_TURNS else None
+
+    def _run_counters(
+        self, known: Mapping[rt.Tensor, jax.Array], begin: Arrays, of_test: Arrays, of_turn: Arrays
+    ) -> jax.Array:
+        """How many turns the counters alone make; of the other loop variables, ``begin``, only the shapes are used."""
+        counters = [(a, r) for a, r in self._turns_of() if a in known]
+        names, results = [a for a, _ in counters], [r for _, r in counters]
+
+        def beside(state: Arrays) -> Arrays:
+            now = dict(zip(names, state, strict=True))
+            return [now.get(a, b) for a, b in zip(self._turn.arguments, begin, strict=True)]
+
+        def going(state: tuple[jax.Array, Arrays]) -> jax.Array:
+            return (state[0] < _MOST_TURNS) & self._test(beside(state[1]), of_test)[0]
+
+        def turn(state: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
+            return state[0] + 1, list(self._turn.some(results, beside(state[1]), of_turn))
+
+        first = (jnp.asarray(0, np.int32), [known[a] for a in names])
+        turns: jax.Array = jax.lax.while_loop(going, turn, first)[0]
+        return turns
+
+    def made(self, name: str, back_prop: bool) -> list[rt.Tensor]:
+        """The loop variables at the end."""
+        limit = self._limit
+        sources = [list(d.sources) if isinstance(d, Deferred) else [] for d in (self._counters, limit)]
+
+        def run(
+            begin: Arrays, known: Sequence[Arrays], computed: jax.Array | None, of_test: Arrays, of_turn: Arrays
+        ) -> object:
+            self._check_shapes(begin, of_turn)
+            turns = self._count(known[0], begin, of_test, of_turn)
+            most = limit.value(known[1]) if isinstance(limit, Deferred) else limit
+            if turns is not None:
+                return self._counting(begin, of_turn, turns if most is None else min(turns, most))
+            if most is None:
+                return self._until(begin, of_test, of_turn, computed)
+            return self._at_most(int(most))(begin, of_test, of_turn)
+
+        results = _operation(run, name, (self._test, self._turn), list(self._begin), sources, self._computed_limit)
+        if not back_prop:
+            rt.lowlevel.without_derivative(results[0])
+        elif self._counters is None and limit is None:
+            rt.lowlevel.without_derivative(results[0], _NO_GRADIENT)
+        return results
+
+    def _check_shapes(self, begin: Arrays, of_turn: Arrays) -> None:
+        after = jax.eval_shape(self._turn, begin, of_turn)
+        for one, two in zip(begin, after, strict=True):
+            if one.shape != two.shape:
+                raise _changed(one.shape, two.shape)
+
+    def _next(self, now: Arrays, of_turn: Arrays, turn: jax.Array) -> list[jax.Array]:
+        return list(self._turn(now, self._turn.with_step(of_turn, turn)))
+
+    def _counting(self, begin: Arrays, of_turn: Arrays, turns: int) -> Arrays:
+        def step(now: Arrays, turn: jax.Array) -> tuple[Arrays, None]:
+            return self._next(now, of_turn, turn), None
+
+        last, _ = jax.lax.scan(step, list(begin), jnp.arange(turns, dtype=np.int32))
+        return last
+
+    def _until(self, begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | int | None) -> Arrays:
+        def going(state: tuple[jax.Array, Arrays]) -> jax.Array:
+            more = self._test(state[1], of_test)[0]
+            return more if most is None else more & (state[0] < most)
+
+        def step(state: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
+            return state[0] + 1, self._next(state[1], of_turn, state[0])
+
+        last: Arrays = jax.lax.while_loop(going, step, (jnp.asarray(0, np.int32), list(begin)))[1]
+        return last
+
+    def _at_most(self, most: int) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
+        """As many turns as there are; its derivative goes through ``most`` turns, of which the last do nothing."""
+
+        def padded(begin: Arrays, of_test: Arrays, of_turn: Arrays) -> Arrays:
+            def step(state: tuple[jax.Array, Arrays], turn: jax.Array) -> tuple[tuple[jax.Array, Arrays], None]:
+                going = state[0] & self._test(state[1], of_test)[0]
+                then = jax.lax.cond(going, lambda: self._next(state[1], of_turn, turn), lambda: list(state[1]))
+                return (going, then), None
+
+            (_, last), _ = jax.lax.scan(step, (jnp.asarray(True), list(begin)), jnp.arange(most, dtype=np.int32))
+            return last
+
+        @jax.custom_vjp
+        def loop(begin: Arrays, of_test: Arrays, of_turn: Arrays) -> Arrays:
+            return self._until(begin, of_test, of_turn, most)
+
+        loop.defvjp(lambda *inputs: jax.vjp(padded, *inputs), lambda backward, slopes: backward(slopes))
+        return loop
+
+
+# -- loops over rows -----------------------------------------------------------------------------------------------
+
+
+def _row(tensor: rt.Tensor, what: str) -> rt.Tensor:
+    """What stands for one row of it."""
+    if tensor.shape == ():
+        raise ValueError(f"{what}: {tensor.name!r} is a scalar, and has no rows")
+    return rt.placeholder(tensor.dtype, None if tensor.shape is None else tensor.shape[1:], "row")
+
+
+def _over_rows(
+    what: str,
+    fn: Made,
+    elems: Nest,
+    carried: Nest,
+    name: str | None,
+    *,
+    reverse: bool = False,
+    gives: Nest = None,
+    carries: bool = True,
+    last: bool = False,
+    back_prop: bool = True,
+) -> Nest:
+    """``jax.lax.scan`` of a function of the program.
+
+    Args:
+        what: "tf.scan".
+        fn: a function of what is carried and of a row; of a row alone without ``carries``.
+        elems: a nest whose rows are gone through.
+        carried: at first; None for the first row.
+        name: name scope.
+        reverse: from the last row to the first.
+        gives: a nest of the data types of the results; those of ``elems`` by default.
+        carries: whether a result is carried to the next row.
+        last: give the last result, not all.
+        back_prop: False for no derivative.
+    """
+    callables(fn=fn)
+    rows, structure = tensors(elems, f"{what}: elems")
+    from_row = carries and carried is None
+    with rt.Graph.of(*rows).as_default(), rt.name_scope(name or what.removeprefix("tf.")) as scope:
+        begin, shape = ([], structure) if carried is None else tensors(carried, f"{what}: initializer")
+        stands = [_row(t, what) for t in rows]
+        before = [rt.placeholder(t.dtype, t.shape, "carried") for t in (stands if from_row else begin)]
+        carry = [unflatten(shape, before)] if carries else []
+        results, made = tensors(fn(*carry, unflatten(structure, stands)), f"{what}: fn")
+        part = rt.lowlevel.subgraph(results, [*before, *stands], first=stands[0].op.id, what=f"the function of {what}")
+        _check_row(what, before, shape, results, made, gives, rows)
+
+        def run(begin: Arrays, rows: Arrays, captured: Arrays) -> Arrays:
+            if from_row:
+                begin, rows = [r[-1 if reverse else 0] for r in rows], [r[:-1] if reverse else r[1:] for r in rows]
+
+            def step(now: Arrays, row: tuple[jax.Array, Arrays]) -> tuple[Arrays, Arrays]:
+                out = list(part([*now, *row[1]], part.with_step(captured, row[0])))
+                return out if carries else [], [] if last else out
+
+            turns = jnp.arange(rows[0].shape[0], dtype=np.int32)
+            end, every = jax.lax.scan(step, list(begin), (turns, list(rows)), reverse=reverse)
+            if last or not from_row:
+                return end if last else every
+            pairs = [(e, b[None]) if reverse else (b[None], e) for b, e in zip(begin, every, strict=True)]
+            return [jnp.concatenate(pair) for pair in pairs]
+
+        out = _operation(run, scope, (part,), begin, rows)
+        if not back_prop:
+            rt.lowlevel.without_derivative(out[0])
+    return unflatten(made, out)
+
+
+def _check_row(
+    what: str,
+    before: Sequence[rt.Tensor],
+    shape: PyTreeDef,
+    results: Sequence[rt.Tensor],
+    made: PyTreeDef,
+    gives: Nest,
+    rows: Sequence[rt.Tensor],
+) -> None:
+    if before:
+        if shape != made:
+            raise ValueError(f"{what}: fn makes {shape} {made}")
+        wanted: list[object] = [t.dtype for t in before]
+    else:
+        wanted = list(jax.tree.leaves(gives)) if gives is not None else [t.dtype for t in rows]
+    kinds = [as_dtype(w).dtype for w in wanted]
+    if [t.dtype for t in results] != kinds:
+        raise rt.InvalidArgumentError(
+            f"{what}: fn gives {[t.dtype.name for t in results]}, and not {[k.name for k in kinds]}: give dtype="
+            if not before
+            else f"{what}: fn makes {[k.name for k in kinds]} {[t.dtype.name for t in results]}: use tf.cast"
+        )
+
+
+@OPS.add()
+def map_fn(
+    fn: Made,
+    elems: Nest,
+    dtype: Nest = None,
+    parallel_iterations: object = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    infer_shape: bool = True,
+    name: str | None = None,
+) -> Nest:
+    """``fn`` of each row of ``elems``, stacked.
+
+    Args:
+        fn: a function of a row of each.
+        elems: a nest of tensors with rows.
+        dtype: the nest of types that ``fn`` gives, where they are not those of ``elems``.
+        parallel_iterations: not needed.
+        back_prop: False for no derivative.
+        swap_memory: not needed.
+        infer_shape: not needed.
+        name: name scope.
+    """
+    return _over_rows("tf.map_fn", fn, elems, None, name or "map", gives=dtype, carries=False, back_prop=back_prop)
+
+
+@OPS.add()
+def scan(
+    fn: Made,
+    elems: Nest,
+    initializer: Nest = None,
+    parallel_iterations: object = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    infer_shape: bool = True,
+    reverse: bool = False,
+    name: str | None = None,
+) -> Nest:
+    """``a = fn(a, row)`` for each row of ``elems``; gives all ``a``, stacked.
+
+    Args:
+        fn: a function of what it gave last and of a row.
+        elems: a nest of tensors with rows.
+        initializer: the first ``a``; the first row by default.
+        parallel_iterations: not needed.
+        back_prop: False for no derivative.
+        swap_memory: not needed.
+        infer_shape: not needed.
+        reverse: from the last row to the first.
+        name: name scope.
+    """
+    return _over_rows("tf.scan", fn, elems, initializer, name, reverse=reverse, back_prop=back_prop)
+
+
+def _fold(shown: str, reverse: bool) -> Made:
+    def fold(
+        fn: Made,
+        elems: Nest,
+        initializer: Nest = None,
+        parallel_iterations: object = 10,
+        back_prop: bool = True,
+        swap_memory: bool = False,
+        name: str | None = None,
+    ) -> Nest:
+        return _over_rows(f"tf.{shown}", fn, elems, initializer, name, reverse=reverse, last=True, back_prop=back_prop)
+
+    fold.__name__ = fold.__qualname__ = shown
+    fold.__doc__ = f"``tf.scan``{', from the last row to the first' if reverse else ''}; gives the last ``a`` alone."
+    return fold
+
+
+OPS |= {"TensorArray": TensorArray, "foldl": _fold("foldl", False), "foldr": _fold("foldr", True)}

@@ -1,0 +1,295 @@
+"""Operations that a function of the program has made, as one JAX function: what conditionals and loops are made of.
+
+The operations lie in the graph like all others, where a step runs none of them by itself. What they take from outside
+(values that were there before, variables, what is fed) becomes the inputs of the conditional or loop. What they change,
+an update of a variable, is made anew beside it, and does nothing unless the condition holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from runtime.errors import InvalidArgumentError
+from runtime.graph.graph import Operation, Tensor
+from runtime.graph.op_kinds import WHEN, ArrayFn, Constant, Deferred, Host, Nothing, Pure, StepId, Update
+from runtime.graph.ops import EMBED_BYTES, call
+from runtime.graph.tracing import needs_64_bit
+from runtime.tensor_spec import AnyArray, DType
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Under which something happens: when the bool scalar ``tensor`` is ``value``."""
+
+    tensor: Tensor
+    value: bool
+
+    def holds(self, given: jax.Array) -> AnyArray:
+        """Whether it does, by the tensor's array."""
+        return given if self.value else ~given
+
+
+class Subgraph:
+    """A function of arrays, made of operations.
+
+    Attributes:
+        arguments: tensors that stand for what it is called with.
+        results: what it gives.
+        captured: the tensors from outside that it needs besides, in the order in which it takes their arrays.
+        after: operations outside that must have run before.
+        operations: what it computes, in their order.
+    """
+
+    def __init__(
+        self,
+        results: Sequence[Tensor],
+        arguments: Sequence[Tensor],
+        computed: Iterable[Operation],
+        outside: Mapping[Tensor, Tensor],
+        after: Iterable[Operation],
+    ) -> None:
+        self.results, self.arguments, self.after = tuple(results), tuple(arguments), tuple(after)
+        inner, given = set(computed), set(arguments)
+        needed: set[Operation] = set()
+        captured: dict[Tensor, Tensor] = {}
+        stack = list(reversed(results))
+        while stack:
+            tensor = stack.pop()
+            if tensor in given:
+                continue
+            if tensor in outside or tensor.op not in inner:
+                captured[tensor] = outside.get(tensor, tensor)
+            elif tensor.op not in needed:
+                needed.add(tensor.op)
+                stack.extend(reversed(tensor.op.inputs))
+        self._inner_names = tuple(captured)
+        self.captured = tuple(captured.values())
+        self.operations = tuple(sorted(needed, key=lambda op: op.id))
+
+    @property
+    def wide_types(self) -> tuple[DType, ...]:
+        """A dtype of 64 bits when any operation computes with one; shown to ``call``, it asks for 64-bit mode."""
+        wide = any(map(_is_wide, self.operations)) or needs_64_bit([t.dtype for t in (*self.arguments, *self.captured)])
+        return (np.dtype(np.int64),) if wide else ()
+
+    def depends_on(
+        self, results: Iterable[Tensor], by_shape: Callable[[Operation], bool]
+    ) -> tuple[set[Tensor], set[Tensor]]:
+        """The arguments, and the captured tensors, from whose values ``results``, some of its own, are computed.
+
+        Args:
+            results: tensors within.
+            by_shape: tells the operations that look at nothing but the shapes of their inputs.
+        """
+        outer = dict(zip(self._inner_names, self.captured, strict=True))
+        seen = self._behind(results, by_shape)
+        return seen & set(self.arguments), {outer[t] for t in seen if t in outer}
+
+    def _behind(self, results: Iterable[Tensor], stop: Callable[[Operation], bool] = lambda op: False) -> set[Tensor]:
+        inner, seen = set(self.operations), set[Tensor]()
+        stack = list(results)
+        while stack:
+            tensor = stack.pop()
+            if tensor not in seen:
+                seen.add(tensor)
+                if tensor.op in inner and not stop(tensor.op):
+                    stack.extend(tensor.op.inputs)
+        return seen
+
+    def __call__(self, arguments: Sequence[AnyArray], captured: Sequence[AnyArray]) -> tuple[jax.Array, ...]:
+        """The results, from the arrays of ``arguments`` and of ``captured``."""
+        return self.some(self.results, arguments, captured)
+
+    def some(
+        self, results: Sequence[Tensor], arguments: Sequence[AnyArray], captured: Sequence[AnyArray]
+    ) -> tuple[jax.Array, ...]:
+        """The values of ``results``, some of the tensors within."""
+        values: dict[Tensor, AnyArray] = dict(zip(self.arguments, arguments, strict=True))
+        values |= zip(self._inner_names, captured, strict=True)
+        needed = {tensor.op for tensor in self._behind(results)}
+        for op in self.operations:
+            if op in needed:
+                values.update(zip(op.outputs, _evaluated(op, [values[t] for t in op.inputs]), strict=True))
+        return tuple(jnp.asarray(values[t], t.dtype) for t in results)
+
+    def with_step(self, captured: Sequence[AnyArray], turn: jax.Array) -> list[AnyArray]:
+        """``captured`` for one turn of a loop: random numbers are other ones in each, though the step is the same."""
+        mixed = []
+        for tensor, array in zip(self.captured, captured, strict=True):
+            if isinstance(tensor.op.body, StepId):
+                key = jax.random.wrap_key_data(jnp.asarray(array)[2:], impl="threefry2x32")
+                array = jnp.concatenate([array[:2], jax.random.key_data(jax.random.fold_in(key, turn))])
+            mixed.append(array)
+        return mixed
+
+
+def _is_wide(op: Operation) -> bool:
+    return op.wide or needs_64_bit([t.dtype for t in (*op.inputs, *op.outputs)])
+
+
+def _evaluated(op: Operation, arrays: Sequence[AnyArray]) -> Sequence[AnyArray]:
+    if isinstance(op.body, Constant):
+        return [op.body.value]
+    assert isinstance(op.body, Pure)
+    with jax.enable_x64(_is_wide(op)):
+        return op.body.fn(*arrays)
+
+
+def subgraph(
+    results: Sequence[Tensor],
+    arguments: Sequence[Tensor] = (),
+    *,
+    first: int,
+    what: str,
+    condition: Condition | None = None,
+) -> Subgraph:
+    """The operations behind ``results`` that were made since the ``first`` one, as a function of ``arguments``.
+
+    Args:
+        results: numeric tensors.
+        arguments: placeholders among these operations.
+        first: number of the first operation that belongs to it.
+        what: names it in errors: "the body of tf.while_loop".
+        condition: updates among the operations happen under it. Without one there may be none.
+
+    Raises:
+        InvalidArgumentError: an operation has an effect that cannot be conditional, or one in a loop, or cannot be
+            computed in a compiled program.
+    """
+    if strings := [t for t in results if t.dtype.hasobject]:
+        raise InvalidArgumentError(f"{what}: {strings[0].name!r} is a string; choose between strings in Python")
+    outside: dict[Tensor, Tensor] = {}
+    before: dict[Operation, dict[Operation, None]] = {}
+    varies: set[Operation] = {t.op for t in arguments}
+    computed: list[Operation] = []
+    for op in _inner([t.op for t in results], first):
+        waits = before[op] = dict[Operation, None]()
+        for other in op.control_inputs:
+            waits.update(before[other] if other.id >= first else {other: None})
+        for tensor in op.inputs:
+            waits.update(before.get(tensor.op, {}))
+        if any(t.op in varies for t in op.inputs):
+            varies.add(op)
+        if op in varies and not op.inputs or isinstance(op.body, Nothing):
+            continue
+        if isinstance(op.body, Pure) or isinstance(op.body, Constant) and op.body.value.nbytes <= EMBED_BYTES:
+            computed.append(op)
+        elif isinstance(op.body, Update) or isinstance(op.body, Host) and op.body.stateful:
+            inputs = Subgraph(op.inputs, (), computed, outside, waits)
+            made = _conditional(op, inputs, what, condition)
+            outside.update(zip(op.outputs, made.outputs, strict=True))
+            before[op] = {made: None}
+        elif op in varies:
+            raise InvalidArgumentError(
+                f"{what}: {op.name!r} ({op.type}) cannot be part of a compiled loop: compute it outside of it"
+            )
+        elif any(o.id >= first for o in op.control_inputs) or any(t in outside for t in op.inputs):
+            # as it is, it would wait for what does not run
+            made = _outside(op, waits, outside)
+            outside.update(zip(op.outputs, made.outputs, strict=True))
+    after = dict.fromkeys(o for t in results for o in before.get(t.op, ()))
+    return Subgraph(results, arguments, computed, outside, after)
+
+
+def _inner(results: Iterable[Operation], first: int) -> list[Operation]:
+    found: set[Operation] = set()
+    stack = list(results)
+    while stack:
+        op = stack.pop()
+        if op.id >= first and op not in found:
+            found.add(op)
+            stack.extend(t.op for t in op.inputs)
+            stack.extend(op.control_inputs)
+    return sorted(found, key=lambda op: op.id)
+
+
+def _outside(op: Operation, waits: Iterable[Operation], outside: Mapping[Tensor, Tensor]) -> Operation:
+    """The same operation after what has taken the place of the operations that it waits for."""
+    return op.graph.add_operation(
+        op.type,
+        op.body,
+        [outside.get(t, t) for t in op.inputs],
+        [(t.shape, t.dtype) for t in op.outputs],
+        name=op.name.rpartition("/")[2],
+        control_inputs=list(waits),
+        colocate_with=op,
+        wide=op.wide,
+    )
+
+
+def _conditional(op: Operation, inputs: Subgraph, what: str, condition: Condition | None) -> Operation:
+    """An operation with the effect of ``op`` when the condition holds, and none otherwise."""
+    if condition is None:
+        raise InvalidArgumentError(
+            f"{what}: {op.name!r} ({op.type}) has an effect, and a compiled loop has none: carry the value through the "
+            "loop, and assign it behind"
+        )
+    body = op.body
+    if isinstance(body, Deferred) or any(t.dtype.hasobject for t in op.inputs) or not _is_static(op.outputs):
+        raise InvalidArgumentError(
+            f"{what}: {op.name!r} ({op.type}) cannot depend on a condition: choose in Python which of two to run"
+        )
+    given = _when(condition, inputs, op)
+    outputs = [(t.shape, t.dtype) for t in op.outputs]
+    if isinstance(body, Update):
+        made: Update | Host = Update(body.variables, _conditional_update(body, condition))
+    else:
+        assert isinstance(body, Host)
+        zeros = [[list(t.shape or ()), t.dtype.name] for t in op.outputs]
+        attrs = {"value": condition.value, "attrs": dict(body.attrs), "outputs": zeros}
+        made = Host(WHEN + body.kernel, attrs, True, body.resource)
+    return op.graph.add_operation(
+        f"Conditional{op.type}",
+        made,
+        [condition.tensor, *given],
+        outputs,
+        name=op.name.rpartition("/")[2],
+        control_inputs=inputs.after,
+        colocate_with=op,
+        wide=op.wide,
+    )
+
+
+def _is_static(tensors: Iterable[Tensor]) -> bool:
+    return all(t.shape is not None and None not in t.shape and not t.dtype.hasobject for t in tensors)
+
+
+def _when(condition: Condition, inputs: Subgraph, op: Operation) -> list[Tensor]:
+    """The inputs of ``op`` when the condition holds, zeros otherwise."""
+    if not inputs.operations:
+        return list(inputs.captured)
+
+    def chosen(given: jax.Array, captured: Sequence[jax.Array], *_: object) -> tuple[jax.Array, ...]:
+        shapes = jax.eval_shape(lambda arrays: inputs((), arrays), captured)
+        return jax.lax.cond(  # type: ignore[no-any-return]
+            condition.holds(given),
+            lambda: inputs((), captured),
+            lambda: tuple(jnp.zeros(s.shape, s.dtype) for s in shapes),
+        )
+
+    label = f"{op.name.rpartition('/')[2]}/inputs"
+    return list(call(chosen, condition.tensor, list(inputs.captured), *inputs.wide_types, name=label))
+
+
+def _conditional_update(body: Update, condition: Condition) -> ArrayFn:
+    count = len(body.variables)
+
+    def fn(*arrays: jax.Array) -> tuple[AnyArray, ...]:
+        old, given, inputs = arrays[:count], arrays[count], arrays[count + 1 :]
+
+        def run() -> tuple[jax.Array, ...]:
+            found = body.fn(*inputs) if body.overwrites else body.fn(*old, *inputs)
+            return tuple(jnp.asarray(a) for a in found)
+
+        def keep() -> tuple[jax.Array, ...]:
+            outputs = jax.eval_shape(run)[count:]
+            return (*(jnp.asarray(a) for a in old), *(jnp.zeros(s.shape, s.dtype) for s in outputs))
+
+        return jax.lax.cond(condition.holds(given), run, keep)  # type: ignore[no-any-return]
+
+    return fn
