@@ -16,6 +16,7 @@ from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.host_ops import host_call
 from runtime.graph.python_calls import python_call
+from runtime.graph.tracing import sizes_are_guesses
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
 from runtime.session.run_options import data_type_number
@@ -54,5 +55,6 @@ __all__ = [
     "one_line",
     "python_call",
     "register_state",
+    "sizes_are_guesses",
     "storage",
 ]

@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 import runtime as rt
+from harness.tf1 import data as _data
 from harness.tf1 import layers as _layers
 from harness.tf1 import losses as _losses
 from harness.tf1 import nn_ops
@@ -360,6 +361,7 @@ _FRAMEWORK: dict[str, Any] = {
 }
 
 NAMES: dict[str, Any] = {
+    "data": Namespace("tf.contrib.data", {**_data.NAMES, **_data.EXTRAS}),
     "framework": Namespace("tf.contrib.framework", _FRAMEWORK),
     "layers": Namespace("tf.contrib.layers", _LAYERS),
     "losses": _losses,

@@ -82,7 +82,7 @@ class TFRecordOptions:
 
 
 def compression(options: TFRecordOptions | int | str | None) -> str:
-    """"GZIP", "ZLIB" or "" for what a caller says. Raises ValueError for anything else."""
+    """What a caller says as "GZIP", "ZLIB" or "". Raises ValueError for anything else."""
     kind = options.compression_type if isinstance(options, TFRecordOptions) else options
     if kind is not None and kind not in _COMPRESSIONS:
         raise ValueError(f"Unsupported compression type: {kind!r}; there are GZIP, ZLIB and none")
