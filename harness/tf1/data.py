@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.tf1 import iterators
 from harness.tf1.datasets import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+from harness.tf1.elements import Nest, Number
 from harness.tf1.lift import Names
 from harness.tf1.missing import Namespace, namespace
 
@@ -17,15 +18,15 @@ Transformation = Callable[[Dataset], Dataset]
 
 
 @EXTRAS.add()
-def shuffle_and_repeat(buffer_size: Any, count: Any = None, seed: Any = None) -> Transformation:
+def shuffle_and_repeat(buffer_size: Number, count: Number = None, seed: Number = None) -> Transformation:
     """For ``Dataset.apply``: ``shuffle`` and then ``repeat``."""
     return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
 
 
 @EXTRAS.add()
 def map_and_batch(
-    map_func: Callable[..., Any],
-    batch_size: Any,
+    map_func: Callable[..., Nest],
+    batch_size: Number,
     num_parallel_batches: object = None,
     drop_remainder: bool = False,
     num_parallel_calls: object = None,
@@ -35,7 +36,7 @@ def map_and_batch(
 
 
 @EXTRAS.add()
-def batch_and_drop_remainder(batch_size: Any) -> Transformation:
+def batch_and_drop_remainder(batch_size: Number) -> Transformation:
     """For ``Dataset.apply``: ``batch`` without a smaller one at the end."""
     return lambda dataset: dataset.batch(batch_size, True)
 
@@ -43,8 +44,8 @@ def batch_and_drop_remainder(batch_size: Any) -> Transformation:
 @EXTRAS.add()
 def parallel_interleave(
     map_func: Callable[..., Dataset],
-    cycle_length: Any,
-    block_length: Any = 1,
+    cycle_length: Number,
+    block_length: Number = 1,
     sloppy: object = False,
     buffer_output_elements: object = None,
     prefetch_input_elements: object = None,

@@ -9,106 +9,46 @@ from __future__ import annotations
 
 import glob
 import itertools
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
 
 import runtime as rt
+from harness.tf1 import iterators
 from harness.tf1.dtypes import as_dtype, to_array
+from harness.tf1.elements import (
+    Component,
+    Element,
+    Nest,
+    Number,
+    Open,
+    Opening,
+    ahead,
+    draw,
+    flatten,
+    general,
+    is_leaf,
+    literal,
+    padded_batch,
+    row,
+    stacked,
+    tensors_in,
+    wanted_shape,
+)
 from harness.tf1.lift import is_tensor
 from harness.tf1.python_ops import strings
 from harness.tf1.readers import fixed_length, lines
 from harness.tf1.records import compression, records
 from harness.tf1.shapes import TensorShape
 from harness.tf1.sparse import SparseTensor
+from harness.tf1.static import known_on_host
 from harness.tf1.value_ops import convert_to_tensor, placeholder
-from runtime.lowlevel import Array, DType, dtype_name
+from runtime.lowlevel import Array, dtype_name
 
 if TYPE_CHECKING:
     from jax.tree_util import PyTreeDef
-
-    from harness.tf1.iterators import Iterator as DatasetIterator
-
-Nest = Any
-"""A value, or a tuple or dictionary of nests."""
-Element = list[Array]
-
-
-class Runs(Protocol):
-    """What runs the parts of the graph that a dataset is made of: a session."""
-
-    def run(self, fetches: Sequence[rt.Tensor], feed_dict: Mapping[rt.Tensor, object] | None = None) -> list[Array]:
-        """The values of tensors."""
-
-
-@dataclass(frozen=True)
-class Component:
-    """One tensor of an element.
-
-    Attributes:
-        dtype: of its values.
-        shape: static shape.
-    """
-
-    dtype: DType
-    shape: TensorShape
-
-    @property
-    def sizes(self) -> tuple[int | None, ...] | None:
-        """The shape as the runtime takes it."""
-        return None if self.shape.dims is None else tuple(self.shape.as_list())
-
-
-@dataclass
-class Place:
-    """Where an iterator's elements are made: by the session that asked for the last one."""
-
-    session: Runs | None = None
-    memory: dict[object, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What a dataset is opened with.
-
-    Attributes:
-        place: of the iterator.
-        known: the values of the tensors that the dataset was made from.
-    """
-
-    place: Place
-    known: Mapping[rt.Tensor, Array]
-
-    def value(self, argument: object) -> Any:
-        """The value of an argument, which may be a tensor."""
-        return self.known[argument] if isinstance(argument, rt.Tensor) else argument
-
-    def run(self, fetches: Sequence[rt.Tensor], feeds: Mapping[rt.Tensor, object]) -> list[Array]:
-        """The values of some tensors of the graph."""
-        assert self.place.session is not None
-        return [np.asarray(value) for value in self.place.session.run(list(fetches), feeds)]
-
-
-Open = Callable[[Opening], Iterator[Element]]
-
-
-def _is_leaf(value: object) -> bool:
-    return not isinstance(value, tuple | dict | SparseTensor)
-
-
-def flatten(nest: Nest) -> tuple[list[Any], PyTreeDef]:
-    """The leaves of a nest and its structure; a list is a value, as in ``tf.data``."""
-    return jax.tree.flatten(nest, is_leaf=_is_leaf)
-
-
-def tensors_in(*arguments: object) -> tuple[rt.Tensor, ...]:
-    """Those of some arguments that are tensors."""
-    return tuple(a for a in arguments if isinstance(a, rt.Tensor))
 
 
 def _scalar(argument: object) -> object:
@@ -129,25 +69,25 @@ class Dataset:
     def __init__(
         self, structure: PyTreeDef, components: Sequence[Component], tensors: Sequence[rt.Tensor], opened: Open
     ) -> None:
-        self._structure = structure
-        self._components = list(components)
-        self._tensors = tuple(dict.fromkeys(tensors))
-        self._open = opened
+        self.structure = structure
+        self.components = list(components)
+        self.tensors = tuple(dict.fromkeys(tensors))
+        self.open = opened
 
     @property
     def output_types(self) -> Nest:
         """The dtypes of an element."""
-        return self._structure.unflatten([as_dtype(c.dtype) for c in self._components])
+        return self.structure.unflatten([as_dtype(c.dtype) for c in self.components])
 
     @property
     def output_shapes(self) -> Nest:
         """The static shapes of an element."""
-        return self._structure.unflatten([c.shape for c in self._components])
+        return self.structure.unflatten([c.shape for c in self.components])
 
     @property
     def output_classes(self) -> Nest:
         """What the tensors of an element are."""
-        return self._structure.unflatten([rt.Tensor] * len(self._components))
+        return self.structure.unflatten([rt.Tensor] * len(self.components))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} shapes: {self.output_shapes}, types: {self.output_types}>"
@@ -184,13 +124,16 @@ class Dataset:
         def opened(opening: Opening) -> Iterator[Element]:
             arrays = [opening.value(v) for v in values]
             for i in range(len(arrays[0]) if arrays else 0):
-                yield [np.asarray(_row(a, i)) for a in arrays]
+                yield [np.asarray(row(a, i)) for a in arrays]
 
         return Dataset(structure, parts, needed, opened)
 
     @staticmethod
     def from_generator(
-        generator: Callable[..., Any], output_types: Nest, output_shapes: Nest = None, args: Sequence[Any] | None = None
+        generator: Callable[..., Nest],
+        output_types: Nest,
+        output_shapes: Nest = None,
+        args: Sequence[rt.TensorLike] | None = None,
     ) -> Dataset:
         """What a Python generator yields.
 
@@ -215,7 +158,7 @@ class Dataset:
         return Dataset(structure, components, given, opened)
 
     @staticmethod
-    def range(*args: Any) -> Dataset:
+    def range(*args: Number) -> Dataset:
         """Python's ``range``, int64."""
         numbers = [_scalar(a) for a in args]
 
@@ -228,20 +171,20 @@ class Dataset:
     @staticmethod
     def zip(datasets: Nest) -> Dataset:
         """The elements of several datasets side by side, as long as all have one."""
-        parts, structure = jax.tree.flatten(datasets, is_leaf=_is_leaf)
+        parts, structure = jax.tree.flatten(datasets, is_leaf=is_leaf)
         whole = jax.tree.structure(
-            jax.tree.unflatten(structure, [p._structure.unflatten([0] * len(p._components)) for p in parts])
+            jax.tree.unflatten(structure, [p.structure.unflatten([0] * len(p.components)) for p in parts])
         )
 
         def opened(opening: Opening) -> Iterator[Element]:
-            for elements in zip(*(part._open(opening) for part in parts), strict=False):
+            for elements in zip(*(part.open(opening) for part in parts), strict=False):
                 yield [array for element in elements for array in element]
 
-        components = [c for part in parts for c in part._components]
-        return Dataset(whole, components, [t for part in parts for t in part._tensors], opened)
+        components = [c for part in parts for c in part.components]
+        return Dataset(whole, components, [t for part in parts for t in part.tensors], opened)
 
     @staticmethod
-    def list_files(file_pattern: Any, shuffle: bool | None = None, seed: int | None = None) -> Dataset:
+    def list_files(file_pattern: rt.TensorLike, shuffle: bool | None = None, seed: int | None = None) -> Dataset:
         """The names of the files that match a pattern, in random order unless told otherwise.
 
         Raises:
@@ -262,7 +205,7 @@ class Dataset:
 
     def map(
         self,
-        map_func: Callable[..., Any],
+        map_func: Callable[..., Nest],
         num_parallel_calls: object = None,
         *,
         num_threads: object = None,
@@ -282,10 +225,10 @@ class Dataset:
         out = [convert_to_tensor(leaf) for leaf in leaves]
 
         def opened(opening: Opening) -> Iterator[Element]:
-            for element in self._open(opening):
+            for element in self.open(opening):
                 yield opening.run(out, dict(zip(given, element, strict=True)))
 
-        return Dataset(structure, [Component(t.dtype, TensorShape(t.shape)) for t in out], self._tensors, opened)
+        return Dataset(structure, [Component(t.dtype, TensorShape(t.shape)) for t in out], self.tensors, opened)
 
     def flat_map(self, map_func: Callable[..., Dataset]) -> Dataset:
         """The elements of the dataset that ``map_func`` gives for each element, one dataset after the other."""
@@ -294,8 +237,8 @@ class Dataset:
     def interleave(
         self,
         map_func: Callable[..., Dataset],
-        cycle_length: Any = None,
-        block_length: Any = 1,
+        cycle_length: Number = None,
+        block_length: Number = 1,
         num_parallel_calls: object = None,
     ) -> Dataset:
         """The elements of the datasets that ``map_func`` gives, in turn.
@@ -312,11 +255,11 @@ class Dataset:
         width, block = _scalar(cycle_length or 1), _scalar(block_length)
 
         def open_one(opening: Opening, element: Element) -> Iterator[Element]:
-            known = opening.run(inner._tensors, dict(zip(given, element, strict=True))) if inner._tensors else []
-            return inner._open(Opening(opening.place, dict(zip(inner._tensors, known, strict=True))))
+            known = opening.run(inner.tensors, dict(zip(given, element, strict=True))) if inner.tensors else []
+            return inner.open(Opening(opening.place, dict(zip(inner.tensors, known, strict=True))))
 
         def opened(opening: Opening) -> Iterator[Element]:
-            source = self._open(opening)
+            source = self.open(opening)
             slots: list[Iterator[Element] | None] = [None] * int(opening.value(width))
             each = int(opening.value(block))
             more, at, taken = True, 0, 0
@@ -337,9 +280,9 @@ class Dataset:
                     slots[at] = None
                 at, taken = (at + 1) % len(slots), 0
 
-        return Dataset(inner._structure, inner._components, [*self._tensors, *tensors_in(width, block)], opened)
+        return Dataset(inner.structure, inner.components, [*self.tensors, *tensors_in(width, block)], opened)
 
-    def filter(self, predicate: Callable[..., Any]) -> Dataset:
+    def filter(self, predicate: Callable[..., Nest]) -> Dataset:
         """The elements for which ``predicate``, a boolean tensor, is true."""
         given, kept = self._traced(predicate, "filter")
         keep = convert_to_tensor(kept)
@@ -347,25 +290,27 @@ class Dataset:
             raise ValueError("`predicate` must return a scalar boolean tensor.")
 
         def opened(opening: Opening) -> Iterator[Element]:
-            for element in self._open(opening):
+            for element in self.open(opening):
                 if opening.run([keep], dict(zip(given, element, strict=True)))[0]:
                     yield element
 
         return self._like(opened)
 
-    def _traced(self, function: Callable[..., Any], name: str) -> tuple[list[rt.Tensor], Any]:
+    def _traced(self, function: Callable[..., Nest], name: str) -> tuple[list[rt.Tensor], Any]:
         """Makes ``function`` a part of the graph: the tensors that stand for an element, and what it gave."""
         with rt.name_scope(name), rt.control_dependencies(None), rt.device(None), rt.device("/cpu:0"):
-            given = [placeholder(c.dtype, c.shape, "element") for c in self._components]
-            nest = self._structure.unflatten(given)
+            given = [placeholder(c.dtype, c.shape, "element") for c in self.components]
+            for tensor in given:
+                known_on_host(tensor.op)
+            nest = self.structure.unflatten(given)
             return given, function(*nest) if type(nest) is tuple else function(nest)
 
     def _like(self, opened: Open, *arguments: object) -> Dataset:
-        return Dataset(self._structure, self._components, [*self._tensors, *tensors_in(*arguments)], opened)
+        return Dataset(self.structure, self.components, [*self.tensors, *tensors_in(*arguments)], opened)
 
     # -- which ones, and in which order ------------------------------------------------------------------------------
 
-    def repeat(self, count: Any = None) -> Dataset:
+    def repeat(self, count: Number = None) -> Dataset:
         """All elements again and again; for ever by default, or for -1."""
         times = _scalar(count)
 
@@ -373,7 +318,7 @@ class Dataset:
             wanted = opening.value(times)
             for _ in itertools.count() if wanted is None or wanted < 0 else range(int(wanted)):
                 some = False
-                for element in self._open(opening):
+                for element in self.open(opening):
                     some = True
                     yield element
                 if not some:
@@ -381,7 +326,9 @@ class Dataset:
 
         return self._like(opened, times)
 
-    def shuffle(self, buffer_size: Any, seed: Any = None, reshuffle_each_iteration: bool | None = None) -> Dataset:
+    def shuffle(
+        self, buffer_size: Number, seed: Number = None, reshuffle_each_iteration: bool | None = None
+    ) -> Dataset:
         """Elements in random order: each one is drawn from ``buffer_size`` of them.
 
         Args:
@@ -403,48 +350,48 @@ class Dataset:
             most = int(opening.value(size))
             if most < 1:
                 raise rt.InvalidArgumentError("buffer_size must be greater than zero.")
-            for element in self._open(opening):
+            for element in self.open(opening):
                 held.append(element)
                 if len(held) >= most:
-                    yield _drawn(held, drawn)
+                    yield draw(held, drawn)
             while held:
-                yield _drawn(held, drawn)
+                yield draw(held, drawn)
 
         return self._like(opened, size)
 
-    def take(self, count: Any) -> Dataset:
+    def take(self, count: Number) -> Dataset:
         """The first ``count`` elements; all for -1."""
         most = _scalar(count)
 
         def opened(opening: Opening) -> Iterator[Element]:
             wanted = int(opening.value(most))
-            return itertools.islice(self._open(opening), None if wanted < 0 else wanted)
+            return itertools.islice(self.open(opening), None if wanted < 0 else wanted)
 
         return self._like(opened, most)
 
-    def skip(self, count: Any) -> Dataset:
+    def skip(self, count: Number) -> Dataset:
         """All but the first ``count`` elements; none for -1."""
         least = _scalar(count)
 
         def opened(opening: Opening) -> Iterator[Element]:
             wanted = int(opening.value(least))
-            return iter(()) if wanted < 0 else itertools.islice(self._open(opening), wanted, None)
+            return iter(()) if wanted < 0 else itertools.islice(self.open(opening), wanted, None)
 
         return self._like(opened, least)
 
-    def shard(self, num_shards: Any, index: Any) -> Dataset:
+    def shard(self, num_shards: Number, index: Number) -> Dataset:
         """Every ``num_shards``-th element, from the one number ``index`` on: what one worker of many reads.
 
         Raises:
-            ValueError: ``index`` is not below ``num_shards``.
+            InvalidArgumentError: ``index`` is not below ``num_shards``.
         """
         shards, first = _scalar(num_shards), _scalar(index)
         if not tensors_in(shards, first) and not 0 <= cast(int, first) < cast(int, shards):
-            raise ValueError(f"index must be at least 0 and below num_shards {num_shards}, not {index}")
+            raise rt.InvalidArgumentError(f"index must be at least 0 and below num_shards {num_shards}, not {index}")
 
         def opened(opening: Opening) -> Iterator[Element]:
             step = int(opening.value(shards))
-            return itertools.islice(self._open(opening), int(opening.value(first)), None, step)
+            return itertools.islice(self.open(opening), int(opening.value(first)), None, step)
 
         return self._like(opened, shards, first)
 
@@ -454,21 +401,21 @@ class Dataset:
         Raises:
             TypeError: their elements differ in structure or dtypes.
         """
-        if self._structure != dataset._structure or [c.dtype for c in self._components] != [
-            c.dtype for c in dataset._components
+        if self.structure != dataset.structure or [c.dtype for c in self.components] != [
+            c.dtype for c in dataset.components
         ]:
             raise TypeError(
                 f"Two datasets to concatenate have different types {self.output_types} and {dataset.output_types}"
             )
 
         def opened(opening: Opening) -> Iterator[Element]:
-            return itertools.chain(self._open(opening), dataset._open(opening))
+            return itertools.chain(self.open(opening), dataset.open(opening))
 
         both = [
-            Component(a.dtype, _general(a.shape, b.shape))
-            for a, b in zip(self._components, dataset._components, strict=True)
+            Component(a.dtype, general(a.shape, b.shape))
+            for a, b in zip(self.components, dataset.components, strict=True)
         ]
-        return Dataset(self._structure, both, [*self._tensors, *dataset._tensors], opened)
+        return Dataset(self.structure, both, [*self.tensors, *dataset.tensors], opened)
 
     def cache(self, filename: object = "") -> Dataset:
         """Keeps the elements of the first round in memory, also where a file is named."""
@@ -479,19 +426,19 @@ class Dataset:
                 yield from opening.place.memory[key]
                 return
             kept = []
-            for element in self._open(opening):
+            for element in self.open(opening):
                 kept.append(element)
                 yield element
             opening.place.memory[key] = kept
 
         return self._like(opened)
 
-    def prefetch(self, buffer_size: Any) -> Dataset:
+    def prefetch(self, buffer_size: Number) -> Dataset:
         """Makes up to ``buffer_size`` elements ahead, in a thread of its own; 1 where none is said."""
         size = _scalar(buffer_size)
 
         def opened(opening: Opening) -> Iterator[Element]:
-            return _ahead(self._open(opening), max(int(opening.value(size) or 1), 1))
+            return ahead(self.open(opening), max(int(opening.value(size) or 1), 1))
 
         return self._like(opened, size)
 
@@ -501,12 +448,12 @@ class Dataset:
 
     # -- several as one ------------------------------------------------------------------------------------------------
 
-    def batch(self, batch_size: Any, drop_remainder: bool = False) -> Dataset:
+    def batch(self, batch_size: Number, drop_remainder: bool = False) -> Dataset:
         """Elements stacked; what is left at the end is a smaller one, unless it is dropped."""
-        return self._batched(batch_size, drop_remainder, [c.shape for c in self._components], _stacked)
+        return self._batched(batch_size, drop_remainder, [c.shape for c in self.components], stacked)
 
     def padded_batch(
-        self, batch_size: Any, padded_shapes: Nest = None, padding_values: Nest = None, drop_remainder: bool = False
+        self, batch_size: Number, padded_shapes: Nest = None, padding_values: Nest = None, drop_remainder: bool = False
     ) -> Dataset:
         """``batch`` of elements of different sizes, each filled up.
 
@@ -516,35 +463,45 @@ class Dataset:
             padding_values: what they are filled up with: 0, or "", by default.
             drop_remainder: leaves out a smaller one at the end.
         """
-        count = len(self._components)
-        listed = [c.shape for c in self._components]
+        count = len(self.components)
+        listed = [c.shape for c in self.components]
         if padded_shapes is not None:
-            listed = [_wanted_shape(s) for s in self._structure.flatten_up_to(padded_shapes)]
-        fills = [None] * count if padding_values is None else self._structure.flatten_up_to(padding_values)
+            listed = [wanted_shape(s) for s in self.structure.flatten_up_to(padded_shapes)]
+        for component, wanted in zip(self.components, listed, strict=True):
+            if component.shape.dims is not None and any(
+                own is not None and size is not None and own > size
+                for own, size in zip(component.shape.as_list(), wanted.as_list(), strict=True)
+            ):
+                raise ValueError(f"The padded shape {wanted} is not compatible with the input shape {component.shape}.")
+        fills = (
+            [None] * count
+            if padding_values is None
+            else [literal(v) for v in self.structure.flatten_up_to(padding_values)]
+        )
 
         def padded(rows: Sequence[Array], place: int) -> Array:
-            component, shape = self._components[place], listed[place]
-            return _padded(rows, shape, fills[place], component.dtype)
+            component, shape = self.components[place], listed[place]
+            return padded_batch(rows, shape, fills[place], component.dtype)
 
         return self._batched(batch_size, drop_remainder, listed, padded)
 
     def _batched(
         self,
-        batch_size: Any,
+        batch_size: Number,
         drop_remainder: bool,
         shapes: Sequence[TensorShape],
         stack: Callable[[Sequence[Array], int], Array],
     ) -> Dataset:
         size = _scalar(batch_size)
         if not isinstance(size, rt.Tensor) and cast(int, size) < 1:
-            raise ValueError(f"batch_size must be greater than zero, not {size}")
+            raise rt.InvalidArgumentError(f"batch_size must be greater than zero, not {size}")
         first = None if isinstance(size, rt.Tensor) or not drop_remainder else int(cast(int, size))
         if any(isinstance(leaf, SparseTensor) for leaf in jax.tree.leaves(self.output_classes)):
             raise TypeError("batch: sparse tensors do not batch here: use tf.sparse_tensor_to_dense before")
 
         def opened(opening: Opening) -> Iterator[Element]:
             wanted = int(opening.value(size))
-            source = self._open(opening)
+            source = self.open(opening)
             while rows := list(itertools.islice(source, wanted)):
                 if len(rows) < wanted and drop_remainder:
                     return
@@ -552,33 +509,23 @@ class Dataset:
 
         components = [
             Component(c.dtype, TensorShape(None) if s.dims is None else TensorShape([first, *s.as_list()]))
-            for c, s in zip(self._components, shapes, strict=True)
+            for c, s in zip(self.components, shapes, strict=True)
         ]
-        return Dataset(self._structure, components, [*self._tensors, *tensors_in(size)], opened)
+        return Dataset(self.structure, components, [*self.tensors, *tensors_in(size)], opened)
 
     # -- iterators -----------------------------------------------------------------------------------------------------
 
-    def make_one_shot_iterator(self) -> DatasetIterator:
+    def make_one_shot_iterator(self) -> iterators.Iterator:
         """An iterator that needs no initializer, and goes over the elements once.
 
         Raises:
             ValueError: the dataset was made from placeholders.
         """
-        from harness.tf1.iterators import one_shot
+        return iterators.one_shot(self)
 
-        return one_shot(self)
-
-    def make_initializable_iterator(self, shared_name: str | None = None) -> DatasetIterator:
+    def make_initializable_iterator(self, shared_name: str | None = None) -> iterators.Iterator:
         """An iterator that begins anew whenever its ``initializer`` runs."""
-        from harness.tf1.iterators import initializable
-
-        return initializable(self, shared_name)
-
-
-def _row(values: Array, index: int) -> Array:
-    """A slice; that of a vector of strings stays an array."""
-    row = values[index]
-    return strings([row]).reshape(()) if values.dtype.hasobject and values.ndim == 1 else row
+        return iterators.initializable(self, shared_name)
 
 
 def _values(nest: Nest) -> tuple[list[object], list[Component], PyTreeDef, list[rt.Tensor]]:
@@ -624,93 +571,6 @@ def _yielded(value: object, component: Component) -> Array:
     return array
 
 
-def _drawn(held: list[Element], draw: np.random.Generator) -> Element:
-    i = int(draw.integers(len(held)))
-    held[i], held[-1] = held[-1], held[i]
-    return held.pop()
-
-
-def _stacked(rows: Sequence[Array], place: int) -> Array:
-    for i, row in enumerate(rows):
-        if row.shape != rows[0].shape:
-            raise rt.InvalidArgumentError(
-                f"Cannot batch tensors with different shapes in component {place}. First element had shape "
-                f"{list(rows[0].shape)} and element {i} had shape {list(row.shape)}."
-            )
-    return np.stack(rows)
-
-
-def _wanted_shape(shape: object) -> TensorShape:
-    if is_tensor(shape):
-        raise ValueError("padded_batch: padded_shapes must be known when the graph is built")
-    if isinstance(shape, TensorShape):
-        return shape
-    return TensorShape([None if size is None or size == -1 else size for size in cast("Sequence[Any]", shape)])
-
-
-def _padded(rows: Sequence[Array], shape: TensorShape, fill: object, dtype: DType) -> Array:
-    largest = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
-    wanted = [big if size is None else size for big, size in zip(largest, shape.as_list(), strict=True)]
-    if any(big > size for big, size in zip(largest, wanted, strict=True)):
-        raise rt.InvalidArgumentError(
-            f"Attempted to pad to a smaller size than the input element: {largest} does not fit {shape}"
-        )
-    filler = (b"" if dtype.hasobject else 0) if fill is None else fill
-    out = np.full((len(rows), *wanted), filler.encode() if isinstance(filler, str) else filler, dtype)
-    for i, row in enumerate(rows):
-        out[i][tuple(slice(size) for size in row.shape)] = row
-    return out
-
-
-def _general(one: TensorShape, other: TensorShape) -> TensorShape:
-    """What is true of both shapes."""
-    if one.dims is None or other.dims is None or len(one) != len(other):
-        return TensorShape(None)
-    return TensorShape([a if a == b else None for a, b in zip(one.as_list(), other.as_list(), strict=True)])
-
-
-def _ahead(source: Iterator[Element], size: int) -> Iterator[Element]:
-    """The same elements, made by a thread that is up to ``size`` of them ahead."""
-    changed = threading.Condition()
-    ready: deque[Element] = deque()
-    ended: list[BaseException | None] = []
-    stopped = threading.Event()
-
-    def fill() -> None:
-        error: BaseException | None = None
-        try:
-            for element in source:
-                with changed:
-                    changed.wait_for(lambda: len(ready) < size or stopped.is_set())
-                    if stopped.is_set():
-                        return
-                    ready.append(element)
-                    changed.notify_all()
-        except Exception as raised:  # told to whoever takes the next element
-            error = raised
-        finally:
-            with changed:
-                ended.append(error)
-                changed.notify_all()
-
-    threading.Thread(target=fill, name="prefetch", daemon=True).start()
-    try:
-        while True:
-            with changed:
-                changed.wait_for(lambda: ready or ended)
-                if not ready:
-                    if ended[0] is not None:
-                        raise ended[0]
-                    return
-                element = ready.popleft()
-                changed.notify_all()
-            yield element
-    finally:
-        with changed:
-            stopped.set()
-            changed.notify_all()
-
-
 class _FileDataset(Dataset):
     """The records of files, one string each.
 
@@ -719,23 +579,23 @@ class _FileDataset(Dataset):
         read: the records of a file.
     """
 
-    def __init__(self, filenames: Any, read: Callable[[str], Iterator[bytes]]) -> None:
+    def __init__(self, filenames: Nest, read: Callable[[str], Iterator[bytes]]) -> None:
         if isinstance(filenames, Dataset):
-            tensors: tuple[rt.Tensor, ...] = filenames._tensors
+            tensors: tuple[rt.Tensor, ...] = filenames.tensors
         else:
             names = convert_to_tensor(filenames)
             tensors = (names,)
 
         def opened(opening: Opening) -> Iterator[Element]:
             found = (
-                [e[0] for e in filenames._open(opening)] if isinstance(filenames, Dataset) else [opening.value(names)]
+                [e[0] for e in filenames.open(opening)] if isinstance(filenames, Dataset) else [opening.value(names)]
             )
             for name in itertools.chain.from_iterable(array.ravel() for array in found):
                 for record in read(name.decode()):
                     yield [strings([record]).reshape(())]
 
         one = _of_one(object, [], tensors, opened)
-        super().__init__(one._structure, one._components, tensors, opened)
+        super().__init__(one.structure, one.components, tensors, opened)
 
 
 class TFRecordDataset(_FileDataset):
@@ -750,7 +610,7 @@ class TFRecordDataset(_FileDataset):
 
     def __init__(
         self,
-        filenames: Any,
+        filenames: Nest,
         compression_type: str | None = None,
         buffer_size: object = None,
         num_parallel_reads: object = None,
@@ -768,7 +628,7 @@ class TextLineDataset(_FileDataset):
         buffer_size: without an effect.
     """
 
-    def __init__(self, filenames: Any, compression_type: str | None = None, buffer_size: object = None) -> None:
+    def __init__(self, filenames: Nest, compression_type: str | None = None, buffer_size: object = None) -> None:
         kind = compression(compression_type)
         super().__init__(filenames, lambda path: lines(path, kind))
 
@@ -786,7 +646,7 @@ class FixedLengthRecordDataset(_FileDataset):
 
     def __init__(
         self,
-        filenames: Any,
+        filenames: Nest,
         record_bytes: int,
         header_bytes: int | None = None,
         footer_bytes: int | None = None,

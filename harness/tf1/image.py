@@ -28,6 +28,10 @@ from runtime.lowlevel import Array, DType
 
 Xp = Any
 """``numpy`` or ``jax.numpy``."""
+Pixels = Any
+"""An array of either."""
+Value = Any
+"""What TensorFlow takes for a size, a number or a dtype: numbers, tensors, names."""
 Sizes = tuple[int | None, ...] | None
 
 
@@ -70,7 +74,7 @@ def _decoded(contents: bytes, channels: int, dtype: DType) -> Array:
     return pixels.astype(np.uint16) * 257 if dtype == np.uint16 else pixels.astype(np.uint8)
 
 
-def _decode(contents: rt.TensorLike, channels: int | None, dtype: Any, name: str | None, kind: str) -> rt.Tensor:
+def _decode(contents: rt.TensorLike, channels: int | None, dtype: Value, name: str | None, kind: str) -> rt.Tensor:
     wanted = as_dtype(dtype).dtype
     if channels not in (None, 0, 1, 3, 4):
         raise ValueError(f"channels must be 0, 1, 3 or 4, not {channels}")
@@ -87,7 +91,7 @@ def _decode(contents: rt.TensorLike, channels: int | None, dtype: Any, name: str
 
 
 def decode_png(
-    contents: rt.TensorLike, channels: int | None = None, dtype: Any = np.uint8, name: str | None = None
+    contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
 ) -> rt.Tensor:
     """The pixels of a picture in a string, [height, width, channels]. ``channels`` 0 or None for as many as it has."""
     return _decode(contents, channels, dtype, name, "DecodePng")
@@ -110,7 +114,7 @@ def decode_jpeg(
 
 
 def decode_image(
-    contents: rt.TensorLike, channels: int | None = None, dtype: Any = np.uint8, name: str | None = None
+    contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
 ) -> rt.Tensor:
     """``decode_png`` of a PNG, JPEG, BMP or GIF file, of which the first picture is taken; of unknown shape."""
     tensor = _decode(contents, channels, dtype, name, "decode_image")
@@ -153,7 +157,7 @@ def _picture(value: rt.TensorLike) -> rt.Tensor:
 
 
 def _made(
-    function: Callable[..., Any], inputs: list[rt.Tensor], sizes: Sizes, dtype: DType, name: str | None, kind: str
+    function: Callable[..., Pixels], inputs: list[rt.Tensor], sizes: Sizes, dtype: DType, name: str | None, kind: str
 ) -> rt.Tensor:
     """``function(xp, *arrays)``: in the step's program where the sizes of the picture are known, else on the host.
 
@@ -210,7 +214,7 @@ def _weights(size: int, new: int, method: int, align_corners: bool) -> Array:
     return out
 
 
-def _resize(xp: Xp, picture: Any, height: int, width: int, method: int, align_corners: bool) -> Any:
+def _resize(xp: Xp, picture: Pixels, height: int, width: int, method: int, align_corners: bool) -> Pixels:
     rows = _weights(picture.shape[-3], height, method, align_corners)
     columns = _weights(picture.shape[-2], width, method, align_corners)
     if method == ResizeMethod.NEAREST_NEIGHBOR:
@@ -228,8 +232,8 @@ _METHODS = {
 
 def resize_images(
     images: rt.TensorLike,
-    size: Any,
-    method: Any = ResizeMethod.BILINEAR,
+    size: Value,
+    method: Value = ResizeMethod.BILINEAR,
     align_corners: bool = False,
     preserve_aspect_ratio: bool = False,
     name: str | None = None,
@@ -261,21 +265,21 @@ def resize_images(
 
 
 def _resize_op(
-    picture: rt.Tensor, size: list[int], method: Any, align_corners: bool, name: str | None, kind: str
+    picture: rt.Tensor, size: list[int], method: Value, align_corners: bool, name: str | None, kind: str
 ) -> rt.Tensor:
     if method not in _METHODS.values():
         raise ValueError(f"Resize method is not implemented: {method!r}; there are {', '.join(_METHODS)}")
     height, width = (int(n) for n in size)
     dtype = picture.dtype if method == ResizeMethod.NEAREST_NEIGHBOR else np.dtype(np.float32)
 
-    def resized(xp: Xp, pixels: Any) -> Any:
+    def resized(xp: Xp, pixels: Pixels) -> Pixels:
         return _resize(xp, pixels, height, width, method, align_corners)
 
     return _made(resized, [picture], _resized(picture.shape, height, width), dtype, name, kind)
 
 
 def resize_bilinear(
-    images: rt.TensorLike, size: Any, align_corners: bool = False, name: str | None = None
+    images: rt.TensorLike, size: Value, align_corners: bool = False, name: str | None = None
 ) -> rt.Tensor:
     """``resize_images`` of a batch with BILINEAR, float32."""
     wanted = static_number(size, "the new size")
@@ -283,7 +287,7 @@ def resize_bilinear(
 
 
 def resize_nearest_neighbor(
-    images: rt.TensorLike, size: Any, align_corners: bool = False, name: str | None = None
+    images: rt.TensorLike, size: Value, align_corners: bool = False, name: str | None = None
 ) -> rt.Tensor:
     """``resize_images`` of a batch with NEAREST_NEIGHBOR."""
     wanted = static_number(size, "the new size")
@@ -291,13 +295,15 @@ def resize_nearest_neighbor(
     return _resize_op(_picture(images), wanted, ResizeMethod.NEAREST_NEIGHBOR, align_corners, name, kind)
 
 
-def resize_bicubic(images: rt.TensorLike, size: Any, align_corners: bool = False, name: str | None = None) -> rt.Tensor:
+def resize_bicubic(
+    images: rt.TensorLike, size: Value, align_corners: bool = False, name: str | None = None
+) -> rt.Tensor:
     """``resize_images`` of a batch with BICUBIC, float32."""
     wanted = static_number(size, "the new size")
     return _resize_op(_picture(images), wanted, ResizeMethod.BICUBIC, align_corners, name, "ResizeBicubic")
 
 
-def _windowed(xp: Xp, pixels: Any, top: int, left: int, height: int, width: int) -> Any:
+def _windowed(xp: Xp, pixels: Pixels, top: int, left: int, height: int, width: int) -> Pixels:
     """A window of a picture, which may reach beyond it; there it is 0."""
     tall, wide = pixels.shape[-3:-1]
     inside = pixels[..., max(top, 0) : top + height, max(left, 0) : left + width, :]
@@ -340,7 +346,7 @@ def _within(image: rt.TensorLike, top: int, left: int, height: int, width: int, 
             return top + tall <= height and left + wide <= width
         return top + height <= tall and left + width <= wide
 
-    def part(xp: Xp, pixels: Any) -> Any:
+    def part(xp: Xp, pixels: Pixels) -> Pixels:
         if not fits(*pixels.shape[-3:-1]):
             raise rt.InvalidArgumentError(f"a box of {height} x {width} at {top}, {left} does not fit {pixels.shape}")
         return _windowed(xp, pixels, *((-top, -left) if larger else (top, left)), height, width)
@@ -362,7 +368,7 @@ def resize_image_with_crop_or_pad(image: rt.TensorLike, target_height: int, targ
     def place(size: int, wanted: int) -> int:
         return (size - wanted) // 2 if size > wanted else -((wanted - size) // 2)
 
-    def part(xp: Xp, pixels: Any) -> Any:
+    def part(xp: Xp, pixels: Pixels) -> Pixels:
         tall, wide = pixels.shape[-3:-1]
         return _windowed(xp, pixels, place(tall, height), place(wide, width), height, width)
 
@@ -386,7 +392,7 @@ def central_crop(image: rt.TensorLike, central_fraction: float) -> rt.Tensor:
         start = int((size - size * central_fraction) / 2)
         return start, size - 2 * start
 
-    def part(xp: Xp, pixels: Any) -> Any:
+    def part(xp: Xp, pixels: Pixels) -> Pixels:
         (top, height), (left, width) = (span(n) for n in pixels.shape[-3:-1])
         return _windowed(xp, pixels, top, left, height, width)
 
@@ -419,7 +425,7 @@ def _flipped_by_chance(image: rt.TensorLike, axis: int, seed: int | None, kind: 
         raise ValueError(f"{kind}: the size of the batch must be known")
     drawn = _RANDOM["random_uniform"](list(batch), seed=seed)
 
-    def flipped(xp: Xp, pixels: Any, chance: Any) -> Any:
+    def flipped(xp: Xp, pixels: Pixels, chance: Pixels) -> Pixels:
         chosen = chance.reshape(*chance.shape, *(1,) * (pixels.ndim - chance.ndim)) < 0.5
         return xp.where(chosen, xp.flip(pixels, axis), pixels)
 
@@ -459,7 +465,7 @@ def per_image_standardization(image: rt.TensorLike) -> rt.Tensor:
     """Each picture with the mean 0 and the variance 1, float32; one of a single colour becomes 0."""
     picture = _picture(image)
 
-    def standard(xp: Xp, pixels: Any) -> Any:
+    def standard(xp: Xp, pixels: Pixels) -> Pixels:
         values = pixels.astype(np.float32)
         axes, count = (-3, -2, -1), np.prod(pixels.shape[-3:])
         mean = xp.mean(values, axes, keepdims=True)
@@ -469,7 +475,7 @@ def per_image_standardization(image: rt.TensorLike) -> rt.Tensor:
     return _made(standard, [picture], picture.shape, np.dtype(np.float32), None, "per_image_standardization")
 
 
-def _converted(xp: Xp, pixels: Any, dtype: DType, saturate: bool) -> Any:
+def _converted(xp: Xp, pixels: Pixels, dtype: DType, saturate: bool) -> Pixels:
     """Pixels of another type; whole numbers go up to the largest, fractions from 0 to 1."""
     old = np.dtype(pixels.dtype)
     if old == dtype:
@@ -489,7 +495,9 @@ def _converted(xp: Xp, pixels: Any, dtype: DType, saturate: bool) -> Any:
     return pixels.astype(dtype)
 
 
-def convert_image_dtype(image: rt.TensorLike, dtype: Any, saturate: bool = False, name: str | None = None) -> rt.Tensor:
+def convert_image_dtype(
+    image: rt.TensorLike, dtype: Value, saturate: bool = False, name: str | None = None
+) -> rt.Tensor:
     """Pixels of another type: whole numbers go up to the largest of their type, fractions from 0 to 1."""
     wanted = as_dtype(dtype).dtype
     picture: rt.Tensor = convert_to_tensor(image if is_tensor(image) else to_array(image))
@@ -500,32 +508,32 @@ def convert_image_dtype(image: rt.TensorLike, dtype: Any, saturate: bool = False
 
 
 def _in_floats(
-    image: rt.TensorLike, change: Callable[..., Any], more: list[rt.Tensor], kind: str, sizes: Any = None
+    image: rt.TensorLike, change: Callable[..., Pixels], more: list[rt.Tensor], kind: str, sizes: Value = None
 ) -> rt.Tensor:
     """A change of light, on fractions; pixels of whole numbers are converted before and back after it."""
     picture = _picture(image)
     float32, own = np.dtype(np.float32), picture.dtype
 
-    def changed(xp: Xp, pixels: Any, *arrays: Any) -> Any:
+    def changed(xp: Xp, pixels: Pixels, *arrays: Pixels) -> Pixels:
         fractions = _converted(xp, pixels, own if own.kind == "f" else float32, False)
         return _converted(xp, change(xp, fractions, *arrays), own, True)
 
     return _made(changed, [picture, *more], picture.shape if sizes is None else sizes, own, None, kind)
 
 
-def _number(value: Any) -> rt.Tensor:
+def _number(value: Value) -> rt.Tensor:
     return convert_to_tensor(value if is_tensor(value) else np.float32(value))  # type: ignore[no-any-return]
 
 
-def adjust_brightness(image: rt.TensorLike, delta: Any) -> rt.Tensor:
+def adjust_brightness(image: rt.TensorLike, delta: Value) -> rt.Tensor:
     """``delta`` added to each fraction."""
     return _in_floats(image, lambda xp, p, d: p + d.astype(p.dtype), [_number(delta)], "adjust_brightness")
 
 
-def adjust_contrast(images: rt.TensorLike, contrast_factor: Any) -> rt.Tensor:
+def adjust_contrast(images: rt.TensorLike, contrast_factor: Pixels) -> rt.Tensor:
     """The distance from the mean of each channel times ``contrast_factor``."""
 
-    def change(xp: Xp, pixels: Any, factor: Any) -> Any:
+    def change(xp: Xp, pixels: Pixels, factor: Pixels) -> Pixels:
         mean = xp.mean(pixels, (-3, -2), keepdims=True)
         return (pixels - mean) * factor.astype(pixels.dtype) + mean
 
@@ -539,7 +547,7 @@ def adjust_gamma(image: rt.TensorLike, gamma: float = 1, gain: float = 1) -> rt.
     return _in_floats(image, lambda xp, p: gain * p ** np.float32(gamma), [], "adjust_gamma")
 
 
-def _to_hsv(xp: Xp, pixels: Any) -> Any:
+def _to_hsv(xp: Xp, pixels: Pixels) -> Pixels:
     red, green, blue = (pixels[..., i] for i in range(3))
     value = xp.max(pixels, -1)
     spread = value - xp.min(pixels, -1)
@@ -554,7 +562,7 @@ def _to_hsv(xp: Xp, pixels: Any) -> Any:
     return xp.stack([hue, saturation, value], -1).astype(pixels.dtype)
 
 
-def _to_rgb(xp: Xp, pixels: Any) -> Any:
+def _to_rgb(xp: Xp, pixels: Pixels) -> Pixels:
     hue, saturation, value = (pixels[..., i] for i in range(3))
     turns = xp.stack([xp.abs(hue * 6 - 3) - 1, 2 - xp.abs(hue * 6 - 2), 2 - xp.abs(hue * 6 - 4)], -1)
     full = xp.clip(turns, 0, 1)
@@ -573,20 +581,20 @@ def hsv_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     return _made(_to_rgb, [picture], picture.shape, picture.dtype, name, "HSVToRGB")
 
 
-def adjust_saturation(image: rt.TensorLike, saturation_factor: Any, name: str | None = None) -> rt.Tensor:
+def adjust_saturation(image: rt.TensorLike, saturation_factor: Pixels, name: str | None = None) -> rt.Tensor:
     """The saturation times ``saturation_factor``, at most 1."""
 
-    def change(xp: Xp, pixels: Any, factor: Any) -> Any:
+    def change(xp: Xp, pixels: Pixels, factor: Pixels) -> Pixels:
         hue, saturation, value = (_to_hsv(xp, pixels)[..., i] for i in range(3))
         return _to_rgb(xp, xp.stack([hue, xp.clip(saturation * factor, 0, 1), value], -1).astype(pixels.dtype))
 
     return _in_floats(image, change, [_number(saturation_factor)], "adjust_saturation")
 
 
-def adjust_hue(image: rt.TensorLike, delta: Any, name: str | None = None) -> rt.Tensor:
+def adjust_hue(image: rt.TensorLike, delta: Value, name: str | None = None) -> rt.Tensor:
     """The hue moved on by ``delta``, round a circle of 1."""
 
-    def change(xp: Xp, pixels: Any, moved: Any) -> Any:
+    def change(xp: Xp, pixels: Pixels, moved: Pixels) -> Pixels:
         hue, saturation, value = (_to_hsv(xp, pixels)[..., i] for i in range(3))
         return _to_rgb(xp, xp.stack([(hue + moved) % 1, saturation, value], -1).astype(pixels.dtype))
 
@@ -634,7 +642,7 @@ def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tenso
     picture = _picture(images)
     sizes = None if picture.shape is None else (*picture.shape[:-1], 1)
 
-    def change(xp: Xp, pixels: Any) -> Any:
+    def change(xp: Xp, pixels: Pixels) -> Pixels:
         return xp.tensordot(pixels, np.array([0.2989, 0.5870, 0.1140], pixels.dtype), ((-1,), (0,)))[..., None]
 
     return _in_floats(picture, change, [], name or "rgb_to_grayscale", sizes)

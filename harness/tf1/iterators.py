@@ -7,17 +7,20 @@ import threading
 import weakref
 from collections.abc import Iterator as Elements
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 import runtime as rt
-from harness.tf1.datasets import Component, Dataset, Element, Nest, Opening, Place, flatten
 from harness.tf1.dtypes import as_dtype
+from harness.tf1.elements import Component, Element, Nest, Opening, Place, Source, as_arrays, flatten
 from harness.tf1.python_ops import strings
 from harness.tf1.shapes import TensorShape
 from harness.tf1.value_ops import convert_to_tensor
 from runtime.lowlevel import Array, python_call
+
+if TYPE_CHECKING:
+    from jax.tree_util import PyTreeDef
 
 _numbers = itertools.count()
 _by_handle: weakref.WeakValueDictionary[bytes, Iterator] = weakref.WeakValueDictionary()
@@ -49,7 +52,7 @@ class Iterator:
         dataset: what a one-shot iterator goes over.
     """
 
-    def __init__(self, structure: Any, components: Sequence[Component], dataset: Dataset | None = None) -> None:
+    def __init__(self, structure: PyTreeDef, components: Sequence[Component], dataset: Source | None = None) -> None:
         self._structure = structure
         self._components = list(components)
         self._one_shot = dataset
@@ -104,33 +107,33 @@ class Iterator:
             raise ValueError("Iterator does not have an initializer.")
         return self._initializer
 
-    def make_initializer(self, dataset: Dataset, name: str | None = None) -> rt.Operation:
+    def make_initializer(self, dataset: Source, name: str | None = None) -> rt.Operation:
         """An operation with which it begins with the elements of ``dataset``.
 
         Raises:
             TypeError: they are of another structure, or of other dtypes or shapes.
         """
-        for mine, other in zip(self._components, dataset._components, strict=False):
+        for mine, other in zip(self._components, dataset.components, strict=False):
             if mine.dtype != other.dtype:
                 raise TypeError(
                     f"Expected output types {self.output_types!r} but got dataset with {dataset.output_types!r}."
                 )
             if not mine.shape.is_compatible_with(other.shape):
                 raise TypeError(f"Expected output shapes {mine.shape} but got dataset with {other.shape}.")
-        if dataset._structure != self._structure:
+        if dataset.structure != self._structure:
             raise TypeError(
                 f"Expected elements like {self.output_types!r}, but the dataset's are {dataset.output_types!r}"
             )
 
         def begin(session: _Session, arrays: Sequence[Array]) -> Sequence[object]:
             stream = self._stream(session)
-            known = dict(zip(dataset._tensors, arrays, strict=True))
+            known = dict(zip(dataset.tensors, arrays, strict=True))
             with stream.lock:
                 stream.place = Place(session)
-                stream.elements = dataset._open(Opening(stream.place, known))
+                stream.elements = dataset.open(Opening(stream.place, known))
             return []
 
-        return python_call(begin, dataset._tensors, [], name=name or "make_initializer", type="MakeIterator")
+        return python_call(begin, dataset.tensors, [], name=name or "make_initializer", type="MakeIterator")
 
     def get_next(self, name: str | None = None) -> Nest:
         """The next element, another one in each step that needs it.
@@ -168,10 +171,10 @@ class Iterator:
                         "GetNext() failed because the iterator has not been initialized. Ensure that you have run the "
                         "initializer operation for this iterator before getting the next element."
                     )
-                tensors = self._one_shot._tensors
-                known = [np.asarray(v) for v in session.run(list(tensors))] if tensors else []
+                tensors = self._one_shot.tensors
+                known = as_arrays(tensors, session.run(list(tensors))) if tensors else []
                 opening = Opening(stream.place, dict(zip(tensors, known, strict=True)))
-                stream.elements = self._one_shot._open(opening)
+                stream.elements = self._one_shot.open(opening)
             found = next(stream.elements, None)
         if found is None:
             raise rt.OutOfRangeError("End of sequence")
@@ -181,7 +184,7 @@ class Iterator:
 class _Fed(Iterator):
     """Whichever iterator is fed."""
 
-    def __init__(self, structure: Any, components: Sequence[Component], handle: rt.Tensor) -> None:
+    def __init__(self, structure: PyTreeDef, components: Sequence[Component], handle: rt.Tensor) -> None:
         super().__init__(structure, components)
         self._of = handle
 
@@ -195,18 +198,18 @@ class _Fed(Iterator):
         return chosen._take(session, ())
 
 
-def one_shot(dataset: Dataset) -> Iterator:
+def one_shot(dataset: Source) -> Iterator:
     """See ``Dataset.make_one_shot_iterator``."""
-    fed = [t.name for t in dataset._tensors if t.op.type.startswith("Placeholder")]
+    fed = [t.name for t in dataset.tensors if t.op.type.startswith("Placeholder")]
     if fed:
         raise ValueError(
             f"Cannot capture a placeholder (name:{fed[0]}, type:Placeholder) by value: use make_initializable_iterator"
         )
-    return Iterator(dataset._structure, dataset._components, dataset)
+    return Iterator(dataset.structure, dataset.components, dataset)
 
 
-def initializable(dataset: Dataset, shared_name: str | None = None) -> Iterator:
+def initializable(dataset: Source, shared_name: str | None = None) -> Iterator:
     """See ``Dataset.make_initializable_iterator``."""
-    made = Iterator(dataset._structure, dataset._components)
+    made = Iterator(dataset.structure, dataset.components)
     made._initializer = made.make_initializer(dataset, "MakeIterator")
     return made

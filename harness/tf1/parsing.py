@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1 import example_pb2 as pb
@@ -28,13 +29,19 @@ _KINDS: dict[DType, str] = {
     np.dtype(np.int64): "int64_list",
 }
 """The dtype of a feature -> where an example keeps it."""
+Sizes = int | Sequence[int]
+"""A shape, or the only size of one."""
+Values = Any
+"""A number, a string, or lists of them."""
+Parsed = dict[str, Any]
+"""Tensors and sparse tensors by key."""
 _SHOWN = {"bytes_list": "string", "float_list": "float", "int64_list": "int64"}
 
 
 def _kind(dtype: object, key: str) -> DType:
     found = as_dtype(dtype).dtype
     if found not in _KINDS:
-        raise ValueError(f"feature {key!r}: an example holds tf.string, tf.float32 and tf.int64, not {found.name}")
+        raise TypeError(f"feature {key!r}: an example holds tf.string, tf.float32 and tf.int64, not {found.name}")
     return found
 
 
@@ -49,9 +56,9 @@ class FixedLenFeature:
         default_value: where an example lacks it; one that lacks it is refused without.
     """
 
-    shape: Any
-    dtype: Any
-    default_value: Any = None
+    shape: Sizes
+    dtype: DTypeLike
+    default_value: Values = None
 
 
 @OPS.add()
@@ -59,7 +66,7 @@ class FixedLenFeature:
 class VarLenFeature:
     """A feature with any number of values, which becomes a sparse tensor."""
 
-    dtype: Any
+    dtype: DTypeLike
 
 
 @OPS.add()
@@ -74,16 +81,16 @@ class FixedLenSequenceFeature:
         default_value: what fills up the shorter ones of a batch.
     """
 
-    shape: Any
-    dtype: Any
+    shape: Sizes
+    dtype: DTypeLike
     allow_missing: bool = False
-    default_value: Any = None
+    default_value: Values = None
 
 
 Spec = FixedLenFeature | VarLenFeature | FixedLenSequenceFeature
 
 
-def _sizes(shape: Any) -> tuple[int, ...]:
+def _sizes(shape: Sizes) -> tuple[int, ...]:
     return (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
 
 
@@ -117,12 +124,11 @@ def _fixed(key: str, spec: FixedLenFeature, dtype: DType, feature: pb.Feature | 
             raise rt.InvalidArgumentError(
                 f"Feature: {key} (data type: {dtype_name(dtype)}) is required but could not be found."
             )
-        default = _default(spec.default_value, dtype)
-        return np.broadcast_to(default, shape).copy() if default.size == 1 else default.reshape(shape)
+        return _default(spec.default_value, dtype).reshape(shape)
     return _of_shape(key, values, shape)
 
 
-def _default(value: Any, dtype: DType) -> Array:
+def _default(value: Values, dtype: DType) -> Array:
     array = np.asarray(value, object) if dtype.hasobject else np.asarray(value, dtype)
     return strings(array.ravel().tolist(), array.shape) if dtype.hasobject else array
 
@@ -201,7 +207,7 @@ def _outputs(
     return out
 
 
-def _named(features: Mapping[str, Spec], tensors: Sequence[rt.Tensor]) -> dict[str, Any]:
+def _named(features: Mapping[str, Spec], tensors: Sequence[rt.Tensor]) -> Parsed:
     """The tensors by key; three of them are a sparse one."""
     left = iter(tensors)
     return {
@@ -216,13 +222,17 @@ def _checked(features: Mapping[str, Spec]) -> dict[str, DType]:
     for key, spec in features.items():
         if not isinstance(spec, Spec):
             raise ValueError(f"Invalid feature {key}:{spec}.")
+        if isinstance(spec, FixedLenFeature) and spec.default_value is not None:
+            shape, values = _sizes(spec.shape), np.size(spec.default_value)
+            if values != int(np.prod(shape)):
+                raise ValueError(f"Feature {key}: {values} default values do not fit the shape {list(shape)}")
     return {key: _kind(spec.dtype, key) for key, spec in features.items()}
 
 
 @OPS.add()
 def parse_example(
     serialized: rt.TensorLike, features: Mapping[str, Spec], name: str | None = None, example_names: object = None
-) -> dict[str, Any]:
+) -> Parsed:
     """Parses a vector of serialized examples.
 
     Args:
@@ -250,7 +260,7 @@ def parse_example(
 @OPS.add()
 def parse_single_example(
     serialized: rt.TensorLike, features: Mapping[str, Spec], name: str | None = None, example_names: object = None
-) -> dict[str, Any]:
+) -> Parsed:
     """``parse_example`` of one example: what it gives has no first dimension."""
     kinds = _checked(features)
 
@@ -285,7 +295,7 @@ def parse_single_sequence_example(
     sequence_features: Mapping[str, Spec] | None = None,
     example_name: object = None,
     name: str | None = None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[Parsed, Parsed]:
     """Parses one serialized ``SequenceExample``.
 
     Args:
@@ -336,7 +346,7 @@ def _over_time(key: str, spec: Spec, kind: DType, held: Mapping[str, pb.FeatureL
 @OPS.add()
 def decode_raw(
     bytes: rt.TensorLike,  # noqa: A002 - TensorFlow's name
-    out_type: Any,
+    out_type: DTypeLike,
     little_endian: bool = True,
     name: str | None = None,
 ) -> rt.Tensor:
@@ -382,7 +392,7 @@ def _field(text: str, default: Array, dtype: DType, place: int, na_value: str) -
 @OPS.add()
 def decode_csv(
     records: rt.TensorLike,
-    record_defaults: Sequence[Any],
+    record_defaults: Sequence[Values],
     field_delim: str = ",",
     use_quote_delim: bool = True,
     name: str | None = None,
@@ -415,7 +425,7 @@ def decode_csv(
     wanted = None if select_cols is None else list(select_cols)
 
     def decode(given: Array) -> list[object]:
-        columns: list[Any] = [np.empty(given.size, dtype) for _, dtype in defaults]
+        columns: list[Array] = [np.empty(given.size, dtype) for _, dtype in defaults]
         for row, line in enumerate(given.ravel()):
             text = line.decode("utf-8", "surrogateescape")
             fields = next(
@@ -438,7 +448,9 @@ def decode_csv(
 
 
 @OPS.add()
-def string_to_number(string_tensor: rt.TensorLike, out_type: Any = np.float32, name: str | None = None) -> rt.Tensor:
+def string_to_number(
+    string_tensor: rt.TensorLike, out_type: DTypeLike = np.float32, name: str | None = None
+) -> rt.Tensor:
     """The numbers that are written in strings.
 
     Raises:
@@ -507,7 +519,7 @@ def as_string(
     kind = "d" if tensor.dtype.kind in "iu" else "e" if scientific else "g" if shortest else "f"
     form = f"%{fill}{width if width >= 0 else ''}{f'.{precision}' if precision >= 0 and kind != 'd' else ''}{kind}"
 
-    def write(value: Any) -> bytes:
+    def write(value: Values) -> bytes:
         return (str(bool(value)).lower() if tensor.dtype.kind == "b" else form % value).encode()
 
     def written(given: Array) -> Array:

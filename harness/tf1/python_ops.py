@@ -10,6 +10,7 @@ import numpy as np
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
 from harness.tf1.lift import Names
+from harness.tf1.static import known_on_host
 from harness.tf1.value_ops import convert_to_tensor
 from runtime.lowlevel import Array, python_call
 
@@ -37,9 +38,9 @@ def host_ops(
     """
     tensors = [convert_to_tensor(each) for each in inputs]
     declared = [(None if s is None else tuple(s), as_dtype(d).dtype) for s, d in outputs]
-    return python_call(
-        lambda session, arrays: function(*arrays), tensors, declared, name=name or kind, type=kind
-    ).outputs
+    op = python_call(lambda session, arrays: function(*arrays), tensors, declared, name=name or kind, type=kind)
+    known_on_host(op)
+    return op.outputs
 
 
 def host_op(

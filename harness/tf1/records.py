@@ -152,11 +152,9 @@ def open_file(path: str, kind: str = "") -> IO[bytes]:
         NotFoundError: it is not there.
     """
     try:
-        file: IO[bytes] = open(path, "rb")
+        file = cast("IO[bytes]", gzip.open(path) if kind == "GZIP" else open(path, "rb"))
     except FileNotFoundError:
         raise rt.NotFoundError(f"{path}; No such file or directory") from None
-    if kind == "GZIP":
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
     return cast("IO[bytes]", _Inflated(file)) if kind == "ZLIB" else file
 
 

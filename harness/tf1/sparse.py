@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,9 +30,9 @@ class SparseTensorValue(NamedTuple):
         dense_shape: int64[rank].
     """
 
-    indices: Any
-    values: Any
-    dense_shape: Any
+    indices: HostArray
+    values: HostArray
+    dense_shape: HostArray
 
 
 @OPS.add()
@@ -67,6 +68,9 @@ class SparseTensor:
     @property
     def shape(self) -> TensorShape:
         """The static shape, as far as the number of dimensions is known."""
+        given = getattr(self.dense_shape.op.body, "value", None)
+        if given is not None:
+            return TensorShape(np.asarray(given).tolist())
         sizes = self.dense_shape.shape
         return TensorShape(None if sizes is None or sizes[0] is None else [None] * sizes[0])
 
@@ -75,7 +79,7 @@ class SparseTensor:
         return self.shape
 
 
-def _fetched(_: object, parts: Any) -> Any:
+def _fetched(_: object, parts: Sequence[Any]) -> Any:
     if isinstance(parts[0], rt.Tensor):
         return SparseTensor(*parts)
     return SparseTensorValue(*parts)
@@ -98,14 +102,14 @@ def to_dense(indices: HostArray, values: HostArray, shape: HostArray, default: o
 
 @OPS.add()
 def sparse_tensor_to_dense(
-    sp_input: SparseTensor, default_value: Any = 0, validate_indices: bool = True, name: str | None = None
+    sp_input: SparseTensor, default_value: object = 0, validate_indices: bool = True, name: str | None = None
 ) -> rt.Tensor:
     """The dense tensor, on the host; ``default_value`` where there is no value ("" for strings)."""
     kind = sp_input.values.dtype
     default = b"" if kind.hasobject and default_value == 0 else default_value
     default = default.encode() if isinstance(default, str) else default
-    rank = sp_input.shape.ndims
-    shape = None if rank is None else [None] * rank
+    sizes = sp_input.shape
+    shape = None if sizes.dims is None else sizes.as_list()
     inputs = [sp_input.indices, sp_input.values, sp_input.dense_shape]
     return host_op(lambda i, v, s: to_dense(i, v, s, default), inputs, shape, kind, name, "SparseToDense")
 
@@ -118,7 +122,7 @@ def _sparse_to_dense(
     default_value: Array | float = 0,
     validate_indices: bool = True,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """A dense tensor of ``default_value`` with ``sparse_values`` at ``sparse_indices``; others are left out.
 
     Args:

@@ -138,7 +138,7 @@ class Host:
 class PythonCall:
     """A Python function of the client's process, which a session calls between the parts of a step.
 
-    It never reaches a task: the planner is given what it gave (``runtime/plan/turns.py``).
+    It never reaches a task: the planner is given what it gave (``runtime/plan/substeps.py``).
 
     Attributes:
         function: ``function(session, arrays)`` gives a value for each output; ``session`` is what runs the step.

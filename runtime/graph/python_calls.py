@@ -26,7 +26,7 @@ def python_call(
 ) -> Operation:
     """Adds an operation that a session runs by calling ``fn`` in its own process, wherever the other ones run.
 
-    A step with such operations is run in turns: what they need is computed first, and what they give is fed to the
+    A step with such operations is run as several substeps: what they need is computed first, and what they give is fed to the
     rest. So their outputs may differ in shape from step to step, as a placeholder's may. They have no gradient.
 
     Args:

@@ -26,7 +26,7 @@ def make_plan(
         fetches: what the client asked for.
         feeds: the fed tensors, in the order their values will be given, with this step's shapes.
         devices: what there is to run on.
-        done: operations that have run in an earlier turn (``runtime/plan/turns.py``).
+        done: operations that have run in an earlier substep (``runtime/plan/substeps.py``).
 
     Raises:
         InvalidArgumentError: a placeholder is not fed, a device is missing, or shapes do not fit; names the operation.

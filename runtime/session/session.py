@@ -38,7 +38,7 @@ from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan, tensor_specs
 from runtime.plan.prune import prune
-from runtime.plan.turns import Turn, turns
+from runtime.plan.substeps import Substep, substeps
 from runtime.session.engine import Engine, LocalEngine, PlanHandle, RemoteEngine
 from runtime.session.engine import reset as reset_master
 from runtime.session.feeds import feed_value
@@ -66,11 +66,11 @@ class _Prepared:
 
 
 @dataclass(frozen=True)
-class _InTurns:
-    """A fetch structure with Python calls: its leaves, and the turns in which it is run."""
+class _Split:
+    """A fetch structure with Python calls: its leaves, and the substeps in which it is run."""
 
     elements: tuple[Tensor | Operation, ...]
-    turns: tuple[Turn, ...]
+    substeps: tuple[Substep, ...]
 
 
 class Session:
@@ -113,7 +113,7 @@ class Session:
         self._checkpoint_coordinator = CheckpointCoordinator(self._engine)
         self._lock = threading.Lock()
         self._plans: OrderedDict[Hashable, _Prepared] = OrderedDict()
-        self._turns: OrderedDict[Hashable, _InTurns] = OrderedDict()
+        self._splits: OrderedDict[Hashable, _Split] = OrderedDict()
         self._taken: dict[Hashable, Plan] = {}
         self._shapes_seen: dict[Tensor, set[tuple[int, ...]]] = {}
         self._closed = False
@@ -154,9 +154,9 @@ class Session:
         key = (_fetch_key(fetches), tuple([(t, v.shape) for t, v in zip(tensors, values, strict=True)]))
         prepared = self._planned(key, fetches)
         if prepared is None:
-            in_turns = self._in_turns(key[0], fetches, tensors)
-            if in_turns is not None:
-                out = self._run_in_turns(in_turns, tensors, values, options, run_metadata, timeout_secs)
+            split = self._split(key[0], fetches, tensors)
+            if split is not None:
+                out = self._run_split(split, tensors, values, options, run_metadata, timeout_secs)
                 return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
             prepared = self._prepare(key, fetches, tensors, values)
         if options is None and run_metadata is None:
@@ -170,50 +170,50 @@ class Session:
             return out
         return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
 
-    def _in_turns(self, fetch_key: Hashable, fetches: object, tensors: tuple[Tensor, ...]) -> _InTurns | None:
-        """The turns of a step with Python calls; None for any other step, which this costs once."""
+    def _split(self, fetch_key: Hashable, fetches: object, tensors: tuple[Tensor, ...]) -> _Split | None:
+        """The substeps of a step with Python calls; None for any other step, which this costs once."""
         key = (fetch_key, tensors)
         with self._lock:
-            found = self._turns.get(key)
+            found = self._splits.get(key)
             if found is not None:
-                self._turns.move_to_end(key)
+                self._splits.move_to_end(key)
                 return found
         elements = [self._element(leaf) for leaf in _structure(fetches)[0]]
-        parts = turns(elements, tensors)
+        parts = substeps(elements, tensors)
         if not parts:
             return None
-        found = _InTurns(tuple(elements), parts)
+        found = _Split(tuple(elements), parts)
         with self._lock:
-            self._turns[key] = found
-            while len(self._turns) > MAX_PLANS:
-                self._turns.popitem(last=False)
+            self._splits[key] = found
+            while len(self._splits) > MAX_PLANS:
+                self._splits.popitem(last=False)
         return found
 
-    def _run_in_turns(
+    def _run_split(
         self,
-        step: _InTurns,
+        step: _Split,
         tensors: Sequence[Tensor],
         values: list[Array],
         options: RunOptions | None,
         run_metadata: RunMetadata | None,
         timeout_secs: float | None,
     ) -> list[Any]:
-        """Runs a step with Python calls, one turn after the other; ``options`` are those of the last one."""
+        """Runs a step with Python calls, one substep after the other; ``options`` are those of the last one."""
         known: dict[Tensor, Any] = dict(zip(tensors, values, strict=True))
-        for turn in step.turns:
-            if turn.fetches:
-                given = [np.asarray(known[t]) for t in turn.feeds]
-                key = (turn, tuple(v.shape for v in given))
-                fetched = list(turn.fetches)
-                prepared = self._planned(key, fetched) or self._prepare(key, fetched, turn.feeds, given, turn.done)
-                if turn is not step.turns[-1] or options is None and run_metadata is None:
+        for part in step.substeps:
+            if part.fetches:
+                given = [np.asarray(known[t]) for t in part.feeds]
+                key = (part, tuple(v.shape for v in given))
+                fetched = list(part.fetches)
+                prepared = self._planned(key, fetched) or self._prepare(key, fetched, part.feeds, given, part.done)
+                if part is not step.substeps[-1] or options is None and run_metadata is None:
                     results = self._engine.run(prepared.handle, given, timeout_secs)
                 else:
                     results = self._run_with(
-                        options, run_metadata, prepared, fetched, turn.feeds, given, timeout_secs, turn.done
+                        options, run_metadata, prepared, fetched, part.feeds, given, timeout_secs, part.done
                     )
-                known |= {f: r for f, r in zip(turn.fetches, results, strict=True) if isinstance(f, Tensor)}
-            for op in turn.calls:
+                known |= {f: r for f, r in zip(part.fetches, results, strict=True) if isinstance(f, Tensor)}
+            for op in part.calls:
                 arrays = [t.op.body.value if isinstance(t.op.body, Constant) else known[t] for t in op.inputs]
                 known |= zip(op.outputs, run_python_call(op, self, [np.asarray(a) for a in arrays]), strict=True)
         fed = set(tensors)

@@ -1,4 +1,4 @@
-"""Turns: how a step with Python calls is run as several steps, each of which is given what was computed before it."""
+"""Substeps: how a step with Python calls is run as several, each of which is given what was computed before it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from runtime.plan.prune import Needed, prune
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class Substep:
     """A part of a step: what the tasks compute, and then the Python calls that were waiting for it.
 
     Attributes:
-        fetches: what the tasks compute, for later turns, for the calls or for the user; nothing in many turns.
-        feeds: the tensors that must be given for that: the user's feeds, and what earlier turns made.
-        done: the operations of earlier turns, which must not run again.
+        fetches: what the tasks compute, for later substeps, for the calls or for the user; nothing in many of them.
+        feeds: the tensors that must be given for that: the user's feeds, and what earlier substeps made.
+        done: the operations of earlier substeps, which must not run again.
         calls: the Python calls, in the order in which they run.
     """
 
@@ -27,8 +27,8 @@ class Turn:
     calls: tuple[Operation, ...]
 
 
-def turns(fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor]) -> tuple[Turn, ...]:
-    """The turns of a step, in their order; none when it has no Python calls.
+def substeps(fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor]) -> tuple[Substep, ...]:
+    """The substeps of a step, in their order; none when it has no Python calls.
 
     A Python call runs as soon as it can, and everything else as late as it can: most steps are calls, and then one step
     as it would be if their outputs were fed.
@@ -60,7 +60,7 @@ def turns(fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor]) -> t
         else:
             wanted = dict.fromkeys(f for f in fetches if not _is_known(f, done, fed))
         given = dict.fromkeys(t for op in ours for t in op.inputs if t in fed or t.op in done)
-        found.append(Turn(tuple(wanted), tuple(given), frozenset(done), tuple(calls)))
+        found.append(Substep(tuple(wanted), tuple(given), frozenset(done), tuple(calls)))
         done.update(now)
     return tuple(found)
 
@@ -74,12 +74,12 @@ def _is_known(fetch: Tensor | Operation, done: Collection[Operation], fed: Colle
 
 
 def _schedule(needed: Needed) -> tuple[dict[Operation, int], int]:
-    """The turn of each operation, and the number of the last turn, in which there are no calls."""
+    """The substep of each operation, and the number of the last one, in which there are no calls."""
     soonest: dict[Operation, int] = {}
     for op in needed.operations:
         ready = [soonest[b] + (_is_call(b) and not _is_call(op)) for b in needed.waits_for[op]]
         soonest[op] = max(ready, default=0)
-    last = 1 + max(turn for op, turn in soonest.items() if _is_call(op))
+    last = 1 + max(number for op, number in soonest.items() if _is_call(op))
     when = {op: soonest[op] if _is_call(op) else last for op in needed.operations}
     for op in reversed(needed.operations):
         for before in needed.waits_for[op]:
