@@ -8,9 +8,8 @@ from typing import Any
 
 _IN_CALL = "write it in JAX inside rt.call"
 _STRINGS = "strings travel, but nothing is computed of them: do it in Python before feeding"
-_INPUT = "read and batch in Python (a generator or a thread) and feed the arrays"
+_INPUT = "tf.train.batch and shuffle_batch, or tf.data"
 _SHAPE = "its result has no static shape: fetch the input and use numpy, or use a mask"
-_FILES = "read the file in Python and feed the arrays"
 _SPARSE = "use a dense tensor, or jax.experimental.sparse inside rt.call"
 _RNN = "use jax.lax.scan inside rt.call, or a Flax or Equinox cell"
 _EAGER = "JAX itself runs eagerly: use jax.numpy outside of a graph"
@@ -94,6 +93,9 @@ INSTEAD: dict[str, str] = {
 THE_REST: dict[str, str] = {
     "tf.contrib": "optax, Flax and Orbax do most of what tf.contrib did",
     "tf.contrib.rnn": _RNN,
+    "tf.data": "map, filter and from_generator, which take any function",
+    "tf.image": "jax.image inside rt.call, or a Python function in tf.py_func",
+    "tf.io": "read the file in Python, in tf.py_func or in Dataset.from_generator",
     "tf.nn.rnn_cell": _RNN,
     "tf.test": "pytest, and numpy.testing",
 }

@@ -13,7 +13,7 @@ from runtime.graph.graph import Graph, Operation
 from runtime.graph.op_kinds import PythonCall, Shape
 from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor
-from runtime.tensor_spec import Array, canonical_dtype, dtype_name, shape_fits
+from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name, shape_fits
 
 
 def python_call(
@@ -26,8 +26,8 @@ def python_call(
 ) -> Operation:
     """Adds an operation that a session runs by calling ``fn`` in its own process, wherever the other ones run.
 
-    A step with such operations is run as several substeps: what they need is computed first, and what they give is fed to the
-    rest. So their outputs may differ in shape from step to step, as a placeholder's may. They have no gradient.
+    A step with such operations is run as several substeps: what they need is computed first, and what they give is fed
+    to the rest. So their outputs may differ in shape from step to step, as a placeholder's may. They have no gradient.
 
     Args:
         fn: ``fn(session, arrays)`` gives a value for each output. It may run steps of the session.
@@ -57,7 +57,7 @@ def run_python_call(op: Operation, session: object, arrays: Sequence[Array]) -> 
     return [_checked(op.name, value, out.shape, out.dtype) for value, out in zip(given, op.outputs, strict=True)]
 
 
-def _checked(name: str, value: object, shape: Shape | None, dtype: np.dtype[Any]) -> Array:
+def _checked(name: str, value: object, shape: Shape | None, dtype: DType) -> Array:
     array = value if isinstance(value, np.ndarray) else _array(value, dtype)
     if array.dtype != dtype:
         raise InvalidArgumentError(f"{name!r}: its function gave {dtype_name(array.dtype)}, not {dtype_name(dtype)}")
@@ -66,7 +66,7 @@ def _checked(name: str, value: object, shape: Shape | None, dtype: np.dtype[Any]
     return array
 
 
-def _array(value: object, dtype: np.dtype[Any]) -> Array:
+def _array(value: object, dtype: DType) -> Array:
     """A value that is no array yet: bytes are one string, whatever numpy would make of them."""
     if dtype.hasobject and isinstance(value, bytes):
         scalar = np.empty((), object)

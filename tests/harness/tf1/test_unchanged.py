@@ -52,7 +52,7 @@ def test_a_program_runs_with_the_imports_that_it_had(mnist: pathlib.Path, tmp_pa
         "jax.export",
         "jax.export",
         "scikit-learn, or write it in JAX",
-        "jax.image inside rt.call, or prepare the images before feeding",
+        "jax.image inside rt.call, or a Python function in tf.py_func",
     ]
     events = [path for path in logdir.iterdir() if "tfevents" in path.name]
     assert len(events) == 1 and b"loss" in events[0].read_bytes()
