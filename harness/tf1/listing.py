@@ -24,9 +24,12 @@ from harness.tf1 import (
     initializers,
     join_ops,
     math_ops,
+    parsing,
     queues,
     random_ops,
+    readers,
     scopes,
+    sparse,
     summary,
     value_ops,
     variables,
@@ -47,6 +50,8 @@ _GROUPS: dict[str, Mapping[str, Any]] = {
     "Initial values": initializers.INITIALIZERS,
     "Graphs, sessions and control": framework.OPS,
     "Queues": queues.OPS,
+    "Files and their readers": readers.OPS,
+    "Examples, text and sparse tensors": parsing.OPS | sparse.OPS,
     "Summaries by their old names": summary.OLD,
 }
 

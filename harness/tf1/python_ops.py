@@ -118,6 +118,3 @@ def py_func(
         type="PyFunc",
     )
     return (list(found.outputs) or found) if several else found.outputs[0]
-
-
-OPS |= {"py_function": py_func}
