@@ -97,6 +97,7 @@ format: $(STAMP) ## Put imports and layout in order.
 
 tf1-oracle: $(PEERS_STAMP) ## Write down anew what TensorFlow gives for the cases that harness.tf1 is compared with.
 	$(PEERS)/bin/python -m tests.harness.tf1.oracle.record tests/harness/tf1/oracle/tensorflow_2_21.json
+	$(PEERS)/bin/python -m tests.harness.tf1.oracle.inputs tests/harness/tf1/oracle/inputs_2_21.json
 
 docs: $(STAMP) ## Make the documentation site, build/docs/site/index.html, with a reference of all public names.
 	$(BIN)/python docs/site.py

@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def generate(out: pathlib.Path) -> None:
-    """Writes runtime/proto/*_pb2.py, *_pb2_grpc.py and their .pyi files under `out`, from protos/.
+    """Writes the *_pb2.py, *_pb2_grpc.py and .pyi files of runtime and harness under `out`, from protos/.
 
     Raises:
         subprocess.CalledProcessError: if the compiler finds a mistake; it prints where.

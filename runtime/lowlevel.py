@@ -24,7 +24,9 @@ from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.gradients import without_derivative
 from runtime.graph.host_ops import host_call
+from runtime.graph.python_calls import python_call
 from runtime.graph.subgraph import Condition, Subgraph, subgraph
+from runtime.graph.tracing import sizes_are_guesses
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
 from runtime.session.lead import Authority
@@ -66,7 +68,9 @@ __all__ = [
     "metrics",
     "one_line",
     "printable",
+    "python_call",
     "register_state",
+    "sizes_are_guesses",
     "storage",
     "subgraph",
     "without_derivative",

@@ -12,8 +12,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def _generated(root: pathlib.Path) -> dict[str, str]:
-    folder = root / "runtime" / "proto"
-    return {path.name: path.read_text() for path in folder.iterdir() if "_pb2" in path.name and path.is_file()}
+    folders = [root / "runtime" / "proto", root / "harness" / "tf1"]
+    found = [path for folder in folders for path in folder.iterdir() if "_pb2" in path.name and path.is_file()]
+    return {str(path.relative_to(root)): path.read_text() for path in found}
 
 
 def test_checked_in_modules_are_up_to_date(tmp_path: pathlib.Path) -> None:

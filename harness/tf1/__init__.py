@@ -19,6 +19,7 @@ from harness.tf1 import framework as _framework
 from harness.tf1 import initializers as _initializers
 from harness.tf1 import join_ops as _join_ops
 from harness.tf1 import math_ops as _math_ops
+from harness.tf1 import python_ops as _python_ops
 from harness.tf1 import queues as _queues
 from harness.tf1 import random_ops as _random_ops
 from harness.tf1 import scopes as _scopes
@@ -36,13 +37,17 @@ NAMESPACES = (
     "app",
     "compat",
     "contrib",
+    "data",
     "errors",
     "flags",
     "gfile",
+    "image",
+    "io",
     "layers",
     "logging",
     "losses",
     "nn",
+    "python_io",
     "summary",
     "test",
     "train",
@@ -64,6 +69,7 @@ NAMES: dict[str, Any] = {
     **_framework.OPS,
     **_control_flow.OPS,
     **_queues.OPS,
+    **_python_ops.OPS,
     "ConfigProto": _config.ConfigProto,
     "DType": _dtypes.DType,
     "DeviceSpec": _rt.DeviceSpec,
@@ -100,6 +106,24 @@ LATER: dict[str, str] = {
         ),
         "summary",
     ),
+    **dict.fromkeys(
+        (
+            "FixedLenFeature", "FixedLenSequenceFeature", "VarLenFeature", "as_string", "decode_csv", "decode_raw",
+            "parse_example", "parse_single_example", "parse_single_sequence_example", "string_join", "string_split",
+            "string_to_number",
+        ),
+        "parsing",
+    ),
+    **dict.fromkeys(
+        (
+            "FixedLengthRecordReader", "IdentityReader", "ReaderBase", "TFRecordReader", "TextLineReader",
+            "WholeFileReader", "matching_files", "read_file", "write_file",
+        ),
+        "readers",
+    ),
+    **dict.fromkeys(
+        ("SparseTensor", "SparseTensorValue", "sparse_tensor_to_dense", "sparse_to_dense"), "sparse",
+    ),
 }  # fmt: skip
 """TensorFlow's name in ``tf`` -> the module that has it, imported on first use."""
 
@@ -108,7 +132,8 @@ def __getattr__(name: str) -> Any:
     if name in NAMES:
         return NAMES[name]
     if name in LATER:
-        return getattr(importlib.import_module(f"{__name__}.{LATER[name]}"), name)
+        module = importlib.import_module(f"{__name__}.{LATER[name]}")
+        return getattr(module, "OPS", {}).get(name) or getattr(module, name)
     if name in NAMESPACES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(name) if name.startswith("__") else _absent("tf", name)

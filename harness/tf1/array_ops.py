@@ -73,7 +73,12 @@ def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
     """``jax.numpy.reshape``; -1 stands for what is left."""
     if isinstance(shape, int):
         raise ValueError(f"a shape is a list, as in [{shape}]")
-    return jnp.reshape(tensor, shape)
+    try:
+        return jnp.reshape(tensor, shape)
+    except TypeError:
+        if not rt.lowlevel.sizes_are_guesses():
+            raise
+        return jnp.zeros([tensor.size if n == -1 else n for n in shape], tensor.dtype)
 
 
 @OPS.op("ExpandDims")

@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 import runtime as rt
+from harness.tf1 import data as _data
 from harness.tf1 import layers as _layers
 from harness.tf1 import losses as _losses
 from harness.tf1 import nn_ops
@@ -31,6 +32,10 @@ from harness.tf1.variables import OPS as _VARIABLES
 from harness.training.global_step import create_global_step, get_global_step, get_or_create_global_step
 
 Regularizer = Callable[[Any], Any]
+Function = Any
+"""A function of tensors; None for none."""
+Initializer = Any
+"""What makes an initial value."""
 
 
 @op("l2_regularizer")
@@ -77,7 +82,7 @@ def _given() -> dict[str, dict[str, Any]]:
     return given
 
 
-def add_arg_scope(fn: Callable[..., Any]) -> Callable[..., Any]:
+def add_arg_scope(fn: Function) -> Function:
     """Lets ``arg_scope`` give a function arguments."""
     key = f"{fn.__module__}.{fn.__qualname__}"
 
@@ -122,9 +127,7 @@ def arg_scope(list_ops_or_scope: Any, **kwargs: Any) -> Iterator[dict[str, dict[
 # -- layers: those of tf.layers by other argument names, with other defaults ------------------------------------------
 
 
-def _normalized(
-    value: Any, normalizer_fn: Callable[..., Any] | None, params: Mapping[str, Any] | None, activation: Any
-) -> Any:
+def _normalized(value: Any, normalizer_fn: Function | None, params: Mapping[str, Any] | None, activation: Any) -> Any:
     value = value if normalizer_fn is None else normalizer_fn(value, **(params or {}))
     return value if activation is None else activation(value)
 
@@ -133,12 +136,12 @@ def _normalized(
 def fully_connected(
     inputs: rt.TensorLike,
     num_outputs: int,
-    activation_fn: Any = nn_ops.OPS["relu"],
-    normalizer_fn: Callable[..., Any] | None = None,
+    activation_fn: Function = nn_ops.OPS["relu"],
+    normalizer_fn: Function | None = None,
     normalizer_params: Mapping[str, Any] | None = None,
-    weights_initializer: Any = None,
+    weights_initializer: Initializer = None,
     weights_regularizer: Regularizer | None = None,
-    biases_initializer: Any = zeros_initializer,
+    biases_initializer: Initializer = zeros_initializer,
     biases_regularizer: Regularizer | None = None,
     reuse: Any = None,
     variables_collections: object = None,
@@ -173,12 +176,12 @@ def convolution2d(
     padding: str = "SAME",
     data_format: str | None = None,
     rate: int | Sequence[int] = 1,
-    activation_fn: Any = nn_ops.OPS["relu"],
-    normalizer_fn: Callable[..., Any] | None = None,
+    activation_fn: Function = nn_ops.OPS["relu"],
+    normalizer_fn: Function | None = None,
     normalizer_params: Mapping[str, Any] | None = None,
-    weights_initializer: Any = None,
+    weights_initializer: Initializer = None,
     weights_regularizer: Regularizer | None = None,
-    biases_initializer: Any = zeros_initializer,
+    biases_initializer: Initializer = zeros_initializer,
     biases_regularizer: Regularizer | None = None,
     reuse: Any = None,
     variables_collections: object = None,
@@ -199,23 +202,30 @@ def convolution2d(
         return _normalized(value, normalizer_fn, normalizer_params, activation_fn)
 
 
-def _weights(shape: list[int], x: rt.Tensor, initializer: Any, regularizer: Regularizer | None, trainable: bool) -> Any:
+def _weights(
+    shape: list[int], x: rt.Tensor, initializer: Initializer, regularizer: Regularizer | None, trainable: bool
+) -> Any:
     chosen = xavier_initializer() if initializer is None else initializer
     return _model_variable("weights", shape, x, chosen, regularizer, trainable)
 
 
-def _biases(size: int, x: rt.Tensor, initializer: Any, regularizer: Regularizer | None, trainable: bool) -> Any:
+def _biases(size: int, x: rt.Tensor, initializer: Initializer, regularizer: Regularizer | None, trainable: bool) -> Any:
     return _model_variable("biases", [size], x, initializer, regularizer, trainable)
 
 
 def _model_variable(
-    name: str, shape: list[int], x: rt.Tensor, initializer: Any, regularizer: Regularizer | None, trainable: bool
+    name: str,
+    shape: list[int],
+    x: rt.Tensor,
+    initializer: Initializer,
+    regularizer: Regularizer | None,
+    trainable: bool,
 ) -> Any:
     collections = [GraphKeys.GLOBAL_VARIABLES, GraphKeys.MODEL_VARIABLES]
     return get_variable(name, shape, x.dtype, initializer, regularizer, trainable, collections)
 
 
-def _pooling(kind: str, default_name: str) -> Callable[..., Any]:
+def _pooling(kind: str, default_name: str) -> Function:
     def pool(
         inputs: rt.TensorLike,
         kernel_size: int | Sequence[int],
@@ -240,7 +250,7 @@ def batch_norm(
     center: bool = True,
     scale: bool = False,
     epsilon: float = 0.001,
-    activation_fn: Any = None,
+    activation_fn: Function = None,
     param_initializers: Mapping[str, Any] | None = None,
     param_regularizers: Mapping[str, Any] | None = None,
     updates_collections: str | None = GraphKeys.UPDATE_OPS,
@@ -360,6 +370,7 @@ _FRAMEWORK: dict[str, Any] = {
 }
 
 NAMES: dict[str, Any] = {
+    "data": Namespace("tf.contrib.data", {**_data.NAMES, **_data.EXTRAS}),
     "framework": Namespace("tf.contrib.framework", _FRAMEWORK),
     "layers": Namespace("tf.contrib.layers", _LAYERS),
     "losses": _losses,

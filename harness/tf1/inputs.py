@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,16 @@ from harness.tf1.join_ops import OPS as _JOIN
 from harness.tf1.lift import Names
 from harness.tf1.queues import FIFOQueue, RandomShuffleQueue
 from harness.tf1.random_ops import OPS as _RANDOM
+from harness.tf1.shapes import ShapeLike
 from harness.tf1.value_ops import OPS as _VALUES
 from harness.training.queue_runner import QueueRunner, add_queue_runner
 
 OPS = Names()
 """TensorFlow's name in ``tf.train`` -> the function."""
+
+Tensors = Any
+"""A tensor, or a list or dictionary of them."""
+Size = rt.TensorLike
 
 Queue = FIFOQueue | RandomShuffleQueue
 
@@ -123,7 +128,7 @@ def slice_input_producer(
     capacity: int = 32,
     shared_name: str | None = None,
     name: str | None = None,
-) -> list[Any]:
+) -> list[rt.Tensor]:
     """One row of each tensor, of the same place, another one in every step.
 
     Raises:
@@ -139,15 +144,15 @@ def slice_input_producer(
 
 
 def _batched(
-    tensors: Any,
-    batch_size: Any,
+    tensors: Tensors,
+    batch_size: Size,
     num_threads: int,
     enqueue_many: bool,
-    shapes: Sequence[Any] | None,
+    shapes: Sequence[ShapeLike] | None,
     smaller: bool,
     name: str,
-    make: Any,
-) -> Any:
+    make: Callable[[list[rt.lowlevel.DType], Sequence[ShapeLike]], Queue],
+) -> Tensors:
     """Batches of what ``tensors``, a tensor, a list or a dictionary, give; ``make`` makes the queue."""
     keys = sorted(tensors) if isinstance(tensors, Mapping) else None
     listed = (
@@ -168,17 +173,17 @@ def _batched(
 
 @OPS.add()
 def batch(
-    tensors: Any,
-    batch_size: Any,
+    tensors: Tensors,
+    batch_size: Size,
     num_threads: int = 1,
     capacity: int = 32,
     enqueue_many: bool = False,
-    shapes: Sequence[Any] | None = None,
+    shapes: Sequence[ShapeLike] | None = None,
     dynamic_pad: bool = False,
     allow_smaller_final_batch: bool = False,
     shared_name: str | None = None,
     name: str | None = None,
-) -> Any:
+) -> Tensors:
     """Batches of what tensors give, by a queue that a queue runner fills.
 
     Args:
@@ -199,7 +204,7 @@ def batch(
     if dynamic_pad:
         raise ValueError("batch: dynamic_pad is not in harness.tf1: use a tf.PaddingFIFOQueue")
 
-    def make(dtypes: Sequence[Any], known: Sequence[Any]) -> FIFOQueue:
+    def make(dtypes: list[rt.lowlevel.DType], known: Sequence[ShapeLike]) -> FIFOQueue:
         return FIFOQueue(capacity, dtypes, known, shared_name=shared_name)
 
     smaller = allow_smaller_final_batch
@@ -208,21 +213,21 @@ def batch(
 
 @OPS.add()
 def shuffle_batch(
-    tensors: Any,
-    batch_size: Any,
+    tensors: Tensors,
+    batch_size: Size,
     capacity: int,
     min_after_dequeue: int,
     num_threads: int = 1,
     seed: int | None = None,
     enqueue_many: bool = False,
-    shapes: Sequence[Any] | None = None,
+    shapes: Sequence[ShapeLike] | None = None,
     allow_smaller_final_batch: bool = False,
     shared_name: str | None = None,
     name: str | None = None,
-) -> Any:
+) -> Tensors:
     """``batch`` in random order, drawn from at least ``min_after_dequeue`` elements."""
 
-    def make(dtypes: Sequence[Any], known: Sequence[Any]) -> RandomShuffleQueue:
+    def make(dtypes: list[rt.lowlevel.DType], known: Sequence[ShapeLike]) -> RandomShuffleQueue:
         return RandomShuffleQueue(capacity, min_after_dequeue, dtypes, known, seed=seed, shared_name=shared_name)
 
     smaller = allow_smaller_final_batch

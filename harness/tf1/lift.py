@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 import runtime as rt
 from harness.tf1.dtypes import as_dtype, to_array
 from harness.tf1.shapes import ShapeLike
-from harness.tf1.static import Deferred, fill_deferred, static
+from harness.tf1.static import Deferred, fill_deferred, known_on_host, static
 
 Array = jax.Array
 Arrays = Sequence[jax.Array]
@@ -202,6 +202,8 @@ FLAT = frozenset({"Ceil", "Floor", "Rint", "Round", "floordiv", "ones_like", "ze
 def run(kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str, Any], label: str) -> Any:
     """Adds the operation ``fn(**tensors, **others)``, called ``label``."""
     sources = {k: v.sources for k, v in others.items() if isinstance(v, Deferred)}
+    if any(v.found_on_host for v in others.values() if isinstance(v, Deferred)):
+        return _run_on_host(kind, fn, tensors, others, label)
     types = [v for v in others.values() if isinstance(v, np.dtype)]  # shown to rt.call: they ask for 64-bit mode
 
     def body(arrays: Mapping[str, Any], shapes: Mapping[str, Any], *_: Any) -> Any:
@@ -215,6 +217,34 @@ def run(kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str
         if isinstance(error.__cause__, WrongType):
             raise TypeError(error.message) from None
         raise
+
+
+def _run_on_host(
+    kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str, Any], label: str
+) -> rt.Tensor:
+    """``run`` on the client's host, where sizes are values that are known there: of a picture in a file, say."""
+    sources = {k: v.sources for k, v in others.items() if isinstance(v, Deferred)}
+    leaves, structure = jax.tree.flatten((dict(tensors), sources))
+    places = [i for i, leaf in enumerate(leaves) if is_tensor(leaf)]
+
+    def body(_: object, arrays: Sequence[rt.lowlevel.Array]) -> list[object]:
+        filled = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            filled[place] = array
+        with jax.enable_x64(True):
+            values, known = jax.tree.unflatten(structure, filled)
+            return [np.asarray(fn(**values, **fill_deferred(others, known))).astype(dtype, copy=False)]
+
+    typed = [leaf.dtype for leaf in jax.tree.leaves(tensors) if is_tensor(leaf)]
+    wanted = [v for v in others.values() if isinstance(v, np.dtype)]
+    first = next(iter(jax.tree.leaves(tensors)), np.float32(0))
+    dtype = (wanted or typed or [to_array(first).dtype])[0]
+    listed = others.get("shape", others.get("dims"))
+    sizes = listed.structure if isinstance(listed, Deferred) and isinstance(listed.structure, list) else None
+    shape = None if sizes is None else tuple(n if isinstance(n, int) and n >= 0 else None for n in sizes)
+    op = rt.lowlevel.python_call(body, [leaves[i] for i in places], [(shape, dtype)], name=label, type=kind)
+    known_on_host(op)
+    return op.outputs[0]
 
 
 def from_table(kind: str, fn: Function, parameters: str, shown: str, takes: str) -> Function:

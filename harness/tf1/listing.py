@@ -25,10 +25,13 @@ from harness.tf1 import (
     initializers,
     join_ops,
     math_ops,
+    parsing,
     queues,
     random_ops,
+    readers,
     scopes,
     slices,
+    sparse,
     summary,
     value_ops,
     variables,
@@ -50,6 +53,8 @@ _GROUPS: dict[str, Mapping[str, Any]] = {
     "Graphs, sessions and control": framework.OPS,
     "Conditionals and loops": control_flow.OPS,
     "Queues": queues.OPS,
+    "Files and their readers": readers.OPS,
+    "Examples, text and sparse tensors": parsing.OPS | sparse.OPS,
     "Summaries by their old names": summary.OLD,
 }
 

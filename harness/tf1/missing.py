@@ -8,16 +8,14 @@ from typing import Any
 
 _IN_CALL = "write it in JAX inside rt.call"
 _STRINGS = "strings travel, but nothing is computed of them: do it in Python before feeding"
-_INPUT = "read and batch in Python (a generator or a thread) and feed the arrays"
+_INPUT = "tf.train.batch and shuffle_batch, or tf.data"
 _SHAPE = "its result has no static shape: fetch the input and use numpy, or use a mask"
-_FILES = "read the file in Python and feed the arrays"
 _SPARSE = "use a dense tensor, or jax.experimental.sparse inside rt.call"
 _RNN = "use jax.lax.scan inside rt.call, or a Flax or Equinox cell"
 _EAGER = "JAX itself runs eagerly: use jax.numpy outside of a graph"
 _LAYERS = "make weights with tf.get_variable, or call a Flax or Equinox module with rt.call"
 
 INSTEAD: dict[str, str] = {
-    "tf.py_func": "no code crosses the wire: compute in Python and feed the result",
     "tf.hessians": "jax.hessian inside rt.call",
     "tf.boolean_mask": _SHAPE,
     "tf.dynamic_partition": _SHAPE,
@@ -35,22 +33,9 @@ INSTEAD: dict[str, str] = {
     "tf.qr": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
     "tf.fft": "jax.numpy.fft.fft inside rt.call",
     "tf.ifft": "jax.numpy.fft.ifft inside rt.call",
-    "tf.SparseTensor": _SPARSE,
     "tf.sparse_placeholder": _SPARSE,
     "tf.sparse_tensor_dense_matmul": _SPARSE,
-    "tf.sparse_to_dense": "tf.scatter_nd",
     "tf.IndexedSlices": "gradients are dense; an update of some rows is tf.scatter_add or tf.scatter_sub",
-    "tf.decode_csv": _FILES,
-    "tf.decode_raw": _FILES,
-    "tf.parse_example": _FILES,
-    "tf.parse_single_example": _FILES,
-    "tf.read_file": _FILES,
-    "tf.TFRecordReader": _FILES,
-    "tf.TextLineReader": _FILES,
-    "tf.WholeFileReader": _FILES,
-    "tf.FixedLengthRecordReader": _FILES,
-    "tf.image": "jax.image inside rt.call, or prepare the images before feeding",
-    "tf.data": _INPUT,
     "tf.contrib.learn": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
     "tf.contrib.metrics": "compute it with tf.equal and tf.reduce_mean, and average in Python",
     "tf.contrib.factorization": "scikit-learn, or write it in JAX",
@@ -64,10 +49,6 @@ INSTEAD: dict[str, str] = {
     "tf.GradientTape": "jax.grad, or tf.gradients of a graph",
     "tf.profiler": "tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) and harness.timeline",
     "tf.saved_model": "jax.export",
-    "tf.string_join": _STRINGS,
-    "tf.string_split": _STRINGS,
-    "tf.string_to_number": _STRINGS,
-    "tf.as_string": _STRINGS,
     "tf.random_poisson": "rt.random.poisson",
     "tf.count_up_to": "tf.assign_add, and stop in Python",
     "tf.load_op_library": "no code crosses the wire: write the operation in JAX",
@@ -90,7 +71,6 @@ INSTEAD: dict[str, str] = {
     "tf.train.batch_join": _INPUT,
     "tf.train.shuffle_batch_join": _INPUT,
     "tf.train.limit_epochs": _INPUT,
-    "tf.train.Example": _FILES,
     "tf.train.FtrlOptimizer": "tf.train.AdagradOptimizer, or a transformation of your own in harness.Optimizer",
     "tf.train.ProximalGradientDescentOptimizer": "harness.Optimizer with a transformation of your own",
     "tf.train.ProximalAdagradOptimizer": "harness.Optimizer with a transformation of your own",
@@ -107,6 +87,9 @@ INSTEAD: dict[str, str] = {
 THE_REST: dict[str, str] = {
     "tf.contrib": "optax, Flax and Orbax do most of what tf.contrib did",
     "tf.contrib.rnn": _RNN,
+    "tf.data": "map, filter and from_generator, which take any function",
+    "tf.image": "jax.image inside rt.call, or a Python function in tf.py_func",
+    "tf.io": "read the file in Python, in tf.py_func or in Dataset.from_generator",
     "tf.nn.rnn_cell": _RNN,
     "tf.test": "pytest, and numpy.testing",
 }

@@ -22,6 +22,13 @@ _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx
 _CLASSES = 10
 _UBYTE = 8  # IDX's number for the type of the elements
 
+IMAGE_SIZE = 28
+"""Height and width of a picture."""
+IMAGE_PIXELS = IMAGE_SIZE * IMAGE_SIZE
+"""Numbers in one."""
+NUM_CLASSES = 10
+"""The digits."""
+
 
 class DataSet:
     """Images and labels, given out in batches; the order is drawn anew for each epoch.

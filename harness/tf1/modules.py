@@ -36,6 +36,7 @@ MODULES: Mapping[str, str] = {
     "tensorflow.python.client.device_lib": "messages",
     "tensorflow.python.client.timeline": "messages",
     "tensorflow.examples.tutorials.mnist.input_data": "mnist_data",
+    "tensorflow.examples.tutorials.mnist.mnist": "mnist_model",
     "tensorflow.contrib.learn.python.learn.datasets.mnist": "mnist_data",
 }
 """TensorFlow's module -> the module of ``harness.tf1`` that answers for it; "" is ``harness.tf1`` itself."""

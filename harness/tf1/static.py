@@ -28,6 +28,15 @@ def looks_at_shape_only(tensor: rt.Tensor) -> rt.Tensor:
     return tensor
 
 
+_host_ops: weakref.WeakSet[rt.Operation] = weakref.WeakSet()
+"""Operations whose values the client has on its host before the rest of the step runs."""
+
+
+def known_on_host(op: rt.Operation) -> None:
+    """Marks an operation whose values are on the client's host: what a file holds, or an element of a dataset."""
+    _host_ops.add(op)
+
+
 @dataclass(frozen=True, eq=False)
 class Deferred:
     """A value that is found while a step is traced.
@@ -39,6 +48,11 @@ class Deferred:
 
     structure: Any
     sources: tuple[rt.Tensor, ...]
+
+    @property
+    def found_on_host(self) -> bool:
+        """Whether it depends on values, not shapes, that are on the client's host."""
+        return any(_on_host(tensor) for tensor in _tensors(self.structure))
 
     def value(self, arrays: Sequence[Any]) -> Any:
         """The value as Python numbers, from the sources' arrays (or tracers of them)."""
@@ -124,6 +138,13 @@ def _collect(tensor: rt.Tensor, sources: dict[rt.Tensor, None]) -> None:
             _collect(each, sources)
     elif not hasattr(op.body, "value"):
         sources[tensor] = None
+
+
+def _on_host(tensor: rt.Tensor) -> bool:
+    op = tensor.op
+    if op in _shape_ops or op in _host_ops:
+        return op in _host_ops
+    return _is_pure(op) and any(_on_host(each) for each in op.inputs)
 
 
 def _is_pure(op: rt.Operation) -> bool:

@@ -136,13 +136,21 @@ LAZY: dict[str, str] = {
             "start_queue_runners",
         )
     },
+    **{
+        name: f"harness.tf1.example_pb2.{name}"
+        for name in (
+            "BytesList", "Example", "Feature", "FeatureList", "FeatureLists", "Features", "FloatList", "Int64List",
+            "SequenceExample",
+        )
+    },
     "ClusterSpec": "runtime.ClusterSpec",
     "NewCheckpointReader": "harness.load_checkpoint",
     "Saver": "harness.tf1.saver.Saver",
     "SaverDef": "harness.tf1.saver.SaverDef",
     "SummaryWriter": "harness.tf1.saver.FileWriter",
     "SummaryWriterCache": "harness.FileWriterCache",
-}
+    "match_filenames_once": "harness.tf1.readers.match_filenames_once",
+}  # fmt: skip
 """TensorFlow's name -> where it is found when it is first used: a worker does not import what it does not use."""
 
 NAMES: dict[str, Any] = {

@@ -2,12 +2,12 @@
 
 The client describes, the planner lowers, the task obeys. A pure body holds a JAX function and is compiled into the
 XLA program of its stage; a host body names one of the task's own kernels with plain-data attributes, because no code
-crosses the wire.
+crosses the wire; a Python call stays in the client's process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,6 +134,19 @@ class Host:
     resource: str = ""
 
 
+@dataclass(frozen=True, eq=False)
+class PythonCall:
+    """A Python function of the client's process, which a session calls between the parts of a step.
+
+    It never reaches a task: the planner is given what it gave (``runtime/plan/substeps.py``).
+
+    Attributes:
+        function: ``function(session, arrays)`` gives a value for each output; ``session`` is what runs the step.
+    """
+
+    function: Callable[[Any, Sequence[Array]], Sequence[object]]
+
+
 WAITING = frozenset(
     {
         "accumulator/take_grad",
@@ -173,4 +186,4 @@ def runs_on_host(body: Body) -> bool:
     return isinstance(body, Host) or isinstance(body, Read) and body.variable.dtype.hasobject
 
 
-Body = Feed | Constant | Pure | Read | Update | StepId | Nothing | Host
+Body = Feed | Constant | Pure | Read | Update | StepId | Nothing | Host | PythonCall

@@ -7,6 +7,7 @@ was in that mode as the operation was made. So a program may count an int64 glob
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +63,17 @@ def trace(fn: ArrayFn, avals: Sequence[jax.ShapeDtypeStruct], wide: bool) -> Clo
         return jax.make_jaxpr(fn)(*avals)
 
 
+_guessing: ContextVar[bool] = ContextVar("guessing", default=False)
+
+
+def sizes_are_guesses() -> bool:
+    """Whether a function is traced with made-up sizes, to find the static shape of what it gives.
+
+    A size that does not fit says nothing then: such a function gives something of the shape that it would have.
+    """
+    return _guessing.get()
+
+
 def infer(
     fn: Callable[..., object], inputs: Sequence[tuple[Shape | None, DType]], what: str, wide: bool | None = None
 ) -> tuple[PyTreeDef, list[tuple[Shape | None, DType]]]:
@@ -92,11 +104,14 @@ def infer(
                 aval([size if d is None else d for d in ((None,) * rank if shape is None else shape)], dtype)
                 for shape, dtype in inputs
             ]
+            token = _guessing.set(bool(size))
             try:
                 with jax.enable_x64(wide):
                     results.append(jax.eval_shape(fn, *avals))
             except Exception as error:
                 failed.append(error)
+            finally:
+                _guessing.reset(token)
         return results
 
     large, smallest, exact = _guesses([shape for shape, _ in inputs])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, Deferred, Read, StepId, runs_on_host
@@ -18,6 +18,7 @@ def make_plan(
     fetches: Sequence[Tensor | Operation],
     feeds: Mapping[Tensor, TensorSpec],
     devices: Devices,
+    done: Collection[Operation] = frozenset(),
 ) -> Plan:
     """Plans one step.
 
@@ -25,14 +26,15 @@ def make_plan(
         fetches: what the client asked for.
         feeds: the fed tensors, in the order their values will be given, with this step's shapes.
         devices: what there is to run on.
+        done: operations that have run in an earlier substep (``runtime/plan/substeps.py``).
 
     Raises:
         InvalidArgumentError: a placeholder is not fed, a device is missing, or shapes do not fit; names the operation.
     """
-    needed = prune(fetches, feeds)
+    needed = prune(fetches, feeds, done)
     if any(isinstance(op.body, Deferred) for op in needed.operations):
         fetches = _after_deferred(fetches, needed.operations)
-        needed = prune(fetches, feeds)
+        needed = prune(fetches, feeds, done)
     placed = place(needed.operations, devices)
     needed = without_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
     traced = _traced(needed, feeds)
@@ -48,10 +50,12 @@ def make_plan(
 
 
 def tensor_specs(
-    fetches: Sequence[Tensor | Operation], feeds: Mapping[Tensor, TensorSpec]
+    fetches: Sequence[Tensor | Operation],
+    feeds: Mapping[Tensor, TensorSpec],
+    done: Collection[Operation] = frozenset(),
 ) -> Mapping[Tensor, TensorSpec]:
     """The concrete shape and dtype of every tensor of a step, as far as they are known before it runs."""
-    needed = prune(fetches, feeds)
+    needed = prune(fetches, feeds, done)
     return _traced(needed, feeds).specs
 
 

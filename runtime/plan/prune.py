@@ -30,8 +30,15 @@ class Needed:
     alias: Mapping[Tensor, Tensor]
 
 
-def prune(fetches: Iterable[Tensor | Operation], feeds: Collection[Tensor]) -> Needed:
+def prune(
+    fetches: Iterable[Tensor | Operation], feeds: Collection[Tensor], done: Collection[Operation] = frozenset()
+) -> Needed:
     """Finds the operations that ``fetches`` need when the tensors ``feeds`` are given.
+
+    Args:
+        fetches: what the client asked for.
+        feeds: the given tensors.
+        done: operations that have run already; what is needed of them is among ``feeds``.
 
     Raises:
         InvalidArgumentError: a placeholder is needed and not fed.
@@ -46,7 +53,7 @@ def prune(fetches: Iterable[Tensor | Operation], feeds: Collection[Tensor]) -> N
             continue
         seen.add(op)
         stack.extend(t.op for t in op.inputs if t not in fed)
-        stack.extend(c for c in op.control_inputs if not _is_given(c, fed))
+        stack.extend(c for c in op.control_inputs if c not in done and not _is_given(c, fed))
     missing = sorted(op.name for op in seen if isinstance(op.body, Feed) and op.outputs[0] not in fed)
     if missing:
         raise MissingFeedError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -28,6 +28,8 @@ from runtime.graph.graph import (
     pop_default_session,
     push_default_session,
 )
+from runtime.graph.op_kinds import Constant
+from runtime.graph.python_calls import run_python_call
 from runtime.master.config import SessionConfig
 from runtime.master.dropped import when_dropped
 from runtime.master.master import Master
@@ -36,6 +38,7 @@ from runtime.plan.place import Device, Devices, place
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan, tensor_specs
 from runtime.plan.prune import prune
+from runtime.plan.substeps import Substep, substeps
 from runtime.session.engine import Engine, LocalEngine, PlanHandle, RemoteEngine
 from runtime.session.engine import reset as reset_master
 from runtime.session.feeds import feed_value
@@ -62,6 +65,14 @@ class _Prepared:
     plan: Plan
     flat: bool  # the fetches are a list of single things
     given: tuple[int, ...]  # fetches whose values come with the step: the caller gets copies of them
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A fetch structure with Python calls: its leaves, and the substeps in which it is run."""
+
+    elements: tuple[Tensor | Operation, ...]
+    substeps: tuple[Substep, ...]
 
 
 class Session:
@@ -115,6 +126,7 @@ class Session:
         self._checkpoint_coordinator = CheckpointCoordinator(self._engine, self._authority.over)
         self._lock = threading.Lock()
         self._plans: OrderedDict[Hashable, _Prepared] = OrderedDict()
+        self._splits: OrderedDict[Hashable, _Split] = OrderedDict()
         self._taken: dict[Hashable, Plan] = {}
         self._shapes_seen: dict[Tensor, set[tuple[int, ...]]] = {}
         self._closed = False
@@ -155,6 +167,10 @@ class Session:
         key = (_fetch_key(fetches), tuple([(t, v.shape) for t, v in zip(tensors, values, strict=True)]))
         prepared = self._planned(key, fetches)
         if prepared is None:
+            split = self._split(key[0], fetches, tensors)
+            if split is not None:
+                out = self._run_split(split, tensors, values, options, run_metadata, timeout_secs)
+                return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
             prepared = self._prepare(key, fetches, tensors, values)
         if options is None and run_metadata is None:
             results = self._engine.run(prepared.handle, values, timeout_secs)
@@ -167,6 +183,58 @@ class Session:
             return out
         return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
 
+    def _split(self, fetch_key: Hashable, fetches: object, tensors: tuple[Tensor, ...]) -> _Split | None:
+        """The substeps of a step with Python calls; None for any other step, which this costs once."""
+        key = (fetch_key, tensors)
+        with self._lock:
+            found = self._splits.get(key)
+            if found is not None:
+                self._splits.move_to_end(key)
+                return found
+        elements = [self._element(leaf) for leaf in _structure(fetches)[0]]
+        parts = substeps(elements, tensors)
+        if not parts:
+            return None
+        found = _Split(tuple(elements), parts)
+        with self._lock:
+            self._splits[key] = found
+            while len(self._splits) > MAX_PLANS:
+                self._splits.popitem(last=False)
+        return found
+
+    def _run_split(
+        self,
+        step: _Split,
+        tensors: Sequence[Tensor],
+        values: list[Array],
+        options: RunOptions | None,
+        run_metadata: RunMetadata | None,
+        timeout_secs: float | None,
+    ) -> list[Any]:
+        """Runs a step with Python calls, one substep after the other; ``options`` are those of the last one."""
+        known: dict[Tensor, Any] = dict(zip(tensors, values, strict=True))
+        for part in step.substeps:
+            if part.fetches:
+                given = [np.asarray(known[t]) for t in part.feeds]
+                key = (part, tuple(v.shape for v in given))
+                fetched = list(part.fetches)
+                prepared = self._planned(key, fetched) or self._prepare(key, fetched, part.feeds, given, part.done)
+                if part is not step.substeps[-1] or options is None and run_metadata is None:
+                    results = self._engine.run(prepared.handle, given, timeout_secs)
+                else:
+                    results = self._run_with(
+                        options, run_metadata, prepared, fetched, part.feeds, given, timeout_secs, part.done
+                    )
+                known |= {f: r for f, r in zip(part.fetches, results, strict=True) if isinstance(f, Tensor)}
+            for op in part.calls:
+                arrays = [t.op.body.value if isinstance(t.op.body, Constant) else known[t] for t in op.inputs]
+                known |= zip(op.outputs, run_python_call(op, self, [np.asarray(a) for a in arrays]), strict=True)
+        fed = set(tensors)
+        return [
+            None if isinstance(e, Operation) else _to_user(np.array(known[e]) if e in fed else known[e])
+            for e in step.elements
+        ]
+
     def _run_with(
         self,
         options: RunOptions | None,
@@ -176,6 +244,7 @@ class Session:
         tensors: Sequence[Tensor],
         values: list[Array],
         timeout_secs: float | None,
+        done: Collection[Operation] = frozenset(),
     ) -> list[AnyArray | None]:
         options = options or RunOptions()
         if options.timeout_in_ms:
@@ -186,7 +255,7 @@ class Session:
             return self._engine.run(prepared.handle, values, timeout_secs)
         results, stats = self._engine.run_traced(prepared.handle, values, timeout_secs)
         feeds = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
-        describe_outputs(stats, tensor_specs([self._element(leaf) for leaf in _structure(fetches)[0]], feeds))
+        describe_outputs(stats, tensor_specs([self._element(leaf) for leaf in _structure(fetches)[0]], feeds, done))
         run_metadata.step_stats.CopyFrom(stats)
         return results
 
@@ -203,14 +272,21 @@ class Session:
             return prepared
         return prepared
 
-    def _prepare(self, key: Hashable, fetches: object, tensors: tuple[Tensor, ...], values: list[Array]) -> _Prepared:
+    def _prepare(
+        self,
+        key: Hashable,
+        fetches: object,
+        tensors: tuple[Tensor, ...],
+        values: list[Array],
+        done: Collection[Operation] = frozenset(),
+    ) -> _Prepared:
         leaves, _ = _structure(fetches)
         elements = [self._element(leaf) for leaf in leaves]
         specs = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
         self._watch_shapes(specs)
-        plan = self._taken.pop(key, None) or make_plan(elements, specs, self._devices)
+        plan = self._taken.pop(key, None) or make_plan(elements, specs, self._devices, done)
         if self.config.log_device_placement:
-            self._log_placement(elements, specs)
+            self._log_placement(elements, specs, done)
         given = tuple(i for i, slot in enumerate(plan.fetches) if 0 <= slot < plan.step_id_slot)
         flat = type(fetches) is list and all(map(_is_leaf, fetches))
         prepared = _Prepared(self._engine.prepare(plan), plan, flat, given)
@@ -280,8 +356,13 @@ class Session:
                         len(seen),
                     )
 
-    def _log_placement(self, elements: Sequence[Tensor | Operation], feeds: Mapping[Tensor, TensorSpec]) -> None:
-        needed = prune(elements, feeds)
+    def _log_placement(
+        self,
+        elements: Sequence[Tensor | Operation],
+        feeds: Mapping[Tensor, TensorSpec],
+        done: Collection[Operation],
+    ) -> None:
+        needed = prune(elements, feeds, done)
         for op, device in place(needed.operations, self._devices).items():
             logging.info("%s: (%s): %s", op.name, op.type, device.name)
 

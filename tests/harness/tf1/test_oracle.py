@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import harness.tf1 as tf
-from tests.harness.tf1.oracle import differences, record, tables
+from tests.harness.tf1.oracle import differences, inputs, record, tables
 from tests.harness.tf1.oracle.case import COMPUTES, REFUSES, Built, Call, Case
 from tests.harness.tf1.oracle.tables import CASES, PROGRAMS
 
@@ -298,8 +298,9 @@ def _called(call: Call) -> Iterable[str]:
 
 
 def test_every_name_has_a_case_or_a_reason() -> None:
-    sources = [ast.parse(pathlib.Path(str(m.__file__)).read_text()) for m in (tables.programs, tables.flow)]
-    in_programs = {node.attr for source in sources for node in ast.walk(source) if isinstance(node, ast.Attribute)}
+    written = [pathlib.Path(str(module.__file__)).read_text() for module in (tables.programs, tables.flow, inputs)]
+    source = [node for text in written for node in ast.walk(ast.parse(text))]
+    in_programs = {node.attr for node in source if isinstance(node, ast.Attribute)}
     in_cases = {op for case in CASES.values() for op in _called(case.call)}
     names = [n for n, v in tf.NAMES.items() if callable(v) and not isinstance(v, tf.DType)]
     names += [f"nn.{n}" for n in tf.nn.NAMES] + [f"train.{n}" for n in tf.train.NAMES]

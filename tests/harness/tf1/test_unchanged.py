@@ -52,7 +52,7 @@ def test_a_program_runs_with_the_imports_that_it_had(mnist: pathlib.Path, tmp_pa
         "jax.export",
         "jax.export",
         "scikit-learn, or write it in JAX",
-        "jax.image inside rt.call, or prepare the images before feeding",
+        "jax.image inside rt.call, or a Python function in tf.py_func",
     ]
     events = [path for path in logdir.iterdir() if "tfevents" in path.name]
     assert len(events) == 1 and b"loss" in events[0].read_bytes()
@@ -156,3 +156,22 @@ def test_data_that_is_not_there_or_is_none(
         (mnist / "train-labels-idx1-ubyte").write_bytes(damaged)
         with pytest.raises(ValueError, match="train-labels-idx1-ubyte is no MNIST file, or not all of one"):
             mnist_data.read_data_sets(mnist)
+
+
+def test_the_model_of_the_tutorials(installed: Any) -> None:
+    from tensorflow.examples.tutorials.mnist import mnist
+
+    import harness.tf1 as tf
+
+    with tf.Graph().as_default():
+        images, labels = tf.constant(np.eye(8, 784, dtype=np.float32)), tf.constant(np.arange(8))
+        logits = mnist.inference(images, 16, 8)
+        loss = mnist.loss(logits, labels)
+        train, right = mnist.training(loss, 0.5), mnist.evaluation(logits, labels)
+        assert logits.shape == (8, mnist.NUM_CLASSES)
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            before = sess.run(loss)
+            for _ in range(60):
+                sess.run(train)
+            assert sess.run(loss) < before and 0 <= sess.run(right) <= 8

@@ -52,7 +52,7 @@ def main(_):
         lambda: exporter.Exporter(None),
         lambda: saved_model_builder.SavedModelBuilder("x"),
         lambda: tf.contrib.factorization.KMeansClustering,
-        lambda: tf.image.resize_images,
+        lambda: tf.image.sample_distorted_bounding_box,
     ):
         try:
             use()

@@ -1,0 +1,27 @@
+"""``tf.io``: later releases' spellings of what reads, parses and writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.tf1 import gfile, image, parsing, readers, records, train
+from harness.tf1.missing import namespace
+
+NAMES: dict[str, Any] = {
+    **{
+        name: parsing.OPS[name]
+        for name in (
+            "FixedLenFeature", "FixedLenSequenceFeature", "VarLenFeature", "decode_csv", "decode_raw", "parse_example",
+            "parse_single_example", "parse_single_sequence_example",
+        )
+    },
+    **{name: readers.OPS[name] for name in ("matching_files", "read_file", "write_file")},
+    **{name: image.NAMES[name] for name in ("decode_image", "decode_jpeg", "decode_png", "encode_jpeg", "encode_png")},
+    **records.OPS,
+    "gfile": gfile,
+    "match_filenames_once": readers.match_filenames_once,
+    "write_graph": train.write_graph,
+}  # fmt: skip
+"""TensorFlow's name in ``tf.io`` -> what it is here."""
+
+__getattr__, __dir__ = namespace("tf.io", NAMES)

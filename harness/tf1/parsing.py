@@ -1,0 +1,528 @@
+"""Examples, text and bytes become tensors: ``tf.parse_example``, ``decode_raw``, ``decode_csv``; on the host."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from jax.typing import DTypeLike
+
+import runtime as rt
+from harness.tf1 import example_pb2 as pb
+from harness.tf1.dtypes import as_dtype
+from harness.tf1.lift import Names
+from harness.tf1.python_ops import each_string, host_op, host_ops, strings
+from harness.tf1.sparse import SparseTensor
+from harness.tf1.value_ops import convert_to_tensor
+from runtime.lowlevel import Array, DType, dtype_name
+
+OPS = Names()
+"""TensorFlow's name -> what it is here."""
+
+_KINDS: dict[DType, str] = {
+    np.dtype(object): "bytes_list",
+    np.dtype(np.float32): "float_list",
+    np.dtype(np.int64): "int64_list",
+}
+"""The dtype of a feature -> where an example keeps it."""
+Sizes = int | Sequence[int]
+"""A shape, or the only size of one."""
+Values = Any
+"""A number, a string, or lists of them."""
+Parsed = dict[str, Any]
+"""Tensors and sparse tensors by key."""
+_SHOWN = {"bytes_list": "string", "float_list": "float", "int64_list": "int64"}
+
+
+def _kind(dtype: object, key: str) -> DType:
+    found = as_dtype(dtype).dtype
+    if found not in _KINDS:
+        raise TypeError(f"feature {key!r}: an example holds tf.string, tf.float32 and tf.int64, not {found.name}")
+    return found
+
+
+@OPS.add()
+@dataclass(frozen=True)
+class FixedLenFeature:
+    """A feature of one known shape.
+
+    Attributes:
+        shape: of its values in one example.
+        dtype: tf.string, tf.float32 or tf.int64.
+        default_value: where an example lacks it; one that lacks it is refused without.
+    """
+
+    shape: Sizes
+    dtype: DTypeLike
+    default_value: Values = None
+
+
+@OPS.add()
+@dataclass(frozen=True)
+class VarLenFeature:
+    """A feature with any number of values, which becomes a sparse tensor."""
+
+    dtype: DTypeLike
+
+
+@OPS.add()
+@dataclass(frozen=True)
+class FixedLenSequenceFeature:
+    """A feature with any number of values of one shape, which becomes a dense tensor.
+
+    Attributes:
+        shape: of one value.
+        dtype: tf.string, tf.float32 or tf.int64.
+        allow_missing: an example, or a sequence, that lacks it has no values.
+        default_value: what fills up the shorter ones of a batch.
+    """
+
+    shape: Sizes
+    dtype: DTypeLike
+    allow_missing: bool = False
+    default_value: Values = None
+
+
+Spec = FixedLenFeature | VarLenFeature | FixedLenSequenceFeature
+
+
+def _sizes(shape: Sizes) -> tuple[int, ...]:
+    return (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+
+
+def _values(feature: pb.Feature | None, dtype: DType, key: str) -> Array | None:
+    """What an example holds under a key; None where it lacks it."""
+    held = feature.WhichOneof("kind") if feature is not None else None
+    if feature is None or held is None:
+        return None
+    wanted = _KINDS[dtype]
+    if held != wanted:
+        told = f"Data types don't match. Data type: {_SHOWN[held]} but expected type: {_SHOWN[wanted]}"
+        raise rt.InvalidArgumentError(f"Key: {key}.  {told}")
+    values = getattr(feature, wanted).value
+    return strings(values) if dtype.hasobject else np.array(values, dtype)
+
+
+def _of_shape(key: str, values: Array, shape: tuple[int, ...]) -> Array:
+    if values.size != int(np.prod(shape)):
+        raise rt.InvalidArgumentError(
+            f"Key: {key}.  Number of {dtype_name(values.dtype)} values != expected.  Values size: {values.size} but "
+            f"output shape: {list(shape)}"
+        )
+    return values.reshape(shape)
+
+
+def _fixed(key: str, spec: FixedLenFeature, dtype: DType, feature: pb.Feature | None) -> Array:
+    shape = _sizes(spec.shape)
+    values = _values(feature, dtype, key)
+    if values is None:
+        if spec.default_value is None:
+            raise rt.InvalidArgumentError(
+                f"Feature: {key} (data type: {dtype_name(dtype)}) is required but could not be found."
+            )
+        return _default(spec.default_value, dtype).reshape(shape)
+    return _of_shape(key, values, shape)
+
+
+def _default(value: Values, dtype: DType) -> Array:
+    array = np.asarray(value, object) if dtype.hasobject else np.asarray(value, dtype)
+    return strings(array.ravel().tolist(), array.shape) if dtype.hasobject else array
+
+
+def _sequence(key: str, spec: FixedLenSequenceFeature, dtype: DType, feature: pb.Feature | None) -> Array:
+    shape = _sizes(spec.shape)
+    values = _values(feature, dtype, key)
+    if values is None:
+        return np.empty((0, *shape), dtype)
+    each = int(np.prod(shape))
+    if not each or values.size % each:
+        raise rt.InvalidArgumentError(f"Key: {key}.  {values.size} values are no multiple of the shape {list(shape)}")
+    return values.reshape(-1, *shape)
+
+
+def _stacked(arrays: Sequence[Array], fill: object, shape: tuple[int, ...], dtype: DType) -> Array:
+    """Arrays of different first sizes as one, the shorter ones filled up."""
+    longest = max((len(a) for a in arrays), default=0)
+    filler = b"" if dtype.hasobject and fill is None else 0 if fill is None else fill
+    out = np.full((len(arrays), longest, *shape), filler.encode() if isinstance(filler, str) else filler, dtype)
+    for row, array in zip(out, arrays, strict=True):
+        row[: len(array)] = array
+    return out
+
+
+def _ragged(rows: Sequence[Array], dtype: DType) -> list[Array]:
+    """The indices, values and dense shape of a sparse matrix with these rows."""
+    places = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
+    values = np.concatenate([np.empty(0, dtype), *rows])
+    longest = max((len(row) for row in rows), default=0)
+    return [np.array(places, np.int64).reshape(-1, 2), values, np.array([len(rows), longest], np.int64)]
+
+
+def _message(text: object) -> pb.Example:
+    example = pb.Example()
+    try:
+        example.ParseFromString(text if isinstance(text, bytes) else bytes(str(text), "utf-8"))
+    except DecodeError:
+        raise rt.InvalidArgumentError("Could not parse example input, value: not a tf.train.Example") from None
+    return example
+
+
+def _parse_batch(
+    features: Mapping[str, Spec], kinds: Mapping[str, DType], examples: Sequence[Mapping[str, pb.Feature]]
+) -> list[object]:
+    found: list[object] = []
+    for key, spec in sorted(features.items()):
+        kind = kinds[key]
+        given = [example.get(key) for example in examples]
+        if isinstance(spec, FixedLenFeature):
+            rows = [_fixed(key, spec, kind, feature) for feature in given]
+            found.append(np.stack(rows) if rows else np.empty((0, *_sizes(spec.shape)), kind))
+        elif isinstance(spec, VarLenFeature):
+            none = np.empty(0, kind)
+            held = [_values(feature, kind, key) for feature in given]
+            found += _ragged([none if row is None else row for row in held], kind)
+        else:
+            sequences = [_sequence(key, spec, kind, feature) for feature in given]
+            found.append(_stacked(sequences, spec.default_value, _sizes(spec.shape), kind))
+    return found
+
+
+def _outputs(
+    features: Mapping[str, Spec], kinds: Mapping[str, DType], batch: tuple[int | None, ...]
+) -> list[tuple[tuple[int | None, ...], DType]]:
+    out: list[tuple[tuple[int | None, ...], DType]] = []
+    rank = 1 + len(batch)
+    for key, spec in sorted(features.items()):
+        if isinstance(spec, VarLenFeature):
+            integer = np.dtype(np.int64)
+            out += [((None, rank), integer), ((None,), kinds[key]), ((rank,), integer)]
+        elif isinstance(spec, FixedLenFeature):
+            out.append(((*batch, *_sizes(spec.shape)), kinds[key]))
+        else:
+            out.append(((*batch, None, *_sizes(spec.shape)), kinds[key]))
+    return out
+
+
+def _named(features: Mapping[str, Spec], tensors: Sequence[rt.Tensor]) -> Parsed:
+    """The tensors by key; three of them are a sparse one."""
+    left = iter(tensors)
+    return {
+        key: SparseTensor(next(left), next(left), next(left)) if isinstance(spec, VarLenFeature) else next(left)
+        for key, spec in sorted(features.items())
+    }
+
+
+def _checked(features: Mapping[str, Spec]) -> dict[str, DType]:
+    if not features:
+        raise ValueError("Missing: features was {}.")
+    for key, spec in features.items():
+        if not isinstance(spec, Spec):
+            raise ValueError(f"Invalid feature {key}:{spec}.")
+        if isinstance(spec, FixedLenFeature) and spec.default_value is not None:
+            shape, values = _sizes(spec.shape), np.size(spec.default_value)
+            if values != int(np.prod(shape)):
+                raise ValueError(f"Feature {key}: {values} default values do not fit the shape {list(shape)}")
+    return {key: _kind(spec.dtype, key) for key, spec in features.items()}
+
+
+@OPS.add()
+def parse_example(
+    serialized: rt.TensorLike, features: Mapping[str, Spec], name: str | None = None, example_names: object = None
+) -> Parsed:
+    """Parses a vector of serialized examples.
+
+    Args:
+        serialized: strings, [n].
+        features: what they hold: ``FixedLenFeature``, ``VarLenFeature``, ``FixedLenSequenceFeature`` by key.
+        name: operation name.
+        example_names: not used.
+
+    Returns:
+        By key [n, ...]; a ``SparseTensor`` for a feature of variable length.
+
+    Raises:
+        InvalidArgumentError: in the step, an example lacks a feature or has another dtype or size.
+    """
+    kinds, texts = _checked(features), convert_to_tensor(serialized)
+    size = texts.shape[0] if texts.shape else None
+
+    def parse(given: Array) -> list[object]:
+        return _parse_batch(features, kinds, [_message(text).features.feature for text in given.ravel()])
+
+    outputs = _outputs(features, kinds, (size,))
+    return _named(features, host_ops(parse, [texts], outputs, name, "ParseExample"))
+
+
+@OPS.add()
+def parse_single_example(
+    serialized: rt.TensorLike, features: Mapping[str, Spec], name: str | None = None, example_names: object = None
+) -> Parsed:
+    """``parse_example`` of one example: what it gives has no first dimension."""
+    kinds = _checked(features)
+
+    def parse(given: Array) -> list[object]:
+        return _parse_one(features, kinds, _message(given.item()).features.feature)
+
+    outputs = _outputs(features, kinds, ())
+    return _named(features, host_ops(parse, [serialized], outputs, name, "ParseSingleExample"))
+
+
+def _parse_one(
+    features: Mapping[str, Spec], kinds: Mapping[str, DType], held: Mapping[str, pb.Feature]
+) -> list[object]:
+    found: list[object] = []
+    for key, spec in sorted(features.items()):
+        kind, feature = kinds[key], held.get(key)
+        if isinstance(spec, FixedLenFeature):
+            found.append(_fixed(key, spec, kind, feature))
+        elif isinstance(spec, VarLenFeature):
+            values = _values(feature, kind, key)
+            values = np.empty(0, kind) if values is None else values
+            found += [np.arange(len(values), dtype=np.int64)[:, None], values, np.array([len(values)], np.int64)]
+        else:
+            found.append(_sequence(key, spec, kind, feature))
+    return found
+
+
+@OPS.add()
+def parse_single_sequence_example(
+    serialized: rt.TensorLike,
+    context_features: Mapping[str, Spec] | None = None,
+    sequence_features: Mapping[str, Spec] | None = None,
+    example_name: object = None,
+    name: str | None = None,
+) -> tuple[Parsed, Parsed]:
+    """Parses one serialized ``SequenceExample``.
+
+    Args:
+        serialized: a string.
+        context_features: what holds for all of it.
+        sequence_features: what it holds over time: ``FixedLenSequenceFeature`` or ``VarLenFeature``.
+        example_name: not used.
+        name: operation name.
+
+    Returns:
+        The context and the sequences, [time, ...], by key.
+    """
+    context, sequences = dict(context_features or {}), dict(sequence_features or {})
+    if not context and not sequences:
+        raise ValueError("Missing features.")
+    kinds = {**_checked(context or sequences), **_checked(sequences or context)}
+
+    def parse(given: Array) -> list[object]:
+        example = pb.SequenceExample()
+        try:
+            example.ParseFromString(given.item())
+        except DecodeError:
+            raise rt.InvalidArgumentError("Invalid protocol message input: not a tf.train.SequenceExample") from None
+        found = _parse_one(context, kinds, example.context.feature)
+        for key, spec in sorted(sequences.items()):
+            found += _over_time(key, spec, kinds[key], example.feature_lists.feature_list)
+        return found
+
+    outputs = _outputs(context, kinds, ())
+    for key, spec in sorted(sequences.items()):
+        outputs += _outputs({key: spec}, kinds, (None,) if isinstance(spec, VarLenFeature) else ())
+    tensors = host_ops(parse, [serialized], outputs, name, "ParseSingleSequenceExample")
+    middle = sum(3 if isinstance(spec, VarLenFeature) else 1 for spec in context.values())
+    return _named(context, tensors[:middle]), _named(sequences, tensors[middle:])
+
+
+def _over_time(key: str, spec: Spec, kind: DType, held: Mapping[str, pb.FeatureList]) -> list[object]:
+    steps = [_values(feature, kind, key) for feature in held[key].feature] if key in held else None
+    rows = [np.empty(0, kind) if row is None else row for row in steps or ()]
+    if isinstance(spec, VarLenFeature):
+        return list(_ragged(rows, kind))
+    if steps is None and not getattr(spec, "allow_missing", False):
+        raise rt.InvalidArgumentError(f"Feature list '{key}' is required but could not be found.")
+    shape = _sizes(spec.shape)
+    return [np.stack([_of_shape(key, row, shape) for row in rows]) if rows else np.empty((0, *shape), kind)]
+
+
+@OPS.add()
+def decode_raw(
+    bytes: rt.TensorLike,  # noqa: A002 - TensorFlow's name
+    out_type: DTypeLike,
+    little_endian: bool = True,
+    name: str | None = None,
+) -> rt.Tensor:
+    """The numbers that strings of bytes hold, in a last dimension of unknown size.
+
+    Raises:
+        InvalidArgumentError: in the step, the bytes are no whole number of them, or not as many in each string.
+    """
+    dtype = as_dtype(out_type).dtype
+    texts = convert_to_tensor(bytes)
+    order = dtype.newbyteorder("<" if little_endian else ">")
+
+    def decode(given: Array) -> Array:
+        sizes = {len(text) for text in given.ravel()}
+        if len(sizes) > 1:
+            raise rt.InvalidArgumentError(f"DecodeRaw requires input strings to all be the same size: {sorted(sizes)}")
+        size = sizes.pop() if sizes else 0
+        if size % dtype.itemsize:
+            raise rt.InvalidArgumentError(
+                f"Input to DecodeRaw has length {size} that is not a multiple of {dtype.itemsize}, the size of "
+                f"{dtype_name(dtype)}"
+            )
+        numbers = np.frombuffer(b"".join(given.ravel()), order).astype(dtype)
+        return numbers.reshape(*given.shape, size // dtype.itemsize)
+
+    shape = None if texts.shape is None else (*texts.shape, None)
+    return host_op(decode, [texts], shape, dtype, name, "DecodeRaw")
+
+
+def _field(text: str, default: Array, dtype: DType, place: int, na_value: str) -> object:
+    if text == na_value or not text:
+        if not default.size:
+            raise rt.InvalidArgumentError(f"Field {place} is required but missing in record!")
+        return default.ravel()[0]
+    if dtype.hasobject:
+        return text.encode("utf-8", "surrogateescape")
+    try:
+        return dtype.type(int(text) if dtype.kind in "iu" else float(text))
+    except (ValueError, OverflowError):
+        raise rt.InvalidArgumentError(f"Field {place} in record is not a valid {dtype.name}: {text}") from None
+
+
+@OPS.add()
+def decode_csv(
+    records: rt.TensorLike,
+    record_defaults: Sequence[Values],
+    field_delim: str = ",",
+    use_quote_delim: bool = True,
+    name: str | None = None,
+    na_value: str = "",
+    select_cols: Sequence[int] | None = None,
+) -> list[rt.Tensor]:
+    """The columns of lines of text.
+
+    Args:
+        records: lines, of any shape; so is each column.
+        record_defaults: for each column [value], whose dtype it has; [] of a dtype where it must be there.
+        field_delim: between two fields.
+        use_quote_delim: quotation marks hold a field together.
+        name: operation name.
+        na_value: what stands for no value.
+        select_cols: the columns that are wanted; all by default.
+
+    Raises:
+        InvalidArgumentError: in the step, a line has another number of fields, or one that is no number.
+    """
+    lines = convert_to_tensor(records)
+    defaults = []
+    for each in record_defaults:
+        tensor = convert_to_tensor(each)
+        value = getattr(tensor.op.body, "value", None)
+        if value is None:
+            raise ValueError("decode_csv: record_defaults must be known when the graph is built")
+        text = tensor.dtype.hasobject
+        defaults.append((strings(value.ravel().tolist()) if text else value.ravel(), tensor.dtype))
+    wanted = None if select_cols is None else list(select_cols)
+
+    def decode(given: Array) -> list[object]:
+        columns: list[Array] = [np.empty(given.size, dtype) for _, dtype in defaults]
+        for row, line in enumerate(given.ravel()):
+            text = line.decode("utf-8", "surrogateescape")
+            fields = next(
+                csv.reader(
+                    [text], delimiter=field_delim, quoting=csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
+                ),
+                [""],
+            )
+            if wanted is not None:
+                fields = [fields[i] for i in wanted if i < len(fields)]
+            if len(fields) != len(defaults):
+                raise rt.InvalidArgumentError(
+                    f"Expect {len(defaults)} fields but have {len(fields)} in record {row}: {text}"
+                )
+            for place, (field, (default, dtype)) in enumerate(zip(fields, defaults, strict=True)):
+                columns[place][row] = _field(field, default, dtype, place, na_value)
+        return [column.reshape(given.shape) for column in columns]
+
+    return list(host_ops(decode, [lines], [(lines.shape, d) for _, d in defaults], name, "DecodeCSV"))
+
+
+@OPS.add()
+def string_to_number(
+    string_tensor: rt.TensorLike, out_type: DTypeLike = np.float32, name: str | None = None
+) -> rt.Tensor:
+    """The numbers that are written in strings.
+
+    Raises:
+        InvalidArgumentError: in the step, one is no number.
+    """
+    texts = convert_to_tensor(string_tensor)
+    dtype = as_dtype(out_type).dtype
+
+    def number(text: bytes) -> object:
+        try:
+            return dtype.type(int(text) if dtype.kind in "iu" else float(text))
+        except (ValueError, OverflowError):
+            told = text.decode(errors="replace")
+            raise rt.InvalidArgumentError(f"StringToNumberOp could not correctly convert string: {told}") from None
+
+    return host_op(lambda given: each_string(number, given, dtype), [texts], texts.shape, dtype, name, "StringToNumber")
+
+
+@OPS.add()
+def string_join(inputs: Sequence[rt.TensorLike], separator: str = "", name: str | None = None) -> rt.Tensor:
+    """Strings of the same places put together; one alone is put together with each."""
+    tensors = [convert_to_tensor(each) for each in inputs]
+    between = separator.encode()
+
+    def join(*given: Array) -> Array:
+        parts = np.broadcast_arrays(*given) if given else []
+        return strings([between.join(each) for each in zip(*(p.ravel() for p in parts), strict=True)], parts[0].shape)
+
+    shape = next((t.shape for t in tensors if t.shape != ()), ())
+    return host_op(join, tensors, shape, object, name, "StringJoin")
+
+
+@OPS.add()
+def string_split(
+    source: rt.TensorLike, delimiter: str = " ", skip_empty: bool = True, name: str | None = None
+) -> SparseTensor:
+    """The words of each of [n] strings, as the rows of a sparse matrix; each character of ``delimiter`` ends a word."""
+    marks = delimiter.encode()
+
+    def words(text: bytes) -> Array:
+        if not marks:
+            return strings([text[i : i + 1] for i in range(len(text))])
+        for i in range(1, len(marks)):
+            text = text.replace(marks[i : i + 1], marks[:1])
+        return strings([word for word in text.split(marks[:1]) if word or not skip_empty])
+
+    def split(given: Array) -> list[object]:
+        return list(_ragged([words(text) for text in given.ravel()], np.dtype(object)))
+
+    outputs: list[tuple[tuple[int | None, ...], object]] = [((None, 2), np.int64), ((None,), object), ((2,), np.int64)]
+    return SparseTensor(*host_ops(split, [source], outputs, name, "StringSplit"))
+
+
+@OPS.add()
+def as_string(
+    input: rt.TensorLike,  # noqa: A002 - TensorFlow's name
+    precision: int = -1,
+    scientific: bool = False,
+    shortest: bool = False,
+    width: int = -1,
+    fill: str = "",
+    name: str | None = None,
+) -> rt.Tensor:
+    """Numbers written down."""
+    tensor = convert_to_tensor(input)
+    kind = "d" if tensor.dtype.kind in "iu" else "e" if scientific else "g" if shortest else "f"
+    form = f"%{fill}{width if width >= 0 else ''}{f'.{precision}' if precision >= 0 and kind != 'd' else ''}{kind}"
+
+    def write(value: Values) -> bytes:
+        return (str(bool(value)).lower() if tensor.dtype.kind == "b" else form % value).encode()
+
+    def written(given: Array) -> Array:
+        return strings([write(value) for value in given.ravel().tolist()], given.shape)
+
+    return host_op(written, [tensor], tensor.shape, object, name, "AsString")
