@@ -129,9 +129,9 @@ def test_any_story_ends_and_keeps_its_promises(data: st.DataObject) -> None:
             task = data.draw(st.sampled_from(sorted(alive)))
             code = data.draw(st.sampled_from([0, 0, 1, 7, -9]))
             del alive[task]
-            before = machine.state.failure_code
+            before = machine.state.failure
             machine.after(data.draw(st.sampled_from([0.0, 1.0, 100.0])), Exited(task, code))
-            if before is None and machine.state.failure_code is not None:
+            if before is None and machine.state.failure is not None:
                 failed.append(policy.exit_code_of(code) or 1)
         elif kind == "signal":
             interrupted = True
