@@ -50,8 +50,6 @@ def in_slurm(ps: int, workers: int) -> Place:
     Raises:
         RuntimeError: not in a step, or it has another number of tasks; one line that says what to do.
     """
-    import runtime as rt
-
     environ = dict(os.environ)
     if "SLURM_PROCID" not in environ:
         raise RuntimeError("SLURM_PROCID is not set: --per_task runs in a Slurm step, start it with srun")
@@ -68,9 +66,13 @@ def in_slurm(ps: int, workers: int) -> Place:
             f"--ps={ps} --workers={workers} are {ps + workers} tasks, and this Slurm step has {tasks}: "
             f"give sbatch --ntasks={ps + workers}, or the launcher other numbers"
         )
+    import runtime as rt  # a second, and most of the memory: not for a mistake
+
     resolver = rt.SlurmClusterResolver({PS: ps, WORKER: workers}, LOWEST_PORT + int(job) % JOBS * TASKS)
     cluster = resolver.cluster_spec()  # gives this task its GPUs
     assert resolver.task_type is not None and resolver.task_id is not None  # as many tasks as there are ranks
+    # A step over the groups of a heterogeneous job is a step of each of them.
+    groups = [environ[f"SLURM_JOB_ID_HET_GROUP_{n}"] for n in range(int(environ.get("SLURM_HET_SIZE", 0)))] or [job]
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
     again = environ["SLURM_PROCID"] == "0" and restarts != "0"
     return Place(
@@ -79,7 +81,7 @@ def in_slurm(ps: int, workers: int) -> Place:
         job=resolver.task_type,
         index=resolver.task_id,
         number=int(environ["SLURM_LOCALID"]),
-        stop=("scancel", "--signal=TERM", f"{job}.{step}"),
+        stop=("scancel", "--signal=TERM", *(f"{group}.{step}" for group in groups)),
         environ={name: value for name, value in os.environ.items() if environ.get(name) != value},
         said=f"job {job} was requeued, this is restart {restarts}" if again else "",
     )
