@@ -16,10 +16,10 @@ from absl import flags
 
 
 class Retry(enum.Enum):
-    """What whoever started a process does when it has ended so."""
+    """Whether a process that has ended so is started again."""
 
-    NEVER = "never: it would end so again"
-    COUNTED = "yes, so often at most"
+    NEVER = "no"
+    COUNTED = "yes, a few times"
     UNCOUNTED = "yes, as often as it happens"
 
 
@@ -30,7 +30,7 @@ class ExitCode:
     Attributes:
         name: of the row, in words.
         meaning: when a process ends so.
-        retry: whether to start it again.
+        retry: whether to start it again; `harness.launch` does so ``max_restarts`` times where it counts.
         plain: the code. Of ``FAILED`` and ``KILLED``, which keep the code that they came with, the usual one.
         tfjob: under Kubeflow's TFJob, whose ExitCode policy takes 130, 137, 138 and 143 for "start it again" and
             others for "fail the job".

@@ -44,6 +44,10 @@ class Place:
     said: str = ""
 
 
+class ForAllError(RuntimeError):
+    """A mistake that every task of the step finds: the first of them says it."""
+
+
 def in_slurm(ps: int, workers: int) -> Place:
     """The place of this task in a Slurm step whose first tasks are the ps.
 
@@ -62,7 +66,7 @@ def in_slurm(ps: int, workers: int) -> Place:
         raise RuntimeError(f"{missing[0]} is not set, although SLURM_PROCID is: pass on what srun has set")
     job, step, tasks = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], int(environ["SLURM_STEP_NUM_TASKS"])
     if tasks != ps + workers:
-        raise RuntimeError(
+        raise ForAllError(
             f"--ps={ps} --workers={workers} are {ps + workers} tasks, and this Slurm step has {tasks}: "
             f"give sbatch --ntasks={ps + workers}, or the launcher other numbers"
         )
@@ -92,8 +96,8 @@ def main(argv: list[str]) -> int:
     ps, workers = map(int, argv)
     try:
         found = in_slurm(ps, workers)
-    except RuntimeError as error:
-        if os.environ.get("SLURM_PROCID", "0") == "0":  # of all tasks that find the same the first says it
+    except (RuntimeError, ValueError) as error:
+        if not isinstance(error, ForAllError) or os.environ["SLURM_PROCID"] == "0":
             print(f"launch: {error}", file=sys.stderr)
         return exit_codes.CONFIGURATION.plain
     print(json.dumps(asdict(found)))
