@@ -96,6 +96,8 @@ def _check(command: list[str], argv: list[str]) -> None:
         _refuse(f"{command[0]} stands before --: the command to run goes after it, flags of the launcher before")
     if claimed := claimed_flags(command):
         _refuse(f"{claimed[0]} is set by the launcher for every task: leave it out of the command")
+    if any(argument.lstrip("-").partition("=")[0] == "exit_codes" for argument in command if argument[:1] == "-"):
+        _refuse("--exit_codes goes before --: the launcher reads the plain codes of its tasks")
     if shutil.which(command[0]) is None:
         _refuse(f"{command[0]}: no such program: write one that is on PATH, or its path, after --")
 

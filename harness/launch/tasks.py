@@ -18,7 +18,7 @@ PER_TASK_VARIABLE = "BELLWETHER_PER_TASK"
 """Set where a task has a launcher of its own (`--per_task`), which ends nobody else when the workers are done."""
 DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
 """How long a ps serves on after SIGTERM while workers live (``Server.join``)."""
-OWN_FLAGS = ("ps_hosts", "worker_hosts", "job_name", "task_index", "exit_codes")
+OWN_FLAGS = ("ps_hosts", "worker_hosts", "job_name", "task_index")
 
 _PS_ENVIRONMENT = {
     # A ps only adds and copies; on a GPU it would take memory from the workers and move every update across the bus.
