@@ -76,6 +76,8 @@ def test_a_run_over_both_hosts_outlives_its_tasks_a_drained_host_and_its_time(sl
     assert int(pathlib.Path(harness.latest_checkpoint(job.directory / "model.ckpt") or "").name) == saved
     token = (job.directory / "token").read_text()
 
+    # Slurm lets two minutes pass before it starts a job again, in which the end of this start is told to it.
+    until(lambda: not slurm.processes("slurmstepd"), "the first start is over")
     further.write_text(f"--train_steps={saved + 300}\n")
     slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now")
     until(lambda: re.search("Resources|DRAINED", job.fields()["Reason"]), "it waits for the drained host")
