@@ -153,8 +153,11 @@ def _per_task(command: list[str]) -> int:
 def _end_the_others(failure: policy.Failure, stop: Sequence[str]) -> None:
     """Stops the tasks that this one takes down with it, and leaves for whoever started them why."""
     if _TERMINATION_LOG.value is not None:
-        with contextlib.suppress(FileExistsError), open(_TERMINATION_LOG.value, "x") as log:  # the first failure counts
-            log.write(f"{exit_codes.translated(failure.code)} {failure.why}\n")
+        try:
+            with contextlib.suppress(FileExistsError), open(_TERMINATION_LOG.value, "x") as log:  # the first one counts
+                log.write(f"{exit_codes.translated(failure.code)} {failure.why}\n")
+        except OSError as error:
+            print(f"{LAUNCHER_NAME}: --termination_log={_TERMINATION_LOG.value}: {error.strerror}", file=sys.stderr)
     try:
         done = subprocess.run(stop, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         said = done.stderr.strip() if done.returncode else ""

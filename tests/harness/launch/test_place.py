@@ -102,3 +102,24 @@ def test_a_task_that_fails_for_good_leaves_why_and_has_the_others_stopped(tmp_pa
     assert done.stdout == f"worker/0 | 1 --ps_hosts= --worker_hosts=n1:{port} --job_name=worker --task_index=0\n"
     assert log.read_text() == "42 worker/0 exited with code 65 and failed for good (data: it would end so again)\n"
     assert (tmp_path / "scancel.told").read_text() == "--signal=TERM 707.0\n"
+
+
+@pytest.mark.cluster
+def test_the_others_are_stopped_even_where_the_reason_cannot_be_left(tmp_path: pathlib.Path) -> None:
+    scancel = tmp_path / "scancel"
+    scancel.write_text('#!/bin/sh\necho "no such step" >&2\nexit 1\n')
+    scancel.chmod(0o755)
+    one = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    command = [sys.executable, "-m", "harness.launch", "--per_task", "--ps=0", "--workers=1"]
+    done = subprocess.run(
+        [*command, f"--termination_log={tmp_path}/none/failed", "--", "python", "-c", "raise SystemExit(65)"],
+        cwd=ROOT,
+        env={**os.environ, **STEP, **one, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 65
+    assert done.stderr.splitlines()[-2:] == [
+        f"launch: --termination_log={tmp_path}/none/failed: No such file or directory",
+        "launch: the other tasks are not told to stop: scancel --signal=TERM 707.0: no such step",
+    ]
