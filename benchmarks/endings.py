@@ -25,9 +25,9 @@ from pathlib import Path
 
 import harness
 from benchmarks import chaos_ledger
+from harness import exit_codes
 from harness.monitoring.rates import Parser
 from harness.testing import PRELOAD, Life, LocalCluster, no_leaks
-from harness.training.preemption import EXIT_CODE
 
 STYLES = ("stop", "block", "close", "managed", "should_stop", "monitored")
 """How a worker ends: ``sv.stop()`` after the block of its session, that block alone, the session closed by hand before
@@ -325,7 +325,7 @@ class Run:
                 if life.code == 1 and any(EXPECTED_ERROR.search(line.text) for line in said):
                     continue
                 # A worker that is stopped before it can hold the signal back, or after, ends by it.
-                expected = {0, -9} | ({EXIT_CODE, -signal.SIGTERM} if task in self._stopped else set())
+                expected = {0, -9} | ({exit_codes.PREEMPTED.plain, -signal.SIGTERM} if task in self._stopped else set())
                 if life.code not in expected:
                     tail = "\n".join(["", *(f"    {line.text}" for line in said[-12:])])
                     problems.append(f"{task} ended with code {life.code}: {tail}")

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 import runtime as rt
+from harness import exit_codes
 from harness.checkpoints.layout import find_checkpoint, managers_below, problems_of, steps_in
 from harness.checkpoints.manifest import StoredArray, read_manifest
 from harness.checkpoints.reader import CheckpointReader, load_checkpoint
-from harness.monitoring.rates import USAGE_ERROR, Parser, sizes, table
+from harness.monitoring.rates import Parser, sizes, table
 
 
 def steps_of(path: str) -> list[dict[str, Any]]:
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = options.directory
     if "://" not in path and not os.path.isdir(path) and find_checkpoint(path) is None:
         print(f"harness.inspect_checkpoint: {path}: no such directory or checkpoint", file=sys.stderr)
-        return USAGE_ERROR
+        return exit_codes.CONFIGURATION.plain
     steps = steps_of(path)
     try:
         reader = load_checkpoint(path)

@@ -1,25 +1,35 @@
 r"""Starts a whole cluster on this machine: `python -m harness.launch --ps=1 --workers=2 -- COMMAND...`.
 
+With --per_task it starts one task of a cluster that an engine (Slurm) has spread over hosts, and looks after that.
+
 Every task runs COMMAND with --ps_hosts, --worker_hosts, --job_name and --task_index added, on free ports. In its
 environment are BELLWETHER_ATTEMPT, which start of the task this is, from 0, and BELLWETHER_TASK_NUMBER, which of the
 tasks it is, from 0, the ps first. The launcher prefixes the tasks' lines, starts a task that dies again, stops the ps
 tasks when the workers are done, passes Ctrl-C and SIGTERM on, and leaves no process behind. Its exit code is that of
-the first task that failed for good, 128+signal if a signal ended it, 2 for bad arguments, else 0.
+the first task that failed for good, 128+signal if a signal ended it (with --per_task the task's own), that of
+`exit_codes.CONFIGURATION` for bad arguments, else 0.
 """
 
+import contextlib
+import json
+import os
 import shutil
+import socket
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from absl import app, flags
 
+from harness import exit_codes
 from harness.launch import guard, policy
 from harness.launch.output import Printer, wants_colour
+from harness.launch.place import Place
 from harness.launch.ports import hold_ports
 from harness.launch.runner import LAUNCHER_NAME, Runner
-from harness.launch.tasks import Topology, claimed_flags
+from harness.launch.tasks import DRAIN_VARIABLE, PER_TASK_VARIABLE, Topology, claimed_flags
 
-USAGE_ERROR = 2
 LOCAL_HOST = "127.0.0.1"
 
 _PS = flags.DEFINE_integer("ps", 1, "Number of ps tasks, which hold the variables; kept off the GPU.", lower_bound=0)
@@ -38,6 +48,21 @@ _GRACE_SECS = flags.DEFINE_float(
     "Give the chief time for its last checkpoint: more than the trainer's --preempt_grace_secs. A second signal kills.",
     lower_bound=0.0,
 )
+_PER_TASK = flags.DEFINE_bool(
+    "per_task",
+    False,
+    "Run one task only, the one that this process is for the engine that has started it: Slurm, where --ps and "
+    "--workers say what the tasks of the step are. The engine runs a launcher for each task.",
+)
+_EXIT_CODES = flags.DEFINE_enum(
+    "exit_codes", "plain", list(exit_codes.SCHEMES), "Whose exit codes the launcher ends with (docs/launch.md)."
+)
+_TERMINATION_LOG = flags.DEFINE_string(
+    "termination_log",
+    None,
+    "With --per_task: file that the first task which takes all others down with it leaves its exit code and a reason "
+    "in.",
+)
 _COLOR = flags.DEFINE_enum(
     "color",
     "auto",
@@ -47,7 +72,7 @@ _COLOR = flags.DEFINE_enum(
 
 
 def _parse(argv: list[str]) -> list[str]:
-    """The program's name and the command; a mistake ends the program with one line and code 2."""
+    """The program's name and the command; a mistake ends the program with one line."""
     try:
         rest: list[str] = flags.FLAGS(argv)
         return rest
@@ -60,7 +85,7 @@ def _parse(argv: list[str]) -> list[str]:
 
 def _refuse(reason: str) -> NoReturn:
     print(f"{LAUNCHER_NAME}: {reason}", file=sys.stderr)
-    sys.exit(USAGE_ERROR)
+    sys.exit(exit_codes.code(exit_codes.CONFIGURATION))
 
 
 def _check(command: list[str], argv: list[str]) -> None:
@@ -71,34 +96,95 @@ def _check(command: list[str], argv: list[str]) -> None:
         _refuse(f"{command[0]} stands before --: the command to run goes after it, flags of the launcher before")
     if claimed := claimed_flags(command):
         _refuse(f"{claimed[0]} is set by the launcher for every task: leave it out of the command")
+    if any(argument.lstrip("-").partition("=")[0] == "exit_codes" for argument in command if argument[:1] == "-"):
+        _refuse("--exit_codes goes before --: the launcher reads the plain codes of its tasks")
     if shutil.which(command[0]) is None:
         _refuse(f"{command[0]}: no such program: write one that is on PATH, or its path, after --")
 
 
 def main(argv: list[str]) -> int:
-    """Runs the cluster described by the flags; returns the exit code."""
+    """Runs what the flags describe; returns the exit code."""
+    exit_codes.use(_EXIT_CODES.value)
     command = argv[1:]
     _check(command, sys.argv)
     guard.become_subreaper()  # Should a guard be killed, its task's orphans come to us, and end below.
+    try:
+        return exit_codes.translated(_per_task(command) if _PER_TASK.value else _cluster(command))
+    except OSError as error:
+        print(f"{LAUNCHER_NAME}: cannot run the cluster: {error}", file=sys.stderr)
+        return exit_codes.code(exit_codes.FAILED)
+    finally:
+        guard.end_children()
+
+
+def _cluster(command: list[str]) -> int:
+    """Runs a cluster on this machine."""
     held = hold_ports(_PS.value + _WORKERS.value)
     hosts = tuple(f"{LOCAL_HOST}:{holder.getsockname()[1]}" for holder in held)
     topology = Topology(ps_hosts=hosts[: _PS.value], worker_hosts=hosts[_PS.value :])
     tasks = topology.tasks()
-    names = [str(task) for task in tasks]
+    numbers = {task: number for number, task in enumerate(tasks)}
+    return _runner(command, topology, numbers, dict(zip(tasks, held, strict=True)), os.environ).run()
+
+
+def _per_task(command: list[str]) -> int:
+    """Runs the one task of a cluster that this process is for its engine."""
+    asked = [sys.executable, "-m", "harness.launch.place", str(_PS.value), str(_WORKERS.value)]
+    answer = subprocess.run(asked, stdout=subprocess.PIPE, check=False)
+    if answer.returncode:
+        return policy.exit_code_of(answer.returncode)
+    place = Place(**json.loads(answer.stdout))
+    if place.said:
+        print(f"{LAUNCHER_NAME}: {place.said}", file=sys.stderr)
+    own = {PER_TASK_VARIABLE: "1", DRAIN_VARIABLE: str(max(0.0, _GRACE_SECS.value - policy.KILL_GRACE_SECS))}
+    runner = _runner(
+        command,
+        Topology(tuple(place.ps_hosts), tuple(place.worker_hosts)),
+        {policy.LaunchTask(place.job, place.index): place.number},
+        {},
+        {**os.environ, **place.environ, **own},
+    )
+    code = runner.run()
+    if runner.failure is not None and runner.failure.fatal:
+        _end_the_others(runner.failure, place.stop)
+    return code
+
+
+def _end_the_others(failure: policy.Failure, stop: Sequence[str]) -> None:
+    """Stops the tasks that this one takes down with it, and leaves for whoever started them why."""
+    if _TERMINATION_LOG.value is not None:
+        try:
+            with contextlib.suppress(FileExistsError), open(_TERMINATION_LOG.value, "x") as log:  # the first one counts
+                log.write(f"{exit_codes.translated(failure.code)} {failure.why}\n")
+        except OSError as error:
+            print(f"{LAUNCHER_NAME}: --termination_log={_TERMINATION_LOG.value}: {error.strerror}", file=sys.stderr)
     try:
-        return Runner(
-            command,
-            topology,
-            policy.LaunchOptions(max_restarts=_MAX_RESTARTS.value, grace_secs=_GRACE_SECS.value),
-            dict(zip(tasks, held, strict=True)),
-            tasks_out=Printer(sys.stdout.buffer, names, wants_colour(_COLOR.value, sys.stdout)),
-            messages=Printer(sys.stderr.buffer, [*names, LAUNCHER_NAME], wants_colour(_COLOR.value, sys.stderr)),
-        ).run()
+        done = subprocess.run(stop, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        said = done.stderr.strip() if done.returncode else ""
     except OSError as error:
-        print(f"{LAUNCHER_NAME}: cannot run the cluster: {error}", file=sys.stderr)
-        return 1
-    finally:
-        guard.end_children()
+        said = str(error)
+    if said:
+        print(f"{LAUNCHER_NAME}: the other tasks are not told to stop: {' '.join(stop)}: {said}", file=sys.stderr)
+
+
+def _runner(
+    command: list[str],
+    topology: Topology,
+    tasks: Mapping[policy.LaunchTask, int],
+    held: Mapping[policy.LaunchTask, socket.socket],
+    environ: Mapping[str, str],
+) -> Runner:
+    names = [str(task) for task in topology.tasks()]  # of all, so that the lines of several launchers are aligned
+    return Runner(
+        command,
+        topology,
+        policy.LaunchOptions(max_restarts=_MAX_RESTARTS.value, grace_secs=_GRACE_SECS.value),
+        tasks,
+        held,
+        environ=environ,
+        tasks_out=Printer(sys.stdout.buffer, names, wants_colour(_COLOR.value, sys.stdout)),
+        messages=Printer(sys.stderr.buffer, [*names, LAUNCHER_NAME], wants_colour(_COLOR.value, sys.stderr)),
+    )
 
 
 if __name__ == "__main__":

@@ -3,20 +3,25 @@
 Events come in, instructions come out, nothing here starts a process or reads a clock, so every path can be tested in
 microseconds. The rules, in the order in which they matter:
 
-* A worker that exits with 0 is done. Any other end of a task is a failure; so is a ps task that leaves by itself.
+* A worker that exits with 0 is done. Any other end of a task is a failure; so is a ps task that leaves by itself,
+  unless the launcher has no workers (`--per_task`): then it has left because training is over.
 * A failed task is started again after a pause that doubles, at most `max_restarts` times; a task that ran for
-  `forgive_secs` since its last start has its count forgiven.
+  `forgive_secs` since its last start has its count forgiven. `harness.exit_codes` says of each exit code whether it is
+  started again at all (a wrong flag stays wrong), and whether that counts (a task that was preempted has not failed).
 * A task that failed too often fails for good. The chief (worker 0) and the ps tasks take everything down with them;
   the other workers do not, for asynchronous training goes on without them.
 * Stopping goes in order, because a worker may need its ps for a last checkpoint: first the workers, then the ps tasks;
   each of the two gets `grace_secs` before SIGKILL.
-* The exit code is that of the first task that failed for good, else 128+signal when a signal ended it, else 0.
+* The exit code is that of the first task that failed for good. Else, when a signal has ended it all, 128+signal, or of
+  a launcher of one task that task's own; else 0.
 """
 
 import enum
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+
+from harness import exit_codes
 
 PS = "ps"
 WORKER = "worker"
@@ -80,12 +85,28 @@ class LaunchedTask:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A task that failed for good.
+
+    Attributes:
+        code: its exit code, 128+signal for a signal.
+        fatal: whether it takes everything down with it.
+        why: a line about it.
+    """
+
+    code: int
+    fatal: bool
+    why: str
+
+
+@dataclass(frozen=True)
 class LaunchState:
     """The whole cluster as the launcher sees it."""
 
     tasks: Mapping[LaunchTask, LaunchedTask]
     stage: RunStage = RunStage.RUNNING
-    failure_code: int | None = None
+    failure: Failure | None = None
+    """The first task that failed for good."""
     signal_code: int | None = None
     deadline: float | None = None
     """When the grace period of the tasks being stopped ends."""
@@ -95,7 +116,7 @@ class LaunchState:
     @property
     def exit_code(self) -> int:
         """The launcher's exit code, as far as it is known."""
-        return next((code for code in (self.failure_code, self.signal_code) if code is not None), 0)
+        return (self.signal_code or 0) if self.failure is None else self.failure.code
 
 
 @dataclass(frozen=True)
@@ -187,23 +208,30 @@ def _on_exit(
     was = state.tasks[task]
     if was.phase is not TaskPhase.RUNNING:
         return state
-    if (task.job == WORKER and returncode == 0) or state.stage is not RunStage.RUNNING:
+    if (task.job == _first(state) and returncode == 0) or state.stage is not RunStage.RUNNING:
+        if state.signal_code is not None and len(state.tasks) == 1:
+            state = replace(state, signal_code=exit_code_of(returncode))
         return _with(state, task, replace(was, phase=TaskPhase.DONE))
     restarts = 0 if now - was.since >= options.forgive_secs else was.restarts
+    row = exit_codes.of_code(exit_code_of(returncode) or exit_codes.FAILED.plain)
     what = f"{task} {describe(returncode)}"
-    if restarts < options.max_restarts:
+    never, counts = row.retry is exit_codes.Retry.NEVER, row.retry is exit_codes.Retry.COUNTED
+    if not never and (not counts or restarts < options.max_restarts):
         pause = min(options.backoff_secs * 2**restarts, options.max_backoff_secs)
-        out.append(LogLine(f"{what}; restart {restarts + 1} of {options.max_restarts} in {pause:g} s"))
-        waiting = LaunchedTask(TaskPhase.WAITING, attempt=was.attempt + 1, restarts=restarts + 1, since=now + pause)
-        return _with(state, task, waiting)
+        which = f"restart {restarts + 1} of {options.max_restarts}" if counts else f"{row.name}: started again"
+        out.append(LogLine(f"{what}; {which} in {pause:g} s"))
+        again = LaunchedTask(TaskPhase.WAITING, was.attempt + 1, restarts + counts, since=now + pause)
+        return _with(state, task, again)
     after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
+    if never:
+        after = f" ({row.name}: it would end so again)"
     fatal = task == CHIEF or task.job == PS
-    outcome = "stopping everything" if fatal else "going on without it"
-    out += [ShowTail(task), LogLine(f"{what} and failed for good{after}; {outcome}")]
+    why = f"{what} and failed for good{after}"
+    out += [ShowTail(task), LogLine(f"{why}; {'stopping everything' if fatal else 'going on without it'}")]
     state = _with(state, task, replace(was, phase=TaskPhase.FAILED))
-    if state.failure_code is None:
-        state = replace(state, failure_code=exit_code_of(returncode) or 1)
-    return _stop_workers(state, signal.SIGTERM, now, options, out) if fatal else state
+    if state.failure is None:
+        state = replace(state, failure=Failure(exit_code_of(returncode) or exit_codes.FAILED.plain, fatal, why))
+    return _stop_first(state, signal.SIGTERM, now, options, out) if fatal else state
 
 
 def _on_signal(
@@ -214,12 +242,16 @@ def _on_signal(
         out.append(LogLine(f"{name} again: killing every task"))
         return _kill(state, _running(state), now, out)
     state = replace(state, signal_code=128 + signum)
-    out.append(LogLine(f"{name}: stopping the workers, then the ps tasks, within {options.grace_secs:g} s each"))
-    passed_on = signum if signum in (signal.SIGINT, signal.SIGTERM) else signal.SIGTERM
+    both = "the workers, then the ps tasks"
+    who = both if len(state.tasks) > 1 else str(next(iter(state.tasks)))
+    out.append(LogLine(f"{name}: stopping {who}, within {options.grace_secs:g} s{' each' * (who == both)}"))
+    # A ps is told to leave: it has no work that could be interrupted.
+    interrupts = signum == signal.SIGINT and _first(state) == WORKER
+    passed_on = signal.SIGINT if interrupts else signal.SIGTERM
     if state.stage is RunStage.RUNNING:
-        return _stop_workers(state, passed_on, now, options, out)
+        return _stop_first(state, passed_on, now, options, out)
     if state.stage is RunStage.STOPPING_WORKERS:
-        out += [Send(task, passed_on) for task in _running(state, WORKER)]
+        out += [Send(task, passed_on) for task in _running(state, _first(state))]
     return state
 
 
@@ -230,7 +262,7 @@ def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchSt
             out.append(Start(task, was.attempt))
     if state.deadline is None or now < state.deadline:
         return state
-    late = _running(state, WORKER if state.stage is RunStage.STOPPING_WORKERS else None)
+    late = _running(state, _first(state) if state.stage is RunStage.STOPPING_WORKERS else None)
     stubborn = [task for task in late if task not in state.killed]
     if stubborn:
         out.append(LogLine(f"{', '.join(map(str, stubborn))} did not stop in time: killed"))
@@ -243,9 +275,9 @@ def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchSt
 
 def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[Instruction]) -> LaunchState:
     """Moves on to the next stage when nothing keeps the cluster in this one."""
-    if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _alive(state, WORKER):
+    if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _alive(state, _first(state)):
         state = replace(_drop_waiting(state), stage=RunStage.STOPPING_PS)
-        # SIGTERM whatever signal the launcher got: a ps is told to leave, it has no work that could be interrupted.
+        # SIGTERM whatever signal the launcher got, as in _on_signal.
         terminated = [task for task in _running(state, PS) if task not in state.killed]
         out += [Send(task, signal.SIGTERM) for task in terminated]
         state = replace(state, deadline=now + (options.grace_secs if terminated else KILL_GRACE_SECS))
@@ -254,16 +286,21 @@ def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[I
     return state
 
 
-def _stop_workers(
+def _stop_first(
     state: LaunchState, signum: int, now: float, options: LaunchOptions, out: list[Instruction]
 ) -> LaunchState:
-    out += [Send(task, signum) for task in _running(state, WORKER)]
+    out += [Send(task, signum) for task in _running(state, _first(state))]
     return replace(_drop_waiting(state), stage=RunStage.STOPPING_WORKERS, deadline=now + options.grace_secs)
 
 
 def _kill(state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Instruction]) -> LaunchState:
     out += [Send(task, signal.SIGKILL) for task in tasks]
     return replace(state, deadline=now + KILL_GRACE_SECS, killed=state.killed | set(tasks))
+
+
+def _first(state: LaunchState) -> str:
+    """The job that is stopped first: the workers, who may need their ps; the ps of a launcher that has none."""
+    return WORKER if any(task.job == WORKER for task in state.tasks) else PS
 
 
 def _alive(state: LaunchState, job: str) -> bool:

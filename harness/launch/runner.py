@@ -68,15 +68,17 @@ class _Process:
 
 
 class Runner:
-    """Runs one cluster from start to end."""
+    """Runs the tasks of a cluster, or one of them, from start to end."""
 
     def __init__(
         self,
         command: Sequence[str],
         topology: Topology,
         options: policy.LaunchOptions,
+        tasks: Mapping[LaunchTask, int],
         held: Mapping[LaunchTask, socket.socket],
         *,
+        environ: Mapping[str, str],
         tasks_out: Printer,
         messages: Printer,
     ) -> None:
@@ -84,9 +86,11 @@ class Runner:
 
         Args:
             command: the program and its arguments, the same for every task.
-            topology: where the tasks will listen.
+            topology: where the tasks of the cluster will listen.
+            tasks: those that this launcher runs, in the order of their start, each with its number on this host.
             options: restarts and grace periods.
             held: the sockets that keep the tasks' ports free until their first start.
+            environ: what the tasks find in their environment beside their own.
             tasks_out: where the tasks' lines go.
             messages: where the launcher's own lines go, under the name LAUNCHER_NAME, and the last lines of a task
                 that failed for good.
@@ -94,7 +98,11 @@ class Runner:
         self._command = command
         self._topology = topology
         self._options = options
+        self._tasks = dict(tasks)
         self._held = dict(held)
+        self._environ = environ
+        self.failure: policy.Failure | None = None
+        """After ``run``: the first task that failed for good."""
         self._tasks_out = tasks_out
         self._messages = messages
         self._reader_left = False
@@ -111,13 +119,14 @@ class Runner:
         with self._selector, _wakeup_socket() as wake, contextlib.ExitStack() as at_end:
             at_end.callback(self._abandon)
             self._selector.register(wake, selectors.EVENT_READ)
-            state, instructions = policy.begin(self._topology.tasks(), time.monotonic())
+            state, instructions = policy.begin(self._tasks, time.monotonic())
             self._follow(instructions)
             while state.stage is not policy.RunStage.FINISHED:
                 self._selector_wait(policy.next_due(state))
                 for event in (*self._received(wake), *self._ended(), policy.Tick()):
                     state, instructions = policy.react(state, event, time.monotonic(), self._options)
                     self._follow(instructions)
+            self.failure = state.failure
             return state.exit_code
 
     def _selector_wait(self, due: float | None) -> None:
@@ -195,7 +204,7 @@ class Runner:
             self._held.pop(task).close()
         popen = start_guarded(
             arguments(self._command, self._topology, task),
-            environment(os.environ, self._topology, task, attempt),
+            environment(self._environ, self._topology, task, attempt, self._tasks[task]),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,

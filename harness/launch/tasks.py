@@ -1,4 +1,4 @@
-"""What each task of a local cluster is started with: its command line, its environment and its guard."""
+"""What each task is started with: its command line, its environment and its guard."""
 
 import os
 import signal
@@ -14,6 +14,10 @@ from harness.launch.policy import PS, WORKER, LaunchTask
 ATTEMPT_VARIABLE = "BELLWETHER_ATTEMPT"
 NUMBER_VARIABLE = "BELLWETHER_TASK_NUMBER"
 """Which of its launcher's tasks a task is, from 0: for what each task of a host needs one of, such as a port."""
+PER_TASK_VARIABLE = "BELLWETHER_PER_TASK"
+"""Set where a task has a launcher of its own (`--per_task`), which ends nobody else when the workers are done."""
+DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
+"""How long a ps serves on after SIGTERM while workers live (``Server.join``)."""
 OWN_FLAGS = ("ps_hosts", "worker_hosts", "job_name", "task_index")
 
 _PS_ENVIRONMENT = {
@@ -51,11 +55,21 @@ def arguments(command: Sequence[str], topology: Topology, task: LaunchTask) -> l
     ]
 
 
-def environment(base: Mapping[str, str], topology: Topology, task: LaunchTask, attempt: int) -> dict[str, str]:
-    """The environment of one task: `base`, its number, the attempt (0 for the first start), and what a ps needs."""
-    number = topology.tasks().index(task)
+def environment(
+    base: Mapping[str, str], topology: Topology, task: LaunchTask, attempt: int, number: int | None = None
+) -> dict[str, str]:
+    """The environment of one task: `base`, the attempt (0 for the first start), its number, and what a ps needs.
+
+    Its number on its host is by default that in the topology.
+    """
+    number = topology.tasks().index(task) if number is None else number
     own = {"PYTHONUNBUFFERED": "1", NUMBER_VARIABLE: str(number), ATTEMPT_VARIABLE: str(attempt)}
     return {**base, **own, **(_PS_ENVIRONMENT if task.job == PS else {})}
+
+
+def launcher_ends_ps(environ: Mapping[str, str]) -> bool:
+    """Whether the ps tasks of a task's cluster are ended by its launcher, when the workers have ended."""
+    return ATTEMPT_VARIABLE in environ and PER_TASK_VARIABLE not in environ
 
 
 def start_guarded(command: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:

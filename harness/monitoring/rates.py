@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 import runtime as rt
+from harness import exit_codes
 
-USAGE_ERROR = 2
-"""Exit code of a command whose arguments are wrong."""
 _NUMBER = re.compile(r"[\d.]+( [KMGT]?B|%)?")
 
 
@@ -131,7 +130,7 @@ def _aligned(column: Sequence[str]) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Arguments of a command that shows things: a mistake is one line and exit code 2.
+    """Arguments of a command that shows things: a mistake is one line, and the exit code "configuration".
 
     Args:
         program: such as "harness.status".
@@ -150,4 +149,4 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the program."""
         print(f"{self._program}: {' '.join(message.split())} (see --help)", file=sys.stderr)
-        raise SystemExit(USAGE_ERROR)
+        raise SystemExit(exit_codes.CONFIGURATION.plain)

@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 import runtime as rt
-from harness.monitoring.rates import USAGE_ERROR, Figures, Parser, figures, sizes, table
+from harness import exit_codes
+from harness.monitoring.rates import Figures, Parser, figures, sizes, table
 
 _AT_ONCE = 32
 
@@ -288,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except (rt.OpError, OSError, ValueError, TypeError) as error:
         print(f"harness.status: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        return exit_codes.CONFIGURATION.plain
     before = {s.task: s for s in probe_tasks(cluster, options.timeout_secs, security=security)}
     at = time.monotonic()
     never = threading.Event()

@@ -9,7 +9,8 @@ For dense models where no ps is wanted. Joining, averaging and noticing a lost p
         supervisor = harness.Supervisor(logdir=group.logdir(logdir), global_step=global_step)
         with supervisor.managed_session("") as session: ...
 
-A group does not survive the loss of a process: the others end, with exit code 75, and whoever started them (the
+A group does not survive the loss of a process: the others end, with the exit code of
+``exit_codes.LOST`` (75), and whoever started them (the
 launcher, a cluster manager) starts all of them again. They go on from the newest checkpoint.
 """
 
@@ -27,10 +28,8 @@ import jax
 from absl import logging
 
 import runtime as rt
+from harness import exit_codes
 from harness.optimizers.optimizer import GradientAndVariable, Optimizer, WrappedOptimizer
-
-EXIT_GROUP_LOST = 75
-"""Exit code of a process whose group is lost (EX_TEMPFAIL: try again)."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +59,20 @@ class Group:
         except Exception as error:
             if self.size == 1:
                 raise
-            lost = isinstance(error, rt.lowlevel.GroupLostError)
-            if lost:
+            if isinstance(error, rt.lowlevel.GroupLostError):
                 logging.error("process %d: %s", self.index, error)
             else:
                 logging.exception("process %d of the group fails", self.index)
-            self._leave(EXIT_GROUP_LOST if lost else 1)
+            self._leave(exit_codes.of_error(error))
         if self.size > 1:
             jax.distributed.shutdown()
 
-    def _leave(self, code: int) -> None:
+    def _leave(self, how: exit_codes.ExitCode) -> None:
         # Not sys.exit: leaving in order would wait, at a barrier, for the processes that are lost.
         std_logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(exit_codes.code(how))
 
 
 def join_group(
@@ -125,7 +123,7 @@ def join_group(
             )
         except Exception as error:
             logging.error("process %d cannot join the group at %s: %s", index, hosts[0], error)
-            Group(index, len(hosts))._leave(EXIT_GROUP_LOST)
+            Group(index, len(hosts))._leave(exit_codes.LOST)
     return Group(index, len(hosts))
 
 

@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 
+from harness import exit_codes
 from harness.tf1 import modules
 
 USAGE = "usage: python -m harness.tf1 (program.py | -m module) [args...]"
@@ -24,7 +25,7 @@ def main(argv: list[str]) -> None:
         return
     as_module = argv[:1] == ["-m"]
     if len(argv) < 1 + as_module or not as_module and argv[0].startswith("-"):
-        sys.exit(USAGE)
+        exit_codes.leave(exit_codes.CONFIGURATION, USAGE)
     modules.install()
     program, *arguments = argv[as_module:]
     if as_module:
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> None:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return
     if not os.path.isfile(program):
-        sys.exit(f"python -m harness.tf1: there is no program {program}")
+        exit_codes.leave(exit_codes.CONFIGURATION, f"python -m harness.tf1: there is no program {program}")
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(program))
     runpy.run_path(program, run_name="__main__")

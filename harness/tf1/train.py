@@ -33,7 +33,7 @@ class Server(rt.Server):
             raise rt.NotFoundError(f"No server factory registered for protocol {protocol!r}: there is 'grpc'")
         super().__init__(server_or_cluster_def, job_name, task_index, _apply(config), start, **options)
 
-    def join(self, late_secs: float = 600.0) -> NoReturn:
+    def join(self, late_secs: float = 600.0, drain_secs: float | None = None) -> NoReturn:
         """Serves until the process is no longer needed, and ends the program then, or the thread that called it.
 
         As in TensorFlow the program never comes back from it: a ps goes on into the worker's code otherwise. It is over
@@ -41,11 +41,12 @@ class Server(rt.Server):
 
         Args:
             late_secs: how long workers that have never come are waited for after the chief has finished.
+            drain_secs: how long it serves on after SIGTERM while tasks that train live.
 
         Raises:
             SystemExit: always, with the code 0.
         """
-        super().join(late_secs)
+        super().join(late_secs, drain_secs)
         sys.exit(0)
 
     @staticmethod

@@ -24,7 +24,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod, failed
-from harness.launch.tasks import ATTEMPT_VARIABLE
+from harness.launch.tasks import ATTEMPT_VARIABLE, launcher_ends_ps
 from harness.training.managed_session import ManagedSession
 from harness.training.preemption import shielded
 from harness.training.session_manager import LOST_CONTACT, TrainingOver
@@ -376,7 +376,7 @@ class Lifecycle:
                         raise
                     records.claim()
                     records.finish(*end)
-            answers = records.done(leave=ATTEMPT_VARIABLE not in os.environ, session=session.id)
+            answers = records.done(leave=not launcher_ends_ps(os.environ), session=session.id)
             if not self.is_chief:
                 self._log_too_late(answers.values(), session)
         except (rt.PermissionDeniedError, rt.TaskLeftError, *LOST_CONTACT) as error:

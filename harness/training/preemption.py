@@ -14,7 +14,8 @@ from types import CodeType, FrameType
 
 from absl import logging
 
-EXIT_CODE = 128 + signal.SIGTERM
+from harness import exit_codes
+
 _AGAIN_SECS = 0.01
 
 _Event = float | signal.Signals | None
@@ -25,9 +26,9 @@ _Event = float | signal.Signals | None
 def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     """A block that SIGTERM leaves by ``SystemExit``, as a cluster manager that takes the machine away wants it.
 
-    Around ``managed_session`` this saves a last checkpoint on the chief and tells nobody that training is over: the
-    task can be started again elsewhere. What is not done after the grace period is cut off. Outside the main thread,
-    where Python allows no signal handlers, the block runs as it is.
+    The code is that of ``exit_codes.PREEMPTED``. Around ``managed_session`` this saves a last checkpoint on the chief
+    and tells nobody that training is over: the task can be started again elsewhere. What is not done after the grace
+    period is cut off. Outside the main thread, where Python allows no signal handlers, the block runs as it is.
 
     Python discards an exception that a signal's handler raises within a callback of the garbage collector, of a weak
     reference or within ``__del__``. Within the block such a signal, also Ctrl-C, is sent once more.
@@ -58,7 +59,7 @@ class _Leave:
 
     def __init__(self, grace_secs: float) -> None:
         self._grace_secs = grace_secs
-        self._exit = SystemExit(EXIT_CODE)
+        self._exit = SystemExit(exit_codes.code(exit_codes.PREEMPTED))
         self._raised = False
         self._noticed = False
         self._ignored = sys.unraisablehook
@@ -171,4 +172,4 @@ def shielded() -> Iterator[list[int]]:
 def _cut_off(grace_secs: float) -> None:
     logging.error("not done %g s after SIGTERM: ending now, what was not saved is lost", grace_secs)
     logging.flush()
-    os._exit(EXIT_CODE)
+    os._exit(exit_codes.code(exit_codes.PREEMPTED))

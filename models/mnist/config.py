@@ -9,7 +9,7 @@ from typing import Any
 from absl import flags
 
 import runtime as rt
-from harness import monitoring
+from harness import exit_codes, monitoring
 from models.mnist.model import MODELS
 
 ASYNC, PS, COLLECTIVE = "async", "ps", "collective"
@@ -123,6 +123,11 @@ class Config:
         "Seconds that a worker has after SIGTERM, the chief for a last checkpoint. What kills it later (--grace_secs "
         "of harness.launch, a cluster manager) must give it more.",
         low=0.0,
+    )
+    exit_codes: str = _choice(
+        "plain",
+        list(exit_codes.SCHEMES),
+        "Whose exit codes the process ends with (docs/launch.md): of an engine that starts it without a launcher.",
     )
     log_every_steps: int = _count(
         500, "Global steps (those of all workers) between each worker's progress lines.", low=1

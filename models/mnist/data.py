@@ -5,7 +5,6 @@ what it found; run before the workers start, it spares them the wait.
 """
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import pooch
 from absl import app, logging
 from numpy.typing import NDArray
 
+from harness import exit_codes
 from models.mnist import files
 from models.mnist.files import DataError
 
@@ -259,7 +259,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         logging.info("data: %s", load(argv[1] if len(argv) > 1 else None))
     except DataError as error:
-        sys.exit(str(error))
+        exit_codes.leave(exit_codes.DATA, str(error))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ Flags may come from files: --flagfile=configs/mnist_async.flags; further flags a
 import contextlib
 import math
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 import harness
 import runtime as rt
-from harness import monitoring
+from harness import exit_codes, monitoring
 from models.mnist import config as config_flags
 from models.mnist import data
 from models.mnist.config import COLLECTIVE, PS, Config
@@ -43,11 +42,12 @@ Together = harness.Optimizer | harness.SyncReplicas | harness.CollectiveReplicas
 def main(argv: list[str]) -> None:
     """Joins the cluster and does this task's part."""
     if len(argv) > 1:
-        raise app.UsageError(f"no arguments but flags are taken, not {argv[1:]}")
+        exit_codes.leave(exit_codes.CONFIGURATION, f"no arguments but flags are taken, not {argv[1:]}")
     config = Config.from_flags()
+    exit_codes.use(config.exit_codes)
     monitoring.configure_logging(f"{config.job_name}/{config.task_index}", config.log_json)
     if wrong := config.problem():
-        sys.exit(wrong)
+        exit_codes.leave(exit_codes.CONFIGURATION, wrong)
     if config.sync == COLLECTIVE:
         collective(config)
     else:
@@ -60,7 +60,7 @@ def collective(config: Config) -> None:
     try:
         group = harness.join_group(hosts, config.task_index, security=config.given_security)
     except rt.OpError as error:
-        sys.exit(f"worker {config.task_index}: {error}")
+        exit_codes.leave(exit_codes.of_error(error), f"worker {config.task_index}: {error}")
     with group.member():
         # Each process leads the small world of its own; only process 0 has files, and gives the others what is in them.
         train(config, "", None, leads=True, logdir=group.logdir(config.logdir))
@@ -75,7 +75,7 @@ def between_graph(config: Config) -> None:
     try:
         server = make_server(config)
     except rt.OpError as error:
-        sys.exit(f"{config.job_name} {config.task_index}: {error}")
+        exit_codes.leave(exit_codes.of_error(error), f"{config.job_name} {config.task_index}: {error}")
     with server, monitoring.watched_at(server, config.metrics_port, config.log_json, config.metrics_host):
         if config.job_name == "ps":
             server.join()
@@ -84,7 +84,7 @@ def between_graph(config: Config) -> None:
             train(config, server.target, server.cluster, leads=config.is_chief, logdir=config.logdir)
         except rt.OpError as error:
             logging.debug("where it happened:", exc_info=True)
-            sys.exit(f"worker {config.task_index}: {error}")
+            exit_codes.leave(exit_codes.of_error(error), f"worker {config.task_index}: {error}")
 
 
 def make_server(config: Config) -> rt.Server:
@@ -157,7 +157,7 @@ def load(config: Config) -> data.Mnist:
     try:
         mnist = data.load(config.data_dir)
     except DataError as error:
-        sys.exit(f"worker {config.task_index}: {error}")
+        exit_codes.leave(exit_codes.DATA, f"worker {config.task_index}: {error}")
     if config.task_index == 0:
         logging.info("data: %s", mnist)
     return mnist
@@ -338,4 +338,4 @@ def tell_newest(logdir: str) -> None:
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's own start-up chatter
     logging.set_verbosity(logging.INFO)
-    app.run(main)
+    app.run(main, flags_parser=exit_codes.parse_flags)

@@ -2,6 +2,9 @@
 
 The ranks of a step fill the jobs in the order of their names: with {"ps": 1, "worker": 3} rank 0 is the parameter
 server. Ranks must lie in blocks on the nodes (srun's default when there are fewer nodes than tasks).
+
+In a heterogeneous job (SLURM_HET_SIZE) the ranks of a step over all its groups go group by group, while
+SLURM_STEP_NODELIST is in the order of names: there the variables of each group tell who is where.
 """
 
 import itertools
@@ -42,8 +45,8 @@ class SlurmClusterResolver(ClusterResolver):
         """See the class."""
         rank = int(_slurm("PROCID"))
         jobs = {"worker": int(_slurm("STEP_NUM_TASKS"))} if jobs is None else jobs
-        nodes = _nodes(tasks_per_node)
-        places = [(node, local) for node, count in nodes.items() for local in range(count)]
+        groups = _groups(tasks_per_node)
+        places = _places(groups)
         if sum(jobs.values()) > len(places):
             raise RuntimeError(
                 f"the jobs {dict(jobs)} need {sum(jobs.values())} tasks, this Slurm step has {len(places)}: "
@@ -61,7 +64,8 @@ class SlurmClusterResolver(ClusterResolver):
                 "the ranks must lie in blocks on the nodes, use srun --distribution=block"
             )
         on_node = int(os.environ.get("SLURM_GPUS_ON_NODE", 0)) if gpus_per_node is None else gpus_per_node
-        most = max(nodes.values(), default=0)
+        own = _group_of(groups, rank)
+        most = max(groups[own].values(), default=0)
         each = on_node // max(most, 1) if gpus_per_task is None else gpus_per_task
         if each * most > on_node:
             raise RuntimeError(
@@ -71,7 +75,9 @@ class SlurmClusterResolver(ClusterResolver):
         self._auto_set_gpu = auto_set_gpu
         self._gpus: tuple[int, int, int] | None = None
         if each and rank < len(places):
-            self._gpus = (places[rank][1] * each, each, on_node)
+            node, number = places[rank]
+            number -= sum(nodes.get(node, 0) for nodes in groups[:own])  # those have no part in this group's GPUs
+            self._gpus = (number * each, each, on_node)
 
     def cluster_spec(self) -> ClusterSpec:
         """The cluster of the step; sets CUDA_VISIBLE_DEVICES where that was asked for and there are GPUs."""
@@ -128,17 +134,46 @@ def _expand_range(part: str) -> list[str]:
     return names
 
 
-def _nodes(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
-    """The number of tasks on each node, in the order of the ranks."""
+def _groups(tasks_per_node: int | Mapping[str, int] | None) -> list[dict[str, int]]:
+    """The number of tasks on each node, in the order of the ranks, for each group of the job: most jobs are one."""
     if isinstance(tasks_per_node, Mapping):
-        return dict(tasks_per_node)
-    hosts = expand_hostlist(_slurm("STEP_NODELIST"))
+        return [dict(tasks_per_node)]
+    size = int(os.environ.get("SLURM_HET_SIZE", 1))
+    if size > 1 and tasks_per_node is None:
+        groups = [
+            _nodes(f"JOB_NODELIST_HET_GROUP_{group}", f"TASKS_PER_NODE_HET_GROUP_{group}") for group in range(size)
+        ]
+        if sum(sum(nodes.values()) for nodes in groups) == int(_slurm("STEP_NUM_TASKS")):
+            return groups
     if tasks_per_node is not None:
-        return dict.fromkeys(hosts, tasks_per_node)
-    counts = expand_tasks_per_node(_slurm("STEP_TASKS_PER_NODE"))
+        return [dict.fromkeys(expand_hostlist(_slurm("STEP_NODELIST")), tasks_per_node)]
+    return [_nodes("STEP_NODELIST", "STEP_TASKS_PER_NODE")]
+
+
+def _nodes(nodelist: str, tasks_per_node: str) -> dict[str, int]:
+    """The number of tasks on each node, from the Slurm variables of those names."""
+    hosts, counts = expand_hostlist(_slurm(nodelist)), expand_tasks_per_node(_slurm(tasks_per_node))
     if len(counts) != len(hosts):
-        raise RuntimeError(f"SLURM_STEP_TASKS_PER_NODE has {len(counts)} nodes, SLURM_STEP_NODELIST {len(hosts)}")
+        raise RuntimeError(f"SLURM_{tasks_per_node} has {len(counts)} nodes, SLURM_{nodelist} {len(hosts)}")
     return dict(zip(hosts, counts, strict=True))
+
+
+def _places(groups: list[dict[str, int]]) -> list[tuple[str, int]]:
+    """Node and number on it of each rank; a node may be in several groups."""
+    places: list[tuple[str, int]] = []
+    used: dict[str, int] = {}
+    for nodes in groups:
+        for node, count in nodes.items():
+            first = used.get(node, 0)
+            places += [(node, first + local) for local in range(count)]
+            used[node] = first + count
+    return places
+
+
+def _group_of(groups: list[dict[str, int]], rank: int) -> int:
+    """The number of the group that a rank is in; the last one's for a rank beyond all."""
+    ends = itertools.accumulate(sum(nodes.values()) for nodes in groups)
+    return next((group for group, end in enumerate(ends) if rank < end), len(groups) - 1)
 
 
 def _slurm(name: str) -> str:

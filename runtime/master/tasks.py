@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -28,7 +28,7 @@ from runtime.task.traced_stage import FetchFrom
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
 from runtime.transport import rpc
-from runtime.transport.addresses import settled
+from runtime.transport.addresses import look_up, settled
 from runtime.transport.channel import Lane
 from runtime.transport.codec import Layout
 from runtime.transport.dial import ChannelOptions
@@ -43,6 +43,8 @@ _AGAIN_SECS = 0.1
 """Pause between two attempts to reach a task that goes on from its backup."""
 _LEAST_SECS = 0.05
 """What a call that is late already is given."""
+_LOOK_UP_SECS = 1.0
+"""How long the resolver has to say what is wrong with names, when that is told."""
 
 
 class LocalMaster(Protocol):
@@ -463,11 +465,12 @@ def join(
                 break
             peers = ", ".join(f"{t.name} at {t.address}" for t in waiting.values())
             if deadline is not None and now >= deadline:
+                why = _unknown_names(waiting.values())
                 raise DeadlineExceededError(
-                    f"after {now - started + waited_secs:.0f} s still waiting for {peers}", task=sender
+                    f"after {now - started + waited_secs:.0f} s still waiting for {peers}{why}", task=sender
                 )
             if now >= log_at:
-                logging.info("%s: still waiting for %s", sender, peers)
+                logging.info("%s: still waiting for %s%s", sender, peers, _unknown_names(waiting.values()))
                 log_at = now + timeouts.LOG_EVERY_SECS
             cancelled.wait(timeouts.JOIN_PAUSE_SECS)  # gRPC tells nobody when a listener appears
     except BaseException:
@@ -475,6 +478,18 @@ def join(
             known.close(client)
         raise
     return met
+
+
+def _unknown_names(tasks: Iterable[RemoteTask]) -> str:
+    """What the resolver says of the names among the tasks' addresses that it does not know, for a message."""
+    unknown: list[str] = []
+    deadline = time.monotonic() + _LOOK_UP_SECS
+    for host in dict.fromkeys(split_address(task.address)[0].strip("[]") for task in tasks):
+        try:
+            look_up(host, 0, deadline)
+        except OSError as error:
+            unknown.append(f"{host} has no address: {error.strerror or error}")
+    return f" ({'; '.join(unknown)})" if unknown else ""
 
 
 def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import secrets
 import signal
@@ -47,6 +48,8 @@ from runtime.transport.listener import ServerCounters, TensorServer
 from runtime.transport.security import WAYS_OUT, Refusals, Security, leave_token, share
 from runtime.transport.token_files import KEY_BYTES
 
+DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
+"""Environment variable: how long a task serves on after SIGTERM while tasks that train live."""
 _STOP_SECS = 2.0
 LATE_SECS = 600.0
 """How long a task that may leave at the end of training waits for workers that have not come yet."""
@@ -55,6 +58,7 @@ _CHECK_SECS = 60.0
 """How often a server looks whether its certificate ends soon, or has been replaced."""
 _INSECURE = "%s is insecure: whoever reaches its ports can use it as its user can, and nothing is encrypted"
 _NOT_ENCRYPTED = "%s asks for a token, which keeps strangers out, but nothing is encrypted: certificates would do both"
+_DRAIN_POLL_SECS = 0.1
 _NO_ROOT = (
     "%s has no checkpoint root: whoever reaches its ports can have any directory written and read that this user may; "
     f"give Server(checkpoint_root=...) or {ROOT_VARIABLE}"
@@ -387,7 +391,7 @@ class Server:
         self._stopped.set()
         self._over.set()
 
-    def join(self, late_secs: float = LATE_SECS) -> None:
+    def join(self, late_secs: float = LATE_SECS, drain_secs: float | None = None) -> None:
         """Serves until ``stop`` is called, or SIGTERM arrives when this is the main thread, or training is over.
 
         Training is over for a task when every task of the other jobs has said so (a Supervisor says it at its end) and
@@ -397,16 +401,42 @@ class Server:
 
         Args:
             late_secs: how long workers that have never come are waited for after the chief has finished.
+            drain_secs: how long this task serves on after SIGTERM, at most, while tasks that train live: where all are
+                told to stop at once, the chief needs it for its last checkpoint. By default what
+                ``BELLWETHER_DRAIN_SECS`` says, else 0.
+
+        Raises:
+            InvalidArgumentError: ``BELLWETHER_DRAIN_SECS`` is no number.
         """
+        drain = _drain_secs(os.environ) if drain_secs is None else drain_secs
         if threading.current_thread() is threading.main_thread():
             before = signal.getsignal(signal.SIGTERM)
-            signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=self.stop, name="stop").start())
+            stop = threading.Thread(target=self._drain, args=(drain,), name="stop")
+            # The signal may come several times: from an engine that sends it to all processes, and from a launcher.
+            times = itertools.count()
+            signal.signal(signal.SIGTERM, lambda *_: None if next(times) else stop.start())
             try:
                 self._wait_over(late_secs)
             finally:
                 signal.signal(signal.SIGTERM, before)
         else:
             self._wait_over(late_secs)
+
+    def _drain(self, secs: float) -> None:
+        """Stops, once nobody who trains needs this task any more, or so many seconds from now."""
+        deadline = time.monotonic() + secs
+        living = self._living()
+        if living and secs:
+            logging.warning("%s: SIGTERM: serving on for %g s at most, for %s", self.task, secs, ", ".join(living))
+        while (left := deadline - time.monotonic()) > 0 and self._living():
+            if self._over.wait(min(_DRAIN_POLL_SECS, left)):
+                break
+        self.stop()
+
+    def _living(self) -> list[str]:
+        """The tasks that train and are connected."""
+        sessions = self.worker.store.run.training()
+        return sorted(t for t, s in sessions.items() if tasks.is_local_session(s) or self._tensors.connected(s))
 
     def _wait_over(self, late_secs: float) -> None:
         run = self.worker.store.run
@@ -478,6 +508,14 @@ def _form_of(given: str | None, environ: Mapping[str, str]) -> ProgramForm:
     except ValueError:
         where = "Server(programs=)" if given else PROGRAMS_VARIABLE
         raise InvalidArgumentError(f"{where} is {told!r}, not {' or '.join(ProgramForm)}") from None
+
+
+def _drain_secs(environ: Mapping[str, str]) -> float:
+    text = environ.get(DRAIN_VARIABLE) or "0"
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgumentError(f"{DRAIN_VARIABLE}={text!r} is no number of seconds") from None
 
 
 def _own_task(spec: ClusterSpec, job: str | None, index: int | None) -> TaskId:

@@ -311,6 +311,11 @@ class RunRecord:
             for who in awaited
         )
 
+    def training(self) -> dict[str, int]:
+        """The sessions of the tasks that take part and are not done, by the tasks' names."""
+        with self._changed:
+            return {task: part.session for task, part in self._joined.items() if task not in self._done}
+
     def unfinished(self) -> bool:
         """Whether anybody takes part in a training run that no chief has finished."""
         return bool(self._joined) and self._phase != FINISHED

@@ -204,6 +204,10 @@ class TensorServer:
             return 0.0
         return max(0.0, now - max(heard, self._awake_since))
 
+    def connected(self, client: int) -> bool:
+        """Whether a client has a connection at this moment."""
+        return self._context.lanes.connected(client)
+
     def stop(self, grace: float = 0.0, *, leaving: bool = False) -> None:
         """Closes everything and joins all threads. Does nothing the second time.
 

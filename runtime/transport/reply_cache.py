@@ -212,6 +212,11 @@ class LaneTable(Generic[Kept]):
             records = [record for (of, _), record in self._records.items() if of == client]
             return max((r.closed_at if r.owner is None else r.owner.heard_at for r in records), default=None)
 
+    def connected(self, client: int) -> bool:
+        """Whether a client has a connection at this moment."""
+        with self._lock:
+            return any(of == client and record.owner is not None for (of, _), record in self._records.items())
+
     def expire(self, before: float) -> None:
         """Drops the lanes whose last connection closed before that time."""
         with self._lock:

@@ -35,7 +35,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("lowlevel",),
     ),
     "harness": (
-        ("coordinator",),
+        ("coordinator", "exit_codes"),
         ("launch",),
         ("tensorboard",),
         ("monitoring",),

@@ -389,6 +389,8 @@ def test_help_is_no_failure(launch: Starter) -> None:
         (["--", "no-such-program-anywhere"], "no-such-program-anywhere: no such program"),
         (["--", "true", "--job_name=ps"], "--job_name=ps is set by the launcher"),
         (["--", "true", "-ps_hosts", "a:1"], "-ps_hosts is set by the launcher"),
+        (["--", "true", "--exit_codes=tfjob"], "--exit_codes goes before --"),
+        (["--exit_codes=k8s", "--", "true"], "flag --exit_codes=k8s: value should be one of"),
     ],
 )
 def test_bad_arguments_are_one_clear_line(launch: Starter, arguments: list[str], message: str) -> None:

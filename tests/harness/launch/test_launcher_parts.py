@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import exit_codes
 from harness.launch import policy
 from harness.launch.output import MAX_LINE_BYTES, TAIL_LINES, LineBuffer, Printer, wants_colour
 from harness.launch.policy import (
@@ -63,6 +64,45 @@ def test_a_ps_that_leaves_by_itself_is_a_failure() -> None:
     assert machine.after(1, Exited(PS0, 0)) == [ShowTail(PS0), Send(CHIEF, signal.SIGTERM)]
     assert machine.after(1, Exited(CHIEF, -15)) == []
     assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 1)
+
+
+def test_what_would_end_so_again_is_not_started_again() -> None:
+    machine = Machine(PS0, CHIEF)
+    assert machine.after(1, Exited(CHIEF, exit_codes.DATA.plain)) == [ShowTail(CHIEF), Send(PS0, signal.SIGTERM)]
+    machine.after(1, Exited(PS0, 0))
+    assert machine.state.failure is not None and machine.state.failure.fatal
+    assert "(data: it would end so again)" in machine.state.failure.why
+    assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, exit_codes.DATA.plain)
+
+
+def test_a_task_that_was_preempted_has_not_failed() -> None:
+    machine = Machine(PS0, CHIEF)
+    for attempt, returncode in enumerate((143, -signal.SIGTERM, 143, 143), 1):  # more often than a failure may happen
+        assert machine.after(1, Exited(CHIEF, returncode)) == []
+        assert machine.after(0.5, Tick()) == [Start(CHIEF, attempt)]
+    assert machine.state.tasks[CHIEF].restarts == 0
+
+
+def test_the_launcher_of_one_task_ends_as_that_ends() -> None:
+    for task in (PS0, CHIEF, WORKER1):
+        machine = Machine(task)
+        machine.after(1, Exited(task, 0))
+        assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 0)
+        for returncode, code in ((143, 143), (0, 0), (-signal.SIGKILL, 137)):
+            machine = Machine(task)
+            assert machine.after(1, Interrupted(signal.SIGTERM)) == [Send(task, signal.SIGTERM)]
+            assert machine.after(1, Exited(task, returncode)) == []
+            assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, code)
+
+
+def test_the_launcher_of_one_ps_restarts_it_and_gives_up() -> None:
+    machine = Machine(PS0)
+    for attempt in (1, 2):
+        assert machine.after(1, Exited(PS0, -signal.SIGKILL)) == []
+        assert machine.after(0.75, Tick()) == [Start(PS0, attempt)]
+    assert machine.after(1, Exited(PS0, -signal.SIGKILL)) == [ShowTail(PS0)]
+    assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 137)
+    assert machine.state.failure is not None and machine.state.failure.fatal
 
 
 def test_what_falls_while_stopping_is_not_a_failure() -> None:
@@ -127,11 +167,11 @@ def test_any_story_ends_and_keeps_its_promises(data: st.DataObject) -> None:
         kind = data.draw(st.sampled_from(kinds))
         if kind == "exit":
             task = data.draw(st.sampled_from(sorted(alive)))
-            code = data.draw(st.sampled_from([0, 0, 1, 7, -9]))
+            code = data.draw(st.sampled_from([0, 0, 1, 7, -9, 2, 75, 143]))
             del alive[task]
-            before = machine.state.failure_code
+            before = machine.state.failure
             machine.after(data.draw(st.sampled_from([0.0, 1.0, 100.0])), Exited(task, code))
-            if before is None and machine.state.failure_code is not None:
+            if before is None and machine.state.failure is not None:
                 failed.append(policy.exit_code_of(code) or 1)
         elif kind == "signal":
             interrupted = True
@@ -224,6 +264,7 @@ def test_arguments_and_environment() -> None:
     worker = environment(base, topology, WORKER1, 2)
     own = {"PYTHONUNBUFFERED": "1", "BELLWETHER_ATTEMPT": "2", "BELLWETHER_TASK_NUMBER": "2"}
     assert worker == {"PATH": "p", "JAX_PLATFORMS": "cuda", **own}
+    assert environment(base, topology, WORKER1, 2, number=5)["BELLWETHER_TASK_NUMBER"] == "5"
     ps = environment(base, topology, PS0, 0)
     assert (ps["JAX_PLATFORMS"], ps["CUDA_VISIBLE_DEVICES"], ps["BELLWETHER_ATTEMPT"]) == ("cpu", "", "0")
     assert claimed_flags(["x", "--task_index=1", "--task_index_of=2", "-job_name", "ps"]) == [

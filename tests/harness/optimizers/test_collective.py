@@ -11,7 +11,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.optimizers.collective import EXIT_GROUP_LOST
+from harness import exit_codes
 from tests.harness.optimizers.kit import alone, free_addresses, in_threads
 from tests.harness.optimizers.task import batches
 from tests.kit.processes import ROOT, Program, programs
@@ -81,7 +81,7 @@ def test_a_cluster_manager_may_start_each_process_again_by_itself(tmp_path: path
 
     said = in_threads([lambda: manage(0), lambda: manage(1)], 200)
     assert codes[dies][0] == -9
-    assert codes[1 - dies][0] == EXIT_GROUP_LOST
+    assert codes[1 - dies][0] == exit_codes.LOST.plain
     assert codes[0][-1] == codes[1][-1] == 0, codes
     newest = [max(m["start"] for m in messages if "start" in m) for messages in said]
     assert 0 < newest[0] == newest[1] < GOAL

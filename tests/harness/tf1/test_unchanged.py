@@ -66,8 +66,8 @@ def test_the_command_line() -> None:
         run("no_such_program.py"),
         run("-m", "tests.harness.tf1.programs.unchanged", "--helpshort"),
     )
-    assert nothing.returncode == 1 and nothing.stderr.startswith("usage: python -m harness.tf1")
-    assert missing.returncode == 1 and "there is no program no_such_program.py" in missing.stderr
+    assert nothing.returncode == 2 and nothing.stderr.startswith("usage: python -m harness.tf1")
+    assert missing.returncode == 2 and "there is no program no_such_program.py" in missing.stderr
     assert "where the data is" in module.stdout
 
 

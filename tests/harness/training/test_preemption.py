@@ -1,15 +1,18 @@
 """SIGTERM in real processes: the chief saves where it is, ends with code 143, and goes on from there when restarted."""
 
 import contextlib
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import harness
+from harness.exit_codes import PREEMPTED
+from harness.launch import tasks
 from harness.testing import PRELOAD, LocalCluster, no_leaks
-from harness.training.preemption import EXIT_CODE
+from runtime.server.server import DRAIN_VARIABLE
+
+EXIT_CODE = PREEMPTED.plain
 
 pytestmark = pytest.mark.cluster
 
@@ -17,9 +20,11 @@ COMMAND = ["python", "-m", "tests.harness.training.preemption_program"]
 
 
 @contextlib.contextmanager
-def started(logdir: Path, *flags: str, workers: int = 1, start: bool = True) -> Iterator[LocalCluster]:
+def started(
+    logdir: Path, *flags: str, workers: int = 1, start: bool = True, drain_secs: str = "0"
+) -> Iterator[LocalCluster]:
     command = [*COMMAND, f"--logdir={logdir}", *flags]
-    env = {"JAX_PLATFORMS": "cpu"}
+    env = {"JAX_PLATFORMS": "cpu", DRAIN_VARIABLE: drain_secs}
     with no_leaks(), LocalCluster(command, workers=workers, preload=PRELOAD, env=env, start=start) as cluster:
         yield cluster
 
@@ -28,10 +33,6 @@ def saved_step(logdir: Path) -> int:
     path = harness.latest_checkpoint(str(logdir))
     assert path is not None
     return int(Path(path).name)
-
-
-def test_the_exit_code_is_that_of_a_process_ended_by_the_signal() -> None:
-    assert EXIT_CODE == 128 + signal.SIGTERM == 143  # what docs/guarantees.md says
 
 
 def test_a_chief_saves_its_step_and_its_place_in_the_data_and_goes_on_there(tmp_path: Path) -> None:
@@ -64,6 +65,31 @@ def test_all_tasks_go_on_from_what_a_preempted_chief_has_saved(tmp_path: Path) -
         assert cluster.expect("worker:0", r"FROM (\S+ \S+)")[1] == f"{step} {place}"
         assert cluster.wait("worker:0") == 0
     assert saved_step(tmp_path) == step + 50
+
+
+def test_a_ps_that_is_told_at_once_serves_until_the_chief_has_saved(tmp_path: Path) -> None:
+    with started(tmp_path, drain_secs="100") as cluster:
+        reached = cluster.wait_step(200)
+        cluster.stop("ps:0")
+        cluster.expect("ps:0", "SIGTERM: serving on for 100 s at most, for /job:worker/task:0")
+        cluster.wait_step(reached + 50)
+        cluster.stop("ps:0")  # an engine and a launcher may both send it
+        cluster.stop("worker:0")
+        assert cluster.wait("worker:0") == EXIT_CODE
+        assert cluster.wait("ps:0") == 0
+    assert saved_step(tmp_path) >= reached + 50
+
+
+def test_a_ps_serves_on_for_its_time_only(tmp_path: Path) -> None:
+    with started(tmp_path, drain_secs="0.5") as cluster:
+        cluster.wait_step(50)
+        cluster.stop("ps:0")
+        assert cluster.wait("ps:0") == 0
+        cluster.expect("ps:0", "serving on for 0.5 s at most")
+
+
+def test_the_launcher_tells_a_ps_by_the_variable_that_the_server_reads() -> None:
+    assert DRAIN_VARIABLE == tasks.DRAIN_VARIABLE
 
 
 def test_another_worker_leaves_and_nobody_minds(tmp_path: Path) -> None:

@@ -342,6 +342,14 @@ def test_under_a_launcher_the_ps_stay() -> None:
         assert ps.code is None
 
 
+def test_where_each_task_has_a_launcher_the_ps_leave_by_themselves() -> None:
+    with cluster_kit.cluster(1, 1, env={"BELLWETHER_ATTEMPT": "0", "BELLWETHER_PER_TASK": "1"}) as c:
+        ps = c.ps(0)
+        chief = c.worker(0)
+        chief.tell("end")
+        assert [chief.wait(), ps.wait()] == [0, 0]
+
+
 def test_a_late_worker_gets_a_defined_end() -> None:
     with cluster_kit.cluster(1, 2) as c:
         ps = c.ps(0)

@@ -15,6 +15,7 @@ from absl.testing import flagsaver
 
 import harness
 import runtime as rt
+from harness.exit_codes import DATA
 from models.mnist import config as config_flags
 from models.mnist import trainer
 from models.mnist.config import Config
@@ -113,7 +114,7 @@ def test_data_that_cannot_be_used_is_one_line() -> None:
         text=True,
         timeout=120,
     )
-    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert run.returncode == DATA.plain and "Traceback" not in run.stderr
     last = run.stderr.splitlines()[-1]
     assert last.startswith("worker 0: MNIST_DIR=/nowhere/at/all has neither train-images")
 

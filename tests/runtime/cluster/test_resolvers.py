@@ -277,6 +277,57 @@ def test_slurm_shares_out_gpus(slurm: pytest.MonkeyPatch) -> None:
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
 
 
+@pytest.fixture
+def het(slurm: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A step over the groups of a heterogeneous job, as Slurm 22.05 tells of it: group 0 is on n9 and n2, 1 on n1."""
+    for name, value in {
+        "SLURM_HET_SIZE": "2",
+        "SLURM_PROCID": "4",
+        "SLURMD_NODENAME": "n1",
+        "SLURM_STEP_NUM_TASKS": "5",
+        "SLURM_STEP_NODELIST": "n[1-2,9]",  # in the order of names, not of ranks
+        "SLURM_STEP_TASKS_PER_NODE": "2,1,2",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "n9,n2",
+        "SLURM_TASKS_PER_NODE_HET_GROUP_0": "2,1",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "n1",
+        "SLURM_TASKS_PER_NODE_HET_GROUP_1": "2",
+    }.items():
+        slurm.setenv(name, value)
+    return slurm
+
+
+def test_slurm_groups_of_a_heterogeneous_job_follow_each_other(het: pytest.MonkeyPatch) -> None:
+    resolver = SlurmClusterResolver({"ps": 3, "worker": 2}, port_base=100)
+    want = {"ps": ["n9:100", "n9:101", "n2:100"], "worker": ["n1:100", "n1:101"]}
+    assert resolver.cluster_spec() == ClusterSpec(want)
+    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
+
+
+def test_slurm_groups_may_share_a_node(het: pytest.MonkeyPatch) -> None:
+    het.setenv("SLURM_JOB_NODELIST_HET_GROUP_1", "n2")
+    het.setenv("SLURMD_NODENAME", "n2")
+    het.setenv("SLURM_GPUS_ON_NODE", "4")
+    cluster = SlurmClusterResolver({"ps": 3, "worker": 2}, port_base=100).cluster_spec()
+    assert cluster.job_tasks("worker") == ["n2:101", "n2:102"]  # the ps there has 100
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"  # the second half of what its own group has there
+
+
+def test_slurm_gpus_are_shared_out_within_the_own_group(het: pytest.MonkeyPatch) -> None:
+    het.setenv("SLURM_TASKS_PER_NODE_HET_GROUP_0", "12,1")
+    het.setenv("SLURM_STEP_NUM_TASKS", "15")
+    het.setenv("SLURM_PROCID", "13")
+    het.setenv("SLURM_GPUS_ON_NODE", "4")
+    SlurmClusterResolver({"ps": 13, "worker": 2}).cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"  # however many ps crowd another node
+
+
+def test_slurm_a_step_of_one_group_is_a_step_like_any_other(het: pytest.MonkeyPatch) -> None:
+    step = {"STEP_NUM_TASKS": "2", "STEP_NODELIST": "n1", "STEP_TASKS_PER_NODE": "2", "PROCID": "1"}
+    for name, value in step.items():
+        het.setenv(f"SLURM_{name}", value)
+    assert SlurmClusterResolver().cluster_spec() == ClusterSpec({"worker": ["n1:8888", "n1:8889"]})
+
+
 def test_slurm_errors(slurm: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="need 6 tasks, this Slurm step has 5"):
         SlurmClusterResolver({"worker": 6})

@@ -225,6 +225,19 @@ def test_a_waiting_session_speaks(caplog: pytest.LogCaptureFixture, monkeypatch:
     assert f"still waiting for /job:ps/task:0 at {cluster['ps'][0]}" in caplog.text
 
 
+def test_a_waiting_session_says_which_name_the_resolver_does_not_know(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.timeouts.LOG_EVERY_SECS", 0.3)
+    cluster = {**addresses(worker=1), "ps": ["no-such-host.invalid:2222"]}
+    with rt.Server(cluster, "worker", 0) as server, caplog.at_level("INFO"):
+        with pytest.raises(rt.DeadlineExceededError, match="no-such-host.invalid has no address: .") as caught:
+            rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=1.0))
+    why = str(caught.value).partition("(")[2]
+    said = [r.getMessage() for r in caplog.records if "still waiting for /job:ps/task:0" in r.getMessage()]
+    assert said and all(why in line for line in said)
+
+
 def test_device_filters_need_not_wait_for_others() -> None:
     cluster = addresses(ps=1, worker=2)
     with rt.Server(cluster, "ps", 0), rt.Server(cluster, "worker", 0) as server:

@@ -1,0 +1,147 @@
+"""How a process of ours ends: one table of exit codes, which trainer, launcher and docs/launch.md read.
+
+A code tells whoever started the process whether to start it again. Within the project codes are plain; at its edge they
+may be those that an engine reads in its own way (`use`, ``--exit_codes``):
+
+    sys.exit(exit_codes.code(exit_codes.LOST))      # 75; under TFJob 138, which it takes for "start it again"
+"""
+
+import enum
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from absl import flags
+
+
+class Retry(enum.Enum):
+    """Whether a process that has ended so is started again."""
+
+    NEVER = "no"
+    COUNTED = "yes, a few times"
+    UNCOUNTED = "yes, as often as it happens"
+
+
+@dataclass(frozen=True)
+class ExitCode:
+    """A row of the table: a way to end.
+
+    Attributes:
+        name: of the row, in words.
+        meaning: when a process ends so.
+        retry: whether to start it again; `harness.launch` does so ``max_restarts`` times where it counts.
+        plain: the code. Of ``FAILED`` and ``KILLED``, which keep the code that they came with, the usual one.
+        tfjob: under Kubeflow's TFJob, whose ExitCode policy takes 130, 137, 138 and 143 for "start it again" and
+            others for "fail the job".
+        jobset: under JobSet, whose failure policy names codes.
+        skypilot: under SkyPilot: those of ``recover_on_exit_codes`` are 33 and 34.
+        also: codes of others with this meaning.
+        errors: the error types, by name, after which a process ends so; their subclasses too.
+    """
+
+    name: str
+    meaning: str
+    retry: Retry
+    plain: int
+    tfjob: int
+    jobset: int
+    skypilot: int
+    also: tuple[int, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+SCHEMES = ("plain", "tfjob", "jobset", "skypilot")
+
+DONE = ExitCode("done", "it has done its part", Retry.NEVER, 0, 0, 0, 0)
+FAILED = ExitCode("failed", "an error that has no better name", Retry.COUNTED, 1, 1, 1, 1)
+CONFIGURATION = ExitCode(
+    "configuration",
+    "flags, environment or command are wrong, or the token is",
+    Retry.NEVER,
+    *(2, 2, 42, 2),
+    also=(126, 127),  # of shells: a program that cannot be run, and none of that name
+    errors=("InvalidArgumentError", "UnauthenticatedError", "PermissionDeniedError", "UnimplementedError"),
+)
+DATA = ExitCode(
+    "data", "data or a checkpoint is missing or damaged", Retry.NEVER, 65, 2, 42, 65, errors=("DataLossError",)
+)
+LOST = ExitCode(
+    "lost",
+    "contact with the cluster, or the group of processes, is lost",
+    Retry.COUNTED,
+    *(75, 138, 138, 34),
+    errors=("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError", "GroupLostError"),
+)
+INTERRUPTED = ExitCode("interrupted", "Ctrl-C, or SIGINT from elsewhere", Retry.COUNTED, 130, 130, 130, 130)
+KILLED = ExitCode("killed", "any other signal N has ended it: 128 + N", Retry.COUNTED, 137, 137, 137, 137)
+PREEMPTED = ExitCode("preempted", "SIGTERM: it was asked to make room", Retry.UNCOUNTED, 143, 143, 143, 33)
+
+TABLE = (DONE, FAILED, CONFIGURATION, DATA, LOST, INTERRUPTED, KILLED, PREEMPTED)
+
+_scheme = "plain"
+
+
+def use(scheme: str) -> None:
+    """Makes `code` give the codes of an engine in this process.
+
+    Raises:
+        ValueError: there is no such scheme.
+    """
+    global _scheme
+    if scheme not in SCHEMES:
+        raise ValueError(f"no exit codes are called {scheme!r}: there are {', '.join(SCHEMES)}")
+    _scheme = scheme
+
+
+def code(row: ExitCode) -> int:
+    """The code with which this process is to end so."""
+    found: int = getattr(row, _scheme)
+    return found
+
+
+def of_code(plain: int) -> ExitCode:
+    """The row of a plain code, 0 to 255."""
+    for row in TABLE:
+        if row is not KILLED and plain in (row.plain, *row.also):
+            return row
+    return KILLED if plain > 128 else FAILED
+
+
+def translated(plain: int) -> int:
+    """A plain code as `code` gives it: what is not ours (of a signal, or of the user's program) stays as it is."""
+    row = of_code(plain)
+    return plain if row in (FAILED, KILLED) else code(row)
+
+
+def of_error(error: BaseException) -> ExitCode:
+    """The row of an error that ends a process."""
+    for name in (kind.__name__ for kind in type(error).__mro__):
+        for row in TABLE:
+            if name in row.errors:
+                return row
+    return FAILED
+
+
+def leave(row: ExitCode, message: str) -> NoReturn:
+    """Ends the program with a message on stderr, and the code of a row.
+
+    Raises:
+        SystemExit: always.
+    """
+    print(message, file=sys.stderr, flush=True)
+    sys.exit(code(row))
+
+
+def parse_flags(argv: Iterable[str]) -> list[str]:
+    """The arguments that are no flags, the program's name first; for ``app.run(main, flags_parser=parse_flags)``.
+
+    A mistake ends the program with one line, and the code of ``CONFIGURATION`` instead of absl's 1.
+    """
+    try:
+        rest: list[str] = flags.FLAGS(tuple(argv))
+        return rest
+    except SystemExit:  # --help has been shown: absl would call that a failure
+        sys.exit(DONE.plain)
+    except flags.Error as error:
+        leave(CONFIGURATION, f"{' '.join(str(error).split())} (see --help)")

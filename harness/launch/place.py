@@ -1,0 +1,108 @@
+"""Which task of its cluster a process is, as the engine says that has started it: what `--per_task` goes by.
+
+    srun python -m harness.launch.place 1 3     # ps, workers; prints JSON
+
+A program of its own, because the resolvers come with all of the runtime: it takes its memory along when it ends, and
+the launcher stays small.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from harness import exit_codes
+from harness.launch.policy import PS, WORKER
+
+LOWEST_PORT, JOBS, TASKS = 10000, 320, 64
+"""Ports of tasks: 64 for each of 320 jobs, below those that the system hands out by itself (from 32768 on)."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a launcher of one task needs to know.
+
+    Attributes:
+        ps_hosts: addresses (`host:port`) of the ps, by task index.
+        worker_hosts: those of the workers.
+        job: of this task.
+        index: of this task.
+        number: which of the tasks on its host it is, from 0.
+        stop: command that tells the launchers of all tasks to stop.
+        environ: what the task is to find in its environment.
+        said: a line for the log; empty for none.
+    """
+
+    ps_hosts: tuple[str, ...]
+    worker_hosts: tuple[str, ...]
+    job: str
+    index: int
+    number: int
+    stop: tuple[str, ...]
+    environ: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""
+
+
+class ForAllError(RuntimeError):
+    """A mistake that every task of the step finds: the first of them says it."""
+
+
+def in_slurm(ps: int, workers: int) -> Place:
+    """The place of this task in a Slurm step whose first tasks are the ps.
+
+    Raises:
+        RuntimeError: not in a step, or it has another number of tasks; one line that says what to do.
+    """
+    environ = dict(os.environ)
+    if "SLURM_PROCID" not in environ:
+        raise RuntimeError("SLURM_PROCID is not set: --per_task runs in a Slurm step, start it with srun")
+    missing = [
+        name
+        for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+        if name not in environ
+    ]
+    if missing:
+        raise RuntimeError(f"{missing[0]} is not set, although SLURM_PROCID is: pass on what srun has set")
+    job, step, tasks = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], int(environ["SLURM_STEP_NUM_TASKS"])
+    if tasks != ps + workers:
+        raise ForAllError(
+            f"--ps={ps} --workers={workers} are {ps + workers} tasks, and this Slurm step has {tasks}: "
+            f"give sbatch --ntasks={ps + workers}, or the launcher other numbers"
+        )
+    import runtime as rt  # a second, and most of the memory: not for a mistake
+
+    resolver = rt.SlurmClusterResolver({PS: ps, WORKER: workers}, LOWEST_PORT + int(job) % JOBS * TASKS)
+    cluster = resolver.cluster_spec()  # gives this task its GPUs
+    assert resolver.task_type is not None and resolver.task_id is not None  # as many tasks as there are ranks
+    # A step over the groups of a heterogeneous job is a step of each of them.
+    groups = [environ[f"SLURM_JOB_ID_HET_GROUP_{n}"] for n in range(int(environ.get("SLURM_HET_SIZE", 0)))] or [job]
+    restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    again = environ["SLURM_PROCID"] == "0" and restarts != "0"
+    return Place(
+        ps_hosts=tuple(cluster.task_address(PS, index) for index in range(ps)),
+        worker_hosts=tuple(cluster.task_address(WORKER, index) for index in range(workers)),
+        job=resolver.task_type,
+        index=resolver.task_id,
+        number=int(environ["SLURM_LOCALID"]),
+        stop=("scancel", "--signal=TERM", *(f"{group}.{step}" for group in groups)),
+        environ={name: value for name, value in os.environ.items() if environ.get(name) != value},
+        said=f"job {job} was requeued, this is restart {restarts}" if again else "",
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Prints the place of this task among so many ps and workers; gives the exit code."""
+    ps, workers = map(int, argv)
+    try:
+        found = in_slurm(ps, workers)
+    except (RuntimeError, ValueError) as error:
+        if not isinstance(error, ForAllError) or os.environ["SLURM_PROCID"] == "0":
+            print(f"launch: {error}", file=sys.stderr)
+        return exit_codes.CONFIGURATION.plain
+    print(json.dumps(asdict(found)))
+    return exit_codes.DONE.plain
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""What the launcher of one task does with what Slurm tells it; on the real thing in test_slurm.py."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from harness.launch.place import JOBS, LOWEST_PORT, TASKS, in_slurm, main
+from harness.launch.ports import LOWEST
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+STEP = {
+    "SLURM_JOB_ID": "707",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    "SLURMD_NODENAME": "n1",
+}
+HET = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_ID_HET_GROUP_0": "707",
+    "SLURM_JOB_ID_HET_GROUP_1": "708",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "n2",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "n1",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "1",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "2",
+}
+
+
+def step(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM")] + ["CUDA_VISIBLE_DEVICES"]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**STEP, **changes}.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+
+def test_a_step_tells_who_a_task_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    step(monkeypatch, SLURM_PROCID="1", SLURM_LOCALID="1", SLURM_GPUS_ON_NODE="2", SLURM_RESTART_COUNT="2")
+    port = LOWEST_PORT + 707 % JOBS * TASKS
+    place = in_slurm(1, 2)
+    assert (place.ps_hosts, place.worker_hosts) == ((f"n1:{port}",), (f"n1:{port + 1}", f"n2:{port}"))
+    assert (place.job, place.index, place.number) == ("worker", 0, 1)
+    assert place.stop == ("scancel", "--signal=TERM", "707.0")
+    assert place.environ == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert place.said == ""  # the first task says it for all
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert in_slurm(1, 2).said == "job 707 was requeued, this is restart 2"
+
+
+def test_ports_are_those_that_the_system_does_not_hand_out() -> None:
+    assert LOWEST <= LOWEST_PORT
+    assert LOWEST_PORT + JOBS * TASKS <= 32768
+
+
+def test_a_step_of_a_heterogeneous_job_is_stopped_in_each_of_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    step(monkeypatch, **HET, SLURM_PROCID="2", SLURM_LOCALID="1")
+    place = in_slurm(1, 2)
+    assert [hosts[0].partition(":")[0] for hosts in (place.ps_hosts, place.worker_hosts)] == ["n2", "n1"]
+    assert (place.job, place.index) == ("worker", 1)
+    assert place.stop == ("scancel", "--signal=TERM", "707.0", "708.0")
+
+
+def test_what_all_tasks_find_the_first_one_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for rank in ("0", "1", "2"):
+        step(monkeypatch, SLURM_PROCID=rank)
+        assert main(["2", "2"]) == 2
+        said.append(capsys.readouterr().err)
+    assert said[0].startswith("launch: --ps=2 --workers=2 are 4 tasks, and this Slurm step has 3: give")
+    assert said[1:] == ["", ""]
+    step(monkeypatch, SLURM_PROCID="2", SLURMD_NODENAME="n9")  # but this only one task may find
+    assert main(["1", "2"]) == 2
+    assert capsys.readouterr().err.startswith("launch: rank 2 runs on n9, not on n2")
+
+
+@pytest.mark.cluster
+def test_a_task_that_fails_for_good_leaves_why_and_has_the_others_stopped(tmp_path: pathlib.Path) -> None:
+    scancel = tmp_path / "scancel"
+    scancel.write_text('#!/bin/sh\necho "$@" >"$0.told"\n')
+    scancel.chmod(0o755)
+    one = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    log = tmp_path / "failed"
+    command = [sys.executable, "-m", "harness.launch", "--per_task", "--ps=0", "--workers=1", "--exit_codes=jobset"]
+    task = "import os, sys; print(os.environ['BELLWETHER_PER_TASK'], *sys.argv[1:]); sys.exit(65)"
+    done = subprocess.run(
+        [*command, f"--termination_log={log}", "--", "python", "-c", task],
+        cwd=ROOT,
+        env={**os.environ, **STEP, **one, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 42, done.stderr
+    port = LOWEST_PORT + 707 % JOBS * TASKS
+    assert done.stdout == f"worker/0 | 1 --ps_hosts= --worker_hosts=n1:{port} --job_name=worker --task_index=0\n"
+    assert log.read_text() == "42 worker/0 exited with code 65 and failed for good (data: it would end so again)\n"
+    assert (tmp_path / "scancel.told").read_text() == "--signal=TERM 707.0\n"
+
+
+@pytest.mark.cluster
+def test_the_others_are_stopped_even_where_the_reason_cannot_be_left(tmp_path: pathlib.Path) -> None:
+    scancel = tmp_path / "scancel"
+    scancel.write_text('#!/bin/sh\necho "no such step" >&2\nexit 1\n')
+    scancel.chmod(0o755)
+    one = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    command = [sys.executable, "-m", "harness.launch", "--per_task", "--ps=0", "--workers=1"]
+    done = subprocess.run(
+        [*command, f"--termination_log={tmp_path}/none/failed", "--", "python", "-c", "raise SystemExit(65)"],
+        cwd=ROOT,
+        env={**os.environ, **STEP, **one, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 65
+    assert done.stderr.splitlines()[-2:] == [
+        f"launch: --termination_log={tmp_path}/none/failed: No such file or directory",
+        "launch: the other tasks are not told to stop: scancel --signal=TERM 707.0: no such step",
+    ]

@@ -1,0 +1,134 @@
+"""The scripts of configs/ on a real Slurm of two hosts: training, deaths, the end of the time, a requeue, scancel."""
+
+import datetime
+import pathlib
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import harness
+from harness import exit_codes
+from tests.harness.launch.slurm_kit import Slurm, until, why_no_slurm
+
+NONE_HERE = why_no_slurm()
+pytestmark = [pytest.mark.chaos, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(600)]
+
+SCRIPT, HET_SCRIPT = "configs/slurm.sbatch", "configs/slurm_het.sbatch"
+THREE_TASKS = ("--ntasks=3",)
+ENDLESS = ("--train_steps=1000000000", "--decay=none", "--log_every_steps=200", "--save_model_secs=2")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    slurm = Slurm(tmp_path_factory.mktemp("slurm"))
+    yield slurm
+    slurm.close()
+
+
+@pytest.fixture
+def slurm(cluster: Slurm) -> Iterator[Slurm]:
+    yield cluster
+    cluster.end_jobs()
+
+
+def _end_of_time(slurm: Slurm, number: str, started: str) -> None:
+    """Sets the limit of a running job so that its --signal comes soon, and a minute before it is killed.
+
+    Slurm's limits are whole minutes from the start. It looks at them every 30 s, and sends the signal as if it were
+    30 s later than it is.
+    """
+    ran = (datetime.datetime.now() - datetime.datetime.fromisoformat(started)).total_seconds()
+    minutes = int(ran // 60) + (1 if ran % 60 < 25 else 2)
+    slurm.run("scontrol", "update", f"JobId={number}", f"TimeLimit={minutes}")
+
+
+def test_a_run_over_both_hosts_outlives_its_tasks_a_drained_host_and_its_time(slurm: Slurm) -> None:
+    further = slurm.shared / "further.flags"  # that the job is started with, each time
+    further.write_text("--epochs=1\n")
+    job = slurm.submit(SCRIPT, *ENDLESS, f"--flagfile={further}", sbatch=THREE_TASKS, WORKERS="2")
+    for name in ("ps/0", "worker/0", "worker/1"):
+        job.task(name)
+    assert (job.host("ps/0"), job.host("worker/1")) == ("n1", "n2")
+    job.expect(r"^worker/1 .* step \d")
+
+    job.task("worker/1").kill()
+    job.expect("worker/1 was killed by SIGKILL; restart 1 of 3")
+    job.expect("worker/1 .*this is start number 2 of this task")
+    job.expect(r"^worker/1 .* step \d")
+
+    job.expect(r"saved .*/[1-9]\d*$")
+    job.task("ps/0").kill()
+    job.expect("ps/0 .*was killed by SIGKILL; restart 1 of 3")
+    job.expect("training goes on from step [1-9]")
+    job.expect(r"^worker/1 .* step \d")
+
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
+    job.expect(r"^worker/1 .* step \d")  # what runs on it goes on
+
+    _end_of_time(slurm, job.number, job.fields()["StartTime"])
+    job.expect("worker/0 .*SIGTERM: ending within")
+    saved = int(job.expect(r"worker/0 .*saved .*/(\d+)$")[1])
+    job.expect(f"requeueing job {job.number}")
+    job.wait("PENDING")
+    assert job.fields()["Restarts"] == "1"
+    assert int(pathlib.Path(harness.latest_checkpoint(job.directory / "model.ckpt") or "").name) == saved
+    token = (job.directory / "token").read_text()
+
+    # Slurm lets two minutes pass before it starts a job again, in which the end of this start is told to it.
+    until(lambda: not slurm.processes("slurmstepd"), "the first start is over")
+    further.write_text(f"--train_steps={saved + 300}\n")
+    slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+    until(lambda: re.search("Resources|DRAINED", job.fields()["Reason"]), "it waits for the drained host")
+    slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    job.expect(f"job {job.number} was requeued, this is restart 1")
+    assert int(job.expect(r"training goes on from step (\d+)")[1]) == saved
+    accuracy = float(job.expect(r"Test-Accuracy: ([\d.]+)")[1])
+    job.wait("COMPLETED")
+    assert accuracy > 0.9
+    assert job.fields()["ExitCode"] == "0:0"
+    assert (job.directory / "token").stat().st_mode & 0o777 == 0o600
+    assert (job.directory / "token").read_text() != token
+
+
+def test_a_heterogeneous_job_has_its_ps_elsewhere_and_scancel_ends_it_all(slurm: Slurm, tmp_path: pathlib.Path) -> None:
+    script = slurm.shared / "het.sbatch"  # as the file says: with one's own numbers
+    text = (pathlib.Path(HET_SCRIPT)).read_text()
+    script.write_text(text.replace("--ntasks=2", "--ntasks=1").replace("--ntasks=8", "--ntasks=2"))
+    assert text.count("--ntasks=2") == text.count("--ntasks=8") == 1
+    job = slurm.submit(str(script), *ENDLESS, PS="1", WORKERS="2")
+    job.expect(r"^worker/1 .* step \d")
+    assert job.host("ps/0") == "n2"
+    assert [job.host(f"worker/{index}") for index in (0, 1)] == ["n1", "n1"]
+    assert [job.task(f"worker/{index}").environ()["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["0", "1"]
+    assert job.task("ps/0").environ()["CUDA_VISIBLE_DEVICES"] == ""
+
+    kill_wait = float(re.search(r"KillWait *= (\d+)", slurm.run("scontrol", "show", "config"))[1])  # type: ignore[index]
+    began = time.monotonic()
+    slurm.run("scancel", job.number)
+    job.expect(r"worker/0 .*saved .*/\d+$")
+    until(lambda: not slurm.processes("models.mnist.trainer"), "every task is gone")
+    assert time.monotonic() - began < kill_wait
+    job.wait("CANCELLED")
+    assert "requeueing" not in job.output
+
+
+def test_tasks_that_do_not_fit_the_roles_are_one_clear_line(slurm: Slurm) -> None:
+    job = slurm.submit(SCRIPT, sbatch=THREE_TASKS, WORKERS="4")
+    job.wait("FAILED")
+    assert job.fields()["ExitCode"] == f"{exit_codes.CONFIGURATION.plain}:0"
+    said = [line for line in job.output.splitlines() if not line.startswith("srun: ")]
+    assert said == [
+        "launch: --ps=1 --workers=4 are 5 tasks, and this Slurm step has 3: give sbatch --ntasks=5, or the launcher "
+        "other numbers"
+    ]
+
+
+def test_what_fails_for_good_ends_the_job_with_its_code_and_is_not_requeued(slurm: Slurm) -> None:
+    job = slurm.submit(SCRIPT, "--data_dir=nowhere", sbatch=THREE_TASKS, WORKERS="2")
+    job.expect(r"worker/0 exited with code 65 and failed for good \(data: it would end so again\); stopping everything")
+    job.wait("FAILED")
+    assert job.fields()["ExitCode"] == f"{exit_codes.DATA.plain}:0"
+    assert job.output.splitlines()[-1].startswith("worker/0 exited with code 65 and failed for good")
+    assert "requeueing" not in job.output

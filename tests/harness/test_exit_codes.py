@@ -1,0 +1,136 @@
+"""The table of exit codes: that it is one, that engines read it as it says, and that programs end by it."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import runtime as rt
+from harness import exit_codes
+from harness.exit_codes import TABLE, Retry
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "docs" / "launch.md").read_text()
+# What Kubeflow's TFJob does with a container's exit code under restartPolicy: ExitCode. All others fail the job, too.
+TFJOB_RETRIES = {130, 137, 138, 143}
+
+
+@pytest.fixture(autouse=True)
+def plain_again() -> object:
+    yield
+    exit_codes.use("plain")
+
+
+def test_no_code_stands_for_two_things() -> None:
+    codes = [code for row in TABLE for code in (row.plain, *row.also)]
+    assert len(set(codes)) == len(codes)
+    errors = [name for row in TABLE for name in row.errors]
+    assert len(set(errors)) == len(errors)
+    for row in TABLE:
+        for code in (row.plain, *row.also):
+            assert exit_codes.of_code(code) is row
+    assert exit_codes.of_code(139) is exit_codes.KILLED  # SIGSEGV
+    assert exit_codes.of_code(7) is exit_codes.FAILED
+
+
+def test_an_engine_starts_again_what_the_launcher_would() -> None:
+    for row in TABLE:
+        if row in (exit_codes.FAILED, exit_codes.KILLED):  # they keep the code that they came with
+            continue
+        retried = row.retry is not Retry.NEVER
+        assert (row.tfjob in TFJOB_RETRIES) == retried, row.name
+        assert (row.jobset == 42) == (not retried and row is not exit_codes.DONE), row.name
+        assert row.skypilot not in (33, 34) or retried, row.name
+    assert {exit_codes.PREEMPTED.skypilot, exit_codes.LOST.skypilot} == {33, 34}
+
+
+@pytest.mark.parametrize("scheme", exit_codes.SCHEMES)
+def test_codes_are_translated_at_the_edge(scheme: str) -> None:
+    exit_codes.use(scheme)
+    for row in TABLE:
+        assert exit_codes.code(row) == getattr(row, scheme)
+        assert exit_codes.translated(row.plain) == getattr(row, scheme)
+    assert [exit_codes.translated(code) for code in (7, 139)] == [7, 139]
+    with pytest.raises(ValueError, match="no exit codes are called 'k8s': there are plain, tfjob"):
+        exit_codes.use("k8s")
+
+
+def test_the_errors_of_the_table_exist_and_their_subclasses_are_found() -> None:
+    for row in TABLE:
+        for name in row.errors:
+            kind = getattr(rt, name, None) or getattr(rt.lowlevel, name)
+            assert exit_codes.of_error(kind("x")) is row
+            assert exit_codes.of_error(type("Sub", (kind,), {})("x")) is row
+    assert exit_codes.of_error(rt.NotFoundError("x")) is exit_codes.FAILED
+    assert exit_codes.of_error(ValueError("x")) is exit_codes.FAILED
+
+
+def test_the_guide_has_this_table() -> None:
+    for row in TABLE:
+        plain = ", ".join(map(str, (row.plain, *row.also)))
+        cells = row.name, row.meaning, row.retry.value, plain, row.tfjob, row.jobset, row.skypilot
+        assert f"| {' | '.join(map(str, cells))} |\n" in GUIDE
+    told = re.search(r"^\| the end .*\n\|[-|]+\n((?:\|.*\n)+)", GUIDE, re.MULTILINE)
+    assert told is not None and len(told[1].splitlines()) == len(TABLE)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--job_name=evaluater"], 2, "flag --job_name=evaluater: value should be one of"),
+        (["--job_name=evaluater", "--exit_codes=jobset"], 2, "flag --job_name=evaluater"),  # too early for --exit_codes
+        (["left over"], 2, "no arguments but flags are taken"),
+        (["--ps_hosts=a:1"], 2, "--worker_hosts is empty"),
+        (["--ps_hosts=a:1", "--exit_codes=jobset"], 42, "--worker_hosts is empty"),
+        (["--ps_hosts=a:1", "--worker_hosts=no-such-host.invalid:1"], 2, "no-such-host.invalid cannot be listened on"),
+        (["--data_dir=nowhere"], 65, "--data_dir=nowhere has neither"),
+        (["--data_dir=nowhere", "--exit_codes=tfjob"], 2, "--data_dir=nowhere has neither"),
+    ],
+)
+def test_the_trainer_ends_with_one_line_and_its_code(flags: list[str], code: int, said: str) -> None:
+    command = [sys.executable, "-m", "models.mnist.trainer", "--logdir=", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    *_, last = done.stderr.splitlines()
+    assert (done.returncode, said in last) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("ends", "scheme", "code"),
+    [("sys.exit(75)", "tfjob", 138), ("sys.exit(75)", "plain", 75), ("sys.exit(9)", "jobset", 9)],
+)
+def test_the_launcher_ends_with_the_code_of_the_engine(ends: str, scheme: str, code: int) -> None:
+    command = [sys.executable, "-m", "harness.launch", "--ps=0", "--workers=1", "--max_restarts=0"]
+    done = subprocess.run(
+        [*command, f"--exit_codes={scheme}", "--", "python", "-c", f"import sys; {ends}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, "launch: SLURM_PROCID is not set: --per_task runs in a Slurm step, start it with srun"),
+        ({"SLURM_PROCID": "1", "SLURM_JOB_ID": "7"}, "launch: SLURM_STEP_ID is not set, although SLURM_PROCID is"),
+    ],
+)
+def test_a_variable_of_the_engine_that_is_missing_is_one_line(environ: dict[str, str], said: str) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.launch", "--per_task", "--exit_codes=jobset", "--", "true"],
+        cwd=ROOT,
+        env={**clean, **environ},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == exit_codes.CONFIGURATION.jobset
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith(said)
