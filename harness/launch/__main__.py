@@ -5,6 +5,9 @@ environment are BELLWETHER_ATTEMPT, which start of the task this is, from 0, and
 tasks it is, from 0, the ps first. The launcher prefixes the tasks' lines, starts a task that dies again, stops the ps
 tasks when the workers are done, passes Ctrl-C and SIGTERM on, and leaves no process behind. Its exit code is that of
 the first task that failed for good, 128+signal if a signal ended it, 2 for bad arguments, else 0.
+
+With --chief the chief is a job of its own (--chief_hosts), and worker 0 a worker like the others. With --evaluators=N
+there are evaluators too. Nobody waits for them, but they have --grace_secs for the last checkpoint.
 """
 
 import shutil
@@ -23,7 +26,15 @@ USAGE_ERROR = 2
 LOCAL_HOST = "127.0.0.1"
 
 _PS = flags.DEFINE_integer("ps", 1, "Number of ps tasks, which hold the variables; kept off the GPU.", lower_bound=0)
-_WORKERS = flags.DEFINE_integer("workers", 1, "Number of worker tasks; worker 0 is the chief.", lower_bound=1)
+_WORKERS = flags.DEFINE_integer(
+    "workers", 1, "Number of worker tasks; worker 0 is the chief, unless there is --chief.", lower_bound=0
+)
+_CHIEF = flags.DEFINE_bool(
+    "chief", False, "Start the chief as a job of its own, as TFJob does: chief/0 beside --workers, with --chief_hosts."
+)
+_EVALUATORS = flags.DEFINE_integer(
+    "evaluators", 0, "Number of evaluators, which follow the checkpoints: --job_name=evaluator.", lower_bound=0
+)
 _MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts",
     policy.LaunchOptions.max_restarts,
@@ -80,9 +91,12 @@ def main(argv: list[str]) -> int:
     command = argv[1:]
     _check(command, sys.argv)
     guard.become_subreaper()  # Should a guard be killed, its task's orphans come to us, and end below.
-    held = hold_ports(_PS.value + _WORKERS.value)
+    if not _CHIEF.value and not _WORKERS.value:
+        _refuse("--workers=0: nobody trains; start one worker at least, or --chief")
+    held = hold_ports(_PS.value + _CHIEF.value + _WORKERS.value)
     hosts = tuple(f"{LOCAL_HOST}:{holder.getsockname()[1]}" for holder in held)
-    topology = Topology(ps_hosts=hosts[: _PS.value], worker_hosts=hosts[_PS.value :])
+    first = _PS.value + _CHIEF.value
+    topology = Topology(hosts[: _PS.value], hosts[first:], hosts[_PS.value : first], _EVALUATORS.value)
     tasks = topology.tasks()
     names = [str(task) for task in tasks]
     try:
@@ -90,7 +104,7 @@ def main(argv: list[str]) -> int:
             command,
             topology,
             policy.LaunchOptions(max_restarts=_MAX_RESTARTS.value, grace_secs=_GRACE_SECS.value),
-            dict(zip(tasks, held, strict=True)),
+            dict(zip(tasks, held, strict=False)),  # the evaluators, which come last, need none
             tasks_out=Printer(sys.stdout.buffer, names, wants_colour(_COLOR.value, sys.stdout)),
             messages=Printer(sys.stderr.buffer, [*names, LAUNCHER_NAME], wants_colour(_COLOR.value, sys.stderr)),
         ).run()

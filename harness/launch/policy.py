@@ -3,13 +3,15 @@
 Events come in, instructions come out, nothing here starts a process or reads a clock, so every path can be tested in
 microseconds. The rules, in the order in which they matter:
 
-* A worker that exits with 0 is done. Any other end of a task is a failure; so is a ps task that leaves by itself.
+* A worker that exits with 0 is done, and so is a chief or an evaluator. Any other end of a task is a failure; so is a
+  ps task that leaves by itself.
 * A failed task is started again after a pause that doubles, at most `max_restarts` times; a task that ran for
   `forgive_secs` since its last start has its count forgiven.
-* A task that failed too often fails for good. The chief (worker 0) and the ps tasks take everything down with them;
-  the other workers do not, for asynchronous training goes on without them.
+* A task that failed too often fails for good. The chief (job chief, or worker 0 where there is none) and the ps tasks
+  take everything down with them; the others do not, for asynchronous training goes on without them.
 * Stopping goes in order, because a worker may need its ps for a last checkpoint: first the workers, then the ps tasks;
-  each of the two gets `grace_secs` before SIGKILL.
+  each of the two gets `grace_secs` before SIGKILL. Evaluators are stopped with the workers. Where the workers are done
+  by themselves, nobody waits for evaluators, but they have that of the ps tasks for the last checkpoint.
 * The exit code is that of the first task that failed for good, else 128+signal when a signal ended it, else 0.
 """
 
@@ -20,6 +22,10 @@ from dataclasses import dataclass, replace
 
 PS = "ps"
 WORKER = "worker"
+CHIEF_JOB = "chief"
+EVALUATOR = "evaluator"
+TRAINERS = (CHIEF_JOB, WORKER)
+"""The jobs that train: the run is over when their tasks are done."""
 KILL_GRACE_SECS = 5.0
 """How long a task may take to vanish after SIGKILL before the launcher leaves without it."""
 
@@ -35,7 +41,8 @@ class LaunchTask:
         return f"{self.job}/{self.index}"
 
 
-CHIEF = LaunchTask(WORKER, 0)
+CHIEF = LaunchTask(CHIEF_JOB, 0)
+FIRST_WORKER = LaunchTask(WORKER, 0)
 
 
 @dataclass(frozen=True)
@@ -187,7 +194,7 @@ def _on_exit(
     was = state.tasks[task]
     if was.phase is not TaskPhase.RUNNING:
         return state
-    if (task.job == WORKER and returncode == 0) or state.stage is not RunStage.RUNNING:
+    if (task.job != PS and returncode == 0) or state.stage is not RunStage.RUNNING:
         return _with(state, task, replace(was, phase=TaskPhase.DONE))
     restarts = 0 if now - was.since >= options.forgive_secs else was.restarts
     what = f"{task} {describe(returncode)}"
@@ -197,7 +204,7 @@ def _on_exit(
         waiting = LaunchedTask(TaskPhase.WAITING, attempt=was.attempt + 1, restarts=restarts + 1, since=now + pause)
         return _with(state, task, waiting)
     after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
-    fatal = task == CHIEF or task.job == PS
+    fatal = task.job == PS or task == (CHIEF if CHIEF in state.tasks else FIRST_WORKER)
     outcome = "stopping everything" if fatal else "going on without it"
     out += [ShowTail(task), LogLine(f"{what} and failed for good{after}; {outcome}")]
     state = _with(state, task, replace(was, phase=TaskPhase.FAILED))
@@ -219,7 +226,7 @@ def _on_signal(
     if state.stage is RunStage.RUNNING:
         return _stop_workers(state, passed_on, now, options, out)
     if state.stage is RunStage.STOPPING_WORKERS:
-        out += [Send(task, passed_on) for task in _running(state, WORKER)]
+        out += [Send(task, passed_on) for task in _running(state, *TRAINERS, EVALUATOR)]
     return state
 
 
@@ -230,7 +237,7 @@ def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchSt
             out.append(Start(task, was.attempt))
     if state.deadline is None or now < state.deadline:
         return state
-    late = _running(state, WORKER if state.stage is RunStage.STOPPING_WORKERS else None)
+    late = _running(state, *((*TRAINERS, EVALUATOR) if state.stage is RunStage.STOPPING_WORKERS else ()))
     stubborn = [task for task in late if task not in state.killed]
     if stubborn:
         out.append(LogLine(f"{', '.join(map(str, stubborn))} did not stop in time: killed"))
@@ -243,12 +250,13 @@ def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchSt
 
 def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[Instruction]) -> LaunchState:
     """Moves on to the next stage when nothing keeps the cluster in this one."""
-    if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _alive(state, WORKER):
+    if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _alive(state, *TRAINERS):
         state = replace(_drop_waiting(state), stage=RunStage.STOPPING_PS)
         # SIGTERM whatever signal the launcher got: a ps is told to leave, it has no work that could be interrupted.
         terminated = [task for task in _running(state, PS) if task not in state.killed]
         out += [Send(task, signal.SIGTERM) for task in terminated]
-        state = replace(state, deadline=now + (options.grace_secs if terminated else KILL_GRACE_SECS))
+        waits = terminated or _running(state, EVALUATOR)
+        state = replace(state, deadline=now + (options.grace_secs if waits else KILL_GRACE_SECS))
     if state.stage is RunStage.STOPPING_PS and not _running(state):
         state = replace(state, stage=RunStage.FINISHED, deadline=None)
     return state
@@ -257,7 +265,7 @@ def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[I
 def _stop_workers(
     state: LaunchState, signum: int, now: float, options: LaunchOptions, out: list[Instruction]
 ) -> LaunchState:
-    out += [Send(task, signum) for task in _running(state, WORKER)]
+    out += [Send(task, signum) for task in _running(state, *TRAINERS, EVALUATOR)]
     return replace(_drop_waiting(state), stage=RunStage.STOPPING_WORKERS, deadline=now + options.grace_secs)
 
 
@@ -266,8 +274,8 @@ def _kill(state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Ins
     return replace(state, deadline=now + KILL_GRACE_SECS, killed=state.killed | set(tasks))
 
 
-def _alive(state: LaunchState, job: str) -> bool:
-    return any(t.job == job and was.phase in (TaskPhase.RUNNING, TaskPhase.WAITING) for t, was in state.tasks.items())
+def _alive(state: LaunchState, *jobs: str) -> bool:
+    return any(t.job in jobs and was.phase in (TaskPhase.RUNNING, TaskPhase.WAITING) for t, was in state.tasks.items())
 
 
 def _drop_waiting(state: LaunchState) -> LaunchState:
@@ -277,9 +285,10 @@ def _drop_waiting(state: LaunchState) -> LaunchState:
     return state
 
 
-def _running(state: LaunchState, job: str | None = None) -> list[LaunchTask]:
+def _running(state: LaunchState, *jobs: str) -> list[LaunchTask]:
+    """The running tasks of some jobs; of all without any."""
     return [
-        task for task, was in state.tasks.items() if was.phase is TaskPhase.RUNNING and (job is None or task.job == job)
+        task for task, was in state.tasks.items() if was.phase is TaskPhase.RUNNING and (not jobs or task.job in jobs)
     ]
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.launch import guard
-from harness.launch.policy import PS, WORKER, LaunchTask
+from harness.launch.policy import CHIEF_JOB, EVALUATOR, PS, WORKER, LaunchTask
 
 ATTEMPT_VARIABLE = "BELLWETHER_ATTEMPT"
 NUMBER_VARIABLE = "BELLWETHER_TASK_NUMBER"
 """Which of its launcher's tasks a task is, from 0: for what each task of a host needs one of, such as a port."""
-OWN_FLAGS = ("ps_hosts", "worker_hosts", "job_name", "task_index")
+OWN_FLAGS = ("ps_hosts", "worker_hosts", "chief_hosts", "job_name", "task_index")
 
 _PS_ENVIRONMENT = {
     # A ps only adds and copies; on a GPU it would take memory from the workers and move every update across the bus.
@@ -31,10 +31,19 @@ class Topology:
 
     ps_hosts: tuple[str, ...]
     worker_hosts: tuple[str, ...]
+    chief_hosts: tuple[str, ...] = ()
+    """Of the one task of job chief, where the chief is not worker 0."""
+    evaluators: int = 0
+    """How many evaluators there are; they have no address, as they serve nobody."""
 
     def tasks(self) -> list[LaunchTask]:
         """Every task, the ps tasks first, as the workers need them."""
-        sizes = ((PS, len(self.ps_hosts)), (WORKER, len(self.worker_hosts)))
+        sizes = (
+            (PS, len(self.ps_hosts)),
+            (CHIEF_JOB, len(self.chief_hosts)),
+            (WORKER, len(self.worker_hosts)),
+            (EVALUATOR, self.evaluators),
+        )
         return [LaunchTask(job, index) for job, size in sizes for index in range(size)]
 
 
@@ -46,6 +55,7 @@ def arguments(command: Sequence[str], topology: Topology, task: LaunchTask) -> l
         *command[1:],
         f"--ps_hosts={','.join(topology.ps_hosts)}",
         f"--worker_hosts={','.join(topology.worker_hosts)}",
+        *([f"--chief_hosts={','.join(topology.chief_hosts)}"] if topology.chief_hosts else []),
         f"--job_name={task.job}",
         f"--task_index={task.index}",
     ]
