@@ -27,7 +27,7 @@ LOCAL_HOST = "127.0.0.1"
 
 _PS = flags.DEFINE_integer("ps", 1, "Number of ps tasks, which hold the variables; kept off the GPU.", lower_bound=0)
 _WORKERS = flags.DEFINE_integer(
-    "workers", 1, "Number of worker tasks; worker 0 is the chief, unless there is --chief.", lower_bound=0
+    "workers", 1, "Number of worker tasks; worker 0 is the chief, unless there is --chief.", lower_bound=1
 )
 _CHIEF = flags.DEFINE_bool(
     "chief", False, "Start the chief as a job of its own, as TFJob does: chief/0 beside --workers, with --chief_hosts."
@@ -91,8 +91,6 @@ def main(argv: list[str]) -> int:
     command = argv[1:]
     _check(command, sys.argv)
     guard.become_subreaper()  # Should a guard be killed, its task's orphans come to us, and end below.
-    if not _CHIEF.value and not _WORKERS.value:
-        _refuse("--workers=0: nobody trains; start one worker at least, or --chief")
     held = hold_ports(_PS.value + _CHIEF.value + _WORKERS.value)
     hosts = tuple(f"{LOCAL_HOST}:{holder.getsockname()[1]}" for holder in held)
     first = _PS.value + _CHIEF.value

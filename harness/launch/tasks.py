@@ -16,7 +16,7 @@ NUMBER_VARIABLE = "BELLWETHER_TASK_NUMBER"
 """Which of its launcher's tasks a task is, from 0: for what each task of a host needs one of, such as a port."""
 OWN_FLAGS = ("ps_hosts", "worker_hosts", "chief_hosts", "job_name", "task_index")
 
-_PS_ENVIRONMENT = {
+PS_ENVIRONMENT = {
     # A ps only adds and copies; on a GPU it would take memory from the workers and move every update across the bus.
     "CUDA_VISIBLE_DEVICES": "",
     "JAX_PLATFORMS": "cpu",
@@ -65,7 +65,7 @@ def environment(base: Mapping[str, str], topology: Topology, task: LaunchTask, a
     """The environment of one task: `base`, its number, the attempt (0 for the first start), and what a ps needs."""
     number = topology.tasks().index(task)
     own = {"PYTHONUNBUFFERED": "1", NUMBER_VARIABLE: str(number), ATTEMPT_VARIABLE: str(attempt)}
-    return {**base, **own, **(_PS_ENVIRONMENT if task.job == PS else {})}
+    return {**base, **own, **(PS_ENVIRONMENT if task.job == PS else {})}
 
 
 def start_guarded(command: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
