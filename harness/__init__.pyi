@@ -33,6 +33,7 @@ from harness.tensorboard import summary as summary
 from harness.tensorboard.writer import FileWriter as FileWriter
 from harness.tensorboard.writer import FileWriterCache as FileWriterCache
 from harness.training.compilation_cache import keep_compilations as keep_compilations
+from harness.training.evaluator import Evaluator as Evaluator
 from harness.training.global_step import create_global_step as create_global_step
 from harness.training.global_step import get_global_step as get_global_step
 from harness.training.global_step import get_or_create_global_step as get_or_create_global_step

@@ -4,6 +4,7 @@
 """
 
 from runtime import lowlevel
+from runtime.cluster.jobset import JobSetClusterResolver
 from runtime.cluster.kubernetes import KubernetesClusterResolver
 from runtime.cluster.resolvers import (
     ClusterResolver,
@@ -97,6 +98,7 @@ __all__ = [
     "InteractiveSession",
     "InternalError",
     "InvalidArgumentError",
+    "JobSetClusterResolver",
     "KubernetesClusterResolver",
     "NotFoundError",
     "OpError",

@@ -252,6 +252,16 @@ def series_of(path: str) -> str:
     return str(parent.parent if parent.name == REPLACED else parent)
 
 
+def saved_at(step: Step) -> float:
+    """When a checkpoint was saved, Unix time in seconds.
+
+    Raises:
+        DataLossError: it is damaged.
+        OSError: it is not there any more.
+    """
+    return _saved_at(step, read_manifest(step.path))
+
+
 def checkpoints_iterator(
     checkpoint_dir: str,
     min_interval_secs: float = 0.0,

@@ -8,6 +8,9 @@ tasks it is, from 0, the ps first. The launcher prefixes the tasks' lines, start
 tasks when the workers are done, passes Ctrl-C and SIGTERM on, and leaves no process behind. Its exit code is that of
 the first task that failed for good, 128+signal if a signal ended it (with --per_task the task's own), that of
 `exit_codes.CONFIGURATION` for bad arguments, else 0.
+
+With --chief the chief is a job of its own (--chief_hosts), and worker 0 a worker like the others. With --evaluators=N
+there are evaluators too. Nobody waits for them, but they have --grace_secs for the last checkpoint.
 """
 
 import contextlib
@@ -33,7 +36,15 @@ from harness.launch.tasks import DRAIN_VARIABLE, PER_TASK_VARIABLE, Topology, cl
 LOCAL_HOST = "127.0.0.1"
 
 _PS = flags.DEFINE_integer("ps", 1, "Number of ps tasks, which hold the variables; kept off the GPU.", lower_bound=0)
-_WORKERS = flags.DEFINE_integer("workers", 1, "Number of worker tasks; worker 0 is the chief.", lower_bound=1)
+_WORKERS = flags.DEFINE_integer(
+    "workers", 1, "Number of worker tasks; worker 0 is the chief, unless there is --chief.", lower_bound=1
+)
+_CHIEF = flags.DEFINE_bool(
+    "chief", False, "Start the chief as a job of its own, as TFJob does: chief/0 beside --workers, with --chief_hosts."
+)
+_EVALUATORS = flags.DEFINE_integer(
+    "evaluators", 0, "Number of evaluators, which follow the checkpoints: --job_name=evaluator.", lower_bound=0
+)
 _MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts",
     policy.LaunchOptions.max_restarts,
@@ -119,12 +130,14 @@ def main(argv: list[str]) -> int:
 
 def _cluster(command: list[str]) -> int:
     """Runs a cluster on this machine."""
-    held = hold_ports(_PS.value + _WORKERS.value)
+    held = hold_ports(_PS.value + _CHIEF.value + _WORKERS.value)
     hosts = tuple(f"{LOCAL_HOST}:{holder.getsockname()[1]}" for holder in held)
-    topology = Topology(ps_hosts=hosts[: _PS.value], worker_hosts=hosts[_PS.value :])
+    first = _PS.value + _CHIEF.value
+    topology = Topology(hosts[: _PS.value], hosts[first:], hosts[_PS.value : first], _EVALUATORS.value)
     tasks = topology.tasks()
     numbers = {task: number for number, task in enumerate(tasks)}
-    return _runner(command, topology, numbers, dict(zip(tasks, held, strict=True)), os.environ).run()
+    ports = dict(zip(tasks, held, strict=False))  # the evaluators, which come last, need none
+    return _runner(command, topology, numbers, ports, os.environ).run()
 
 
 def _per_task(command: list[str]) -> int:

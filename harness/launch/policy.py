@@ -3,15 +3,17 @@
 Events come in, instructions come out, nothing here starts a process or reads a clock, so every path can be tested in
 microseconds. The rules, in the order in which they matter:
 
-* A worker that exits with 0 is done. Any other end of a task is a failure; so is a ps task that leaves by itself,
-  unless the launcher has no workers (`--per_task`): then it has left because training is over.
+* A worker that exits with 0 is done, and so is a chief or an evaluator. Any other end of a task is a failure; so is a
+  ps task that leaves by itself, unless the launcher has no others (`--per_task`): then it has left because training is
+  over.
 * A failed task is started again after a pause that doubles, at most `max_restarts` times; a task that ran for
   `forgive_secs` since its last start has its count forgiven. `harness.exit_codes` says of each exit code whether it is
   started again at all (a wrong flag stays wrong), and whether that counts (a task that was preempted has not failed).
-* A task that failed too often fails for good. The chief (worker 0) and the ps tasks take everything down with them;
-  the other workers do not, for asynchronous training goes on without them.
+* A task that failed too often fails for good. The chief (job chief, or worker 0 where there is none) and the ps tasks
+  take everything down with them; the others do not, for asynchronous training goes on without them.
 * Stopping goes in order, because a worker may need its ps for a last checkpoint: first the workers, then the ps tasks;
-  each of the two gets `grace_secs` before SIGKILL.
+  each of the two gets `grace_secs` before SIGKILL. Evaluators are stopped with the workers. Where the workers are done
+  by themselves, nobody waits for evaluators, but they have the grace of the ps tasks for the last checkpoint.
 * The exit code is that of the first task that failed for good. Else, when a signal has ended it all, 128+signal, or of
   a launcher of one task that task's own; else 0.
 """
@@ -25,6 +27,10 @@ from harness import exit_codes
 
 PS = "ps"
 WORKER = "worker"
+CHIEF_JOB = "chief"
+EVALUATOR = "evaluator"
+TRAINERS = (CHIEF_JOB, WORKER)
+"""The jobs that train: the run is over when their tasks are done."""
 KILL_GRACE_SECS = 5.0
 """How long a task may take to vanish after SIGKILL before the launcher leaves without it."""
 
@@ -40,7 +46,8 @@ class LaunchTask:
         return f"{self.job}/{self.index}"
 
 
-CHIEF = LaunchTask(WORKER, 0)
+CHIEF = LaunchTask(CHIEF_JOB, 0)
+FIRST_WORKER = LaunchTask(WORKER, 0)
 
 
 @dataclass(frozen=True)
@@ -208,7 +215,7 @@ def _on_exit(
     was = state.tasks[task]
     if was.phase is not TaskPhase.RUNNING:
         return state
-    if (task.job == _first(state) and returncode == 0) or state.stage is not RunStage.RUNNING:
+    if (task.job in _first(state) and returncode == 0) or state.stage is not RunStage.RUNNING:
         if state.signal_code is not None and len(state.tasks) == 1:
             state = replace(state, signal_code=exit_code_of(returncode))
         return _with(state, task, replace(was, phase=TaskPhase.DONE))
@@ -225,7 +232,7 @@ def _on_exit(
     after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
     if never:
         after = f" ({row.name}: it would end so again)"
-    fatal = task == CHIEF or task.job == PS
+    fatal = task.job == PS or task == (CHIEF if CHIEF in state.tasks else FIRST_WORKER)
     why = f"{what} and failed for good{after}"
     out += [ShowTail(task), LogLine(f"{why}; {'stopping everything' if fatal else 'going on without it'}")]
     state = _with(state, task, replace(was, phase=TaskPhase.FAILED))
@@ -246,12 +253,12 @@ def _on_signal(
     who = both if len(state.tasks) > 1 else str(next(iter(state.tasks)))
     out.append(LogLine(f"{name}: stopping {who}, within {options.grace_secs:g} s{' each' * (who == both)}"))
     # A ps is told to leave: it has no work that could be interrupted.
-    interrupts = signum == signal.SIGINT and _first(state) == WORKER
+    interrupts = signum == signal.SIGINT and _first(state) != (PS,)
     passed_on = signal.SIGINT if interrupts else signal.SIGTERM
     if state.stage is RunStage.RUNNING:
         return _stop_first(state, passed_on, now, options, out)
     if state.stage is RunStage.STOPPING_WORKERS:
-        out += [Send(task, passed_on) for task in _running(state, _first(state))]
+        out += [Send(task, passed_on) for task in _running(state, *_first(state))]
     return state
 
 
@@ -262,7 +269,7 @@ def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchSt
             out.append(Start(task, was.attempt))
     if state.deadline is None or now < state.deadline:
         return state
-    late = _running(state, _first(state) if state.stage is RunStage.STOPPING_WORKERS else None)
+    late = _running(state, *(_first(state) if state.stage is RunStage.STOPPING_WORKERS else ()))
     stubborn = [task for task in late if task not in state.killed]
     if stubborn:
         out.append(LogLine(f"{', '.join(map(str, stubborn))} did not stop in time: killed"))
@@ -275,12 +282,13 @@ def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchSt
 
 def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[Instruction]) -> LaunchState:
     """Moves on to the next stage when nothing keeps the cluster in this one."""
-    if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _alive(state, _first(state)):
+    if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _alive(state, *_awaited(state)):
         state = replace(_drop_waiting(state), stage=RunStage.STOPPING_PS)
         # SIGTERM whatever signal the launcher got, as in _on_signal.
         terminated = [task for task in _running(state, PS) if task not in state.killed]
         out += [Send(task, signal.SIGTERM) for task in terminated]
-        state = replace(state, deadline=now + (options.grace_secs if terminated else KILL_GRACE_SECS))
+        waits = terminated or _running(state, EVALUATOR)
+        state = replace(state, deadline=now + (options.grace_secs if waits else KILL_GRACE_SECS))
     if state.stage is RunStage.STOPPING_PS and not _running(state):
         state = replace(state, stage=RunStage.FINISHED, deadline=None)
     return state
@@ -289,7 +297,7 @@ def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[I
 def _stop_first(
     state: LaunchState, signum: int, now: float, options: LaunchOptions, out: list[Instruction]
 ) -> LaunchState:
-    out += [Send(task, signum) for task in _running(state, _first(state))]
+    out += [Send(task, signum) for task in _running(state, *_first(state))]
     return replace(_drop_waiting(state), stage=RunStage.STOPPING_WORKERS, deadline=now + options.grace_secs)
 
 
@@ -298,13 +306,19 @@ def _kill(state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Ins
     return replace(state, deadline=now + KILL_GRACE_SECS, killed=state.killed | set(tasks))
 
 
-def _first(state: LaunchState) -> str:
-    """The job that is stopped first: the workers, who may need their ps; the ps of a launcher that has none."""
-    return WORKER if any(task.job == WORKER for task in state.tasks) else PS
+def _first(state: LaunchState) -> tuple[str, ...]:
+    """The jobs that are stopped first: who trains or follows, and may need the ps; the ps where there is nobody else."""
+    jobs = (*TRAINERS, EVALUATOR)
+    return jobs if any(task.job in jobs for task in state.tasks) else (PS,)
 
 
-def _alive(state: LaunchState, job: str) -> bool:
-    return any(t.job == job and was.phase in (TaskPhase.RUNNING, TaskPhase.WAITING) for t, was in state.tasks.items())
+def _awaited(state: LaunchState) -> tuple[str, ...]:
+    """The jobs whose tasks keep the run going: who trains; those of a launcher that has none of them."""
+    return TRAINERS if any(task.job in TRAINERS for task in state.tasks) else _first(state)
+
+
+def _alive(state: LaunchState, *jobs: str) -> bool:
+    return any(t.job in jobs and was.phase in (TaskPhase.RUNNING, TaskPhase.WAITING) for t, was in state.tasks.items())
 
 
 def _drop_waiting(state: LaunchState) -> LaunchState:
@@ -314,9 +328,10 @@ def _drop_waiting(state: LaunchState) -> LaunchState:
     return state
 
 
-def _running(state: LaunchState, job: str | None = None) -> list[LaunchTask]:
+def _running(state: LaunchState, *jobs: str) -> list[LaunchTask]:
+    """The running tasks of some jobs; of all without any."""
     return [
-        task for task, was in state.tasks.items() if was.phase is TaskPhase.RUNNING and (job is None or task.job == job)
+        task for task, was in state.tasks.items() if was.phase is TaskPhase.RUNNING and (not jobs or task.job in jobs)
     ]
 
 

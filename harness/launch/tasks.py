@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.launch import guard
-from harness.launch.policy import PS, WORKER, LaunchTask
+from harness.launch.policy import CHIEF_JOB, EVALUATOR, PS, WORKER, LaunchTask
 
 ATTEMPT_VARIABLE = "BELLWETHER_ATTEMPT"
 NUMBER_VARIABLE = "BELLWETHER_TASK_NUMBER"
@@ -18,9 +18,9 @@ PER_TASK_VARIABLE = "BELLWETHER_PER_TASK"
 """Set where a task has a launcher of its own (`--per_task`), which ends nobody else when the workers are done."""
 DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
 """How long a ps serves on after SIGTERM while workers live (``Server.join``)."""
-OWN_FLAGS = ("ps_hosts", "worker_hosts", "job_name", "task_index")
+OWN_FLAGS = ("ps_hosts", "worker_hosts", "chief_hosts", "job_name", "task_index")
 
-_PS_ENVIRONMENT = {
+PS_ENVIRONMENT = {
     # A ps only adds and copies; on a GPU it would take memory from the workers and move every update across the bus.
     "CUDA_VISIBLE_DEVICES": "",
     "JAX_PLATFORMS": "cpu",
@@ -35,10 +35,19 @@ class Topology:
 
     ps_hosts: tuple[str, ...]
     worker_hosts: tuple[str, ...]
+    chief_hosts: tuple[str, ...] = ()
+    """Of the one task of job chief, where the chief is not worker 0."""
+    evaluators: int = 0
+    """How many evaluators there are; they have no address, as they serve nobody."""
 
     def tasks(self) -> list[LaunchTask]:
         """Every task, the ps tasks first, as the workers need them."""
-        sizes = ((PS, len(self.ps_hosts)), (WORKER, len(self.worker_hosts)))
+        sizes = (
+            (PS, len(self.ps_hosts)),
+            (CHIEF_JOB, len(self.chief_hosts)),
+            (WORKER, len(self.worker_hosts)),
+            (EVALUATOR, self.evaluators),
+        )
         return [LaunchTask(job, index) for job, size in sizes for index in range(size)]
 
 
@@ -50,6 +59,7 @@ def arguments(command: Sequence[str], topology: Topology, task: LaunchTask) -> l
         *command[1:],
         f"--ps_hosts={','.join(topology.ps_hosts)}",
         f"--worker_hosts={','.join(topology.worker_hosts)}",
+        *([f"--chief_hosts={','.join(topology.chief_hosts)}"] if topology.chief_hosts else []),
         f"--job_name={task.job}",
         f"--task_index={task.index}",
     ]
@@ -64,7 +74,7 @@ def environment(
     """
     number = topology.tasks().index(task) if number is None else number
     own = {"PYTHONUNBUFFERED": "1", NUMBER_VARIABLE: str(number), ATTEMPT_VARIABLE: str(attempt)}
-    return {**base, **own, **(_PS_ENVIRONMENT if task.job == PS else {})}
+    return {**base, **own, **(PS_ENVIRONMENT if task.job == PS else {})}
 
 
 def launcher_ends_ps(environ: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -73,12 +73,15 @@ def parse_cluster(text: str) -> rt.ClusterSpec:
 def probe_tasks(
     cluster: rt.ClusterSpec, timeout_secs: float, variables: bool = False, security: rt.Security | None = None
 ) -> list[TaskStatus]:
-    """Asks every task of a cluster at once; in the order of the cluster. ``security`` is as of ``runtime.probe``."""
+    """Asks every task of a cluster at once, but evaluators, which serve nobody; in its order.
+
+    ``security`` is as of ``runtime.probe``.
+    """
 
     def ask(item: tuple[str, str]) -> TaskStatus:
         return _probe_one(*item, cluster, timeout_secs, variables, security)
 
-    tasks = [(str(task), address) for task, address in cluster.tasks().items()]
+    tasks = [(str(task), address) for task, address in cluster.tasks().items() if task.job != "evaluator"]
     with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(tasks)))) as pool:
         return list(pool.map(ask, tasks))
 
@@ -106,20 +109,27 @@ def _probe_one(
     return TaskStatus(task, address, report)
 
 
-def role(task: str) -> str:
-    """What a task does, from its job: "ps", "chief", "worker", or the job's own name."""
+def role(task: str, others: Collection[str] = ()) -> str:
+    """What a task does, from its job: "ps", "chief", "worker", or the job's own name.
+
+    Args:
+        task: its name.
+        others: the tasks of the cluster: worker 0 is the chief where none of them has a job of that name.
+    """
     _, job, index = (part.rpartition(":")[2] for part in ("", *task.strip("/").split("/")))
-    chief = job in ("chief", "master") or (job == "worker" and index == "0")
+    led = any(other.startswith(("/job:chief/", "/job:master/")) for other in others)
+    chief = job in ("chief", "master") or (job == "worker" and index == "0" and not led)
     return "chief" if chief else job
 
 
 def as_rows(states: list[TaskStatus], spans: Mapping[str, Figures], now: float) -> list[list[str]]:
     """The table of tasks, with its heading."""
+    tasks = [state.task for state in states]
     rows = [["TASK", "ROLE", "STATE", *_COLUMNS, "LAST ERROR"]]
     for state in states:
         report = state.report
         if report is None:
-            rows.append([state.task, role(state.task), state.problem, *[""] * (len(rows[0]) - 3)])
+            rows.append([state.task, role(state.task, tasks), state.problem, *[""] * (len(rows[0]) - 3)])
             continue
         up = f"up {_duration(now - report.started_unix_secs)}"
         if report.values.get("backup_usable") == 0:
@@ -131,7 +141,7 @@ def as_rows(states: list[TaskStatus], spans: Mapping[str, Figures], now: float) 
         error = report.last_error and f"{_duration(now - report.last_error_unix_secs)} ago: {report.last_error}"
         shown = [show(report, spans[state.task]) for show in _COLUMNS.values()]
         rows.append(
-            [state.task, role(state.task), f"{up}, {state.problem}" if state.problem else up, *shown, error[:60]]
+            [state.task, role(state.task, tasks), f"{up}, {state.problem}" if state.problem else up, *shown, error[:60]]
         )
     return rows
 
@@ -193,7 +203,7 @@ def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str,
         entry: dict[str, object] = {
             "task": state.task,
             "address": state.address,
-            "role": role(state.task),
+            "role": role(state.task, [state.task for state in states]),
             "up": state.report is not None,
             "problem": state.problem,
         }

@@ -36,8 +36,10 @@ class SyncReplicas(WrappedOptimizer):
             does not wait for the slowest. Above it, each worker gives several gradients to one aggregate.
         total_num_replicas: workers; ``replicas_to_aggregate`` by default.
         worker: this worker's number, below ``total_num_replicas``. By default the task number of the device on which
-            the gradients are computed; without one, workers are told apart by their sessions.
-        is_chief: whether this worker chooses the aggregates when there are several ps; worker 0 by default.
+            the gradients are computed; without one, workers are told apart by their sessions. A chief in a job of that
+            name is the last of all.
+        is_chief: whether this worker chooses the aggregates when there are several ps; worker 0 by default, and the
+            task of a job that is called chief: where there is one, tell worker 0 that it is not.
         sync_timeout_secs: when a worker is missing, how long a step waits for it before it goes on with the mean of the
             gradients that are there. Later steps do not wait for that worker until it is back. None waits for ever.
         name: the same in all workers.
@@ -113,6 +115,8 @@ class SyncReplicas(WrappedOptimizer):
         if self._worker is not None:
             return self._worker
         number = worker_of(grads_and_vars)
+        if number is None and on_chief(grads_and_vars):
+            return self._total - 1  # workers count from 0, whether there is such a job or not
         if number is not None and number >= self._total:
             raise rt.InvalidArgumentError(
                 f"{self.name}: this is worker {number}, but total_num_replicas is {self._total}: give the number of "
@@ -154,7 +158,8 @@ class SyncReplicas(WrappedOptimizer):
         self._runner = SyncRunner(
             commands, needed=self._needed, total=self._total, timeout_secs=self._timeout_secs, name=self.name
         )
-        if self._is_chief if self._is_chief is not None else worker == 0:
+        leads = worker == 0 or on_chief(grads_and_vars)
+        if self._is_chief if self._is_chief is not None else leads:
             global_step.graph.add_to_collection(rt.GraphKeys.QUEUE_RUNNERS, self._runner)
         self._nothing = rt.no_op(name=f"{self.name}/init")
         self._ready = rt.report_uninitialized_variables(rt.global_variables(), name=f"{self.name}/uninitialized")
@@ -256,10 +261,23 @@ class _Hook(SessionRunHook):
 
 
 def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
-    """The number of the worker on whose device the gradients are computed, None when that tells none."""
+    """The number of the worker on whose device the gradients are computed, None when that tells none.
+
+    The task of a job that is called chief has none: its index, 0, is also that of a worker.
+    """
+    if on_chief(grads_and_vars):
+        return None
     found = {
         match.group(1)
         for g, v in grads_and_vars
         if g is not None and g.device != v.device and (match := _TASK.search(g.device))
     }
     return int(found.pop()) if len(found) == 1 else None
+
+
+def on_chief(grads_and_vars: Sequence[GradientAndVariable]) -> bool:
+    """Whether gradients are computed by the task of a job that is called chief."""
+    return any(
+        g is not None and g.device != v.device and g.device.startswith(("/job:chief/", "/job:master/"))
+        for g, v in grads_and_vars
+    )

@@ -27,6 +27,7 @@ from harness.coordinator import Coordinator, GracePeriod, failed
 from harness.launch.tasks import ATTEMPT_VARIABLE, launcher_ends_ps
 from harness.training.managed_session import ManagedSession
 from harness.training.preemption import shielded
+from harness.training.run_end import note_end
 from harness.training.session_manager import LOST_CONTACT, TrainingOver
 from runtime.lowlevel import RunRecords, RunRecordView
 
@@ -36,6 +37,9 @@ PROBE_SECS = 1.0
 FAILURE_GRACE_SECS = 10.0
 """How long a step may go on after a service has failed: what it waits for may never come then."""
 _POLL_SECS = 1.0
+_STOP_WAIT_SECS = 60.0
+"""How long one of a ps's threads waits for an order to stop before it is asked again; the order comes at once."""
+_AT_EXIT_SECS = 5.0
 LEAST_SILENCE_SECS = 4.0
 """A task that has been silent for less is not given up, however short the grace period: signs of life may be late."""
 _ADVICE = "start this task again to train them"
@@ -70,6 +74,7 @@ class Lifecycle:
         self._without_value: frozenset[str] = frozenset()
         self._finishing = self._waiting = False
         self._silenced = ""
+        self._awaiting: threading.Thread | None = None
         self._closed = threading.Event()
         atexit.register(_report_at_exit, weakref.ref(self))
 
@@ -160,12 +165,17 @@ class Lifecycle:
         if probes and not self.late:
             threading.Thread(target=self._probe, args=(self.session,), name="probe-tasks", daemon=True).start()
         threading.Thread(target=self._watch, args=(self.session, self._closed), name="watch-stop", daemon=True).start()
+        if records is not None and not self.late:
+            self._awaiting = threading.Thread(target=self._await_stop, args=(records,), name="await-stop", daemon=True)
+            self._awaiting.start()
         return self.session
 
     def _watch(self, session: ManagedSession, closed: threading.Event) -> None:
         """After a stop: a step must not wait for ever for what will not come, nor the end for a task that is silent."""
         self.coord.wait_for_stop()
         stopped_at = time.monotonic()
+        if self._records is not None:
+            self._records.close()
         limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
         silence = Silence(session, self._records)
         while not closed.wait(max(0.05, min(_POLL_SECS, limit / 4))):
@@ -181,6 +191,23 @@ class Lifecycle:
                 logging.warning("%s: what waits for it is cancelled", self._silenced)
                 session.close()
                 return
+
+    def _await_stop(self, records: RunRecords) -> None:
+        """Requests a stop when somebody, an evaluator say, has ordered training to end by way of the run records."""
+        while not self.coord.should_stop():
+            try:
+                reason = records.wait_stop(_STOP_WAIT_SECS)
+            except (rt.CancelledError, rt.TaskLeftError):
+                return
+            except (rt.DeadlineExceededError, *LOST_CONTACT):
+                self.coord.wait_for_stop(PROBE_SECS)  # who trains is told of it by a step
+                continue
+            except rt.OpError as error:
+                logging.warning("an order to end training would not be noticed: %s", error)
+                return
+            if reason:
+                logging.info("training is to end: %s", reason)
+                self.coord.request_stop()
 
     def _check_values(self, raw: rt.Session, secs: float) -> None:
         """Raises UnavailableError or AbortedError when a task, or what a variable had, is lost: on any of the tasks."""
@@ -361,8 +388,11 @@ class Lifecycle:
                     raise rt.UnavailableError(text) from error
             else:
                 final(session)
-        if self._records is not None and over and not signals:  # one that is interrupted is started again
-            self._report_done(self._records, session, str(checkpoint_dir) if saves else None)
+        if over and not signals:  # one that is interrupted is started again
+            if self._records is not None:
+                self._report_done(self._records, session, str(checkpoint_dir) if saves else None)
+            elif saves and not self.late:
+                note_end(str(checkpoint_dir), saved_step(str(checkpoint_dir)))
 
     def _report_done(self, records: RunRecords, session: ManagedSession, checkpoint_dir: str | None) -> None:
         try:
@@ -376,6 +406,8 @@ class Lifecycle:
                         raise
                     records.claim()
                     records.finish(*end)
+                if checkpoint_dir is not None:
+                    note_end(checkpoint_dir, step)
             answers = records.done(leave=not launcher_ends_ps(os.environ), session=session.id)
             if not self.is_chief:
                 self._log_too_late(answers.values(), session)
@@ -412,6 +444,10 @@ class Lifecycle:
 
     def at_exit(self) -> None:
         """The process ends. Tells it if training was not brought to an end before."""
+        if self._records is not None and self._awaiting is not None:
+            # A thread that is in the middle of a call when the interpreter goes aborts the process.
+            self._records.close()
+            self._awaiting.join(_AT_EXIT_SECS)
         if self.session is None or self._records is None or self.ended or self.late or self._closed.is_set():
             return
         self._note_reached()
@@ -426,6 +462,8 @@ class Lifecycle:
         """Closes the session; never waits for a dead task."""
         self._closed.set()
         self.grace_period.end()
+        if self._records is not None:
+            self._records.close()
         if self.session is not None:
             self.session.close()
 

@@ -1,8 +1,8 @@
 """What a run of the example is told: one frozen value, each field of which is the flag of its name."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,12 @@ import runtime as rt
 from harness import exit_codes, monitoring
 from models.mnist.model import MODELS
 
+ENGINES: Mapping[str, Callable[[], rt.TFConfigClusterResolver | rt.JobSetClusterResolver]] = {
+    "tf_config": rt.TFConfigClusterResolver,
+    "jobset": rt.JobSetClusterResolver,
+}
+"""By the value of --cluster_from: who reads what an engine tells its processes."""
+_NO_FLAGS = ("checkpoint_root", "cluster")
 ASYNC, PS, COLLECTIVE = "async", "ps", "collective"
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
 
@@ -58,11 +64,20 @@ class Config:
     checkpoint_root: str | tuple[()] | None
     """No flag: where this task may be told to write and read. Below its --logdir, nowhere if that is empty, and None
     where it was not given here: only the chief need know it."""
+    cluster: rt.ClusterSpec | None
+    """No flag: what --cluster_from tells in place of the hosts; None without."""
     ps_hosts: tuple[str, ...] = _list([], "Comma-separated host:port of the parameter servers, the same on every task.")
     worker_hosts: tuple[str, ...] = _list(
         [], "Comma-separated host:port of the workers, the same on every task. Empty: one process."
     )
-    job_name: str = _choice("worker", ["ps", "worker"], "What this process is.")
+    chief_hosts: tuple[str, ...] = _list(
+        [], "host:port of the chief, where it is a job of its own; by default worker 0 is the chief."
+    )
+    job_name: str = _choice(
+        "worker",
+        ["ps", "worker", "chief", "evaluator"],
+        "What this process is. An evaluator follows the checkpoints of --logdir.",
+    )
     task_index: int = _count(0, "Which one of its job this process is, from 0. Worker 0 is the chief.", low=0)
     security: str | None = _text(
         None,
@@ -71,6 +86,12 @@ class Config:
     )
     insecure: bool = _switch(
         False, "Let everybody in who reaches this task, and encrypt nothing, where tasks are on several hosts."
+    )
+    cluster_from: str = _choice(
+        "flags",
+        ["flags", *sorted(ENGINES)],
+        "What tells the hosts, the job and the index of this task: these flags; tf_config: $TF_CONFIG, as TFJob sets "
+        "it; jobset: the environment of a pod of a JobSet.",
     )
     logdir: str = _text(
         "runs/mnist",
@@ -113,6 +134,10 @@ class Config:
         ["shared", "stream"],
         "shared: every ps writes its part into --logdir, which all see. stream: the ps send it to the chief, which "
         "writes.",
+    )
+    best_by: str = _choice("accuracy", ["accuracy", "cost"], "Metric by which an evaluator keeps the best checkpoint.")
+    patience: int | None = _count(
+        None, "Evaluations without a better one after which an evaluator ends training. Default: it never does.", low=1
     )
     save_summaries_secs: float = _number(10.0, "Seconds between summaries; 0 writes none.", low=0.0)
     test_epochs: float = _number(
@@ -181,12 +206,33 @@ class Config:
     @classmethod
     def from_flags(cls) -> "Config":
         """What the command line says."""
-        told = {name: flags.FLAGS[name].value for name in cls.__dataclass_fields__ if name != "checkpoint_root"}
+        told = {name: flags.FLAGS[name].value for name in cls.__dataclass_fields__ if name not in _NO_FLAGS}
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
         }
         root = (values["logdir"] or ()) if flags.FLAGS["logdir"].present else None
-        return cls(**values, checkpoint_root=root)
+        config = cls(**values, checkpoint_root=root, cluster=None)
+        return config if config.cluster_from == "flags" else config.told_by_the_engine()
+
+    def told_by_the_engine(self) -> "Config":
+        """The same with the cluster and the place in it that the environment tells.
+
+        Raises:
+            InvalidArgumentError: it tells none; names the variable.
+        """
+        cluster, task = ENGINES[self.cluster_from]().checked()
+        hosts = {job: cluster.job_tasks(job) if job in cluster.jobs else [] for job in ("ps", "worker", "chief")}
+        known: dict[str, Any] = {f"{job}_hosts": tuple(filter(None, tasks)) for job, tasks in hosts.items()}
+        return replace(self, cluster=cluster, job_name=task.job, task_index=task.index, **known)
+
+    @property
+    def jobs(self) -> rt.ClusterSpec:
+        """The cluster; without any hosts that of a single worker."""
+        if self.cluster is not None:
+            return self.cluster
+        hosts = {"ps": self.ps_hosts, "chief": self.chief_hosts, "worker": self.worker_hosts}
+        jobs = {job: list(tasks) for job, tasks in hosts.items() if tasks}
+        return rt.ClusterSpec(jobs if jobs.keys() - {"ps"} else {**jobs, "worker": ["localhost:0"]})
 
     @property
     def given_security(self) -> rt.Security | None:
@@ -198,12 +244,22 @@ class Config:
     @property
     def is_chief(self) -> bool:
         """Whether this is the worker that tests and writes."""
-        return self.job_name == "worker" and self.task_index == 0
+        return self.jobs.chief() == rt.TaskId(self.job_name, self.task_index)
+
+    @property
+    def trains(self) -> bool:
+        """Whether this task trains."""
+        return self.job_name in ("chief", "worker")
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
-        return len(self.worker_hosts) or 1
+        """How many tasks train: those that the cluster names, and no fewer than this one's number says."""
+        return max(len(self.chief_hosts) + len(self.worker_hosts), self.number + 1 if self.trains else 1)
+
+    @property
+    def number(self) -> int:
+        """Which of the tasks that train this one is, from 0: a chief comes before the workers."""
+        return self.task_index + (len(self.chief_hosts) if self.job_name == "worker" else 0)
 
     @property
     def rate(self) -> float:
@@ -227,9 +283,9 @@ class Config:
 
     def problem(self) -> str | None:
         """What is wrong with the flags together, None when they fit."""
-        hosts = {"ps": self.ps_hosts, "worker": self.worker_hosts or ("localhost:0",)}[self.job_name]
         if self.insecure and self.security:
             return "--insecure lets everybody in, and --security only some: leave one of them out"
+        trainers = self.worker_hosts or self.chief_hosts
         if self.sync == COLLECTIVE and self.ps_hosts:
             return "--sync=collective has no use for --ps_hosts: start it without ps, as in harness.launch --ps=0"
         if self.sync != ASYNC and self.max_staleness is not None:
@@ -247,12 +303,25 @@ class Config:
             monitoring.StepProfiler.from_text(self.profile_steps, self.logdir)
         except ValueError as error:
             return str(error)
-        if self.worker_hosts and not self.ps_hosts and self.sync != COLLECTIVE:
+        if self.sync == COLLECTIVE and self.chief_hosts:
+            return "--sync=collective has no job of its own for the chief: leave --chief_hosts out"
+        if len(self.chief_hosts) > 1:
+            return f"--chief_hosts names {len(self.chief_hosts)} tasks: a run has one chief"
+        if self.job_name == "evaluator":
+            if not self.logdir:
+                return "--logdir is empty: an evaluator follows the checkpoints of one"
+            if self.patience is not None and not self.ps_hosts:
+                return "--patience asks a ps to end training: it needs --ps_hosts"
+            return None
+        if self.job_name == "chief" and not self.chief_hosts:
+            return "--job_name=chief needs --chief_hosts, the same on every task"
+        if trainers and not self.ps_hosts and self.sync != COLLECTIVE:
             return "--ps_hosts is empty: a cluster needs at least one parameter server, as in --ps_hosts=localhost:2222"
-        if self.ps_hosts and not self.worker_hosts:
+        if self.ps_hosts and not trainers and self.cluster is None:
             return "--worker_hosts is empty: a cluster needs at least one worker, as in --worker_hosts=localhost:2223"
-        if self.task_index >= len(hosts):
-            return f"--task_index={self.task_index}: --{self.job_name}_hosts names {len(hosts)} tasks"
+        if self.task_index not in self.jobs.task_indices(self.job_name):
+            count = self.jobs.num_tasks(self.job_name)
+            return f"--task_index={self.task_index}: --{self.job_name}_hosts names {count} tasks"
         return None
 
 

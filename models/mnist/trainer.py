@@ -1,8 +1,9 @@
 """MNIST by between-graph parameter-server training, with everything a real run wants; `minimal` is the short version.
 
 Every process of the cluster runs this program. A ps only serves; each worker builds the same graph, with the variables
-on the ps and the computation on itself, and trains on its own shard of the data. Worker 0 is the chief: it initialises
-or restores, checkpoints, writes summaries, and at the end prints the accuracy on the test set.
+on the ps and the computation on itself, and trains on its own shard of the data. Worker 0, or the task of a job called
+chief, is the chief: it initialises or restores, checkpoints, writes summaries, and at the end prints the accuracy on
+the test set. An evaluator does none of this: it follows the checkpoints.
 
     python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.trainer       # a cluster on this machine
     python -m models.mnist.trainer --ps_hosts=a:2222 --worker_hosts=b:2222,c:2222 --job_name=worker --task_index=1
@@ -43,13 +44,18 @@ def main(argv: list[str]) -> None:
     """Joins the cluster and does this task's part."""
     if len(argv) > 1:
         exit_codes.leave(exit_codes.CONFIGURATION, f"no arguments but flags are taken, not {argv[1:]}")
-    config = Config.from_flags()
+    try:
+        config = Config.from_flags()
+    except rt.InvalidArgumentError as error:  # what an engine should have told
+        exit_codes.leave(exit_codes.CONFIGURATION, error.message)
     exit_codes.use(config.exit_codes)
     monitoring.configure_logging(f"{config.job_name}/{config.task_index}", config.log_json)
     if wrong := config.problem():
         exit_codes.leave(exit_codes.CONFIGURATION, wrong)
     if config.sync == COLLECTIVE:
         collective(config)
+    elif config.job_name == "evaluator":
+        follow(config)
     else:
         between_graph(config)
 
@@ -84,15 +90,40 @@ def between_graph(config: Config) -> None:
             train(config, server.target, server.cluster, leads=config.is_chief, logdir=config.logdir)
         except rt.OpError as error:
             logging.debug("where it happened:", exc_info=True)
-            exit_codes.leave(exit_codes.of_error(error), f"worker {config.task_index}: {error}")
+            exit_codes.leave(exit_codes.of_error(error), f"{config.job_name} {config.task_index}: {error}")
+
+
+def follow(config: Config) -> None:
+    """Evaluates the checkpoints that others write, on the test set, until training is over."""
+    split = load(config).test
+    graph = build(config, None, 1)
+
+    def evaluate(session: rt.Session, step: int) -> dict[str, float]:
+        sums = np.zeros(2)
+        for images, labels in split.chunks(1000):
+            feeds = {graph.images: images, graph.labels: labels}
+            sums += np.array(session.run([graph.accuracy, graph.loss], feeds)) * len(labels)
+        accuracy, cost = sums / len(split.labels)
+        return {"accuracy": float(accuracy), "cost": float(cost)}
+
+    try:
+        harness.Evaluator(
+            evaluate,
+            config.logdir,
+            master=f"grpc://{config.ps_hosts[0]}" if config.ps_hosts else "",
+            best_by=config.best_by,
+            best_mode="max" if config.best_by == "accuracy" else "min",
+            patience=config.patience,
+        ).run()
+    except rt.OpError as error:
+        logging.debug("where it happened:", exc_info=True)
+        exit_codes.leave(exit_codes.of_error(error), f"evaluator {config.task_index}: {error}")
 
 
 def make_server(config: Config) -> rt.Server:
     """The server of a task, with a backup if it is a ps and that is wanted."""
-    hosts = {"ps": config.ps_hosts, "worker": config.worker_hosts or ["localhost:0"]}
-    cluster = rt.ClusterSpec({job: list(tasks) for job, tasks in hosts.items() if tasks})
     return rt.Server(
-        cluster,
+        config.jobs,
         config.job_name,
         config.task_index,
         ps_backups=config.ps_backups if config.job_name == "ps" else 0,
@@ -115,7 +146,7 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
     """
     mnist = load(config)
     batches = data.Batches(
-        mnist.train, config.batch_size * config.accumulate, config.seed, config.task_index, config.workers
+        mnist.train, config.batch_size * config.accumulate, config.seed, config.number, config.workers
     )
     last, per_epoch = config.last_step(len(mnist.train)), config.steps_per_epoch(len(mnist.train))
     graph = build(config, cluster, last)
@@ -140,7 +171,12 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
             profiler.step(step)
             images, labels = batches.next()
             feeds = {graph.images: images, graph.labels: labels}
-            _, loss, count = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
+            try:
+                _, loss, count = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
+            except (rt.CancelledError, rt.OutOfRangeError):
+                if not supervisor.should_stop():
+                    raise
+                break  # an evaluator has ended training, and whom this step waited for has left first
             step = int(count)
             progress.update(step, epoch=step / per_epoch, cost=float(loss))
             tests.after(step, feeds)
@@ -157,7 +193,7 @@ def load(config: Config) -> data.Mnist:
     try:
         mnist = data.load(config.data_dir)
     except DataError as error:
-        exit_codes.leave(exit_codes.DATA, f"worker {config.task_index}: {error}")
+        exit_codes.leave(exit_codes.DATA, f"{config.job_name} {config.task_index}: {error}")
     if config.task_index == 0:
         logging.info("data: %s", mnist)
     return mnist
@@ -170,6 +206,7 @@ class Graph:
     images: rt.Tensor
     labels: rt.Tensor
     loss: rt.Tensor
+    accuracy: rt.Tensor
     predictions: rt.Tensor
     train_op: rt.Operation
     global_step: rt.Variable
@@ -180,7 +217,7 @@ class Graph:
 def build(config: Config, cluster: rt.ClusterSpec | None, steps: int) -> Graph:
     """The same graph on every worker: variables on the ps, computation on this worker."""
     model = MODELS[config.model]
-    with where(cluster, config.task_index):
+    with where(cluster, config):
         global_step = harness.get_or_create_global_step()
         params = rt.variables(model.init(config.seed, config.hidden_units), name=config.model)
         images = rt.placeholder(jnp.float32, [None, data.IMAGE_PIXELS], name="images")
@@ -197,25 +234,33 @@ def build(config: Config, cluster: rt.ClusterSpec | None, steps: int) -> Graph:
         summaries = harness.summary.merge_all()
         assert summaries is not None  # there are two
         pictures = Pictures.build(params.get("w1") if config.model == "mlp" else None)
-    return Graph(images, labels, loss, predictions, train_op, global_step, summaries, pictures)
+    return Graph(images, labels, loss, accuracy, predictions, train_op, global_step, summaries, pictures)
 
 
-def where(cluster: rt.ClusterSpec | None, task_index: int) -> contextlib.AbstractContextManager[None]:
+def where(cluster: rt.ClusterSpec | None, config: Config) -> contextlib.AbstractContextManager[None]:
     """The device scope of the graph: variables on the ps and computation on this worker, or all in this process."""
     if cluster is None:
         return rt.device(None)
-    return rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{task_index}"))
+    worker = f"/job:{config.job_name}/task:{config.task_index}"
+    return rt.device(rt.replica_device_setter(cluster=cluster, worker_device=worker))
 
 
 def together(optimizer: harness.Optimizer, config: Config) -> Together:
     """The optimizer as the mode wants it: it has the same methods."""
     if config.sync == PS:
         needed = config.replicas_to_aggregate or config.workers
-        return harness.SyncReplicas(optimizer, needed, config.workers, sync_timeout_secs=config.sync_timeout_secs)
+        return harness.SyncReplicas(
+            optimizer,
+            needed,
+            config.workers,
+            worker=config.number,
+            is_chief=config.is_chief,
+            sync_timeout_secs=config.sync_timeout_secs,
+        )
     if config.sync == COLLECTIVE:
         return harness.CollectiveReplicas(optimizer)
     if config.max_staleness is not None:
-        return harness.StaleSynchronous(optimizer, config.max_staleness)
+        return harness.StaleSynchronous(optimizer, config.max_staleness, worker=config.number)
     return optimizer
 
 

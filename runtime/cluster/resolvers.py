@@ -1,8 +1,8 @@
 """Cluster resolvers: where the `ClusterSpec` of this process, and its own place in it, come from.
 
 A resolver answers three questions: the cluster (`cluster_spec()`), which task this process is (`task_type` and
-`task_id`, None where it is not known) and which server to connect a session to (`master()`). The Slurm and Kubernetes
-resolvers are in `runtime.cluster.slurm` and `runtime.cluster.kubernetes`.
+`task_id`, None where it is not known) and which server to connect a session to (`master()`). Those
+of the engines are in `runtime.cluster.slurm`, `runtime.cluster.kubernetes` and `runtime.cluster.jobset`.
 """
 
 import json
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.cluster.spec import ClusterSpec
+from runtime.cluster.spec import EVALUATOR, ClusterSpec, TaskId
 from runtime.errors import InvalidArgumentError
 
 
@@ -128,6 +128,10 @@ class TFConfigClusterResolver(ClusterResolver):
         {"cluster": {"ps": ["ps0:2222"], "worker": ["w0:2222", "w1:2222"]},
          "task": {"type": "worker", "index": 1}, "rpc_layer": "grpc"}
 
+    Also as the TFJob operator writes it: with ``environment`` and an evaluator, which is a task of the cluster or not,
+    and, with ``enableDynamicWorker``, with ``sparseCluster``: a worker sees itself and all ps there, a ps only itself,
+    an evaluator nobody.
+
     Without the variable the cluster is empty. What is given here wins over what the variable says.
 
     Args:
@@ -148,7 +152,37 @@ class TFConfigClusterResolver(ClusterResolver):
             InvalidArgumentError: TF_CONFIG is not an object.
             TypeError: "cluster" is no cluster (see `ClusterSpec`).
         """
-        return ClusterSpec(_tf_config().get("cluster", {}))
+        config = _tf_config()
+        if "sparseCluster" not in config:
+            return ClusterSpec(config.get("cluster", {}))
+        jobs = config["sparseCluster"]
+        if not isinstance(jobs, dict):
+            raise InvalidArgumentError(f'TF_CONFIG: "sparseCluster" must be an object, got {jobs!r}')
+        ps = jobs.get("ps")
+        if _tf_config_task().get("type") == "ps" and isinstance(ps, list) and len(ps) == 1 and not jobs.get("worker"):
+            jobs = {"ps": {self.task_id or 0: ps[0]}}  # it is alone in the list, whatever its index
+        return ClusterSpec({job: tasks for job, tasks in jobs.items() if tasks})
+
+    def checked(self) -> tuple[ClusterSpec, TaskId]:
+        """The cluster, and this process's task in it, for a program that must be one of its tasks.
+
+        Raises:
+            InvalidArgumentError: TF_CONFIG is missing or not JSON, has no task, or the task is not in the cluster; one
+                line that names what.
+        """
+        if not os.environ.get("TF_CONFIG"):
+            raise InvalidArgumentError("TF_CONFIG is not set: is this a pod of a TFJob?")
+        try:
+            cluster, job, index = self.cluster_spec(), self.task_type, self.task_id
+        except (ValueError, TypeError) as error:
+            text = str(error) if "TF_CONFIG" in str(error) else f"TF_CONFIG: {error}"
+            raise InvalidArgumentError(text) from None
+        except InvalidArgumentError as error:
+            text = error.message if "TF_CONFIG" in error.message else f"TF_CONFIG: {error.message}"
+            raise InvalidArgumentError(text) from None
+        if job is None or index is None:
+            raise InvalidArgumentError('TF_CONFIG has no "task": {"type": ..., "index": ...}: which task is this?')
+        return cluster, own_task(cluster, job, index, "TF_CONFIG")
 
     @property
     def task_type(self) -> str | None:
@@ -209,12 +243,37 @@ class TFConfigClusterResolver(ClusterResolver):
 def _tf_config() -> dict[str, Any]:
     text = os.environ.get("TF_CONFIG") or "{}"
     try:
-        config = json.loads(text)
+        config = json.loads(text, object_pairs_hook=_without_doubles)
     except json.JSONDecodeError as error:
         raise json.JSONDecodeError(f"TF_CONFIG is not JSON: {error.msg}", error.doc, error.pos) from None
     if not isinstance(config, dict):
         raise InvalidArgumentError(f"TF_CONFIG must be a JSON object, got {text!r}")
     return config
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; the parser would keep the last of two tasks with the same index without a word."""
+    names = [name for name, _ in pairs]
+    if doubles := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidArgumentError(f"TF_CONFIG has {doubles[0]!r} twice")
+    return dict(pairs)
+
+
+def own_task(cluster: ClusterSpec, job: str, index: int, source: str) -> TaskId:
+    """The task of this process, if it can be one: of the cluster, or an evaluator, which need not be in it.
+
+    Raises:
+        InvalidArgumentError: there is no such job or task; names it, and ``source``, which told it.
+    """
+    if job == EVALUATOR and EVALUATOR not in cluster.jobs and index >= 0:
+        return TaskId(job, index)
+    if job not in cluster.jobs:
+        known = ", ".join(cluster.jobs) or "none"
+        raise InvalidArgumentError(f"{source}: unknown role {job!r}; the jobs of the cluster: {known}")
+    if index not in (indices := cluster.task_indices(job)):
+        there = ", ".join(map(str, indices)) or "none"
+        raise InvalidArgumentError(f"{source}: task index {index} is out of range; the tasks of {job}: {there}")
+    return TaskId(job, index)
 
 
 def _tf_config_task() -> dict[str, Any]:

@@ -15,6 +15,10 @@ from google.protobuf.message import Message
 from runtime.errors import InvalidArgumentError
 from runtime.proto import cluster_pb2
 
+EVALUATOR = "evaluator"
+"""The job whose tasks follow a run from outside: nobody waits for them, and they serve nobody."""
+CHIEF_JOBS = ("chief", "master")
+"""Jobs whose task 0 is the chief, where there is one of them; else worker 0 is."""
 _MAX_DIFFERENCES = 5
 """How many differences `difference` spells out; the rest is counted, so that the error stays readable."""
 
@@ -146,6 +150,13 @@ class ClusterSpec:
                 return TaskId(job, min(self._jobs[job]))
         raise InvalidArgumentError("the cluster has no tasks")
 
+    def chief(self) -> TaskId | None:
+        """The task that leads a training run: task 0 of job "chief" (or "master"), else worker 0; None without both."""
+        for job in (*CHIEF_JOBS, "worker"):
+            if 0 in self._jobs.get(job, {}):
+                return TaskId(job, 0)
+        return None
+
     def validate(self) -> None:
         """Checks that every address is "host:port" and that no two tasks share one (port 0, "any", may repeat).
 
@@ -225,12 +236,16 @@ def agree(here: ClusterSpec, there: ClusterSpec) -> bool:
     """Whether two tasks with these definitions can work together, although one may know workers the other does not.
 
     The ps tasks, and every task that both know, must be the same: a worker list may be longer on tasks that were
-    started later, so that workers can be added while training runs.
+    started later, so that workers can be added while training runs. A ps that was told of no task but itself (the
+    ``sparseCluster`` of TFJob) works with everybody who knows it at that address.
 
     Args:
         here: one definition.
         there: another.
     """
+    for one, other in ((here, there), (there, here)):
+        if len(one._jobs.get("ps", {})) == len(one.tasks()) == 1:
+            return one._jobs["ps"].items() <= other._jobs.get("ps", {}).items()
     if here._jobs.get("ps", {}) != there._jobs.get("ps", {}) or {*here.jobs} != {*there.jobs}:
         return False
     return all(

@@ -16,14 +16,14 @@ import numpy as np
 from absl import logging
 
 from runtime.checkpoint.streaming import Stream
-from runtime.cluster.spec import ClusterSpec
+from runtime.cluster.spec import EVALUATOR, ClusterSpec
 from runtime.errors import CancelledError, NotFoundError, OpError, UnavailableError
 from runtime.master.config import SessionConfig
 from runtime.master.exchange import Run, Stopwatch, run_phase
 from runtime.master.flow import run_flow
 from runtime.master.pipeline import Pipeline, can_pipeline
 from runtime.master.prepared import PreparedPlan, register
-from runtime.master.run_orders import holders, send_run_order
+from runtime.master.run_orders import asked, holders, send_run_order
 from runtime.master.tasks import LocalTask, RemoteTask, Task, find_local, join
 from runtime.observe.trace import merge as merge_stats
 from runtime.observe.trace import step_stats
@@ -445,7 +445,7 @@ class Master:
             OpError: what went wrong and on which task; UnavailableError also when the server has stopped.
         """
         order.sender = self._worker.task
-        tasks = holders(_visible(self.cluster, self.target, device_filters))
+        tasks = asked(order, holders(_visible(self.cluster, self.target, device_filters)), order.sender)
         with self._until_stopped(cancelled):
             return send_run_order(
                 order,
@@ -516,11 +516,11 @@ class Master:
 
 
 def _visible(cluster: ClusterSpec, target: tuple[str, int], filters: Sequence[str]) -> list[tuple[str, str]]:
-    """Name and address of the tasks that a client of the target may touch."""
+    """Name and address of the tasks that a client of the target may touch; no evaluator, as they serve nobody."""
     return [
         (str(task), address)
         for task, address in cluster.tasks().items()
-        if (task.job, task.index) == target or _matches(str(task), filters)
+        if (task.job, task.index) == target or (task.job != EVALUATOR and _matches(str(task), filters))
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+import zlib
 from collections.abc import Sequence
 from concurrent import futures
 
@@ -16,6 +17,9 @@ from runtime.state.run_record import wait_secs
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.security import Security
 
+_ENDED_SECS = 1.0
+"""How long the threads of an order that waits may take to notice that it is over."""
+
 
 def holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """The tasks whose run records count: all of job ps; where there is none, the first by name.
@@ -25,6 +29,16 @@ def holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """
     ps = [(name, address) for name, address in tasks if name.startswith("/job:ps/")]
     return ps or sorted(tasks)[:1]
+
+
+def asked(order: run_record_pb2.RunOrder, tasks: Sequence[tuple[str, str]], sender: str) -> Sequence[tuple[str, str]]:
+    """Whom of ``holders`` an order goes to: all, but one that everybody has waiting all the time to one of them.
+
+    Each sender has its own, so that no task keeps the threads of all.
+    """
+    if order.WhichOneof("order") != "wait_stop" or not tasks:
+        return tasks
+    return [tasks[zlib.crc32(sender.encode()) % len(tasks)]]
 
 
 def send_run_order(
@@ -74,9 +88,11 @@ def send_run_order(
     def over() -> bool:
         return all(reply.done() for reply in replies.values()) or wait_secs(order) > 0 and bool(failed())
 
+    # They keep no process alive that wants to end.
+    threads = [threading.Thread(target=ask, args=task, name=f"run record of {task[0]}", daemon=True) for task in tasks]
     try:
-        for name, address in tasks:  # threads that keep no process alive that wants to end
-            threading.Thread(target=ask, args=(name, address), name=f"run record of {name}", daemon=True).start()
+        for thread in threads:
+            thread.start()
         with ended:
             cancelled.wait_for(ended, over, "an order to run records")
         for failure in failed():
@@ -84,6 +100,10 @@ def send_run_order(
         return {name: reply.result() for name, reply in replies.items()}
     finally:
         exchange.end()
+        if wait_secs(order):  # it ends at once, and a thread within a call must not meet the end of the interpreter
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(_ENDED_SECS)
 
 
 class _Exchange:

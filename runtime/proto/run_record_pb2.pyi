@@ -216,6 +216,47 @@ class RunOrder(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
+    class Stop(_message.Message):
+        """Training is to end: everybody who takes part stops, and the leader saves and finishes. Who has trained enough, or
+        sees that more does not help, gives it; anybody may.
+        """
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        REASON_FIELD_NUMBER: _builtins.int
+        reason: _builtins.str
+        """in words"""
+        def __init__(
+            self,
+            *,
+            reason: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class WaitStop(_message.Message):
+        """Waits until somebody has ordered training to end, or time is up. One of the tasks answers it."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        SECS_FIELD_NUMBER: _builtins.int
+        secs: _builtins.float
+        def __init__(
+            self,
+            *,
+            secs: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["secs", b"secs"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class WaitLoaded(_message.Message):
         """Waits until the variables are not being given values, or time is up."""
 
@@ -267,6 +308,8 @@ class RunOrder(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     WAIT_LOADED_FIELD_NUMBER: _builtins.int
     WAIT_DONE_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    WAIT_STOP_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """of the task that is meant; another one answers ABORTED"""
     sender: _builtins.str
@@ -297,6 +340,10 @@ class RunOrder(_message.Message):
     def wait_loaded(self) -> Global___RunOrder.WaitLoaded: ...
     @_builtins.property
     def wait_done(self) -> Global___RunOrder.WaitDone: ...
+    @_builtins.property
+    def stop(self) -> Global___RunOrder.Stop: ...
+    @_builtins.property
+    def wait_stop(self) -> Global___RunOrder.WaitStop: ...
     def __init__(
         self,
         *,
@@ -314,12 +361,14 @@ class RunOrder(_message.Message):
         done: Global___RunOrder.Done | None = ...,
         wait_loaded: Global___RunOrder.WaitLoaded | None = ...,
         wait_done: Global___RunOrder.WaitDone | None = ...,
+        stop: Global___RunOrder.Stop | None = ...,
+        wait_stop: Global___RunOrder.WaitStop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "done", b"done", "finish", b"finish", "inspect", b"inspect", "join", b"join", "leadership", b"leadership", "load", b"load", "open", b"open", "order", b"order", "rest", b"rest", "wait_done", b"wait_done", "wait_loaded", b"wait_loaded"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "done", b"done", "finish", b"finish", "inspect", b"inspect", "join", b"join", "leadership", b"leadership", "load", b"load", "open", b"open", "order", b"order", "rest", b"rest", "stop", b"stop", "wait_done", b"wait_done", "wait_loaded", b"wait_loaded", "wait_stop", b"wait_stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "claim", b"claim", "done", b"done", "finish", b"finish", "incarnation", b"incarnation", "inspect", b"inspect", "join", b"join", "leadership", b"leadership", "load", b"load", "open", b"open", "order", b"order", "rest", b"rest", "sender", b"sender", "wait_done", b"wait_done", "wait_loaded", b"wait_loaded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "claim", b"claim", "done", b"done", "finish", b"finish", "incarnation", b"incarnation", "inspect", b"inspect", "join", b"join", "leadership", b"leadership", "load", b"load", "open", b"open", "order", b"order", "rest", b"rest", "sender", b"sender", "stop", b"stop", "wait_done", b"wait_done", "wait_loaded", b"wait_loaded", "wait_stop", b"wait_stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["inspect", "claim", "load", "open", "finish", "join", "rest", "done", "wait_loaded", "wait_done"]  # noqa: Y015
+    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["inspect", "claim", "load", "open", "finish", "join", "rest", "done", "wait_loaded", "wait_done", "stop", "wait_stop"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_order) -> _WhichOneofReturnType_order | None: ...
 
@@ -401,6 +450,7 @@ class RunReply(_message.Message):
     SAVED_STEP_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
     LOGDIR_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """of the task that replies"""
     phase: Global___RunReply.Phase.ValueType
@@ -413,6 +463,8 @@ class RunReply(_message.Message):
     """why this task began without values, if it should have had some"""
     logdir: _builtins.str
     """of the run that the values belong to; empty when nobody has told"""
+    stop: _builtins.str
+    """why training is to end; empty while nobody has ordered that"""
     @_builtins.property
     def leadership(self) -> Global___Leadership:
         """that is obeyed; none: nobody leads"""
@@ -445,10 +497,11 @@ class RunReply(_message.Message):
         saved_step: _builtins.int | None = ...,
         origin: _builtins.str = ...,
         logdir: _builtins.str = ...,
+        stop: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "leadership", b"leadership", "saved_step", b"saved_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "address", b"address", "addresses", b"addresses", "done", b"done", "generation", b"generation", "joined", b"joined", "leader_address", b"leader_address", "leader_name", b"leader_name", "leadership", b"leadership", "logdir", b"logdir", "origin", b"origin", "phase", b"phase", "saved_step", b"saved_step", "silent", b"silent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "address", b"address", "addresses", b"addresses", "done", b"done", "generation", b"generation", "joined", b"joined", "leader_address", b"leader_address", "leader_name", b"leader_name", "leadership", b"leadership", "logdir", b"logdir", "origin", b"origin", "phase", b"phase", "saved_step", b"saved_step", "silent", b"silent", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__saved_step: _TypeAlias = _typing.Literal["saved_step"]  # noqa: Y015
     _WhichOneofArgType__saved_step: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step"]  # noqa: Y015

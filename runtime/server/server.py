@@ -22,7 +22,7 @@ from runtime.backup.holder import BackupHolder, Header, packed_message, read_mes
 from runtime.backup.image import capture
 from runtime.backup.primary import DEFAULT_LAG, Primary
 from runtime.checkpoint.roots import ROOT_VARIABLE, roots_of
-from runtime.cluster.spec import ClusterSpec, TaskId, join_address, split_address
+from runtime.cluster.spec import EVALUATOR, ClusterSpec, TaskId, join_address, split_address
 from runtime.errors import InvalidArgumentError, TaskLeftError, UnavailableError, UnknownError
 from runtime.master import tasks
 from runtime.master.master import Master
@@ -200,7 +200,7 @@ class Server:
         self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
         run = self.worker.store.run
         run.address = self.address
-        run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, "evaluator"))
+        run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, EVALUATOR))
         run.when_all_done = self._over.set
         run.silent = self._silent_secs
         self._tensors = TensorServer(

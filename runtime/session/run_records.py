@@ -8,9 +8,13 @@ broken or blocked. An interruption (Ctrl-C) ends it, on the tasks too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+
+import grpc
 
 from runtime.cluster.spec import split_address
 from runtime.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -45,6 +49,7 @@ class RunRecordView:
         done: tasks that need this one no more.
         silent: by task that has joined and is not done, for how long it has given no sign of life there, seconds.
         saved_step: of the last checkpoint of a run that has finished; None when nobody has told.
+        stop: why training is to end; empty while nobody has ordered that.
         origin: why the task started without the values that it should have had a backup of.
         logdir: log directory of the run that the task's values belong to; empty when nobody has told.
     """
@@ -61,6 +66,7 @@ class RunRecordView:
     address: str = ""
     silent: Mapping[str, float] = field(default_factory=dict)
     saved_step: int | None = None
+    stop: str = ""
 
 
 class RunRecords:
@@ -86,6 +92,9 @@ class RunRecords:
         self._task = ""
         self._took_part: frozenset[str] = frozenset()
         """All of whom any record has told: one that is started again has forgotten who was there before."""
+        self._lock = threading.Lock()
+        self._waiting: Cancellation | None = None
+        self._closed = False
 
     def inspect(self) -> dict[str, RunRecordView]:
         """The records as they are, by task name."""
@@ -165,6 +174,8 @@ class RunRecords:
         Args:
             session: the session that it trains in: as long as that gives signs of life, the task lives.
         """
+        with self._lock:
+            self._closed = False
         self._send(RunOrder(join=RunOrder.Join(session=session)))
 
     def rest(self, session: int) -> None:
@@ -200,17 +211,48 @@ class RunRecords:
             for name in others(records, self.task)
         }
 
+    def stop(self, reason: str) -> dict[str, RunRecordView]:
+        """Orders training to end: all who take part stop, and the chief saves and finishes.
+
+        Args:
+            reason: why, in words.
+        """
+        return self._send(RunOrder(stop=RunOrder.Stop(reason=reason)))
+
+    def wait_stop(self, timeout_secs: float) -> str:
+        """Waits until somebody has ordered training to end, for a minute at most; gives the reason, else nothing.
+
+        Raises:
+            CancelledError: ``close`` was called, by another thread or before.
+        """
+        cancelled = Cancellation()
+        with self._lock:
+            if self._closed:
+                cancelled.set("the run records were closed")
+            self._waiting = cancelled
+        cancelled.check("waiting for an order to stop")
+        records = self._send(RunOrder(wait_stop=RunOrder.WaitStop(secs=timeout_secs)), cancelled)
+        return next((record.stop for record in records.values() if record.stop), "")
+
+    def close(self) -> None:
+        """Ends ``wait_stop`` on another thread, and those to come until the next ``join``; all else goes on working."""
+        with self._lock:
+            self._closed = True
+            waiting = self._waiting
+        if waiting is not None:
+            waiting.set("the run records were closed")
+
     @property
     def task(self) -> str:
         """Name of this task; known after the first exchange."""
         return self._task
 
-    def _send(self, order: RunOrder) -> dict[str, RunRecordView]:
+    def _send(self, order: RunOrder, cancelled: Cancellation | None = None) -> dict[str, RunRecordView]:
         order.address = self._target.removeprefix("grpc://")
         if self.lead is not None and not order.HasField("claim"):
             order.leadership.CopyFrom(self.lead.leadership.to_proto())
         try:
-            self._task, replies = _sent(self._target, order, self._device_filters, self.answer_secs)
+            self._task, replies = _sent(self._target, order, self._device_filters, self.answer_secs, cancelled)
         except DeadlineExceededError as error:
             raise UnavailableError(error.message, task=error.task) from None
         records = {name: _record(reply) for name, reply in replies.items()}
@@ -244,11 +286,12 @@ def _record(reply: RunReply) -> RunRecordView:
         address=reply.address,
         silent=dict(reply.silent),
         saved_step=reply.saved_step if reply.HasField("saved_step") else None,
+        stop=reply.stop,
     )
 
 
 def _sent(
-    target: str, order: RunOrder, device_filters: Sequence[str], answer_secs: float
+    target: str, order: RunOrder, device_filters: Sequence[str], answer_secs: float, cancelled: Cancellation | None
 ) -> tuple[str, dict[str, RunReply]]:
     """Sends an order by way of a target; gives the name of the target's task, and the replies by task."""
     address = target.removeprefix("grpc://")
@@ -257,10 +300,10 @@ def _sent(
     split_address(address)
     local = find_local(address)
     if local is not None:
-        replies = local.master.send_run_order(order, device_filters, answer_secs, Cancellation())
+        replies = local.master.send_run_order(order, device_filters, answer_secs, cancelled or Cancellation())
         return local.worker.task, replies
     request = services_pb2.ForwardRunOrderRequest(order=order, device_filters=device_filters, answer_secs=answer_secs)
-    with rpc.open_channel(address) as channel:
+    with rpc.open_channel(address) as channel, _closing(channel, cancelled):
         answer = rpc.call(
             services_pb2_grpc.MasterServiceStub(channel).ForwardRunOrder,
             request,
@@ -269,3 +312,23 @@ def _sent(
             wait_for_ready=True,
         )
     return answer.sender, {name: answer.replies[name] for name in sorted(answer.replies)}
+
+
+@contextlib.contextmanager
+def _closing(channel: grpc.Channel, cancelled: Cancellation | None) -> Iterator[None]:
+    """Has a channel closed, and so its call ended on the other side too, when somebody cancels within the block."""
+    if cancelled is None:
+        yield
+        return
+
+    def close() -> None:
+        cancelled.wait()
+        channel.close()
+
+    closer = threading.Thread(target=close, name="end of a run order", daemon=True)
+    closer.start()
+    try:
+        yield
+    finally:
+        cancelled.set("it is over")
+        closer.join()

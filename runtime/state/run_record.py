@@ -10,6 +10,8 @@ The phases:
     ready     training goes on
     finished  the chief has said that training is over
 
+Before it is finished anybody may order training to end (``stop``), with a reason: who takes part waits for that.
+
 The end. Who takes part has joined, with the session that it trains in; the connections of that session tell whether it
 lives. A task that may leave at the end of training leaves when the run has finished and everybody who takes part is
 done, or gives no sign of life for as long as the chief has told: silence is what is limited, never work.
@@ -128,6 +130,7 @@ class RunRecord:
         self._joined: dict[str, Participant] = {}
         self._done: dict[str, None] = {}
         self._leave = False
+        self._stop = ""
         self._closed: OpError | None = None
 
     def obey(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> pb.RunReply:
@@ -175,6 +178,7 @@ class RunRecord:
             saved_step=None if self.saved is None else self.saved[1],
             origin=self.origin,
             logdir=self._logdir,
+            stop=self._stop,
         )
 
     def close(self, error: OpError) -> None:
@@ -243,6 +247,7 @@ class RunRecord:
             "joined": {name: [part.address, part.session] for name, part in self._joined.items()},
             "done": list(self._done),
             "leave": self._leave,
+            "stop": self._stop,
             "silence_secs": self._silence_secs,
             "saved": self.saved,
         }
@@ -260,6 +265,7 @@ class RunRecord:
                 name: Participant(address, session, now) for name, (address, session) in state["joined"].items()
             }
             self._done = dict.fromkeys(state["done"])
+            self._stop = str(state.get("stop", ""))
             self._silence_secs = state["silence_secs"]
             if state["saved"] is not None:
                 key, step = state["saved"]
@@ -378,6 +384,7 @@ class RunRecord:
         if self._phase == FINISHED:
             self._done.clear()
             self._leave = False
+            self._stop = ""
             self.finished_at = self.saved = None
         self.origin = ""
         self._phase = READY
@@ -403,6 +410,13 @@ class RunRecord:
         self._done[order.sender] = None
         self._leave |= order.done.leave
 
+    def _stop_training(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        if self._phase != FINISHED:  # what comes so late is about a run that has ended by itself
+            self._stop = self._stop or order.stop.reason or "somebody has ordered it"
+
+    def _wait_stop(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        self._wait(lambda: bool(self._stop), order.wait_stop.secs, task, cancelled)
+
     def _wait_loaded(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._wait(lambda: self._phase != LOADING, order.wait_loaded.secs, task, cancelled)
 
@@ -422,12 +436,14 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], No
     "done": RunRecord._done_with,
     "wait_loaded": RunRecord._wait_loaded,
     "wait_done": RunRecord._wait_done,
+    "stop": RunRecord._stop_training,
+    "wait_stop": RunRecord._wait_stop,
 }
 
 
 def wait_secs(order: pb.RunOrder) -> float:
     """For how many seconds an order waits at most; 0 for those that do not wait."""
-    return min(MOST_WAIT_SECS, max(order.wait_loaded.secs, order.wait_done.secs))
+    return min(MOST_WAIT_SECS, max(order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs))
 
 
 def _checked_kind(order: pb.RunOrder, task: str) -> str:
@@ -444,7 +460,8 @@ def _checked_kind(order: pb.RunOrder, task: str) -> str:
             "version on all tasks",
             task=task,
         )
-    for secs in (order.finish.silence_secs, order.wait_loaded.secs, order.wait_done.secs):
+    waits = order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs
+    for secs in (order.finish.silence_secs, *waits):
         if not secs >= 0:
             raise InvalidArgumentError(f"an order for the run record to {kind} gives {secs} s", task=task)
     return kind

@@ -271,3 +271,59 @@ def test_arguments_and_environment() -> None:
         "--task_index=1",
         "-job_name",
     ]
+
+
+CHIEF_TASK, EVALUATOR = LaunchTask("chief", 0), LaunchTask("evaluator", 0)
+
+
+def test_an_evaluator_is_not_waited_for_but_has_the_grace_period_for_the_last_checkpoint() -> None:
+    machine = Machine(PS0, CHIEF, EVALUATOR)
+    assert machine.after(1, Exited(CHIEF, 0)) == [Send(PS0, signal.SIGTERM)]
+    assert machine.after(1, Exited(PS0, -15)) == [] and machine.state.stage is RunStage.STOPPING_PS
+    assert machine.after(OPTIONS.grace_secs, Tick()) == [Send(EVALUATOR, signal.SIGKILL)]
+    machine.after(0, Exited(EVALUATOR, -9))
+    assert machine.state.stage is RunStage.FINISHED and machine.state.exit_code == 0
+
+
+def test_an_evaluator_that_is_done_early_or_fails_for_good_ends_nothing() -> None:
+    machine = Machine(PS0, CHIEF, EVALUATOR)
+    assert machine.after(1, Exited(EVALUATOR, 0)) == []
+    assert machine.state.tasks[EVALUATOR].phase is TaskPhase.DONE and machine.state.stage is RunStage.RUNNING
+    machine = Machine(PS0, CHIEF, EVALUATOR)
+    for _ in range(OPTIONS.max_restarts):
+        machine.after(1, Exited(EVALUATOR, 1))
+        assert machine.after(1, Tick()) == [Start(EVALUATOR, machine.state.tasks[EVALUATOR].attempt)]
+    assert machine.after(1, Exited(EVALUATOR, 1)) == [ShowTail(EVALUATOR)]
+    assert machine.state.stage is RunStage.RUNNING
+
+
+def test_a_stop_reaches_evaluators_with_the_workers() -> None:
+    machine = Machine(PS0, CHIEF, EVALUATOR)
+    assert machine.after(1, Interrupted(signal.SIGINT)) == [Send(CHIEF, signal.SIGINT), Send(EVALUATOR, signal.SIGINT)]
+
+
+def test_a_job_chief_leads_and_worker_0_does_not() -> None:
+    machine = Machine(PS0, CHIEF_TASK, CHIEF)
+    for _ in range(OPTIONS.max_restarts):
+        machine.after(1, Exited(CHIEF, 1))
+        machine.after(1, Tick())
+    assert machine.after(1, Exited(CHIEF, 1)) == [ShowTail(CHIEF)]  # worker 0: the others go on
+    assert machine.state.stage is RunStage.RUNNING
+    for _ in range(OPTIONS.max_restarts):
+        machine.after(1, Exited(CHIEF_TASK, 1))
+        machine.after(1, Tick())
+    assert machine.after(1, Exited(CHIEF_TASK, 1)) == [ShowTail(CHIEF_TASK), Send(PS0, signal.SIGTERM)]
+
+
+def test_the_workers_are_over_when_the_chief_is_too() -> None:
+    machine = Machine(PS0, CHIEF_TASK, WORKER1)
+    assert machine.after(1, Exited(WORKER1, 0)) == []
+    assert machine.after(1, Exited(CHIEF_TASK, 0)) == [Send(PS0, signal.SIGTERM)]
+
+
+def test_the_arguments_of_a_chief_and_an_evaluator() -> None:
+    topology = Topology(("h:1",), ("h:2",), ("h:3",), evaluators=1)
+    assert [str(task) for task in topology.tasks()] == ["ps/0", "chief/0", "worker/0", "evaluator/0"]
+    own = ["--ps_hosts=h:1", "--worker_hosts=h:2", "--chief_hosts=h:3", "--job_name=evaluator", "--task_index=0"]
+    assert arguments(["x"], topology, EVALUATOR) == ["x", *own]
+    assert "CUDA_VISIBLE_DEVICES" not in environment({}, topology, EVALUATOR, 0)

@@ -137,7 +137,7 @@ def test_help_lists_the_flags_of_all_its_modules() -> None:
 def test_the_config_holds_every_flag_and_cannot_change(parsed: Any) -> None:
     key = {flag.name for flag in parsed.get_key_flags_for_module(config_flags)}
     config = Config.from_flags()
-    assert {field.name for field in dataclasses.fields(config)} == key | {"checkpoint_root"}
+    assert {field.name for field in dataclasses.fields(config)} == key | {"checkpoint_root", "cluster"}
     assert {name: parsed[name].value or None for name in key} == {
         name: list(value) if isinstance(value, tuple) and value else value or None
         for name, value in dataclasses.asdict(config).items()

@@ -203,3 +203,31 @@ def test_task_ids_sort_and_read_as_devices() -> None:
 def test_definitions_that_agree(there: dict[str, Any], fits: bool) -> None:
     here = ClusterSpec({"ps": ["p:1"], "worker": ["a:1", "b:1"]})
     assert agree(here, ClusterSpec(there)) == agree(ClusterSpec(there), here) == fits
+
+
+@pytest.mark.parametrize(
+    ("alone", "fits"),
+    [
+        ({"ps": {1: "q:1"}}, True),
+        ({"ps": {1: "x:1"}}, False),
+        ({"ps": {2: "q:1"}}, False),
+        ({"worker": ["a:1"]}, False),
+    ],
+)
+def test_a_ps_that_sees_only_itself_works_with_who_knows_it(alone: dict[str, Any], fits: bool) -> None:
+    worker = ClusterSpec({"ps": ["p:1", "q:1"], "worker": {7: "h:1"}})
+    assert agree(worker, ClusterSpec(alone)) == agree(ClusterSpec(alone), worker) == fits
+
+
+@pytest.mark.parametrize(
+    ("jobs", "chief"),
+    [
+        ({"ps": ["p:1"], "worker": ["a:1", "b:1"]}, "/job:worker/task:0"),
+        ({"ps": ["p:1"], "worker": ["a:1"], "chief": ["c:1"]}, "/job:chief/task:0"),
+        ({"worker": ["a:1"], "master": ["c:1"]}, "/job:master/task:0"),
+        ({"ps": ["p:1"], "worker": {3: "d:1"}}, "None"),
+        ({"ps": ["p:1"]}, "None"),
+    ],
+)
+def test_who_leads(jobs: dict[str, Any], chief: str) -> None:
+    assert str(ClusterSpec(jobs).chief()) == chief

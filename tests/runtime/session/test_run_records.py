@@ -100,6 +100,29 @@ def test_every_order_reaches_every_ps(cluster: dict[str, rt.Server]) -> None:
     assert {record.done for record in chief.inspect().values()} == {(other.task,)}
 
 
+def test_an_order_to_stop_reaches_who_waits_for_it(cluster: dict[str, rt.Server]) -> None:
+    waits = RunRecords(cluster["/job:worker/task:1"].target)
+    thread, results = in_thread(lambda: waits.wait_stop(LONG_SECS))
+    until(lambda: [waiting(cluster[name]) for name in PS] in ([1, 0], [0, 1]))  # one of them keeps a thread for it
+    RunRecords(cluster[PS[0]].target).stop("no better for 3 evaluations")
+    thread.join(60)
+    assert results == ["no better for 3 evaluations"]
+    assert RunRecords(cluster[TARGET].target).wait_stop(LONG_SECS) == results[0]
+
+
+def test_waiting_for_an_order_to_stop_ends_with_close(cluster: dict[str, rt.Server]) -> None:
+    records = RunRecords(cluster["/job:worker/task:1"].target)
+    thread, results = in_thread(lambda: records.wait_stop(LONG_SECS))
+    until(lambda: any(waiting(cluster[name]) for name in PS))
+    records.close()
+    thread.join(60)
+    assert type(results[0]) is rt.CancelledError
+    until(lambda: not any(waiting(cluster[name]) for name in PS))
+    with pytest.raises(rt.CancelledError):
+        records.wait_stop(LONG_SECS)
+    assert list(records.inspect()) == PS  # all else goes on
+
+
 def test_where_there_is_no_ps_the_first_task_keeps_the_record() -> None:
     with servers(worker=2) as made:
         last = RunRecords(made["/job:worker/task:1"].target)

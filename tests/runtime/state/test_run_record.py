@@ -205,7 +205,7 @@ def test_an_order_of_a_later_version_is_refused() -> None:
 
 
 @pytest.mark.parametrize("secs", [-1.0, -math.inf, math.nan])
-@pytest.mark.parametrize("order", ["finish", "wait_loaded", "wait_done"])
+@pytest.mark.parametrize("order", ["finish", "wait_loaded", "wait_done", "wait_stop"])
 def test_a_time_that_is_none_is_refused(order: str, secs: float) -> None:
     kept = Kept()
     kept.order(**of("claim"))
@@ -215,7 +215,7 @@ def test_a_time_that_is_none_is_refused(order: str, secs: float) -> None:
     assert kept.record.phase == "new"
 
 
-@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done"])
+@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
 def test_no_order_waits_for_ever(kind: str) -> None:
     assert wait_secs(RunOrder(**of(kind, secs=math.inf))) == MOST_WAIT_SECS
     assert wait_secs(RunOrder(**of(kind, secs=3.0))) == 3.0
@@ -230,24 +230,25 @@ def waits(kept: Kept, kind: str) -> dict[str, Any]:
     return of(kind, secs=math.inf)
 
 
-@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done"])
+@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
 def test_a_wait_ends_when_time_is_up(kind: str) -> None:
     kept = Kept()
     waits(kept, kind)
     assert kept.order(**of(kind, secs=0.01)).phase == RunReply.LOADING
 
 
-@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done"])
+@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
 def test_a_wait_ends_with_what_it_waits_for(kind: str) -> None:
     kept = Kept()
     thread, results = kept.in_thread(**waits(kept, kind))
     kept.order(**of("open"))
     kept.order(OTHER, 0, **of("done"))
+    kept.order(OTHER, 0, **of("stop", reason="enough"))
     thread.join(60)
     assert isinstance(results[0], RunReply)
 
 
-@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done"])
+@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
 def test_a_wait_ends_with_its_caller(kind: str) -> None:
     kept, cancelled = Kept(), Cancellation()
     thread, results = kept.in_thread(cancelled, **waits(kept, kind))
@@ -257,7 +258,7 @@ def test_a_wait_ends_with_its_caller(kind: str) -> None:
 
 
 @pytest.mark.parametrize("error", [TaskLeftError("it has left"), UnavailableError("its server has stopped")])
-@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done"])
+@pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
 def test_a_wait_ends_with_the_task(kind: str, error: OpError) -> None:
     kept = Kept()
     thread, results = kept.in_thread(**waits(kept, kind))
@@ -278,3 +279,33 @@ def test_an_order_whose_caller_is_gone_is_not_carried_out(kind: str) -> None:
     with pytest.raises(CancelledError, match="hung up"):
         kept.order(OTHER, cancelled=gone, **of(kind))
     assert kept.order(**of("inspect")) == before
+
+
+def test_an_order_to_stop_is_kept_until_a_finished_run_is_opened_again() -> None:
+    kept = Kept()
+    kept.order(**of("claim"))
+    kept.order(**of("load"))
+    kept.order(**of("open"))
+    assert kept.order(**of("inspect")).stop == ""
+    kept.order(OTHER, 0, **of("stop", reason="no better for 3 evaluations"))
+    assert kept.order(OTHER, 0, **of("stop", reason="another")).stop == "no better for 3 evaluations"
+    assert kept.order(OTHER, 0, **of("wait_stop", secs=60.0)).stop  # at once
+    kept.order(**of("open"))  # the chief died and was started again: what was ordered holds
+    assert kept.order(**of("inspect")).stop
+    kept.order(**of("finish"))
+    kept.order(**of("open"))
+    assert kept.order(**of("inspect")).stop == ""
+
+
+def test_an_order_to_stop_goes_on_with_a_backup() -> None:
+    kept, other = Kept(), Kept()
+    kept.order(OTHER, 0, **of("stop", reason="enough"))
+    other.record.take_up(kept.record.state())
+    assert other.order(**of("inspect")).stop == "enough"
+
+
+def test_an_order_to_stop_comes_too_late_for_a_finished_run() -> None:
+    kept = Kept()
+    kept.order(**of("claim"))
+    kept.order(**of("finish"))
+    assert kept.order(OTHER, 0, **of("stop", reason="enough")).stop == ""

@@ -1,0 +1,1 @@
+"""Launch files for the engines that start clusters: `python -m harness.manifests`."""

@@ -1,0 +1,124 @@
+"""What a launch file is made of, whichever engine it is for: tasks, their command, environment and sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.launch.policy import EVALUATOR, PS, WORKER
+from harness.launch.tasks import PS_ENVIRONMENT
+from harness.manifests.sizing import MIB, Sizes, Workload, sizes
+
+PORT = 2222
+SAVE_SECS = 30
+"""What a worker has after SIGTERM for its last checkpoint: the trainer's --preempt_grace_secs."""
+WORKER_GRACE_SECS = 60
+"""From SIGTERM to SIGKILL: more than ``SAVE_SECS``."""
+PS_PAUSE_SECS = 5
+"""How long a ps that is to go is left alone first: its workers hear of their own end in that time."""
+PS_DRAIN_SECS = SAVE_SECS + 5
+"""How long it serves on then, while any of them lives: the chief needs it for its last checkpoint."""
+PS_GRACE_SECS = PS_PAUSE_SECS + PS_DRAIN_SECS + 20
+NEVER_AGAIN = 42
+"""The exit code, of the codes for JobSet, of a process that would end so again: wrong flags, damaged data."""
+RUNS = "/runs"
+TOKEN_DIRECTORY = "/etc/bellwether"
+TRAINER = ("python", "-m", "models.mnist.trainer")
+
+
+@dataclass(frozen=True)
+class ClusterRequest:
+    """A cluster to be started by an engine.
+
+    Attributes:
+        ps: how many ps.
+        workers: how many tasks train, the chief among them.
+        model_bytes: all variables that are trained.
+        name: of the job and of all that belongs to it.
+        image: of the containers.
+        gpus: for each worker.
+        evaluators: how many, 0 or 1.
+        command: program and arguments of every task.
+        exit_codes: whether the command takes ``--exit_codes``, which says in which codes an engine is answered.
+        job: what the sizes follow from.
+    """
+
+    ps: int
+    workers: int
+    model_bytes: float
+    name: str = "bellwether"
+    image: str = "bellwether:latest"
+    gpus: int = 0
+    evaluators: int = 0
+    command: Sequence[str] = TRAINER
+    exit_codes: bool = True
+    job: Workload = field(init=False)
+    slots: float = 2.0
+    compute_secs: float = 0.1
+    network_bytes_per_s: float = 10e9 / 8
+
+    def __post_init__(self) -> None:
+        """Works out the job; raises ValueError as ``Workload`` does."""
+        job = Workload(self.ps, self.workers, self.model_bytes, self.slots, self.compute_secs, self.network_bytes_per_s)
+        object.__setattr__(self, "job", job)
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the tasks need."""
+        return sizes(self.job)
+
+    @property
+    def logdir(self) -> str:
+        """The run directory, on a volume that all tasks see."""
+        return f"{RUNS}/{self.name}"
+
+    @property
+    def tasks(self) -> dict[str, int]:
+        """How many tasks each job of the cluster has."""
+        return {PS: self.ps, WORKER: self.workers, **({EVALUATOR: self.evaluators} if self.evaluators else {})}
+
+    def arguments(self, scheme: str, *flags: str) -> list[str]:
+        """The command of every task, with the flags that an engine adds."""
+        codes = [f"--exit_codes={scheme}"] if self.exit_codes else []
+        return [*self.command, *flags, f"--logdir={self.logdir}", f"--preempt_grace_secs={SAVE_SECS}", *codes]
+
+    def environment(self, job: str) -> dict[str, str]:
+        """The environment of the tasks of a job."""
+        return {
+            "PYTHONUNBUFFERED": "1",
+            "BELLWETHER_SECURITY": f"{TOKEN_DIRECTORY}/token",
+            **(PS_ENVIRONMENT if job == PS else {}),
+            **({"BELLWETHER_DRAIN_SECS": str(PS_DRAIN_SECS)} if job == PS else {}),
+        }
+
+    def memory_mib(self, job: str) -> int:
+        """Memory of a task, in MiB, rounded up to 64."""
+        needed = self.sizes.ps_bytes if job == PS else self.sizes.worker_bytes
+        return math.ceil(needed / MIB / 64) * 64
+
+    def cores(self, job: str) -> float:
+        """Cores to ask for: what the steps keep busy on a ps and a half for gRPC and checkpoints; of a worker one."""
+        return math.ceil((self.sizes.ps_cores + 0.5) * 10) / 10 if job == PS else 1.0 + self.gpus
+
+    def storage_gib(self) -> int:
+        """Size of the volume of runs."""
+        return max(1, math.ceil(self.sizes.run_bytes / 2**30))
+
+    def heading(self, engine: str, *notes: str) -> str:
+        """What stands above a launch file: what it was made from, and what has to be done before."""
+        found = self.sizes
+        asked = f"--for={engine} --ps={self.ps} --workers={self.workers} --model_mb={self.model_bytes / 1e6:g}"
+        lines = [
+            f"{self.name} on {engine}: made by `python -m harness.manifests {asked}`.",
+            f"A ps needs {self.memory_mib(PS)} MiB (docs/memory.md) and about {self.cores(PS):g} cores; all workers "
+            f"together make {found.steps_per_s:.3g} steps/s",
+            f"at most, by the model of docs/scaling.md; what sets that limit: {found.busiest}.",
+            *notes,
+        ]
+        return "".join(f"# {line}\n" for line in lines)
+
+
+def quoted(environment: Mapping[str, str]) -> list[str]:
+    """Lines of a shell that export an environment."""
+    return [f"export {name}='{value}'" for name, value in environment.items()]

@@ -1,0 +1,136 @@
+"""The JobSet resolver: the cluster as the names that Kubernetes gives the pods of a JobSet."""
+
+import os
+import re
+
+from runtime.cluster.resolvers import ClusterResolver, own_task
+from runtime.cluster.spec import ClusterSpec, TaskId
+from runtime.errors import InvalidArgumentError
+
+JOBS_VARIABLE = "BELLWETHER_JOBS"
+NAME_VARIABLE = "JOBSET_NAME"
+JOB_VARIABLE = "REPLICATED_JOB_NAME"
+JOB_INDEX_VARIABLE = "JOB_INDEX"
+POD_INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
+SUBDOMAIN_VARIABLE = "JOBSET_SUBDOMAIN"
+PORT_VARIABLE = "BELLWETHER_PORT"
+DEFAULT_PORT = 2222
+LABELS = {
+    NAME_VARIABLE: "jobset.sigs.k8s.io/jobset-name",
+    JOB_VARIABLE: "jobset.sigs.k8s.io/replicatedjob-name",
+    JOB_INDEX_VARIABLE: "jobset.sigs.k8s.io/job-index",
+}
+"""The variables that a manifest takes from the labels of the pod (the downward API)."""
+
+
+class JobSetClusterResolver(ClusterResolver):
+    """Reads the environment of a pod of a JobSet, and asks nobody: no access to the API server, no RBAC.
+
+    A replicated job is a job of the cluster, and its name is the job's. Pod ``p`` of child job ``j`` answers to
+    ``<jobset>-<job>-<j>-<p>.<subdomain>``, and is task ``j * (pods of a child job) + p``. Kubernetes keeps the name
+    when it makes the pod anew, with another address behind it.
+
+    The variables, of which the manifests of ``python -m harness.manifests`` set all:
+
+    * JOBSET_NAME, REPLICATED_JOB_NAME, JOB_INDEX: from the pod's labels.
+    * JOB_COMPLETION_INDEX: the pod's index in its child job; Kubernetes sets it. 0 without it.
+    * BELLWETHER_JOBS: how many tasks each job has, ``ps=2,worker=8``; ``worker=2x4`` for 2 child jobs of 4 pods.
+    * JOBSET_SUBDOMAIN: of the network of the JobSet, by default its name. With a cluster domain if that is needed.
+    * BELLWETHER_PORT: of every task, by default 2222.
+
+    Args:
+        port: instead of BELLWETHER_PORT.
+        rpc_layer: what `master()` puts in front of an address.
+    """
+
+    def __init__(self, port: int | None = None, rpc_layer: str | None = "grpc") -> None:
+        """See the class."""
+        super().__init__(rpc_layer=rpc_layer)
+        self._port = port
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster as the variables have it now.
+
+        Raises:
+            InvalidArgumentError: a variable is missing, or cannot be read; names it.
+        """
+        name = _variable(NAME_VARIABLE)
+        subdomain = os.environ.get(SUBDOMAIN_VARIABLE) or name
+        port = self._port if self._port is not None else _number(PORT_VARIABLE, str(DEFAULT_PORT))
+        return ClusterSpec(
+            {
+                job: [f"{name}-{job}-{j}-{p}.{subdomain}:{port}" for j in range(replicas) for p in range(pods)]
+                for job, (replicas, pods) in _sizes().items()
+            }
+        )
+
+    @property
+    def task_type(self) -> str | None:
+        """Job of this process; None outside a JobSet."""
+        return self._task_type if self._task_type is not None else os.environ.get(JOB_VARIABLE)
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """Task index of this process; None outside a JobSet."""
+        if self._task_id is not None or JOB_INDEX_VARIABLE not in os.environ:
+            return self._task_id
+        _, pods = _sizes().get(self.task_type or "", (0, 1))
+        return _number(JOB_INDEX_VARIABLE) * pods + _number(POD_INDEX_VARIABLE, "0")
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    def checked(self) -> tuple[ClusterSpec, TaskId]:
+        """The cluster, and this process's task in it.
+
+        Raises:
+            InvalidArgumentError: a variable is missing or cannot be read, or this pod's task is not in the cluster.
+        """
+        cluster, job = self.cluster_spec(), _variable(JOB_VARIABLE)
+        index = _number(JOB_INDEX_VARIABLE)
+        if job in cluster.jobs:
+            replicas, pods = _sizes()[job]
+            pod = _number(POD_INDEX_VARIABLE, "0")
+            if index >= replicas or pod >= pods:
+                where = f"{JOB_INDEX_VARIABLE}={index}, {POD_INDEX_VARIABLE}={pod}"
+                raise InvalidArgumentError(
+                    f"{where}: out of range, {JOBS_VARIABLE} gives {job} {replicas} child jobs with {pods} pods each"
+                )
+            index = index * pods + pod
+        return cluster, own_task(cluster, job, index, f"{JOB_VARIABLE} and {JOB_INDEX_VARIABLE}")
+
+
+def _sizes() -> dict[str, tuple[int, int]]:
+    """By job, the number of child jobs and of pods in each."""
+    text = _variable(JOBS_VARIABLE)
+    sizes: dict[str, tuple[int, int]] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)=(\d+)(?:x(\d+))?\s*", part)
+        if match is None:
+            raise InvalidArgumentError(f"{JOBS_VARIABLE}: cannot read {part!r} in {text!r}; write ps=2,worker=8")
+        if match[1] in sizes:
+            raise InvalidArgumentError(f"{JOBS_VARIABLE} has job {match[1]!r} twice: {text!r}")
+        sizes[match[1]] = int(match[2]), int(match[3] or 1)
+    return sizes
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        source = f"take it from the pod's label {LABELS[name]}" if name in LABELS else "write ps=2,worker=8"
+        raise InvalidArgumentError(f"{name} is not set, which a pod of a JobSet needs: {source}")
+    return value
+
+
+def _number(name: str, default: str | None = None) -> int:
+    text = os.environ.get(name) or default
+    if text is None:
+        text = _variable(name)
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidArgumentError(f"{name} must be a number, got {text!r}")
+    return int(text)

@@ -1,0 +1,104 @@
+"""The image, as far as it can be tried without a container engine: its steps are run in a directory of their own."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from harness.launch.ports import free_ports
+from harness.manifests.kubernetes import USER
+from tests.kit.processes import Program
+
+pytestmark = pytest.mark.cluster
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def steps() -> list[tuple[str, str]]:
+    """The instructions of the Dockerfile with their arguments."""
+    lines = (ROOT / "configs/docker/Dockerfile").read_text()
+    joined = re.sub(r"\\\n", " ", "\n".join(line for line in lines.splitlines() if not line.startswith("#")))
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines()) if word]
+
+
+def of(word: str) -> list[str]:
+    return [rest for name, rest in steps() if name == word]
+
+
+def test_everything_that_is_copied_is_there_and_under_version_control() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for sources in (rest.split()[:-1] for rest in of("COPY")):
+        for source in sources:
+            assert any(name == source or name.startswith(f"{source}/") for name in tracked), source
+
+
+def test_packages_are_those_of_the_lock_file_and_every_one_is_pinned() -> None:
+    assert "pip install -r requirements.lock ${EXTRA}" in of("RUN") and "pip install --no-deps --no-build-isolation ." in of("RUN")  # fmt: skip # noqa: E501
+    lines = (ROOT / "requirements.lock").read_text().split()
+    assert lines and all(re.fullmatch(r"[a-z0-9-]+==[^=]+", line) for line in lines)
+    assert any(line.startswith("setuptools==") for line in lines), "the build has no isolation: it takes it from here"
+    version = next(line.partition("==")[2] for line in lines if line.startswith("jax=="))
+    assert f"jax[cuda12]=={version}" in (ROOT / "configs/docker/Dockerfile").read_text()
+
+
+def test_the_user_is_that_of_the_manifests_and_not_root() -> None:
+    assert of("USER") == [f"{USER}:{USER}"] and any(f"--uid {USER}" in run for run in of("RUN"))
+    names = [name for name, _ in steps()]
+    assert names.index("USER") > max(n for n, name in enumerate(names) if name == "RUN"), "root installs"
+    assert "PYTHONUNBUFFERED=1" in of("ENV")[0]
+
+
+@pytest.fixture
+def place() -> Iterator[pathlib.Path]:
+    """A directory that another user reaches, which tmp_path is not."""
+    with tempfile.TemporaryDirectory() as path:
+        yield pathlib.Path(path)
+
+
+def test_its_files_and_its_command_serve_as_another_user_and_hear_sigterm(place: pathlib.Path) -> None:
+    """The steps COPY, pip install, USER and CMD, without the network: what is installed already stands for the lock."""
+    app, site, runs = place / "app", place / "site", place / "runs"
+    for *sources, target in (rest.split() for rest in of("COPY")):
+        for source in sources:
+            here, there = ROOT / source, app / target / source
+            if here.is_dir():
+                shutil.copytree(here, app / target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+            else:
+                there.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(here, there)
+    built = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--target", str(site), "."],
+        cwd=app,
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    assert sorted(path.name for path in site.iterdir() if not path.name.startswith("bellwether")) == [
+        "harness",
+        "runtime",
+    ]
+    shutil.rmtree(app / "harness")  # those that were installed are run
+    shutil.rmtree(app / "runtime")
+    runs.mkdir()
+    command = json.loads(of("CMD")[0])
+    assert command[0] == "python", "a list, not a line of a shell"
+    command = [sys.executable, *(argument.replace("/runs", str(runs)) for argument in command[1:])]
+    (port,) = free_ports(1)
+    hosts = [f"--ps_hosts=127.0.0.1:{port}", "--worker_hosts=127.0.0.1:1", "--job_name=ps"]
+    env: dict[str, str | None] = {"PYTHONPATH": f"{site}:{app}", "HOME": str(place)}
+    if os.geteuid() == 0:
+        for path in (place, *place.rglob("*")):
+            os.chown(path, USER, USER)
+        command = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *command]
+    with Program(*command, *hosts, cwd=app, env=env, cold=True) as program:
+        program.expect("serves at")
+        program.signal(signal.SIGTERM)
+        assert program.wait() == 0, program.story()

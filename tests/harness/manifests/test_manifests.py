@@ -1,0 +1,360 @@
+"""Launch files: they fit the engines' schemas, the sizes are those of the formulas, and every task finds its place."""
+
+import dataclasses
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from absl import flags
+from absl.testing import flagsaver
+
+from harness.manifests.render import ENGINES, render
+from harness.manifests.request import ClusterRequest
+from harness.manifests.sizing import HEADROOM, MIB, Workload, sizes
+from models.mnist.config import Config
+from tests.harness.manifests import schema
+
+pytestmark = pytest.mark.cluster
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+REQUESTS = {
+    "small": ClusterRequest(1, 1, 1e6),
+    "large": ClusterRequest(2, 8, 400e6, name="large", gpus=1, evaluators=1, image="registry.example/b:1"),
+    "own command": ClusterRequest(4, 64, 1e9, command=("python", "-m", "mine"), exit_codes=False),
+}
+
+
+def objects(engine: str, asked: ClusterRequest) -> list[Any]:
+    return list(yaml.safe_load_all(render(engine, asked)))
+
+
+def of_kind(kind: str, engine: str, asked: ClusterRequest) -> Any:
+    return next(made for made in objects(engine, asked) if made["kind"] == kind)
+
+
+# -- the engines' own schemas --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize(("engine", "kind"), [("jobset", "JobSet"), ("tfjob", "TFJob")])
+def test_a_custom_resource_fits_its_definition(engine: str, kind: str, asked: ClusterRequest) -> None:
+    told = schema.load(engine)
+    made = of_kind(kind, engine, asked)
+    assert made["apiVersion"] == f"{told['group']}/{told['version']}" and made["kind"] == told["kind"]
+    assert list(schema.problems(made, told["schema"])) == []
+
+
+@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
+def test_the_pods_of_a_statefulset_and_a_job_fit_too(asked: ClusterRequest) -> None:
+    jobs = schema.load("jobset")["schema"]["properties"]["spec"]["properties"]["replicatedJobs"]["items"]
+    job = jobs["properties"]["template"]["properties"]["spec"]
+    made = {o["kind"]: o for o in objects("statefulset", asked)}
+    assert list(schema.problems(made["Job"]["spec"], job)) == []
+    template = job["properties"]["template"]
+    assert list(schema.problems(made["StatefulSet"]["spec"]["template"]["spec"], template["properties"]["spec"])) == []
+
+
+def test_the_check_finds_what_is_wrong() -> None:
+    told = schema.load("jobset")["schema"]
+    good = of_kind("JobSet", "jobset", REQUESTS["small"])
+
+    def problem(change: Any) -> str:
+        made = json.loads(json.dumps(good))
+        change(made["spec"])
+        return "; ".join(schema.problems(made, told))
+
+    container = "s['replicatedJobs'][0]['template']['spec']['template']['spec']['containers'][0]"
+    for text, said in [
+        ("s.update(replicatedJob=[])", ".spec.replicatedJob is not known"),
+        ("s['failurePolicy'].update(maxRestarts='ten')", "'ten' is no integer"),
+        ("s['failurePolicy']['rules'][0].update(action='RestartWorld')", "is none of"),
+        ("s['failurePolicy']['rules'][0].pop('action')", "action is missing"),
+        (f"{container}['readinessProbe']['grpc'].pop('port')", "port is missing"),
+        (f"{container}['resources']['limits'].update(memory='much')", "does not fit"),
+    ]:
+        exec(f"def change(s): {text}", scope := {})
+        assert said in problem(scope["change"]), text
+
+
+@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("engine", ["jobset", "tfjob", "statefulset"])
+def test_the_python_clients_models_know_every_field(engine: str, asked: ClusterRequest) -> None:
+    """What they do not know they leave out."""
+    kubernetes = pytest.importorskip("kubernetes", reason="needs PyPI's kubernetes")
+    api = kubernetes.client.ApiClient()
+
+    def known(made: Any, model: str) -> None:
+        read = api.deserialize(type("Response", (), {"data": json.dumps(made)}), model)
+        assert api.sanitize_for_serialization(read) == made
+
+    for made in objects(engine, asked):
+        if made["kind"] == "JobSet":
+            for job in made["spec"]["replicatedJobs"]:
+                known(job["template"], "V1JobTemplateSpec")
+        elif made["kind"] == "TFJob":
+            for replicas in made["spec"]["tfReplicaSpecs"].values():
+                known(replicas["template"], "V1PodTemplateSpec")
+        else:
+            known(made, f"V1{made['kind']}")
+
+
+# -- what they say -------------------------------------------------------------------------------------------------
+
+
+def test_a_jobset_starts_ps_first_and_makes_a_worker_anew_without_a_limit() -> None:
+    spec = of_kind("JobSet", "jobset", REQUESTS["large"])["spec"]
+    assert [job["name"] for job in spec["replicatedJobs"]] == ["ps", "worker", "evaluator"]
+    assert spec["startupPolicy"] == {"startupPolicyOrder": "InOrder"}
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["worker"]}
+    rules = {job: rule["action"] for rule in spec["failurePolicy"]["rules"][1:] for job in rule["targetReplicatedJobs"]}
+    again = "RestartJobAndIgnoreMaxRestarts"
+    assert rules == {"worker": again, "evaluator": again, "ps": "RestartJob"}
+
+
+def test_nobody_waits_for_an_evaluator_and_a_save_has_its_time() -> None:
+    for engine in ("jobset", "tfjob"):
+        for job, pod in pods(engine, REQUESTS["large"]):
+            (container,) = pod["containers"]
+            assert ("readinessProbe" in container) == (job != "evaluator")
+            if job == "ps":
+                drain = int(environment(container)["BELLWETHER_DRAIN_SECS"])
+                pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+                assert pod["terminationGracePeriodSeconds"] > pause + drain > 30
+            else:
+                (grace,) = [a for a in container["command"] if a.startswith("--preempt_grace_secs=")]
+                assert pod["terminationGracePeriodSeconds"] > float(grace.partition("=")[2])
+            if "livenessProbe" in container:
+                probe = container["livenessProbe"]
+                assert probe["periodSeconds"] * probe["failureThreshold"] >= 600, "a ps that loads 10 GB lives"
+            assert pod["securityContext"]["runAsNonRoot"] and container["image"] == "registry.example/b:1"
+            limits = container["resources"]["limits"]
+            assert limits.get("nvidia.com/gpu") == (None if job == "ps" else "1")
+
+
+def pods(engine: str, asked: ClusterRequest) -> Iterator[tuple[str, Any]]:
+    """Job and pod of each template of a JobSet or a TFJob."""
+    if engine == "jobset":
+        for job in of_kind("JobSet", engine, asked)["spec"]["replicatedJobs"]:
+            yield job["name"], job["template"]["spec"]["template"]["spec"]
+    else:
+        for kind, replicas in of_kind("TFJob", engine, asked)["spec"]["tfReplicaSpecs"].items():
+            yield kind.lower(), replicas["template"]["spec"]
+
+
+def environment(container: Any, **fields: str) -> dict[str, str]:
+    """The environment of a container, with the fields of its pod that it asks for."""
+    return {e["name"]: e["value"] if "value" in e else fields[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in container["env"] if "value" in e or e["valueFrom"]["fieldRef"]["fieldPath"] in fields}  # fmt: skip # noqa: E501
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    with flagsaver.flagsaver():
+        yield monkeypatch
+
+
+def config(command: list[str], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Config:
+    """What the trainer makes of the command of a pod."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert command[:3] == ["python", "-m", "models.mnist.trainer"]
+    given = [os.path.expandvars(a.replace("$(", "${").replace(")", "}")) for a in command[3:]]
+    if "exit_codes" not in flags.FLAGS:
+        given = [a for a in given if not a.startswith("--exit_codes=")]
+    with flagsaver.flagsaver():
+        flags.FLAGS(["trainer", *given])
+        return Config.from_flags()
+
+
+def test_every_pod_of_a_jobset_finds_its_place(clean: pytest.MonkeyPatch) -> None:
+    """By the labels that JobSet gives its pods, and the names that they have in its network."""
+    asked = REQUESTS["large"]
+    network = of_kind("JobSet", "jobset", asked)["spec"]["network"]
+    seen = []
+    for job in of_kind("JobSet", "jobset", asked)["spec"]["replicatedJobs"]:
+        for index in range(job["replicas"]):
+            pod = job["template"]["spec"]["template"]["spec"]
+            labels = {"jobset-name": "large", "replicatedjob-name": job["name"], "job-index": str(index)}
+            fields = {f"metadata.labels['jobset.sigs.k8s.io/{k}']": v for k, v in labels.items()}
+            environ = environment(pod["containers"][0], **fields) | {"JOB_COMPLETION_INDEX": "0"}
+            found = config(pod["containers"][0]["command"], environ, clean)
+            assert found.problem() is None and (found.job_name, found.task_index) == (job["name"], index)
+            name = f"large-{job['name']}-{index}-0.{network['subdomain']}:2222"
+            if job["name"] != "evaluator":
+                assert found.jobs.task_address(job["name"], index) == name
+            seen.append(found.is_chief)
+    assert seen.count(True) == 1
+
+
+def test_every_pod_of_a_tfjob_finds_its_place(clean: pytest.MonkeyPatch) -> None:
+    """By TF_CONFIG as the operator composes it: job, role and index, and the port of the container."""
+    asked = REQUESTS["large"]
+    counts = {k.lower(): r["replicas"] for k, r in of_kind("TFJob", "tfjob", asked)["spec"]["tfReplicaSpecs"].items()}
+    assert counts == {"chief": 1, "ps": 2, "worker": 7, "evaluator": 1}
+    cluster = {
+        role: [f"large-{role}-{i}.default.svc:2222" for i in range(n)]
+        for role, n in counts.items()
+        if role != "evaluator"
+    }
+    chiefs = 0
+    for role, pod in pods("tfjob", asked):
+        (container,) = pod["containers"]
+        assert (container["name"], container["ports"][0]["name"]) == ("tensorflow", "tfjob-port")
+        for index in range(counts[role]):
+            told = {"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"}
+            found = config(container["command"], {"TF_CONFIG": json.dumps(told)}, clean)
+            assert found.problem() is None and (found.job_name, found.task_index) == (role, index)
+            assert found.workers == 8
+            chiefs += found.is_chief
+    assert chiefs == 1
+
+
+def test_every_pod_of_a_statefulset_and_a_job_finds_its_place(clean: pytest.MonkeyPatch) -> None:
+    asked = REQUESTS["large"]
+    made = objects("statefulset", asked)
+    service = of_kind("Service", "statefulset", asked)["metadata"]["name"]
+    for o in made:
+        if o["kind"] not in ("StatefulSet", "Job"):
+            continue
+        pod = o["spec"]["template"]["spec"]
+        assert pod["subdomain"] == service
+        job = "ps" if o["kind"] == "StatefulSet" else o["metadata"]["name"].removeprefix("large-")
+        for index in range(o["spec"].get("replicas", o["spec"].get("completions"))):
+            environ = environment(
+                pod["containers"][0], **{"metadata.labels['apps.kubernetes.io/pod-index']": str(index)}
+            )
+            found = config(pod["containers"][0]["command"], environ | {"JOB_COMPLETION_INDEX": str(index)}, clean)
+            assert found.problem() is None and (found.job_name, found.task_index) == (job, index)
+            if job != "evaluator":
+                assert found.jobs.task_address(job, index) == f"{o['metadata']['name']}-{index}.{service}:2222"
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 9])
+def test_every_node_of_skypilot_finds_its_place(tmp_path: pathlib.Path, rank: int) -> None:
+    asked = ClusterRequest(2, 8, 1e6)
+    task = yaml.safe_load(render("skypilot", asked))
+    assert task["num_nodes"] == 10
+    stub = tmp_path / "python"
+    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "$JAX_PLATFORMS"\ncat "$BELLWETHER_SECURITY"\n')
+    stub.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", task["run"]],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+            "SKYPILOT_NODE_RANK": str(rank),
+            "SKYPILOT_NODE_IPS": "\n".join(f"10.0.0.{n}" for n in range(10)),
+            "BELLWETHER_TOKEN": "0f" * 32,
+        },
+    )
+    *given, platform, token = done.stdout.splitlines()
+    assert "--ps_hosts=10.0.0.0:2222,10.0.0.1:2222" in given and token == "0f" * 32
+    assert f"--worker_hosts={','.join(f'10.0.0.{n}:2222' for n in range(2, 10))}" in given
+    job, index = ("ps", rank) if rank < 2 else ("worker", rank - 2)
+    assert f"--job_name={job}" in given and f"--task_index={index}" in given
+    assert platform == ("cpu" if job == "ps" else "")
+
+
+def test_a_batch_script_is_one_that_bash_reads() -> None:
+    text = render("slurm", dataclasses.replace(REQUESTS["large"], evaluators=0))
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert "#SBATCH --ntasks=10\n" in text and "--gpus-per-task=1" in text and "--ps=2 --workers=8" in text
+
+
+# -- the tool ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["jobset", "tfjob", "statefulset"])
+def test_the_manifests_of_the_example_are_what_the_tool_prints(engine: str) -> None:
+    path = ROOT / "configs" / "kubernetes" / f"mnist_{engine}.yaml"
+    arguments = [f"--for={engine}", "--name=mnist", "--ps=1", "--workers=2", "--evaluators=1", "--step_ms=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.manifests", *arguments], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == path.read_text(), f"python -m harness.manifests {' '.join(arguments)} > {path}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--for=nomad"], "nomad"),
+        ([], "--for"),
+        (["--for=jobset", "--ps=0"], "ps"),
+        (["--for=jobset", "--name=Not a name"], "give a DNS label"),
+        (["--for=slurm", "--evaluators=1"], "start one by hand"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.manifests", *arguments], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode and said in done.stderr and "Traceback" not in done.stderr and not done.stdout
+
+
+def test_the_tool_starts_without_jax() -> None:
+    code = "import sys, harness.manifests.__main__; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_command_of_ones_own_gets_no_flags_that_are_the_examples(engine: str) -> None:
+    text = render(engine, REQUESTS["own command"])
+    assert "mine" in text and "models.mnist" not in text and "--exit_codes" not in text
+
+
+# -- the sizes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slots", "formula", "measured"), [(0.0, 5858, 6042), (1.0, 7910, 8988)])
+def test_a_ps_gets_what_docs_memory_md_measured(slots: float, formula: int, measured: int) -> None:
+    """1 GiB of parameters on one ps, two workers, a checkpoint being written."""
+    found = sizes(Workload(1, 2, 1024 * MIB, slots)).ps_bytes / MIB
+    assert found == pytest.approx(formula * HEADROOM, rel=0.002) and found > measured
+
+
+def test_memory_of_a_ps_grows_with_workers_and_shrinks_with_ps() -> None:
+    one = sizes(Workload(1, 8, 1e9)).ps_bytes
+    assert sizes(Workload(1, 9, 1e9)).ps_bytes - one == pytest.approx(1e9 * HEADROOM, abs=2)
+    assert sizes(Workload(2, 8, 1e9)).ps_bytes < one
+
+
+@pytest.mark.parametrize(
+    ("job", "steps", "busiest"),
+    [  # rows of docs/scaling.md, where queues are counted too: these are the limits that they stay below
+        (Workload(20, 64, 100e6, compute_secs=0.05, network_bytes_per_s=25e9 / 8), 390, "ps core"),
+        (Workload(8, 40, 100e6, compute_secs=0.05), 60, "ps network"),
+        (Workload(8, 1, 100e6, compute_secs=0.05), 4, "workers"),
+    ],
+)
+def test_steps_are_those_of_the_busiest_place(job: Workload, steps: float, busiest: str) -> None:
+    found = sizes(job)
+    assert found.busiest == busiest
+    assert steps <= found.steps_per_s <= 2 * steps
+
+
+@pytest.mark.parametrize("wrong", [(0, 1, 1.0), (1, 0, 1.0), (1, 1, -1.0), (1, 1, float("nan"))])
+def test_a_job_that_makes_no_sense_is_refused(wrong: tuple[int, int, float]) -> None:
+    with pytest.raises(ValueError):
+        Workload(*wrong)
+
+
+def test_the_model_is_that_of_the_benchmark() -> None:
+    model = importlib.import_module("benchmarks.scaling_model")
+    from harness.manifests import sizing
+
+    assert model.NETWORK_EFFICIENCY == sizing.NETWORK_EFFICIENCY
+    costs = model.Costs(sizing.PS_STEP_SECS, sizing.PS_BYTE_SECS, 0.0, 0.0)
+    for job in (Workload(8, 16, 100e6, compute_secs=0.05), Workload(20, 64, 100e6, compute_secs=0.05)):
+        rate = job.network_bytes_per_s * sizing.NETWORK_EFFICIENCY
+        queueing = model.forecast(model.Job(job.model_bytes, job.workers, job.compute_secs, rate), job.ps, costs)
+        assert queueing.steps_per_s <= sizes(job).steps_per_s * 1.001
+        assert queueing.steps_per_s >= 0.5 * sizes(job).steps_per_s

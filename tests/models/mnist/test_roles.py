@@ -1,0 +1,112 @@
+"""The example with a chief and an evaluator of their own, by flags and by what an engine tells."""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from models.mnist.config import Config
+from runtime.cluster.spec import TaskId
+from tests.kit.processes import Program
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def parsed() -> Iterator[Callable[..., Config]]:
+    def parse(*arguments: str) -> Config:
+        flags.FLAGS(["trainer", *arguments])
+        return Config.from_flags()
+
+    with flagsaver.flagsaver():
+        yield parse
+
+
+HOSTS = ("--ps_hosts=p:1", "--worker_hosts=a:1,b:1", "--chief_hosts=c:1")
+
+
+def test_a_chief_of_its_own_leads_and_counts(parsed: Callable[..., Config]) -> None:
+    for job, index, leads, number in [("chief", 0, True, 0), ("worker", 0, False, 1), ("worker", 1, False, 2)]:
+        with flagsaver.flagsaver():
+            config = parsed(*HOSTS, f"--job_name={job}", f"--task_index={index}", "--sync")
+        assert (config.is_chief, config.number, config.workers) == (leads, number, 3)
+        assert config.batches_per_step == 3 and config.problem() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--job_name=chief", "--ps_hosts=p:1", "--worker_hosts=a:1"], "--job_name=chief needs --chief_hosts"),
+        (["--ps_hosts=p:1", "--chief_hosts=a:1,b:1"], "a run has one chief"),
+        (["--sync=collective", "--chief_hosts=a:1", "--worker_hosts=b:1"], "no job of its own for the chief"),
+        (["--job_name=evaluator", "--logdir="], "--logdir is empty"),
+        (["--job_name=evaluator", "--patience=3"], "--patience asks a ps"),
+        ([*HOSTS, "--task_index=2"], "--task_index=2: --worker_hosts names 2 tasks"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(parsed: Callable[..., Config], arguments: list[str], said: str) -> None:
+    assert said in str(parsed(*arguments).problem())
+
+
+def test_a_tfjob_tells_all(parsed: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = {"ps": ["p:1"], "chief": ["c:1"], "worker": ["a:1", "b:1"]}
+    for job, index, leads in [("chief", 0, True), ("worker", 1, False), ("evaluator", 0, False), ("ps", 0, False)]:
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": job, "index": index}}))
+        with flagsaver.flagsaver():
+            config = parsed("--cluster_from=tf_config")
+        assert (config.job_name, config.task_index, config.is_chief) == (job, index, leads)
+        assert config.ps_hosts == ("p:1",) and config.workers == 3 and config.problem() is None
+
+
+def test_a_dynamic_worker_of_a_tfjob(parsed: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    sparse = {"worker": {"4": "e:1"}, "ps": ["p:1", "q:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"sparseCluster": sparse, "task": {"type": "worker", "index": 4}}))
+    config = parsed("--cluster_from=tf_config")
+    assert config.jobs.task_address("worker", 4) == "e:1" and config.number == 4 and config.workers == 5
+    assert not config.is_chief and config.problem() is None
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"sparseCluster": {"worker": {}, "ps": ["q:1"]}, "task": {"type": "ps", "index": 1}})
+    )
+    config = parsed("--cluster_from=tf_config")
+    assert config.jobs.tasks() == {TaskId("ps", 1): "q:1"} and config.problem() is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "environment", "said"),
+    [
+        ("tf_config", {"TF_CONFIG": None}, "TF_CONFIG is not set: is this a pod of a TFJob?"),
+        ("tf_config", {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON: "),
+        ("jobset", {"BELLWETHER_JOBS": "ps=1,worker=1", "JOBSET_NAME": None}, "JOBSET_NAME is not set, which a pod"),
+    ],
+)
+def test_an_engine_that_tells_nothing_is_one_line(engine: str, environment: dict[str, str | None], said: str) -> None:
+    command = ("python", "-m", "models.mnist.trainer", f"--cluster_from={engine}")
+    with Program(*command, env=environment) as program:
+        assert program.wait() == 1
+        (line,) = program.output().strip().splitlines()
+    assert line.startswith(said)
+
+
+def test_chief_worker_ps_and_an_evaluator_that_ends_training(tmp_path: pathlib.Path) -> None:
+    """A model that learns nothing, trained for ever: only the evaluator can end it."""
+    logdir = tmp_path / "run"
+    with Program(
+        *("python", "-m", "harness.launch", "--ps=1", "--chief", "--workers=1", "--evaluators=1", "--"),
+        *("python", "-m", "models.mnist.trainer", f"--logdir={logdir}", "--epochs=1e9", "--save_model_secs=0.5"),
+        *("--optimizer=sgd", "--learning_rate=0", "--patience=2", "--test_epochs=0", "--sync"),
+    ) as program:
+        assert program.wait() == 0, program.story()
+    said = program.output()
+    for task in ("chief/0", "worker/0"):
+        assert any(
+            line.startswith(task) and "training is to end: accuracy was best at step" in line
+            for line in said.splitlines()
+        ), program.story()
+    assert "did not stop in time" not in said
+    told = json.loads((logdir / "eval" / "evaluations.json").read_text())["evaluations"]
+    newest = max(int(name) for name in os.listdir(logdir / "model.ckpt") if name.isdigit())
+    assert max(row["step"] for row in told) == newest == json.loads((logdir / "finished.json").read_text())["step"]
