@@ -100,8 +100,13 @@ class Optimizer:
             var_list: variables; the trainable variables of the loss's graph by default.
 
         Raises:
-            InvalidArgumentError: there are no variables to train.
+            InvalidArgumentError: there are no variables to train, or ``loss`` is not one number.
         """
+        if loss.shape:
+            raise rt.InvalidArgumentError(
+                f"{self.name}: the loss {loss.name!r} is not one number but has shape {list(loss.shape)}: give its "
+                "mean, rt.numpy.mean(loss), or its sum"
+            )
         with loss.graph.as_default():
             variables = list(rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list))
         if not variables:

@@ -577,7 +577,7 @@ class Supervisor:
                 saves = isinstance(thread, services.CheckpointThread)
                 thread.join(_LOG_SECS)
                 if thread.is_alive():
-                    logging.info("stopping: waiting for thread %s", thread.name)
+                    logging.warning("stopping: waiting for thread %s", thread.name)
                 if not saves:
                     break
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -398,10 +399,9 @@ def variables(
 
 
 def _key_name(key: object) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
+    """A part of a tree's path as a part of a name; what no name may hold (Haiku's ``mlp/~/linear``) becomes ``_``."""
+    told = next((getattr(key, attribute) for attribute in ("key", "name", "idx") if hasattr(key, attribute)), key)
+    return re.sub(r"[^A-Za-z0-9_.\\/\-]", "_", str(told))
 
 
 def assign(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:

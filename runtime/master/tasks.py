@@ -15,7 +15,14 @@ from absl import logging
 from runtime import timeouts
 from runtime.checkpoint.streaming import ChannelStream, LocalStream, Stream
 from runtime.cluster.spec import ClusterSpec, agree, difference, split_address
-from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
+from runtime.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    OpError,
+    UnavailableError,
+    UnimplementedError,
+)
 from runtime.master.calls import Buffers, RemoteCall
 from runtime.master.config import SessionConfig
 from runtime.observe.trace import shifted, step_stats
@@ -37,6 +44,7 @@ from runtime.transport.handles import BACKUP, FETCH
 from runtime.transport.messages import call_to_proto, device_from_proto
 from runtime.transport.peer import Peer
 from runtime.transport.security import Security, find_token, from_environ
+from runtime.transport.unreached import why_not
 
 _T = TypeVar("_T")
 _AGAIN_SECS = 0.1
@@ -220,7 +228,10 @@ class RemoteTask:
         request = services_pb2.StatusRequest(sender=sender)
         if cluster is not None:
             request.cluster.CopyFrom(cluster.as_cluster_def())
-        found = rpc.call(self._stub.Status, request, timeout=timeout, task=self.name)
+        try:
+            found = rpc.call(self._stub.Status, request, timeout=timeout, task=self.name)
+        except UnimplementedError as error:  # a gRPC server of somebody else
+            raise UnimplementedError(f"at {self.address} {why_not(error)}", task=sender) from None
         if found.task != self.name:
             raise InvalidArgumentError(f"at {self.address} answers {found.task}, not {self.name}", task=sender)
         if cluster is not None:
@@ -241,7 +252,7 @@ class RemoteTask:
         except UnavailableError as error:
             if not self.has_backup:
                 raise
-            raise DeadlineExceededError(f"{error.message}; waiting for it to go on from its backup") from None
+            raise DeadlineExceededError(f"{why_not(error)}; waiting for it to go on from its backup") from None
         if self.incarnation and found.incarnation != self.incarnation:
             raise AbortedError("restarted since the session began, its state is gone", task=self.name)
         if self.has_backup and found.takeovers != self._takeovers:
@@ -439,6 +450,7 @@ def join(
             waiting[name] = RemoteTask(name, address, client, options, security)
     started = time.monotonic()
     deadline = None if timeout is None else started + timeout
+    why: dict[str, str] = {}
     log_at = started + timeouts.LOG_EVERY_SECS
     try:
         while waiting:
@@ -448,19 +460,20 @@ def join(
                 left = longest if deadline is None else min(longest, max(0.05, deadline - time.monotonic()))
                 try:
                     task.meet(task.status(cluster, sender, left))
-                except (UnavailableError, DeadlineExceededError):
+                except (UnavailableError, DeadlineExceededError) as error:
+                    why[name] = why_not(error)
                     continue
                 met[name] = waiting.pop(name)
             now = time.monotonic()
             if not waiting:
                 break
-            peers = ", ".join(f"{t.name} at {t.address}" for t in waiting.values())
+            peers = ", ".join(f"{t.name} at {t.address} ({why[t.name]})" for t in waiting.values())
             if deadline is not None and now >= deadline:
                 raise DeadlineExceededError(
                     f"after {now - started + waited_secs:.0f} s still waiting for {peers}", task=sender
                 )
             if now >= log_at:
-                logging.info("%s: still waiting for %s", sender, peers)
+                logging.warning("%s: still waiting for %s", sender, peers)
                 log_at = now + timeouts.LOG_EVERY_SECS
             cancelled.wait(timeouts.JOIN_PAUSE_SECS)  # gRPC tells nobody when a listener appears
     except BaseException:

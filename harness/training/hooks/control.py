@@ -72,13 +72,14 @@ class GlobalStepWaiterHook(GlobalStepHook):
 
     def before_run(self, run_context: SessionRunContext) -> None:
         """Waits before the first step; a stop ends it."""
-        logged_at = time.monotonic()
+        began = logged_at = time.monotonic()
         while not self._done:
             step = int(run_context.session.run(self._step))
             if step >= self._wait_until:
                 break
             if time.monotonic() >= logged_at:
-                logging.info("waiting for global step %d, it is %d now", self._wait_until, step)
+                level = logging.INFO if time.monotonic() - began < _LOG_EVERY_SECS else logging.WARNING
+                logging.log(level, "waiting for global step %d, it is %d now", self._wait_until, step)
                 logged_at = time.monotonic() + _LOG_EVERY_SECS
             if self._coord is not None and self._coord.wait_for_stop(self._poll_secs):
                 break
