@@ -1,6 +1,9 @@
 # The public names of the package and the modules that define them: the one list. See __init__.py.
 
 from harness import monitoring as monitoring
+from harness.checkpoints.export import export_function as export_function
+from harness.checkpoints.export import load_pytree as load_pytree
+from harness.checkpoints.export import save_pytree as save_pytree
 from harness.checkpoints.initialize import init_from_checkpoint as init_from_checkpoint
 from harness.checkpoints.layout import CheckpointState as CheckpointState
 from harness.checkpoints.layout import checkpoint_exists as checkpoint_exists
@@ -24,6 +27,7 @@ from harness.monitoring.cluster_scalars import StandardSeries as StandardSeries
 from harness.monitoring.progress import Progress as Progress
 from harness.optimizers.collective import CollectiveReplicas as CollectiveReplicas
 from harness.optimizers.collective import join_group as join_group
+from harness.optimizers.exponential_moving_average import ExponentialMovingAverage as ExponentialMovingAverage
 from harness.optimizers.gradient_accumulation import accumulated as accumulated
 from harness.optimizers.optimizer import Optimizer as Optimizer
 from harness.optimizers.stale_synchronous import StaleSynchronous as StaleSynchronous

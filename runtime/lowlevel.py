@@ -15,6 +15,7 @@ from runtime.errors import GroupLostError, MissingFeedError, SnapshotError, Take
 from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import Quorum, bounded_update
 from runtime.graph.host_ops import host_call
+from runtime.graph.variable import path_name
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
 from runtime.session.run_options import data_type_number
@@ -51,6 +52,7 @@ __all__ = [
     "in_thread",
     "metrics",
     "one_line",
+    "path_name",
     "register_state",
     "storage",
 ]

@@ -388,7 +388,7 @@ def variables(
     made = [
         Variable(
             leaf,
-            name="/".join([name, *(_key_name(key) for key in path)]),
+            name=path_name(name, path),
             trainable=trainable,
             collections=collections,
             container=container,
@@ -396,6 +396,11 @@ def variables(
         for path, leaf in paths
     ]
     return jax.tree.unflatten(structure, made)
+
+
+def path_name(name: str, path: Sequence[object]) -> str:
+    """The name that ``variables`` gives the leaf at ``path`` (as of ``jax.tree_util``) of a tree called ``name``."""
+    return "/".join([*([name] if name else []), *(_key_name(key) for key in path)])
 
 
 def _key_name(key: object) -> str:
