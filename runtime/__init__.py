@@ -73,6 +73,7 @@ from runtime.graph.random import random_key, set_random_seed
 from runtime.graph.resources import ConditionalAccumulator, FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
 from runtime.graph.variable import Variable, assign, assign_add, assign_sub, update, variables
 from runtime.master.config import SessionConfig
+from runtime.server.local_cluster import local_cluster
 from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
 from runtime.session.run_options import RunMetadata, RunOptions
@@ -147,6 +148,7 @@ __all__ = [
     "identity",
     "is_variable_initialized",
     "lax",
+    "local_cluster",
     "local_variables",
     "local_variables_initializer",
     "lowlevel",

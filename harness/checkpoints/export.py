@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from harness.checkpoints.reader import load_checkpoint
 from runtime import InvalidArgumentError, NotFoundError, Variable
@@ -17,7 +18,7 @@ from runtime.lowlevel import Array, path_name, storage
 _SAFETENSORS = ".safetensors"
 
 
-def load_pytree(path: str | os.PathLike[str], like: Any, name: str = "", slot: str = "") -> Any:
+def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot: str = "") -> Any:
     """The values of a checkpoint in the structure of a pytree, ready for ``model.apply(params, ...)``.
 
         params = harness.load_pytree("logdir", like=model.init(key, x), name="mlp")
@@ -59,7 +60,7 @@ def load_pytree(path: str | os.PathLike[str], like: Any, name: str = "", slot: s
     return jax.tree.unflatten(structure, [reader.get_tensor(wanted) for wanted in names])
 
 
-def save_pytree(path: str | os.PathLike[str], tree: Any) -> None:
+def save_pytree(path: str | os.PathLike[str], tree: object) -> None:
     """Writes a pytree of arrays for other programs.
 
     Args:
@@ -85,7 +86,7 @@ def save_pytree(path: str | os.PathLike[str], tree: Any) -> None:
         checkpointer.save(target, jax.tree.map(_whole, tree))
 
 
-def _whole(leaf: Any) -> Array:
+def _whole(leaf: npt.ArrayLike) -> Array:
     array: Array = np.ascontiguousarray(leaf)
     return array.reshape(np.shape(leaf))  # a scalar stays one
 
@@ -93,8 +94,8 @@ def _whole(leaf: Any) -> Array:
 def export_function(
     path: str | os.PathLike[str],
     fn: Callable[..., object],
-    params: Any,
-    *inputs: Any,
+    params: object,
+    *inputs: object,
     platforms: tuple[str, ...] = ("cpu",),
 ) -> None:
     """Writes a function with its parameters as StableHLO, which ``jax.export.deserialize`` reads without its source.

@@ -1,12 +1,14 @@
 r"""Starts a whole cluster on this machine: `python -m harness.launch --ps=1 --workers=2 -- COMMAND...`.
 
-Every task runs COMMAND with --ps_hosts, --worker_hosts, --job_name and --task_index added, on free ports. In its
-environment are BELLWETHER_ATTEMPT, which start of the task this is, from 0, and BELLWETHER_TASK_NUMBER, which of the
+Every task runs COMMAND with --ps_hosts, --worker_hosts, --job_name and --task_index added, on free ports; a Python
+program whose own file calls harness.join_cluster() runs without them, as TF_CONFIG says the same. In the environment
+are TF_CONFIG, BELLWETHER_ATTEMPT, which start of the task this is, from 0, and BELLWETHER_TASK_NUMBER, which of the
 tasks it is, from 0, the ps first. The launcher prefixes the tasks' lines, starts a task that dies again, stops the ps
 tasks when the workers are done, passes Ctrl-C and SIGTERM on, and leaves no process behind. Its exit code is that of
 the first task that failed for good, 128+signal if a signal ended it, 2 for bad arguments, else 0.
 """
 
+import os
 import shutil
 import sys
 from typing import NoReturn
@@ -17,7 +19,7 @@ from harness.launch import guard, policy
 from harness.launch.output import Printer, wants_colour
 from harness.launch.ports import hold_ports
 from harness.launch.runner import LAUNCHER_NAME, Runner
-from harness.launch.tasks import Topology, claimed_flags
+from harness.launch.tasks import Topology, claimed_flags, gpus
 
 USAGE_ERROR = 2
 LOCAL_HOST = "127.0.0.1"
@@ -37,6 +39,12 @@ _GRACE_SECS = flags.DEFINE_float(
     "Seconds that tasks asked to stop have before they are killed: the workers first, then as long for the ps tasks. "
     "Give the chief time for its last checkpoint: more than the trainer's --preempt_grace_secs. A second signal kills.",
     lower_bound=0.0,
+)
+_GPUS_PER_WORKER = flags.DEFINE_integer(
+    "gpus_per_worker",
+    0,
+    "How many GPUs of this machine each worker gets for itself, by CUDA_VISIBLE_DEVICES. 0: every worker sees all.",
+    lower_bound=0,
 )
 _COLOR = flags.DEFINE_enum(
     "color",
@@ -73,6 +81,11 @@ def _check(command: list[str], argv: list[str]) -> None:
         _refuse(f"{claimed[0]} is set by the launcher for every task: leave it out of the command")
     if shutil.which(command[0]) is None:
         _refuse(f"{command[0]}: no such program: write one that is on PATH, or its path, after --")
+    if _GPUS_PER_WORKER.value:
+        try:
+            gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), _WORKERS.value - 1, _GPUS_PER_WORKER.value)
+        except ValueError as error:
+            _refuse(str(error))
 
 
 def main(argv: list[str]) -> int:
@@ -89,7 +102,11 @@ def main(argv: list[str]) -> int:
         return Runner(
             command,
             topology,
-            policy.LaunchOptions(max_restarts=_MAX_RESTARTS.value, grace_secs=_GRACE_SECS.value),
+            policy.LaunchOptions(
+                max_restarts=_MAX_RESTARTS.value,
+                grace_secs=_GRACE_SECS.value,
+                gpus_per_worker=_GPUS_PER_WORKER.value,
+            ),
             dict(zip(tasks, held, strict=True)),
             tasks_out=Printer(sys.stdout.buffer, names, wants_colour(_COLOR.value, sys.stdout)),
             messages=Printer(sys.stderr.buffer, [*names, LAUNCHER_NAME], wants_colour(_COLOR.value, sys.stderr)),

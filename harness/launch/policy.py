@@ -48,6 +48,7 @@ class LaunchOptions:
     backoff_secs: float = 0.5
     max_backoff_secs: float = 30.0
     forgive_secs: float = 60.0
+    gpus_per_worker: int = 0
 
 
 class TaskPhase(enum.Enum):

@@ -1,6 +1,8 @@
 """What each task of a local cluster is started with: its command line, its environment and its guard."""
 
+import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from harness.launch.policy import PS, WORKER, LaunchTask
 ATTEMPT_VARIABLE = "BELLWETHER_ATTEMPT"
 NUMBER_VARIABLE = "BELLWETHER_TASK_NUMBER"
 """Which of its launcher's tasks a task is, from 0: for what each task of a host needs one of, such as a port."""
+_GPUS = "CUDA_VISIBLE_DEVICES"
 OWN_FLAGS = ("ps_hosts", "worker_hosts", "job_name", "task_index")
 
 _PS_ENVIRONMENT = {
@@ -38,9 +41,29 @@ class Topology:
         return [LaunchTask(job, index) for job, size in sizes for index in range(size)]
 
 
+def takes_flags(command: Sequence[str]) -> bool:
+    """Whether a task is told by flags who it is; else by its environment alone.
+
+    A Python program whose own file calls ``join_cluster`` is not given flags: it need not know them, and may refuse
+    what it does not know. All others are; what their file is, where the command tells, is looked for in this directory.
+    """
+    for argument, following in zip(command[1:], [*command[2:], ""], strict=False):
+        if argument == "-m":
+            base = pathlib.Path(*following.split("."))
+            files = [base.with_suffix(".py"), base / "__main__.py"]
+        elif argument.endswith(".py"):
+            files = [pathlib.Path(argument)]
+        else:
+            continue
+        return not any(file.is_file() and "join_cluster" in file.read_text(errors="replace") for file in files)
+    return True
+
+
 def arguments(command: Sequence[str], topology: Topology, task: LaunchTask) -> list[str]:
     """The command line of one task; a bare `python` is the interpreter that runs the launcher."""
     program = sys.executable if command[0] in ("python", "python3") else command[0]
+    if not takes_flags(command):
+        return [program, *command[1:]]
     return [
         program,
         *command[1:],
@@ -51,11 +74,66 @@ def arguments(command: Sequence[str], topology: Topology, task: LaunchTask) -> l
     ]
 
 
-def environment(base: Mapping[str, str], topology: Topology, task: LaunchTask, attempt: int) -> dict[str, str]:
-    """The environment of one task: `base`, its number, the attempt (0 for the first start), and what a ps needs."""
+def environment(
+    base: Mapping[str, str], topology: Topology, task: LaunchTask, attempt: int, gpus_per_worker: int = 0
+) -> dict[str, str]:
+    """The environment of one task.
+
+    Args:
+        base: what it begins with.
+        topology: the cluster, which TF_CONFIG tells the task.
+        task: whose environment it is.
+        attempt: 0 for the first start.
+        gpus_per_worker: how many of the visible GPUs each worker gets for itself; 0 leaves all to all.
+    """
     number = topology.tasks().index(task)
-    own = {"PYTHONUNBUFFERED": "1", NUMBER_VARIABLE: str(number), ATTEMPT_VARIABLE: str(attempt)}
+    jobs = {PS: list(topology.ps_hosts), WORKER: list(topology.worker_hosts)}
+    config = {"cluster": {job: hosts for job, hosts in jobs.items() if hosts}, "task": _task(task), "rpc_layer": "grpc"}
+    own = {
+        "PYTHONUNBUFFERED": "1",
+        NUMBER_VARIABLE: str(number),
+        ATTEMPT_VARIABLE: str(attempt),
+        "TF_CONFIG": json.dumps(config),
+    }
+    if gpus_per_worker and task.job == WORKER:
+        own[_GPUS] = gpus(base.get(_GPUS), task.index, gpus_per_worker)
     return {**base, **own, **(_PS_ENVIRONMENT if task.job == PS else {})}
+
+
+def _task(task: LaunchTask) -> dict[str, str | int]:
+    return {"type": task.job, "index": task.index}
+
+
+def gpus(visible: str | None, index: int, each: int) -> str:
+    """CUDA_VISIBLE_DEVICES of a worker that has GPUs of its own.
+
+    Args:
+        visible: the launcher's own; None for all of the machine, by number.
+        index: of the worker.
+        each: how many it gets.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    first, end = index * each, (index + 1) * each
+    if visible is None:
+        return ",".join(map(str, range(first, end)))
+    found = [name for name in visible.split(",") if name.strip()]
+    if end > len(found):
+        raise ValueError(f"--gpus_per_worker={each}: worker {index} finds none left in {_GPUS}={visible}")
+    return ",".join(found[first:end])
+
+
+def watching(topology: Topology, command: Sequence[str]) -> list[str]:
+    """The commands that show what this cluster does, in the words of the launcher's log."""
+    some_task = (topology.ps_hosts or topology.worker_hosts)[0]
+    lines = [f"what the tasks do: python -m harness.status --target={some_task} --watch"]
+    for argument, following in zip(command, [*command[1:], ""], strict=True):
+        if argument.startswith("--logdir="):
+            following, argument = argument.partition("=")[2], "--logdir"
+        if argument == "--logdir" and following:
+            lines.append(f"curves: tensorboard --logdir={following}")
+    return lines
 
 
 def start_guarded(command: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:

@@ -17,8 +17,8 @@ SLOT = "ema/average"
 class EmaState(NamedTuple):
     """What is kept of each variable: its average, and how often it was updated."""
 
-    count: Any
-    average: Any
+    steps: jax.Array
+    average: optax.Params
 
 
 class ExponentialMovingAverage:
@@ -52,7 +52,7 @@ class ExponentialMovingAverage:
         averaged = optax.GradientTransformationExtraArgs(self._init, self._update)
         return optax.chain(transformation, averaged)
 
-    def variables(self, optimizer: Optimizer | WrappedOptimizer, params: Any) -> Any:
+    def variables(self, optimizer: Optimizer | WrappedOptimizer, params: object) -> Any:
         """The averages of a pytree of variables that ``optimizer`` updates, in its structure.
 
         Raises:
@@ -69,15 +69,17 @@ class ExponentialMovingAverage:
 
         return jax.tree.map(find, params)
 
-    def _init(self, params: Any) -> EmaState:
+    def _init(self, params: optax.Params) -> EmaState:
         return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.asarray, params))
 
-    def _update(self, updates: Any, state: EmaState, params: Any = None, **_: object) -> tuple[Any, EmaState]:
-        done = state.count.astype(jnp.float32)
+    def _update(
+        self, updates: optax.Updates, state: EmaState, params: optax.Params | None = None, **_: object
+    ) -> tuple[optax.Updates, EmaState]:
+        done = state.steps.astype(jnp.float32)
         decay = jnp.minimum(self._decay, (1 + done) / (10 + done)) if self._warm_up else jnp.float32(self._decay)
 
         def moved(average: jax.Array, value: jax.Array) -> jax.Array:
             return average + ((1 - decay) * (value - average)).astype(average.dtype)
 
         average = jax.tree.map(moved, state.average, optax.apply_updates(params, updates))
-        return updates, EmaState(optax.safe_increment(state.count), average)
+        return updates, EmaState(optax.safe_increment(state.steps), average)

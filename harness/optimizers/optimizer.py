@@ -52,7 +52,7 @@ class Optimizer:
         self,
         transformation: optax.GradientTransformation,
         *,
-        params: Any = None,
+        params: object = None,
         before_push: optax.GradientTransformation | None = None,
         extra_args: Mapping[str, rt.TensorLike] | None = None,
         name: str = "optimizer",
@@ -214,7 +214,7 @@ class Optimizer:
         applied: rt.Operation = rt.update(everything, step, [*(g for g, _ in pairs), *extra], name="apply")
         return applied
 
-    def _alone(self, variable: rt.Variable, value: Any) -> Any:
+    def _alone(self, variable: rt.Variable, value: object) -> Any:
         """What optax is given of one variable: its value, in its place of the tree that masks are written for."""
         return value if self._tree is None else self._tree.only(variable, value)
 

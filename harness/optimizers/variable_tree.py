@@ -22,7 +22,7 @@ class VariableTree:
         InvalidArgumentError: a leaf is no variable.
     """
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: object) -> None:
         if isinstance(params, list | tuple) and all(isinstance(v, rt.Variable) for v in params):
             params = {v.spec.name: v for v in params}
         found, self._structure = jax.tree.flatten_with_path(params)
@@ -33,13 +33,13 @@ class VariableTree:
         self._paths = [path for path, _ in found]
         self._places = {variable: place for place, variable in enumerate(self.variables)}
 
-    def path(self, variable: rt.Variable) -> tuple[Any, ...]:
+    def path(self, variable: rt.Variable) -> tuple[object, ...]:
         """Where a variable is in the tree, as ``jax.tree_util`` tells it."""
         return tuple(self._paths[self._place(variable)])
 
-    def only(self, variable: rt.Variable, value: Any) -> Any:
+    def only(self, variable: rt.Variable, value: object) -> Any:
         """The tree with ``value`` in the place of a variable, and in all others what optax takes for masked out."""
-        leaves: list[Any] = [optax.MaskedNode()] * len(self.variables)
+        leaves: list[object] = [optax.MaskedNode()] * len(self.variables)
         leaves[self._place(variable)] = value
         return jax.tree.unflatten(self._structure, leaves)
 
@@ -51,7 +51,7 @@ class VariableTree:
         return self._places[variable]
 
 
-def by_name(rules: Mapping[str, Any]) -> Callable[[Any], Any]:
+def by_name(rules: Mapping[str, object]) -> Callable[[object], Any]:
     """Labels, or a mask, by name: what ``optax.multi_transform`` and ``mask`` take.
 
         harness.Optimizer(
@@ -69,7 +69,7 @@ def by_name(rules: Mapping[str, Any]) -> Callable[[Any], Any]:
         InvalidArgumentError: by the function: no expression is found in a name.
     """
 
-    def label(path: tuple[Any, ...], _: object) -> Any:
+    def label(path: tuple[object, ...], _: object) -> object:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         for expression, given in rules.items():
             if re.search(expression, name):

@@ -35,7 +35,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("lowlevel",),
     ),
     "harness": (
-        ("coordinator",),
+        ("coordinator", "join"),
         ("launch",),
         ("tensorboard",),
         ("monitoring",),
