@@ -41,6 +41,8 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return importlib.import_module("runtime.lowlevel").version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])

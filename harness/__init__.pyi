@@ -73,3 +73,5 @@ from harness.training.scaffold import SessionCreator as SessionCreator
 from harness.training.scaffold import WorkerSessionCreator as WorkerSessionCreator
 from harness.training.session_manager import SessionManager as SessionManager
 from harness.training.supervisor import Supervisor as Supervisor
+
+__version__: str

@@ -80,6 +80,13 @@ from runtime.session.run_options import RunMetadata, RunOptions
 from runtime.session.session import InteractiveSession, Session, get_default_session
 from runtime.transport.security import Security
 
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":  # asked for seldom, and looking it up takes as long as an import
+        return lowlevel.version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "AbortedError",
     "AlreadyExistsError",

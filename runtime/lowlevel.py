@@ -22,6 +22,17 @@ from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 
+
+def version() -> str:
+    """The version of Bellwether that is installed; "0+checkout" for sources that are not."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("bellwether")
+    except metadata.PackageNotFoundError:
+        return "0+checkout"
+
+
 __all__ = [
     "ClusterDef",
     "JobDef",
@@ -55,4 +66,5 @@ __all__ = [
     "path_name",
     "register_state",
     "storage",
+    "version",
 ]

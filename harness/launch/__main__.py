@@ -118,5 +118,10 @@ def main(argv: list[str]) -> int:
         guard.end_children()
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The command ``bellwether-launch``; ends the program with the exit code."""
     app.run(main, flags_parser=_parse)
+
+
+if __name__ == "__main__":
+    run()

@@ -45,12 +45,13 @@ def takes_flags(command: Sequence[str]) -> bool:
     """Whether a task is told by flags who it is; else by its environment alone.
 
     A Python program whose own file calls ``join_cluster`` is not given flags: it need not know them, and may refuse
-    what it does not know. All others are; what their file is, where the command tells, is looked for in this directory.
+    what it does not know. All others are. A module is looked for in this directory and on the launcher's own path.
     """
     for argument, following in zip(command[1:], [*command[2:], ""], strict=False):
         if argument == "-m":
-            base = pathlib.Path(*following.split("."))
-            files = [base.with_suffix(".py"), base / "__main__.py"]
+            module = pathlib.Path(*following.split("."))
+            bases = [pathlib.Path(base, module) for base in ("", *sys.path)]
+            files = [file for base in bases for file in (base.with_suffix(".py"), base / "__main__.py")]
         elif argument.endswith(".py"):
             files = [pathlib.Path(argument)]
         else:

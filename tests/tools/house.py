@@ -43,7 +43,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("training",),
         ("optimizers",),
         ("testing", "status", "inspect_checkpoint"),
-        ("tf1",),
+        ("tf1", "bellwether"),
     ),
 }
 """By package, its rooms from the ground up; rooms on one floor do not import each other."""
