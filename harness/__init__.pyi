@@ -44,6 +44,7 @@ from harness.training.global_step import get_global_step as get_global_step
 from harness.training.global_step import get_or_create_global_step as get_or_create_global_step
 from harness.training.hooks import CheckpointSaverHook as CheckpointSaverHook
 from harness.training.hooks import CheckpointSaverListener as CheckpointSaverListener
+from harness.training.hooks import EarlyStoppingHook as EarlyStoppingHook
 from harness.training.hooks import FeedFnHook as FeedFnHook
 from harness.training.hooks import FinalOpsHook as FinalOpsHook
 from harness.training.hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
