@@ -33,6 +33,7 @@ from harness.optimizers.gradient_accumulation import accumulated as accumulated
 from harness.optimizers.optimizer import Optimizer as Optimizer
 from harness.optimizers.stale_synchronous import StaleSynchronous as StaleSynchronous
 from harness.optimizers.sync_replicas import SyncReplicas as SyncReplicas
+from harness.optimizers.training_summaries import training_summaries as training_summaries
 from harness.optimizers.variable_tree import by_name as by_name
 from harness.optimizers.wire_precision import on_wire as on_wire
 from harness.tensorboard import summary as summary

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from tensorboardX.proto import summary_pb2
 
 import harness
 import runtime as rt
@@ -73,3 +74,32 @@ def test_what_has_no_average_is_named() -> None:
             ema.variables(harness.Optimizer(optax.sgd(0.1)), params)
         with pytest.raises(rt.InvalidArgumentError, match="between 0 and 1, not 1.5"):
             harness.ExponentialMovingAverage(1.5)
+
+
+def test_the_usual_summaries_of_training_by_one_line() -> None:
+    with rt.Graph().as_default():
+        step = harness.get_or_create_global_step()
+        params = rt.variables(START, name="model")
+        ema = harness.ExponentialMovingAverage(0.9, warm_up=False)
+        schedule = optax.linear_schedule(0.1, 0.0, 10)
+        optimizer = harness.Optimizer(ema.after(optax.sgd(schedule)))
+        pairs = optimizer.compute_gradients(rt.call(_loss, params))
+        train = optimizer.apply_gradients(pairs, step)
+        averages = ema.variables(optimizer, params)
+        harness.training_summaries(pairs, learning_rate=schedule, global_step=step, averages=averages)
+        merged = harness.summary.merge_all()
+        with rt.Session() as session:
+            session.run(rt.global_variables_initializer())
+            session.run(train)
+            found = summary_pb2.Summary.FromString(session.run(merged))
+            value, average = (jax.tree.leaves(tree) for tree in session.run([params, averages]))
+        shown = {entry.tag: entry.simple_value for entry in found.value}
+        gradient = np.sqrt(sum(((2 * v) ** 2).sum() for v in value))
+        distance = np.sqrt(sum(((v - a) ** 2).sum() for v, a in zip(value, average, strict=True)))
+        assert shown == {
+            "training/gradient_norm": pytest.approx(gradient, rel=1e-5),
+            "training/learning_rate": pytest.approx(0.09),
+            "training/average_distance": pytest.approx(distance, rel=1e-5),
+        }
+        with pytest.raises(rt.InvalidArgumentError, match="a schedule needs global_step"):
+            harness.training_summaries(pairs, learning_rate=schedule)
