@@ -69,6 +69,12 @@ class Member:
         """How many tasks train."""
         return sum(self.cluster.num_tasks(job) for job in self.cluster.jobs if job in ("worker", *_CHIEFS))
 
+    @property
+    def number(self) -> int:
+        """The number of this task among those that train, the chief first: which share of the data is its own."""
+        before = [job for job in self.cluster.jobs if job in _CHIEFS] if self.job == "worker" else []
+        return self.index + sum(self.cluster.num_tasks(job) for job in before)
+
     def device(self) -> AbstractContextManager[None]:
         """A device scope for the graph: variables on the ps, in turn, and all else on this task."""
         own = f"/job:{self.job}/task:{self.index}"

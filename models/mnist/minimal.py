@@ -46,7 +46,7 @@ def main(options: argparse.Namespace) -> None:
     """Serves variables as a ps; trains on its share of the images as a worker."""
     with harness.join_cluster() as me:  # a ps goes no further
         mnist = data.load()
-        batches = data.Batches(mnist.train, 100, seed=1, shard_index=me.index, num_shards=me.workers)
+        batches = data.Batches(mnist.train, 100, seed=1, shard_index=me.number, num_shards=me.workers)
         with me.device():
             global_step = harness.get_or_create_global_step()
             params = rt.variables(init_params(), name="mlp")  # a pytree of variables, spread over the ps

@@ -75,6 +75,8 @@ def test_the_chief_is_the_job_of_that_name_or_worker_0() -> None:
         plain, own = {"ps": ["a:1"], "worker": ["b:1", "c:1"]}, {"chief": ["a:1"], "worker": ["b:1"]}
         assert [member("worker", i, plain).is_chief for i in range(2)] == [True, False]
         assert member("chief", 0, own).is_chief and not member("worker", 0, own).is_chief
+        assert [member("worker", i, plain).number for i in range(2)] == [0, 1]
+        assert [member("chief", 0, own).number, member("worker", 0, own).number] == [0, 1]
         assert (member("worker", 0, plain).workers, member("worker", 0, own).workers) == (2, 2)
 
 
