@@ -21,6 +21,7 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "SECURITY.md": "SECURITY.md",
     "docs/tutorials": "tutorials/01_servers_and_sessions.md",
 }
 """Files and folders of the repository that are pages under another name."""
@@ -60,12 +61,9 @@ def texts() -> Iterator[tuple[str, str]]:
     """Every page: its path below the site, and its Markdown."""
     for path in sorted(ROOT.glob("docs/*.md")):
         yield path.name, _relinked(path.read_text(encoding="utf-8"), "docs")
-    for name, page in (
-        ("README.md", "index.md"),
-        ("CHANGELOG.md", "CHANGELOG.md"),
-        ("CONTRIBUTING.md", "CONTRIBUTING.md"),
-    ):
-        yield page, _relinked((ROOT / name).read_text(encoding="utf-8"), ".")
+    for name, page in PAGES.items():
+        if name.endswith(".md"):
+            yield page, _relinked((ROOT / name).read_text(encoding="utf-8"), ".")
     for path in sorted(ROOT.glob("docs/tutorials/*.ipynb")):
         yield f"tutorials/{path.stem}.md", notebook(path.read_text(encoding="utf-8"))
     for page, module in FACES.items():

@@ -6,6 +6,7 @@ first use, so that the launcher starts without JAX and Orbax.
 
 import ast
 import importlib
+import importlib.util
 import pathlib
 
 
@@ -15,11 +16,33 @@ def _listed() -> dict[str, str]:
     return {alias.name: str(i.module) for i in stub.body if isinstance(i, ast.ImportFrom) for alias in i.names}
 
 
+def _check_runtime() -> None:
+    """Another package called ``runtime`` may come first on the path: a name as general as that is in many repositories.
+
+    Raises:
+        ImportError: it does; names the file.
+    """
+    try:
+        found = importlib.util.find_spec("runtime")
+    except ValueError:  # a module that somebody has made by hand
+        found = None
+    file = found.origin if found is not None else None
+    if file is None or not pathlib.Path(file).with_name("lowlevel.py").exists():
+        where = f"is {file}" if file else "has no file" if found is not None else "is not found"
+        raise ImportError(
+            f"`import runtime` {where}, which is not Bellwether's runtime: rename that one, or have "
+            f"{pathlib.Path(__file__).parents[1]} come before it on sys.path (PYTHONPATH)"
+        )
+
+
+_check_runtime()
 _HOMES = _listed()
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return importlib.import_module("runtime.lowlevel").version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])

@@ -1,6 +1,9 @@
 # The public names of the package and the modules that define them: the one list. See __init__.py.
 
 from harness import monitoring as monitoring
+from harness.checkpoints.export import export_function as export_function
+from harness.checkpoints.export import load_pytree as load_pytree
+from harness.checkpoints.export import save_pytree as save_pytree
 from harness.checkpoints.initialize import init_from_checkpoint as init_from_checkpoint
 from harness.checkpoints.layout import CheckpointState as CheckpointState
 from harness.checkpoints.layout import checkpoint_exists as checkpoint_exists
@@ -19,15 +22,19 @@ from harness.checkpoints.states import forget_checkpointable as forget_checkpoin
 from harness.checkpoints.states import restore_states as restore_states
 from harness.coordinator import Coordinator as Coordinator
 from harness.coordinator import LooperThread as LooperThread
+from harness.join import join_cluster as join_cluster
 from harness.monitoring import timeline as timeline
 from harness.monitoring.cluster_scalars import StandardSeries as StandardSeries
 from harness.monitoring.progress import Progress as Progress
 from harness.optimizers.collective import CollectiveReplicas as CollectiveReplicas
 from harness.optimizers.collective import join_group as join_group
+from harness.optimizers.exponential_moving_average import ExponentialMovingAverage as ExponentialMovingAverage
 from harness.optimizers.gradient_accumulation import accumulated as accumulated
 from harness.optimizers.optimizer import Optimizer as Optimizer
 from harness.optimizers.stale_synchronous import StaleSynchronous as StaleSynchronous
 from harness.optimizers.sync_replicas import SyncReplicas as SyncReplicas
+from harness.optimizers.training_summaries import training_summaries as training_summaries
+from harness.optimizers.variable_tree import by_name as by_name
 from harness.optimizers.wire_precision import on_wire as on_wire
 from harness.tensorboard import summary as summary
 from harness.tensorboard.writer import FileWriter as FileWriter
@@ -39,6 +46,7 @@ from harness.training.global_step import get_global_step as get_global_step
 from harness.training.global_step import get_or_create_global_step as get_or_create_global_step
 from harness.training.hooks import CheckpointSaverHook as CheckpointSaverHook
 from harness.training.hooks import CheckpointSaverListener as CheckpointSaverListener
+from harness.training.hooks import EarlyStoppingHook as EarlyStoppingHook
 from harness.training.hooks import FeedFnHook as FeedFnHook
 from harness.training.hooks import FinalOpsHook as FinalOpsHook
 from harness.training.hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
@@ -68,3 +76,5 @@ from harness.training.scaffold import SessionCreator as SessionCreator
 from harness.training.scaffold import WorkerSessionCreator as WorkerSessionCreator
 from harness.training.session_manager import SessionManager as SessionManager
 from harness.training.supervisor import Supervisor as Supervisor
+
+__version__: str

@@ -193,7 +193,7 @@ class Coordinator:
         watcher.start()
         with self._changed:
             while not self._changed.wait_for(lambda: self._stopping or not _alive(threads), _LOG_EVERY_SECS):
-                _log.info("waiting for a stop, or for the end of threads %s", _names(_alive(threads)))
+                _log.warning("waiting for a stop, or for the end of threads %s", _names(_alive(threads)))
         return watcher
 
     def _log_when_ended(self, threads: set[threading.Thread]) -> None:

@@ -74,11 +74,19 @@ from runtime.graph.random import random_key, set_random_seed
 from runtime.graph.resources import ConditionalAccumulator, FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
 from runtime.graph.variable import Variable, assign, assign_add, assign_sub, update, variables
 from runtime.master.config import SessionConfig
+from runtime.server.local_cluster import local_cluster
 from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
 from runtime.session.run_options import RunMetadata, RunOptions
 from runtime.session.session import InteractiveSession, Session, get_default_session
 from runtime.transport.security import Security
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":  # asked for seldom, and looking it up takes as long as an import
+        return lowlevel.version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AbortedError",
@@ -149,6 +157,7 @@ __all__ = [
     "identity",
     "is_variable_initialized",
     "lax",
+    "local_cluster",
     "local_variables",
     "local_variables_initializer",
     "lowlevel",

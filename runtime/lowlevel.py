@@ -27,12 +27,24 @@ from runtime.graph.host_ops import host_call
 from runtime.graph.python_calls import python_call
 from runtime.graph.subgraph import Condition, Subgraph, subgraph
 from runtime.graph.tracing import sizes_are_guesses
+from runtime.graph.variable import path_name
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
 from runtime.session.lead import Authority
 from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
+
+
+def version() -> str:
+    """The version of Bellwether that is installed; "0+checkout" for sources that are not."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("bellwether")
+    except metadata.PackageNotFoundError:
+        return "0+checkout"
+
 
 __all__ = [
     "ClusterDef",
@@ -67,6 +79,7 @@ __all__ = [
     "in_thread",
     "metrics",
     "one_line",
+    "path_name",
     "printable",
     "python_call",
     "register_state",
@@ -74,4 +87,5 @@ __all__ = [
     "storage",
     "subgraph",
     "without_derivative",
+    "version",
 ]

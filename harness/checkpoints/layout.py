@@ -307,7 +307,7 @@ def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> 
             return None
         if now - logged_at >= LOG_EVERY_SECS:
             logged_at = now
-            logging.info("still waiting for a new checkpoint in %s%s", directory, reason)
+            logging.warning("still waiting for a new checkpoint in %s%s", directory, reason)
         threading.Event().wait(POLL_SECS if timeout is None else min(POLL_SECS, timeout))
 
 

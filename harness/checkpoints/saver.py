@@ -46,6 +46,9 @@ __all__ = [
     "load_variable",
 ]
 
+_NO_METRIC = (
+    "the checkpoint of step %d has no metric %r and counts as the worst: tell it by saver.report() before it is saved"
+)
 TF_NEVER_HOURS = 10000.0
 """TF1's default of ``keep_checkpoint_every_n_hours``, which means: do not."""
 
@@ -66,7 +69,7 @@ class Saver:
         allow_empty: saving nothing is no error.
         defer_build: look for the variables when the first save or restore comes.
         max_to_keep_best: besides, the best so many by ``best_metric`` are kept.
-        best_metric: name of the metric among those given to ``save``.
+        best_metric: name of the metric among those given to ``save`` or ``report``.
         best_mode: whether "min" or "max" is best.
         transfer: "shared" when all tasks see the directory; "stream" when only the chief does: the tasks send it
             what it writes, a few MiB at a time.
@@ -116,6 +119,7 @@ class Saver:
         self._running: SaveHandle | None = None
         self._series: str | None = None
         self._recovered: list[str] = []
+        self._reported: dict[str, float] = {}
         self._history = History()
         self.skipped = 0
         """Saves that were due while another one was still running."""
@@ -161,7 +165,7 @@ class Saver:
             save_path: ``logdir/model.ckpt``; made when it is not there.
             global_step: the step in the name: a number, or the variable (or its name) whose value in this checkpoint
                 it is. Without it the graph's global step, or the next free number.
-            metrics: what ``best_metric`` is looked up in.
+            metrics: what ``best_metric`` is looked up in; by default what was reported since the checkpoint before.
             wait: return when the checkpoint is on disk.
 
         Returns:
@@ -184,6 +188,7 @@ class Saver:
             self._check_metrics(metrics)
         with self._lock:
             running = self._running
+            metrics = metrics or self._reported or None
             if running is not None and not running.done() and not wait:
                 self.skipped += 1
                 process_metrics.add("checkpoints_skipped_total")
@@ -204,9 +209,26 @@ class Saver:
         with self._lock:
             self._running = handle
             self._series = series
+            if self._reported is metrics:
+                self._reported = {}
+        if metrics is None and self._retention["best"]:
+            logging.log_first_n(logging.WARNING, _NO_METRIC, 1, handle.step, self._retention["metric"])
         job.start()
         handle.blocked_secs = time.monotonic() - started
         return handle.result() if wait else handle
+
+    def report(self, **metrics: float) -> None:
+        """Tells how good the model is now: the next checkpoint has these metrics, whoever begins to save it.
+
+        So the best are kept where a Supervisor, a monitored session or a hook saves by the clock:
+        ``Supervisor(saver=saver)``, and in the loop ``saver.report(loss=test_loss)`` after each test.
+
+        Raises:
+            ValueError: ``best_metric`` is not among them, or one is no number.
+        """
+        self._check_metrics(metrics)
+        with self._lock:
+            self._reported = dict(metrics)
 
     def _check_metrics(self, metrics: Mapping[str, float]) -> None:
         best = self._retention["metric"]

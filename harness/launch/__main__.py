@@ -2,8 +2,9 @@ r"""Starts a whole cluster on this machine: `python -m harness.launch --ps=1 --w
 
 With --per_task it starts one task of a cluster that an engine (Slurm) has spread over hosts, and looks after that.
 
-Every task runs COMMAND with --ps_hosts, --worker_hosts, --job_name and --task_index added, on free ports. In its
-environment are BELLWETHER_ATTEMPT, which start of the task this is, from 0, and BELLWETHER_TASK_NUMBER, which of the
+Every task runs COMMAND with --ps_hosts, --worker_hosts, --job_name and --task_index added, on free ports; a Python
+program whose own file calls harness.join_cluster() runs without them, as TF_CONFIG says the same. In the environment
+are TF_CONFIG, BELLWETHER_ATTEMPT, which start of the task this is, from 0, and BELLWETHER_TASK_NUMBER, which of the
 tasks it is, from 0, the ps first. The launcher prefixes the tasks' lines, starts a task that dies again, stops the ps
 tasks when the workers are done, passes Ctrl-C and SIGTERM on, and leaves no process behind. Its exit code is that of
 the first task that failed for good, 128+signal if a signal ended it (with --per_task the task's own), that of
@@ -31,7 +32,7 @@ from harness.launch.output import Printer, wants_colour
 from harness.launch.place import Place
 from harness.launch.ports import hold_ports
 from harness.launch.runner import LAUNCHER_NAME, Runner
-from harness.launch.tasks import DRAIN_VARIABLE, PER_TASK_VARIABLE, Topology, claimed_flags
+from harness.launch.tasks import DRAIN_VARIABLE, PER_TASK_VARIABLE, Topology, claimed_flags, gpus
 
 LOCAL_HOST = "127.0.0.1"
 
@@ -74,6 +75,12 @@ _TERMINATION_LOG = flags.DEFINE_string(
     "With --per_task: file that the first task which takes all others down with it leaves its exit code and a reason "
     "in.",
 )
+_GPUS_PER_WORKER = flags.DEFINE_integer(
+    "gpus_per_worker",
+    0,
+    "How many GPUs of this machine each worker gets for itself, by CUDA_VISIBLE_DEVICES. 0: every worker sees all.",
+    lower_bound=0,
+)
 _COLOR = flags.DEFINE_enum(
     "color",
     "auto",
@@ -111,6 +118,11 @@ def _check(command: list[str], argv: list[str]) -> None:
         _refuse("--exit_codes goes before --: the launcher reads the plain codes of its tasks")
     if shutil.which(command[0]) is None:
         _refuse(f"{command[0]}: no such program: write one that is on PATH, or its path, after --")
+    if _GPUS_PER_WORKER.value:
+        try:
+            gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), _WORKERS.value - 1, _GPUS_PER_WORKER.value)
+        except ValueError as error:
+            _refuse(str(error))
 
 
 def main(argv: list[str]) -> int:
@@ -191,7 +203,9 @@ def _runner(
     return Runner(
         command,
         topology,
-        policy.LaunchOptions(max_restarts=_MAX_RESTARTS.value, grace_secs=_GRACE_SECS.value),
+        policy.LaunchOptions(
+            max_restarts=_MAX_RESTARTS.value, grace_secs=_GRACE_SECS.value, gpus_per_worker=_GPUS_PER_WORKER.value
+        ),
         tasks,
         held,
         environ=environ,
@@ -200,5 +214,10 @@ def _runner(
     )
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The command ``bellwether-launch``; ends the program with the exit code."""
     app.run(main, flags_parser=_parse)
+
+
+if __name__ == "__main__":
+    run()

@@ -60,6 +60,7 @@ class LaunchOptions:
     backoff_secs: float = 0.5
     max_backoff_secs: float = 30.0
     forgive_secs: float = 60.0
+    gpus_per_worker: int = 0
 
 
 class TaskPhase(enum.Enum):
@@ -307,7 +308,7 @@ def _kill(state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Ins
 
 
 def _first(state: LaunchState) -> tuple[str, ...]:
-    """The jobs that are stopped first: who trains or follows, and may need the ps; the ps where there is nobody else."""
+    """The jobs that are stopped first: who trains or follows may need the ps; the ps if nobody else is there."""
     jobs = (*TRAINERS, EVALUATOR)
     return jobs if any(task.job in jobs for task in state.tasks) else (PS,)
 

@@ -17,7 +17,7 @@ from types import FrameType
 from harness.launch import guard, policy
 from harness.launch.output import LineBuffer, Printer
 from harness.launch.policy import Event, Instruction, LaunchTask
-from harness.launch.tasks import Topology, arguments, environment, start_guarded
+from harness.launch.tasks import Topology, arguments, environment, start_guarded, watching
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_INTERRUPTS = 3
@@ -119,6 +119,9 @@ class Runner:
         with self._selector, _wakeup_socket() as wake, contextlib.ExitStack() as at_end:
             at_end.callback(self._abandon)
             self._selector.register(wake, selectors.EVENT_READ)
+            if len(self._tasks) > 1:
+                for line in watching(self._topology, self._command):
+                    self._log(line)
             state, instructions = policy.begin(self._tasks, time.monotonic())
             self._follow(instructions)
             while state.stage is not policy.RunStage.FINISHED:
@@ -204,7 +207,7 @@ class Runner:
             self._held.pop(task).close()
         popen = start_guarded(
             arguments(self._command, self._topology, task),
-            environment(self._environ, self._topology, task, attempt, self._tasks[task]),
+            environment(self._environ, self._topology, task, attempt, self._tasks[task], self._options.gpus_per_worker),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,

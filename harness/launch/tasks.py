@@ -1,6 +1,8 @@
 """What each task is started with: its command line, its environment and its guard."""
 
+import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ PER_TASK_VARIABLE = "BELLWETHER_PER_TASK"
 """Set where a task has a launcher of its own (`--per_task`), which ends nobody else when the workers are done."""
 DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
 """How long a ps serves on after SIGTERM while workers live (``Server.join``)."""
+_GPUS = "CUDA_VISIBLE_DEVICES"
 OWN_FLAGS = ("ps_hosts", "worker_hosts", "chief_hosts", "job_name", "task_index")
 
 PS_ENVIRONMENT = {
@@ -51,9 +54,30 @@ class Topology:
         return [LaunchTask(job, index) for job, size in sizes for index in range(size)]
 
 
+def takes_flags(command: Sequence[str]) -> bool:
+    """Whether a task is told by flags who it is; else by its environment alone.
+
+    A Python program whose own file calls ``join_cluster`` is not given flags: it need not know them, and may refuse
+    what it does not know. All others are. A module is looked for in this directory and on the launcher's own path.
+    """
+    for argument, following in zip(command[1:], [*command[2:], ""], strict=False):
+        if argument == "-m":
+            module = pathlib.Path(*following.split("."))
+            bases = [pathlib.Path(base, module) for base in ("", *sys.path)]
+            files = [file for base in bases for file in (base.with_suffix(".py"), base / "__main__.py")]
+        elif argument.endswith(".py"):
+            files = [pathlib.Path(argument)]
+        else:
+            continue
+        return not any(file.is_file() and "join_cluster" in file.read_text(errors="replace") for file in files)
+    return True
+
+
 def arguments(command: Sequence[str], topology: Topology, task: LaunchTask) -> list[str]:
     """The command line of one task; a bare `python` is the interpreter that runs the launcher."""
     program = sys.executable if command[0] in ("python", "python3") else command[0]
+    if not takes_flags(command):
+        return [program, *command[1:]]
     return [
         program,
         *command[1:],
@@ -66,20 +90,73 @@ def arguments(command: Sequence[str], topology: Topology, task: LaunchTask) -> l
 
 
 def environment(
-    base: Mapping[str, str], topology: Topology, task: LaunchTask, attempt: int, number: int | None = None
+    base: Mapping[str, str],
+    topology: Topology,
+    task: LaunchTask,
+    attempt: int,
+    number: int | None = None,
+    gpus_per_worker: int = 0,
 ) -> dict[str, str]:
-    """The environment of one task: `base`, the attempt (0 for the first start), its number, and what a ps needs.
+    """The environment of one task.
 
-    Its number on its host is by default that in the topology.
+    Args:
+        base: what it begins with.
+        topology: the cluster, which TF_CONFIG tells the task.
+        task: whose environment it is.
+        attempt: 0 for the first start.
+        number: which of the tasks on its host it is; by default its place in the topology.
+        gpus_per_worker: how many of the visible GPUs each worker gets for itself; 0 leaves all to all.
     """
     number = topology.tasks().index(task) if number is None else number
-    own = {"PYTHONUNBUFFERED": "1", NUMBER_VARIABLE: str(number), ATTEMPT_VARIABLE: str(attempt)}
+    jobs = {PS: topology.ps_hosts, CHIEF_JOB: topology.chief_hosts, WORKER: topology.worker_hosts}
+    cluster = {job: list(hosts) for job, hosts in jobs.items() if hosts}
+    config = {"cluster": cluster, "task": {"type": task.job, "index": task.index}, "rpc_layer": "grpc"}
+    own = {
+        "PYTHONUNBUFFERED": "1",
+        NUMBER_VARIABLE: str(number),
+        ATTEMPT_VARIABLE: str(attempt),
+        "TF_CONFIG": json.dumps(config),
+    }
+    if gpus_per_worker and task.job == WORKER:
+        own[_GPUS] = gpus(base.get(_GPUS), task.index, gpus_per_worker)
     return {**base, **own, **(PS_ENVIRONMENT if task.job == PS else {})}
 
 
 def launcher_ends_ps(environ: Mapping[str, str]) -> bool:
     """Whether the ps tasks of a task's cluster are ended by its launcher, when the workers have ended."""
     return ATTEMPT_VARIABLE in environ and PER_TASK_VARIABLE not in environ
+
+
+def gpus(visible: str | None, index: int, each: int) -> str:
+    """CUDA_VISIBLE_DEVICES of a worker that has GPUs of its own.
+
+    Args:
+        visible: the launcher's own; None for all of the machine, by number.
+        index: of the worker.
+        each: how many it gets.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    first, end = index * each, (index + 1) * each
+    if visible is None:
+        return ",".join(map(str, range(first, end)))
+    found = [name for name in visible.split(",") if name.strip()]
+    if end > len(found):
+        raise ValueError(f"--gpus_per_worker={each}: worker {index} finds none left in {_GPUS}={visible}")
+    return ",".join(found[first:end])
+
+
+def watching(topology: Topology, command: Sequence[str]) -> list[str]:
+    """The commands that show what this cluster does, in the words of the launcher's log."""
+    some_task = (topology.ps_hosts or topology.worker_hosts)[0]
+    lines = [f"what the tasks do: python -m harness.status --target={some_task} --watch"]
+    for argument, following in zip(command, [*command[1:], ""], strict=True):
+        if argument.startswith("--logdir="):
+            following, argument = argument.partition("=")[2], "--logdir"
+        if argument == "--logdir" and following:
+            lines.append(f"curves: tensorboard --logdir={following}")
+    return lines
 
 
 def start_guarded(command: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:

@@ -18,7 +18,7 @@ import logging as std_logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags, logging
 
@@ -114,8 +114,13 @@ def configure_logging(task: str, as_json: bool = False) -> None:
 @contextlib.contextmanager
 def watched(server: rt.Server) -> Iterator[None]:
     """Names the server's task in the log lines, and offers its figures at ``--metrics_port`` while the block runs."""
-    with watched_at(server, FLAGS.metrics_port, FLAGS.log_json, FLAGS.metrics_host):
+    with watched_at(server, _flag("metrics_port"), _flag("log_json"), _flag("metrics_host")):
         yield
+
+
+def _flag(name: str) -> Any:
+    """The value of a flag; its default in a program that parses none (argparse, Hydra, a notebook)."""
+    return FLAGS[name].value
 
 
 @contextlib.contextmanager
@@ -180,7 +185,7 @@ class StepProfiler:
     @classmethod
     def from_flags(cls, directory: str, here: bool = True) -> StepProfiler:
         """The profiler that ``--profile_steps`` asks for; arguments and errors as in ``from_text``."""
-        return cls.from_text(FLAGS.profile_steps, directory, here)
+        return cls.from_text(_flag("profile_steps"), directory, here)
 
     @classmethod
     def from_text(cls, steps: str | None, directory: str, here: bool = True) -> StepProfiler:

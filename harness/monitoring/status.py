@@ -1,8 +1,8 @@
 r"""The state of a cluster in the terminal: `python -m harness.status --target=host:port`, or with `--cluster=...`.
 
 --cluster takes "ps=a:2222,b:2222;worker=c:2222", the same as JSON, or the name of a JSON file; --target asks one task
-for the cluster that it knows. The exit code is 0 when every task of the cluster answers and knows the same cluster,
-1 when not, 2 for bad arguments.
+for the cluster that it knows. The exit code is 0 when every task of the cluster answers and knows the same cluster, or
+is done with training, 1 when not, 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import runtime as rt
 from harness import exit_codes
@@ -33,13 +33,15 @@ class TaskStatus:
         task: ``/job:ps/task:0``.
         address: where it was looked for.
         report: what it said; None when it did not answer.
-        problem: why it does not count as up; ``""`` when it does.
+        problem: why it does not count as up; ``""`` when it does, or is done.
+        done: it does not answer, and has said before that it is done with training.
     """
 
     task: str
     address: str
     report: rt.TaskReport | None
     problem: str = ""
+    done: bool = False
 
 
 def parse_cluster(text: str) -> rt.ClusterSpec:
@@ -83,7 +85,26 @@ def probe_tasks(
 
     tasks = [(str(task), address) for task, address in cluster.tasks().items() if task.job != "evaluator"]
     with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(tasks)))) as pool:
-        return list(pool.map(ask, tasks))
+        states = list(pool.map(ask, tasks))
+    if all(state.report is not None for state in states):
+        return states
+    done = _done(states, timeout_secs)
+    return [replace(s, problem="", done=True) if s.report is None and s.task in done else s for s in states]
+
+
+def _done(states: Sequence[TaskStatus], timeout_secs: float) -> set[str]:
+    """The tasks that are done with training, by the run records of those that answer."""
+    done: set[str] = set()
+    for state in states:
+        if state.report is None or not state.report.values.get("variables"):
+            continue
+        records = rt.lowlevel.RunRecords(f"grpc://{state.address}", rt.SessionConfig(device_filters=(state.task,)))
+        records.answer_secs = timeout_secs
+        try:
+            done.update(*(record.done for record in records.inspect().values()))
+        except rt.OpError:  # it has gone meanwhile, or is not ours to ask: the state stays what it was
+            continue
+    return done
 
 
 def _probe_one(
@@ -129,7 +150,8 @@ def as_rows(states: list[TaskStatus], spans: Mapping[str, Figures], now: float) 
     for state in states:
         report = state.report
         if report is None:
-            rows.append([state.task, role(state.task, tasks), state.problem, *[""] * (len(rows[0]) - 3)])
+            text = "done" if state.done else state.problem
+            rows.append([state.task, role(state.task, tasks), text, *[""] * (len(rows[0]) - 3)])
             continue
         up = f"up {_duration(now - report.started_unix_secs)}"
         if report.values.get("backup_usable") == 0:
@@ -205,6 +227,7 @@ def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str,
             "address": state.address,
             "role": role(state.task, [state.task for state in states]),
             "up": state.report is not None,
+            "done": state.done,
             "problem": state.problem,
         }
         if state.report is not None:
@@ -229,7 +252,7 @@ def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str,
 
 
 def is_whole(states: list[TaskStatus]) -> bool:
-    """Whether every task answered, as itself, and knows the same cluster."""
+    """Whether every task answered, as itself, and knows the same cluster, or is done with training."""
     return all(not state.problem for state in states)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import runtime as rt
 from harness.checkpoints.names import slot_of
 from harness.optimizers import wire_precision
 from harness.optimizers.separable import what_mixes
+from harness.optimizers.variable_tree import VariableTree
 
 GradientAndVariable = tuple[rt.Tensor | None, rt.Variable]
 
@@ -30,6 +33,9 @@ class Optimizer:
     Args:
         transformation: e.g. ``optax.adam(1e-3)``. Schedules count the updates that the variable has had. Random keys in
             its state (``optax.add_noise``) differ from variable to variable.
+        params: the pytree of variables that masks and labels of the transformation are written for
+            (``optax.masked``, ``adamw(mask=...)``, ``optax.multi_transform``); of a list of variables, the dictionary
+            of their names. ``by_name`` makes masks and labels of names. Needed for those only.
         before_push: a stateless optax transformation of all gradients together, applied on the worker before they are
             pushed: ``optax.clip_by_global_norm(1.0)``. It sees this worker's gradients, not an average of all workers.
         extra_args: tensors that the transformation's update gets as keyword arguments in each step, such as a learning
@@ -37,14 +43,16 @@ class Optimizer:
         name: first part of the names of operations.
 
     Raises:
-        InvalidArgumentError: ``before_push`` keeps a state (it would be lost between steps), or the update of one
-            variable by ``transformation`` depends on other variables; names the part of it that does so.
+        InvalidArgumentError: ``before_push`` keeps a state (it would be lost between steps), the update of one
+            variable by ``transformation`` depends on other variables, names the part of it that does so, or a mask or
+            label does not fit ``params``.
     """
 
     def __init__(
         self,
         transformation: optax.GradientTransformation,
         *,
+        params: object = None,
         before_push: optax.GradientTransformation | None = None,
         extra_args: Mapping[str, rt.TensorLike] | None = None,
         name: str = "optimizer",
@@ -53,6 +61,7 @@ class Optimizer:
         self._extra_args = dict(extra_args or {})
         self._transformation = optax.with_extra_args_support(transformation)
         self._before_push = before_push
+        self._tree = None if params is None else VariableTree(params)
         self._slots: dict[rt.Variable, dict[str, rt.Variable]] = {}
         if before_push is not None and jax.tree.leaves(
             jax.eval_shape(before_push.init, jax.ShapeDtypeStruct((1,), "float32"))
@@ -72,6 +81,9 @@ class Optimizer:
                     else f"give {part} as before_push, which sees all gradients of a worker"
                 )
             )
+        if self._tree is not None:
+            for variable in self._tree.variables:
+                self._state(variable)
 
     def minimize(
         self,
@@ -100,8 +112,13 @@ class Optimizer:
             var_list: variables; the trainable variables of the loss's graph by default.
 
         Raises:
-            InvalidArgumentError: there are no variables to train.
+            InvalidArgumentError: there are no variables to train, or ``loss`` is not one number.
         """
+        if loss.shape:
+            raise rt.InvalidArgumentError(
+                f"{self.name}: the loss {loss.name!r} is not one number but has shape {list(loss.shape)}: give its "
+                "mean, rt.numpy.mean(loss), or its sum"
+            )
         with loss.graph.as_default():
             variables = list(rt.trainable_variables() if var_list is None else jax.tree.leaves(var_list))
         if not variables:
@@ -180,23 +197,42 @@ class Optimizer:
             stored = list(arrays[len(variables) : len(variables) + sum(counts)])
             gradients = arrays[len(variables) + sum(counts) : -len(extra) or None]
             given = dict(zip(self._extra_args, arrays[-len(extra) :], strict=True)) if extra else {}
-            states = []
+            states: list[optax.OptState] = []
             for value, count in zip(values, counts, strict=True):
-                states.append(_restored(stored[:count], self._transformation.init(value)))
+                variable = variables[len(states)]
+                states.append(_restored(stored[:count], self._transformation.init(self._alone(variable, value))))
                 del stored[:count]
             for place, gradient in zip(places, gradients, strict=True):
                 value = values[place]
                 gradient = gradient.astype(value.dtype)  # it may have crossed the wire in fewer bits
-                change, states[place] = self._transformation.update(gradient, states[place], value, **given)
-                values[place] = optax.apply_updates(value, change)
+                one = functools.partial(self._alone, variables[place])
+                change, states[place] = self._transformation.update(one(gradient), states[place], one(value), **given)
+                values[place] = optax.apply_updates(value, jax.tree.leaves(change)[0])
             return [*values, *(leaf for state in states for leaf in _stored(state))], ()
 
         everything = [*variables, *(s for group in slots for s in group)]
         applied: rt.Operation = rt.update(everything, step, [*(g for g, _ in pairs), *extra], name="apply")
         return applied
 
+    def _alone(self, variable: rt.Variable, value: object) -> Any:
+        """What optax is given of one variable: its value, in its place of the tree that masks are written for."""
+        return value if self._tree is None else self._tree.only(variable, value)
+
     def _state(self, variable: rt.Variable) -> optax.OptState:
-        return jax.eval_shape(self._transformation.init, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
+        given = self._alone(variable, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
+        try:
+            return jax.eval_shape(self._transformation.init, given)
+        except Exception as error:  # of optax, or of a function of the user's
+            cure = (
+                "each variable is updated by itself: give Optimizer(params=...), the tree of variables that masks and "
+                "labels are written for"
+                if self._tree is None
+                else "masks and labels must fit params"
+            )
+            text = rt.lowlevel.one_line(error)
+            raise rt.InvalidArgumentError(
+                f"{self.name}: the transformation does not take variable {variable.spec.name!r}: {cure} ({text})"
+            ) from error
 
     def _slots_of(self, variable: rt.Variable) -> dict[str, rt.Variable]:
         """The slot variables of ``variable``, made at the first call, in the order of the state's leaves."""
@@ -204,8 +240,12 @@ class Optimizer:
             return self._slots[variable]
         slots: dict[str, rt.Variable] = {}
         with rt.name_scope(None), rt.control_dependencies(None):
-            for index, (path, _) in enumerate(jax.tree.flatten_with_path(self._state(variable))[0]):
-                name = _slot_name(self._state(variable), path)
+            state = self._state(variable)
+            own = () if self._tree is None else self._tree.path(variable)
+            for index, (path, _) in enumerate(jax.tree.flatten_with_path(state)[0]):
+                if own and path[-len(own) :] == own:  # where the leaf is in the tree of variables
+                    path = path[: -len(own)]
+                name = _slot_name(state, path)
                 while name in slots:
                     name += "_"
                 with rt.device(variable.device or None):
@@ -220,7 +260,7 @@ class Optimizer:
         init, name = self._transformation.init, variable.spec.name
 
         def begin(value: jax.Array) -> jax.Array:
-            return _stored(init(value), own_keys_of=name)[index]
+            return _stored(init(self._alone(variable, value)), own_keys_of=name)[index]
 
         def make() -> rt.Tensor:
             if rt.get_default_graph() is not variable.graph:  # the graph only wants to know the shape

@@ -48,6 +48,8 @@ class _Minimize:
     ) -> list[tuple[rt.Tensor | None, rt.Variable]]:
         """As in the harness; ``grad_loss`` is the gradient of ``loss`` to start from."""
         if grad_loss is None:
+            if loss.shape:  # TensorFlow takes the gradient of the sum
+                loss = rt.numpy.sum(loss)
             return super().compute_gradients(loss, var_list)  # type: ignore[misc,no-any-return]
         return _gradients_from(loss, var_list, grad_loss)
 

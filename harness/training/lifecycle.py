@@ -287,7 +287,8 @@ class Lifecycle:
                 if now - logged_at >= _WAIT_SECS:
                     logged_at = now
                     silent_ones = [f"{who} (silent for {quiet[who]:.0f} s)" if quiet[who] >= 3 else who for who in left]
-                    logging.info("waiting for %s to finish training (step %s)", ", ".join(silent_ones), step)
+                    level = logging.INFO if now - began < _WAIT_SECS else logging.WARNING  # what lasts is seen by all
+                    logging.log(level, "waiting for %s to finish training (step %s)", ", ".join(silent_ones), step)
                 soonest = min(self.silence_secs - quiet[who] for who in left)
                 wait = min(_WAIT_SECS, max(0.1, soonest))
         finally:

@@ -25,6 +25,7 @@ from harness.training.policy import Action, Role
 from runtime.lowlevel import RunRecords
 
 ATTEMPT_SECS = 10.0
+_LOG_EVERY_SECS = 10.0
 """How long one attempt to open a session or one blocking wait takes; after each it is looked whether to stop."""
 FIRST_BACKOFF_SECS = 0.05
 LAST_BACKOFF_SECS = 1.0
@@ -129,7 +130,7 @@ class SessionManager:
         self._grace_period = grace_period or GracePeriod(Coordinator())
         self._has_own_grace_period = grace_period is None
         self._records: dict[tuple[str, bool], RunRecords] = {}
-        self._logged = ""
+        self._logged, self._logged_at = "", 0.0
         self._missing, self._awaited, self._await_secs = readiness.operations(self._graph)
         self._variables = len(self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
 
@@ -322,7 +323,15 @@ class SessionManager:
         left = max(0.1, request.options.give_up_at - time.monotonic())
         secs = self._grace_period.at_most(min(left, ATTEMPT_SECS))
         with _silence_is_loss():
-            return rt.Session(request.master, self._graph, readiness.filtered(request.config, self._graph, secs))
+            session = rt.Session(request.master, self._graph, readiness.filtered(request.config, self._graph, secs))
+        if session.task.startswith("/job:ps/") and request.records is not None:
+            session.close()
+            raise rt.InvalidArgumentError(
+                "this task is a parameter server, and is about to train: have it call server.join() instead, before "
+                "the graph is made",
+                task=session.task,
+            )
+        return session
 
     def _note_loss(self, request: _Request, error: rt.OpError, started: float) -> None:
         """Logs that contact was lost; raises instead when it is time to give up, or nobody waits any more."""
@@ -412,9 +421,14 @@ class SessionManager:
             request.records.open(request.logdir)
 
     def _log(self, text: str, again: bool = False) -> None:
-        if text != self._logged or again:
+        now = time.monotonic()
+        if text != self._logged:
             logging.info("%s", text)
-            self._logged = text
+        elif again or now - self._logged_at >= _LOG_EVERY_SECS:
+            logging.warning("%s", text)  # a wait that lasts is seen without INFO, too
+        else:
+            return
+        self._logged, self._logged_at = text, now
 
     def _make_ready(self, session: rt.Session, init_op: Any, init_fn: Any) -> None:
         missing = self._try_local_init(session)

@@ -3,23 +3,20 @@
 python -m harness.launch --ps=1 --workers=2 -- python -m models.mnist.minimal
 """
 
+import argparse
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags
 
 import harness
 import runtime as rt
 from models.mnist import data
 
-FLAGS = flags.FLAGS
-flags.DEFINE_list("ps_hosts", None, "host:port of each parameter server.", required=True)
-flags.DEFINE_list("worker_hosts", None, "host:port of each worker.", required=True)
-flags.DEFINE_enum("job_name", None, ["ps", "worker"], "What this process is.", required=True)
-flags.DEFINE_integer("task_index", 0, "Which one of its job; worker 0 is the chief.")
-flags.DEFINE_string("logdir", None, "Directory of checkpoints and TensorBoard events.")
-flags.DEFINE_integer("train_steps", 2000, "Steps of all workers together.")
+parser = argparse.ArgumentParser()
+parser.add_argument("--logdir", help="Directory of checkpoints and TensorBoard events.")
+parser.add_argument("--train_steps", type=int, default=2000, help="Steps of all workers together.")
 
 
 def init_params() -> dict[str, np.ndarray]:
@@ -45,35 +42,30 @@ def accuracy_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Arr
     return (logits(params, images).argmax(-1) == labels).mean()
 
 
-def main(_: list[str]) -> None:
+def main(options: argparse.Namespace) -> None:
     """Serves variables as a ps; trains on its share of the images as a worker."""
-    cluster = rt.ClusterSpec({"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts})
-    server = rt.Server(cluster, FLAGS.job_name, FLAGS.task_index)
-    if FLAGS.job_name == "ps":
-        server.join()
-        return
+    with harness.join_cluster() as me:  # a ps goes no further
+        mnist = data.load()
+        batches = data.Batches(mnist.train, 100, seed=1, shard_index=me.number, num_shards=me.workers)
+        with me.device():
+            global_step = harness.get_or_create_global_step()
+            params = rt.variables(init_params(), name="mlp")  # a pytree of variables, spread over the ps
+            images = rt.placeholder(jnp.float32, [None, 784], name="images")
+            labels = rt.placeholder(jnp.int32, [None], name="labels")
+            loss = rt.call(loss_fn, params, images, labels)  # any JAX function of pytrees
+            accuracy = rt.call(accuracy_fn, params, images, labels)
+            train_op = harness.Optimizer(optax.adam(0.002)).minimize(loss, global_step=global_step)
 
-    mnist = data.load()
-    batches = data.Batches(mnist.train, 100, seed=1, shard_index=FLAGS.task_index, num_shards=len(FLAGS.worker_hosts))
-    with rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{FLAGS.task_index}")):
-        global_step = harness.get_or_create_global_step()
-        params = rt.variables(init_params(), name="mlp")  # a pytree of variables, spread over the ps
-        images = rt.placeholder(jnp.float32, [None, 784], name="images")
-        labels = rt.placeholder(jnp.int32, [None], name="labels")
-        loss = rt.call(loss_fn, params, images, labels)  # any JAX function of pytrees
-        accuracy = rt.call(accuracy_fn, params, images, labels)
-        train_op = harness.Optimizer(optax.adam(0.002)).minimize(loss, global_step=global_step)
-
-    supervisor = harness.Supervisor(is_chief=FLAGS.task_index == 0, logdir=FLAGS.logdir, global_step=global_step)
-    with supervisor.managed_session(server.target) as session:
-        step = 0
-        while not supervisor.should_stop() and step < FLAGS.train_steps:
-            x, y = batches.next()
-            _, step = session.run([train_op, global_step], {images: x, labels: y})
-        if FLAGS.task_index == 0:
-            right = session.run(accuracy, {images: mnist.test.images, labels: mnist.test.labels})
-            print(f"Test-Accuracy: {right:.4f}", flush=True)
+        supervisor = harness.Supervisor(is_chief=me.is_chief, logdir=options.logdir, global_step=global_step)
+        with supervisor.managed_session(me.target) as session:
+            step = int(session.run(global_step))
+            while not supervisor.should_stop() and step < options.train_steps:
+                x, y = batches.next()
+                _, step = session.run([train_op, global_step], {images: x, labels: y})
+            if me.is_chief:
+                right = session.run(accuracy, {images: mnist.test.images, labels: mnist.test.labels})
+                print(f"Test-Accuracy: {right:.4f}", flush=True)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main(parser.parse_known_args()[0])  # join_cluster reads the others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidArgumentError
+from runtime.graph import misuse
 from runtime.graph.op_kinds import Shape
 from runtime.tensor_spec import DType
 
@@ -33,6 +34,10 @@ class Operators(Generic[Result]):
     __array_ufunc__ = None  # so that numpy leaves `array * tensor` to us
     __array_priority__ = 100
 
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        misuse.explain_to_jax(cls)
+
     @property
     def name(self) -> str:
         """The name of the tensor."""
@@ -47,6 +52,12 @@ class Operators(Generic[Result]):
     def dtype(self) -> DType:
         """Its dtype."""
         raise NotImplementedError
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_") or not hasattr(jax.Array, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        misuse.check_not_traced(self.name)
+        raise AttributeError(f"no method {name!r} here: {misuse.cure(self.name)}")
 
     def __add__(self, other: TensorLike) -> Result:
         return _binary("add", operator.add, self, other)

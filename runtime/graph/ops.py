@@ -12,6 +12,7 @@ from jax.tree_util import PyTreeDef
 from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError
+from runtime.graph import misuse
 from runtime.graph.graph import Graph, Operation, Tensor, get_default_graph
 from runtime.graph.op_kinds import ArrayFn, Constant, Feed, Host, Pure, Shape
 from runtime.graph.operators import Operators, TensorLike, make_operations_with
@@ -188,6 +189,9 @@ def call(fn: Callable[..., object], *args: object, name: str | None = None, **kw
     """
     label = name or _function_name(fn)
     leaves, tree = jax.tree.flatten((args, kwargs))
+    for leaf in leaves:
+        if is_tensor(leaf):
+            misuse.check_not_traced(leaf.name)
     with Graph.of(*leaves).as_default():
         return _called(fn, leaves, tree, label)
 

@@ -18,6 +18,7 @@ from jax.tree_util import PyTreeDef
 from jax.typing import DTypeLike
 
 from runtime.errors import InvalidArgumentError, one_line
+from runtime.graph import misuse
 from runtime.graph.op_kinds import ArrayFn, Shape
 from runtime.tensor_spec import DType
 
@@ -106,7 +107,7 @@ def infer(
             ]
             token = _guessing.set(bool(size))
             try:
-                with jax.enable_x64(wide):
+                with jax.enable_x64(wide), misuse.traced(what):
                     results.append(jax.eval_shape(fn, *avals))
             except Exception as error:
                 failed.append(error)
@@ -121,6 +122,8 @@ def infer(
     else:
         found = least + tried(exact)
     if not found:
+        if isinstance(failed[0], misuse.TensorInsideError):
+            raise failed[0]
         shapes = ", ".join(f"{dtype.name}{'?' if shape is None else list(shape)}" for shape, dtype in inputs)
         raise InvalidArgumentError(f"{what}({shapes}): {type(failed[0]).__name__}: {one_line(failed[0])}") from failed[
             0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -387,7 +388,7 @@ def variables(
     made = [
         Variable(
             leaf,
-            name="/".join([name, *(_key_name(key) for key in path)]),
+            name=path_name(name, path),
             trainable=trainable,
             collections=collections,
             container=container,
@@ -397,11 +398,15 @@ def variables(
     return jax.tree.unflatten(structure, made)
 
 
+def path_name(name: str, path: Sequence[object]) -> str:
+    """The name that ``variables`` gives the leaf at ``path`` (as of ``jax.tree_util``) of a tree called ``name``."""
+    return "/".join([*([name] if name else []), *(_key_name(key) for key in path)])
+
+
 def _key_name(key: object) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
+    """A part of a tree's path as a part of a name; what no name may hold (Haiku's ``mlp/~/linear``) becomes ``_``."""
+    told = next((getattr(key, attribute) for attribute in ("key", "name", "idx") if hasattr(key, attribute)), key)
+    return re.sub(r"[^A-Za-z0-9_.\\/\-]", "_", str(told))
 
 
 def assign(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:

@@ -288,7 +288,7 @@ class QuorumResource(Resource):
             now = time.monotonic()
             if now >= self._log_at:
                 self._log_at = now + timeouts.LOG_EVERY_SECS
-                logging.info("%s", self._waiting_for(now))
+                logging.warning("%s", self._waiting_for(now))
             if self._rules.alone and self._contributions and now >= self._time_up():
                 self._go_on_without()
         if not ready():

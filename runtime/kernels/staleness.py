@@ -67,7 +67,7 @@ class StalenessBound(Resource):
             ):
                 log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
                 slowest = min(self._workers, key=lambda w: self._workers[w].steps)
-                logging.info(
+                logging.warning(
                     "%s: worker %d is %d steps ahead and waits for worker %d (max_staleness=%d)",
                     self._name,
                     worker,

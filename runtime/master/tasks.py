@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -15,7 +15,14 @@ from absl import logging
 from runtime import timeouts
 from runtime.checkpoint.streaming import ChannelStream, LocalStream, Stream
 from runtime.cluster.spec import ClusterSpec, agree, difference, split_address
-from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, OpError, UnavailableError
+from runtime.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    OpError,
+    UnavailableError,
+    UnimplementedError,
+)
 from runtime.master.calls import Buffers, RemoteCall
 from runtime.master.config import SessionConfig
 from runtime.observe.trace import shifted, step_stats
@@ -28,7 +35,7 @@ from runtime.task.traced_stage import FetchFrom
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
 from runtime.transport import rpc
-from runtime.transport.addresses import look_up, settled
+from runtime.transport.addresses import settled
 from runtime.transport.channel import Lane
 from runtime.transport.codec import Layout
 from runtime.transport.dial import ChannelOptions
@@ -37,13 +44,13 @@ from runtime.transport.handles import BACKUP, FETCH
 from runtime.transport.messages import call_to_proto, device_from_proto
 from runtime.transport.peer import Peer
 from runtime.transport.security import Security, find_token, in_force
+from runtime.transport.unreached import why_not
 
 _T = TypeVar("_T")
 _AGAIN_SECS = 0.1
 """Pause between two attempts to reach a task that goes on from its backup."""
 _LEAST_SECS = 0.05
 """What a call that is late already is given."""
-_LOOK_UP_SECS = 1.0
 """How long the resolver has to say what is wrong with names, when that is told."""
 
 
@@ -229,7 +236,10 @@ class RemoteTask:
         request = services_pb2.StatusRequest(sender=sender)
         if cluster is not None:
             request.cluster.CopyFrom(cluster.as_cluster_def())
-        found = rpc.call(self._stub.Status, request, timeout=timeout, task=self.name)
+        try:
+            found = rpc.call(self._stub.Status, request, timeout=timeout, task=self.name)
+        except UnimplementedError as error:  # a gRPC server of somebody else
+            raise UnimplementedError(f"at {self.address} {why_not(error)}", task=sender) from None
         if found.task != self.name:
             raise InvalidArgumentError(f"at {self.address} answers {found.task}, not {self.name}", task=sender)
         if cluster is not None:
@@ -250,7 +260,7 @@ class RemoteTask:
         except UnavailableError as error:
             if not self.has_backup:
                 raise
-            raise DeadlineExceededError(f"{error.message}; waiting for it to go on from its backup") from None
+            raise DeadlineExceededError(f"{why_not(error)}; waiting for it to go on from its backup") from None
         if self.incarnation and found.incarnation != self.incarnation:
             raise AbortedError("restarted since the session began, its state is gone", task=self.name)
         if self.has_backup and found.takeovers != self._takeovers:
@@ -448,6 +458,7 @@ def join(
             waiting[name] = RemoteTask(name, address, client, options, security)
     started = time.monotonic()
     deadline = None if timeout is None else started + timeout
+    why: dict[str, str] = {}
     log_at = started + timeouts.LOG_EVERY_SECS
     try:
         while waiting:
@@ -457,20 +468,20 @@ def join(
                 left = longest if deadline is None else min(longest, max(0.05, deadline - time.monotonic()))
                 try:
                     task.meet(task.status(cluster, sender, left))
-                except (UnavailableError, DeadlineExceededError):
+                except (UnavailableError, DeadlineExceededError) as error:
+                    why[name] = why_not(error, task.address)
                     continue
                 met[name] = waiting.pop(name)
             now = time.monotonic()
             if not waiting:
                 break
-            peers = ", ".join(f"{t.name} at {t.address}" for t in waiting.values())
+            peers = ", ".join(f"{t.name} at {t.address} ({why[t.name]})" for t in waiting.values())
             if deadline is not None and now >= deadline:
-                why = _unknown_names(waiting.values())
                 raise DeadlineExceededError(
-                    f"after {now - started + waited_secs:.0f} s still waiting for {peers}{why}", task=sender
+                    f"after {now - started + waited_secs:.0f} s still waiting for {peers}", task=sender
                 )
             if now >= log_at:
-                logging.info("%s: still waiting for %s%s", sender, peers, _unknown_names(waiting.values()))
+                logging.warning("%s: still waiting for %s", sender, peers)
                 log_at = now + timeouts.LOG_EVERY_SECS
             cancelled.wait(timeouts.JOIN_PAUSE_SECS)  # gRPC tells nobody when a listener appears
     except BaseException:
@@ -478,18 +489,6 @@ def join(
             known.close(client)
         raise
     return met
-
-
-def _unknown_names(tasks: Iterable[RemoteTask]) -> str:
-    """What the resolver says of the names among the tasks' addresses that it does not know, for a message."""
-    unknown: list[str] = []
-    deadline = time.monotonic() + _LOOK_UP_SECS
-    for host in dict.fromkeys(split_address(task.address)[0].strip("[]") for task in tasks):
-        try:
-            look_up(host, 0, deadline)
-        except OSError as error:
-            unknown.append(f"{host} has no address: {error.strerror or error}")
-    return f" ({'; '.join(unknown)})" if unknown else ""
 
 
 def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec) -> None:

@@ -72,4 +72,4 @@ class WaitLog:
                     wait.log_at = now + timeouts.LOG_EVERY_SECS
                 pause = min((wait.log_at - now for wait in self._waits), default=timeouts.LOG_EVERY_SECS)
             for wait in due:
-                logging.info("Waiting for %s to %s, for %.0f s now", self._peers, wait.what, now - wait.since)
+                logging.warning("Waiting for %s to %s, for %.0f s now", self._peers, wait.what, now - wait.since)

@@ -286,6 +286,8 @@ def _export(
     except Exception as error:  # a callback in one of them, or something that this platform does not have
         names = ", ".join(op.name for op in operations)
         text = one_line(error)
+        if "callback" in text:
+            text += "; a program of a step calls no Python: rt.Print prints in a step"
         raise InvalidArgumentError(f"operations [{names}] cannot become a program for {device.name}: {text}") from error
 
 

@@ -449,7 +449,7 @@ class Server:
                 if awaited and time.monotonic() >= log_at:
                     log_at = time.monotonic() + LOG_EVERY_SECS
                     who = "training is over" if not run.unfinished() else "some are done with training"
-                    logging.info("%s: %s; waiting for %s", self.task, who, ", ".join(map(str, awaited)))
+                    logging.warning("%s: %s; waiting for %s", self.task, who, ", ".join(map(str, awaited)))
             if self._stopped.is_set():
                 if run.unfinished():
                     text = "%s stops, and no chief has ended training: what the newest checkpoint lacks is lost"

@@ -217,9 +217,9 @@ class RemoteEngine:
                         f"after {waited:.0f} s nobody listens at the session's target {self._target}"
                     ) from None
                 if listens:
-                    logging.info("opening a session at %s: %s", self._target, error)
+                    logging.warning("opening a session at %s: %s", self._target, error)
                 else:
-                    logging.info("still waiting for a server at the session's target %s", self._target)
+                    logging.warning("still waiting for a server at the session's target %s", self._target)
 
     def _renew(self) -> None:
         """Tells the master every few seconds that this client still has its session."""

@@ -74,8 +74,15 @@ class Slot:
 
     def missing(self, task: str = "") -> OpError:
         """The error of a variable without a value; sessions that recover make one good that was lost."""
-        text = f"Attempting to use uninitialized value {self.key[1]}"
-        return AbortedError(f"{text}: {self.lost}", task=task) if self.lost else UninitializedError(text, task=task)
+        if self.lost:
+            return AbortedError(f"Attempting to use uninitialized value {self.key[1]}: {self.lost}", task=task)
+        return _uninitialized([self], task)
+
+
+def _uninitialized(slots: Iterable[Slot], task: str) -> UninitializedError:
+    names = ", ".join(slot.key[1] for slot in slots)
+    cure = "run rt.global_variables_initializer() first, or train in a session of a Supervisor, which does"
+    return UninitializedError(f"Attempting to use uninitialized value {names}: {cure}", task=task)
 
 
 class Resource:
@@ -180,8 +187,7 @@ class Store:
             if slot.lost:
                 raise slot.missing(task)
         if empty:
-            names = ", ".join(slot.key[1] for slot in empty)
-            raise UninitializedError(f"Attempting to use uninitialized value {names}", task=task)
+            raise _uninitialized(empty, task)
 
     def wait_initialized(self, keys: Iterable[Key], timeout: float, cancelled: Cancellation) -> list[str]:
         """Waits until all ``keys`` have values; gives the names of those that still have none after ``timeout`` s."""

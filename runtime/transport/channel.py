@@ -354,7 +354,7 @@ class Lane:
         waited = now - self._since
         if now >= self._log_at:
             self._log_at = now + timeouts.LOG_EVERY_SECS
-            logging.info("Waiting for %s to %s, for %.0f s now", self._dialer.name, what, waited)
+            logging.warning("Waiting for %s to %s, for %.0f s now", self._dialer.name, what, waited)
         return waited
 
     def _send_pending(self) -> None:

@@ -36,6 +36,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "harness": (
         ("coordinator", "exit_codes"),
+        ("join",),
         ("launch",),
         ("tensorboard",),
         ("monitoring",),
@@ -43,7 +44,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("training",),
         ("optimizers",),
         ("testing", "status", "inspect_checkpoint", "certs", "manifests"),
-        ("tf1",),
+        ("tf1", "bellwether"),
     ),
 }
 """By package, its rooms from the ground up; rooms on one floor do not import each other."""

@@ -3,6 +3,7 @@
 from harness.training.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from harness.training.hooks.checkpoint import CheckpointSaverHook, CheckpointSaverListener
 from harness.training.hooks.control import (
+    EarlyStoppingHook,
     FeedFnHook,
     FinalOpsHook,
     GlobalStepWaiterHook,
@@ -16,6 +17,7 @@ from harness.training.hooks.timer import SecondOrStepTimer
 __all__ = [
     "CheckpointSaverHook",
     "CheckpointSaverListener",
+    "EarlyStoppingHook",
     "FeedFnHook",
     "FinalOpsHook",
     "GlobalStepWaiterHook",

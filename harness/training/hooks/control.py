@@ -18,6 +18,7 @@ from harness.training.hooks.base import (
     SessionRunHook,
     SessionRunValues,
 )
+from harness.training.stop_together import POLL_SECS, StopTogether
 
 _LOG_EVERY_SECS = 10.0
 
@@ -52,6 +53,90 @@ class StopAtStepHook(GlobalStepHook):
             run_context.request_stop()
 
 
+class EarlyStoppingHook(GlobalStepHook):
+    """Stops training on all workers when a metric gets no better. Give every worker one, made alike.
+
+        harness.EarlyStoppingHook(lambda session: evaluate(session), patience=5, every_n_steps=500)
+
+    Args:
+        metric: the chief calls it with the session; it gives a number, such as the loss on a validation set. Or a
+            tensor of one number, fetched with a training step.
+        patience: training stops at the so manyth look in a row without an improvement.
+        every_n_steps: global steps between looks.
+        mode: whether "min" or "max" is best.
+        min_delta: less than this is no improvement.
+
+    Attributes:
+        best: the best value so far; None before the first look.
+        best_step: the global step at which it was seen.
+
+    Raises:
+        ValueError: ``mode`` is neither, or ``patience`` or ``every_n_steps`` is below 1.
+    """
+
+    def __init__(
+        self,
+        metric: Callable[[rt.Session], float] | rt.Tensor,
+        *,
+        patience: int,
+        every_n_steps: int = 100,
+        mode: str = "min",
+        min_delta: float = 0.0,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise ValueError(f"mode is 'min' or 'max', not {mode!r}")
+        if patience < 1 or every_n_steps < 1:
+            raise ValueError(f"patience and every_n_steps are 1 at least, not {patience} and {every_n_steps}")
+        self._metric, self._patience, self._every = metric, patience, every_n_steps
+        self._sign, self._min_delta = (1.0 if mode == "max" else -1.0), min_delta
+        self.leads: Callable[[], bool] = lambda: True
+        self.best: float | None = None
+        self.best_step = 0
+        self._in_vain = 0
+        self._next_step: int | None = None
+        self._look_at = 0.0
+        self._begun = False
+
+    def begin(self) -> None:
+        """Finds the global step, and makes the flag by which all stop."""
+        super().begin()
+        self._together = StopTogether(self._step)
+
+    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
+        """The chief takes back what a run before this one has asked for; a recovery changes nothing."""
+        if not self._begun and self.leads():
+            self._together.forget(session)
+        self._begun = True
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Asks for the global step, and for a metric that is a tensor."""
+        return SessionRunArgs([self._step] if callable(self._metric) else [self._step, self._metric])
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Looks whether somebody has asked all to stop, and as the chief at the metric when that is due."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + POLL_SECS
+            if self._together.asked(run_context.session):
+                logging.info("training stops: the chief has asked everybody to")
+                run_context.request_stop()
+        step = int(run_values.results[0])
+        if self._next_step is not None and step < self._next_step:
+            return
+        self._next_step = step + self._every
+        if not self.leads():
+            return
+        value = float(self._metric(run_context.session) if callable(self._metric) else run_values.results[1])
+        if self.best is None or self._sign * (value - self.best) > self._min_delta:
+            self.best, self.best_step, self._in_vain = value, step, 0
+            return
+        self._in_vain += 1
+        if self._in_vain >= self._patience:
+            text = "training stops early at step %d: nothing was better than %g at step %d, in %d looks since"
+            logging.info(text, step, self.best, self.best_step, self._in_vain)
+            self._together.ask(run_context.session)
+            run_context.request_stop()
+
+
 class GlobalStepWaiterHook(GlobalStepHook):
     """Makes a worker begin when the others have got to a global step: a slow start helps asynchronous training.
 
@@ -72,13 +157,14 @@ class GlobalStepWaiterHook(GlobalStepHook):
 
     def before_run(self, run_context: SessionRunContext) -> None:
         """Waits before the first step; a stop ends it."""
-        logged_at = time.monotonic()
+        began = logged_at = time.monotonic()
         while not self._done:
             step = int(run_context.session.run(self._step))
             if step >= self._wait_until:
                 break
             if time.monotonic() >= logged_at:
-                logging.info("waiting for global step %d, it is %d now", self._wait_until, step)
+                level = logging.INFO if time.monotonic() - began < _LOG_EVERY_SECS else logging.WARNING
+                logging.log(level, "waiting for global step %d, it is %d now", self._wait_until, step)
                 logged_at = time.monotonic() + _LOG_EVERY_SECS
             if self._coord is not None and self._coord.wait_for_stop(self._poll_secs):
                 break

@@ -317,6 +317,39 @@ def test_the_best_are_kept_besides_the_last(sess: rt.Session, tmp_path: pathlib.
     assert [os.path.basename(p) for p in saver.last_checkpoints] == ["1", "3", "5"]
 
 
+def test_what_is_reported_belongs_to_the_next_checkpoint_whoever_saves_it(
+    sess: rt.Session, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    saver = harness.Saver(max_to_keep=1, max_to_keep_best=1, best_metric="loss")
+    for step, loss in enumerate([5.0, 1.0, None, 2.0, None]):
+        if loss is not None:
+            saver.report(loss=loss)
+        saver.save(sess, tmp_path / "m", step)
+    assert [os.path.basename(p) for p in saver.last_checkpoints] == ["1", "4"]
+    told = [r.getMessage() for r in caplog.records if "has no metric" in r.getMessage()]
+    cure = "tell it by saver.report() before it is saved"
+    assert told == [f"the checkpoint of step 2 has no metric 'loss' and counts as the worst: {cure}"]
+
+
+def test_a_supervisor_keeps_the_best_that_were_reported(tmp_path: pathlib.Path) -> None:
+    with rt.Graph().as_default(), rt.Server.create_local_server() as server:
+        step = harness.get_or_create_global_step()
+        count = step.assign_add(1)
+        saver = harness.Saver(max_to_keep=1, max_to_keep_best=1, best_metric="loss")
+        supervisor = harness.Supervisor(logdir=tmp_path, saver=saver, save_model_secs=0, summary_op=None)
+        with supervisor.managed_session(server.target) as session:
+            for loss in (3.0, 1.0, 2.0):
+                session.run(count)
+                saver.report(loss=loss)
+                assert supervisor.save_path is not None
+                saver.save(session, supervisor.save_path, step)
+            session.run(count)
+            saver.report(loss=4.0)  # of the last checkpoint, which the Supervisor saves
+        assert [os.path.basename(p) for p in saver.last_checkpoints] == ["2", "4"]
+
+
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_the_best_survive_restarts_saves_without_metrics_and_nan(
     sess: rt.Session, tmp_path: pathlib.Path, mode: str

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.cluster
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 MARK = "LAUNCH_TEST_MARK"
+WATCHING = ("| what the tasks do: ", "| curves: ")
 # What every task script of these tests begins with.
 PRELUDE = """
 import os, signal, subprocess, sys, threading
@@ -52,7 +53,8 @@ class Launch:
         """Exit code, lines of the tasks, lines of the launcher; fails if any process of the launch is left."""
         out, err = self.popen.communicate()
         assert self.left() == []
-        return self.popen.returncode, out.splitlines(), err.splitlines()
+        shown = [line for line in err.splitlines() if not any(text in line for text in WATCHING)]
+        return self.popen.returncode, out.splitlines(), shown
 
     def left(self) -> list[psutil.Process]:
         """The processes of this launch, whoever their parent is now; they are known by their environment."""
@@ -275,6 +277,7 @@ def test_a_second_signal_kills_at_once(launch: Starter) -> None:
     _all_stubborn(run, 2)
     run.popen.send_signal(signal.SIGINT)
     assert run.popen.stderr is not None
+    assert any(text in run.popen.stderr.readline() for text in WATCHING)
     assert run.popen.stderr.readline().startswith("launch   | SIGINT: stopping")
     run.popen.send_signal(signal.SIGINT)
     code, _, messages = run.finish()
@@ -315,6 +318,7 @@ def test_a_reader_that_leaves_stops_the_cluster(launch: Starter) -> None:
     assert run.popen.returncode == 128 + signal.SIGTERM
     assert run.left() == []
     assert run.popen.stderr is not None
+    assert any(text in run.popen.stderr.readline() for text in WATCHING)
     assert run.popen.stderr.readline() == "launch   | nobody reads the output any more\n"
 
 

@@ -43,7 +43,8 @@ def test_a_full_disk_below_the_output_costs_lines_not_the_cluster(tmp_path: path
     assert run.returncode == 0
     assert (tmp_path / "done").read_text() == "trained to the end"
     if not both:
-        (line,) = run.stderr.decode().splitlines()
+        how_to_watch, line = run.stderr.decode().splitlines()
+        assert "what the tasks do: " in how_to_watch
         assert line.startswith("launch   | the tasks' output cannot be written: ") and "the tasks go on" in line
 
 
@@ -62,7 +63,8 @@ def test_an_output_that_does_not_block_is_waited_for(tmp_path: pathlib.Path) -> 
     with open(reading, "rb") as stream:
         lines = stream.read().decode().splitlines()
     _, messages = run.communicate(timeout=60)
-    assert (run.returncode, messages) == (0, b"")
+    assert run.returncode == 0
+    assert b"what the tasks do: " in messages and len(messages.splitlines()) == 1
     assert [line.split()[3] for line in lines] == [str(number) for number in range(3000)]
 
 

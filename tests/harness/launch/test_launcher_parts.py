@@ -1,6 +1,7 @@
 """The launcher's pure parts: the policy under any order of events, lines out of any bytes, ports and arguments."""
 
 import io
+import json
 import random
 import signal
 import socket
@@ -263,6 +264,7 @@ def test_arguments_and_environment() -> None:
     base = {"PATH": "p", "JAX_PLATFORMS": "cuda"}
     worker = environment(base, topology, WORKER1, 2)
     own = {"PYTHONUNBUFFERED": "1", "BELLWETHER_ATTEMPT": "2", "BELLWETHER_TASK_NUMBER": "2"}
+    assert json.loads(worker.pop("TF_CONFIG"))["task"] == {"type": "worker", "index": 1}
     assert worker == {"PATH": "p", "JAX_PLATFORMS": "cuda", **own}
     assert environment(base, topology, WORKER1, 2, number=5)["BELLWETHER_TASK_NUMBER"] == "5"
     ps = environment(base, topology, PS0, 0)

@@ -68,6 +68,29 @@ def run_status(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     return run
 
 
+def test_a_worker_that_has_finished_is_done_and_not_down(run_status: Callable[..., Ran]) -> None:
+    with servers(ps=1, worker=2) as made:
+        train(made[TARGET], 1)
+        finished = made["/job:worker/task:1"]
+        records = rt.lowlevel.RunRecords(finished.target)
+        records.join()
+        hosts = {job: ",".join(s.address for n, s in made.items() if f":{job}/" in n) for job in ("ps", "worker")}
+        cluster = f"--cluster=ps={hosts['ps']};worker={hosts['worker']}"
+        records.done(leave=False)
+        finished.stop()
+        ran = run_status(cluster)
+        assert ran.returncode == 0, ran.stdout
+        assert re.search(r"^/job:worker/task:1 +worker +done *$", ran.stdout, re.M), ran.stdout
+        assert "not whole" not in ran.stdout
+        found = json.loads(run_status(cluster, "--json").stdout)
+        assert found["whole"] and [task["done"] for task in found["tasks"]] == [False, False, True]
+        records = rt.lowlevel.RunRecords(made[TARGET].target)
+        records.join()
+        made[TARGET].stop()  # it takes part and has not said that it is done
+        ran = run_status(cluster)
+        assert ran.returncode == 1 and "not whole: /job:worker/task:0" in ran.stdout
+
+
 # -- figures: pure ---------------------------------------------------------------------------------------------
 
 

@@ -198,3 +198,78 @@ def test_random_keys_in_the_state_go_on_and_differ_between_variables() -> None:
 def test_noisy_sgd_trains() -> None:
     found = _trained(optax.noisy_sgd(0.05, eta=1e-6, key=jax.random.key(0)))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-2), found, _by_optax(optax.sgd(0.05)))
+
+
+# -- masks and labels ------------------------------------------------------------------------------------------
+
+DECAY = optax.adamw(0.1, weight_decay=0.5, mask={"a": False, "b": True})
+GROUPS = {"slow": optax.sgd(0.01, momentum=0.9), "fast": optax.adam(0.1)}
+
+
+def _labelled(**options: Any) -> Any:
+    with rt.Graph().as_default():
+        params = rt.variables(START, name="model")
+        optimizer = harness.Optimizer(options.pop("transformation"), params=options.pop("params", lambda p: p)(params))
+        train = optimizer.minimize(rt.call(_loss, params))
+        with rt.Session() as session:
+            session.run(rt.global_variables_initializer())
+            for _ in range(STEPS):
+                session.run(train)
+            return session.run(params), sorted(v.spec.name for v in optimizer.variables())
+
+
+@pytest.mark.parametrize(
+    "transformation",
+    [
+        DECAY,
+        optax.masked(optax.scale_by_adam(), {"a": True, "b": False}),
+        optax.multi_transform(GROUPS, {"a": "slow", "b": "fast"}),
+        optax.multi_transform(GROUPS, harness.by_name({"^a$": "fast", "": "slow"})),
+        optax.chain(optax.add_decayed_weights(0.1, harness.by_name({"b": True, "": False})), optax.sgd(0.1)),
+        optax.adamw(0.1, mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree)),
+    ],
+    ids=["adamw", "masked", "multi_transform", "labels by name", "mask by name", "mask by rank"],
+)
+def test_masks_and_labels_give_what_optax_gives(transformation: optax.GradientTransformation) -> None:
+    expected = _by_optax(transformation)
+    found, _ = _labelled(transformation=transformation)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), found, expected)
+
+
+def test_slots_under_masks_have_the_names_of_the_state_and_not_of_the_tree() -> None:
+    _, slots = _labelled(transformation=optax.multi_transform(GROUPS, {"a": "slow", "b": "fast"}))
+    assert [s for s in slots if s.startswith("model/a")] == ["model/a/adam/count", "model/a/trace/trace"]
+    assert [s for s in slots if s.startswith("model/b")] == ["model/b/adam/count", "model/b/adam/mu", "model/b/adam/nu"]
+
+
+def test_a_list_of_variables_is_known_by_its_names() -> None:
+    mask = optax.masked(optax.set_to_zero(), harness.by_name({"model/a": True, "": False}))
+    found, _ = _labelled(
+        transformation=optax.chain(optax.sgd(0.1), mask), params=lambda params: [params["a"], params["b"]]
+    )
+    np.testing.assert_array_equal(found["a"], START["a"])
+    assert not np.array_equal(found["b"], START["b"])
+
+
+def test_a_mask_without_its_tree_says_what_to_give() -> None:
+    with rt.Graph().as_default():
+        params = rt.variables(START, name="model")
+        loss = rt.call(_loss, params)
+        with pytest.raises(
+            rt.InvalidArgumentError, match=r"'model/a': each variable is .*give Optimizer\(params=\.\.\.\)"
+        ):
+            harness.Optimizer(DECAY).minimize(loss)
+        with pytest.raises(rt.InvalidArgumentError, match="masks and labels must fit params"):
+            harness.Optimizer(DECAY, params={"a": params["a"], "c": params["b"]})
+        with pytest.raises(rt.InvalidArgumentError, match="variable 'model/b' is trained but is not in the params"):
+            harness.Optimizer(optax.adam(0.1), params={"a": params["a"]}).minimize(loss)
+        with pytest.raises(rt.InvalidArgumentError, match=r"params\['x'\] is no variable but 3"):
+            harness.Optimizer(optax.adam(0.1), params={"x": 3})
+        with pytest.raises(rt.InvalidArgumentError, match="by_name: no rule is for 'b'"):
+            harness.Optimizer(optax.adamw(0.1, mask=harness.by_name({"a": True})), params=params)
+
+
+def test_clipping_by_the_norm_of_a_group_is_refused_too() -> None:
+    groups = {"slow": optax.chain(CLIP, optax.sgd(0.1)), "fast": optax.sgd(0.1)}
+    with pytest.raises(rt.InvalidArgumentError, match="with clip_by_global_norm"):
+        harness.Optimizer(optax.multi_transform(groups, {"a": "slow", "b": "fast"}))

@@ -1,12 +1,17 @@
 """The README's program: it is models/mnist/minimal.py, short, and it trains as the README says that it is started."""
 
+import contextlib
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
+
+from harness.launch.ports import free_ports
+from tests.kit.processes import Program
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PROGRAM = (ROOT / "models" / "mnist" / "minimal.py").read_text()
@@ -21,11 +26,34 @@ def test_the_readme_shows_the_whole_program() -> None:
 
 def test_it_is_one_page() -> None:
     assert len(PROGRAM.splitlines()) < 80
+    assert len(README.splitlines()) < 150
 
 
 def test_the_readme_starts_it_as_it_says_itself() -> None:
     (command,) = re.findall(r"^python -m harness\.launch .*$", PROGRAM, re.MULTILINE)
     assert command in README.replace(PROGRAM, "")
+
+
+def test_the_readme_names_commands_and_pages_that_are_there() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert links and [link for link in links if not (ROOT / link).exists()] == []
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert set(re.findall(r"`(bellwether-\w+)`", README)) == set(scripts)
+
+
+@pytest.mark.cluster
+def test_it_runs_on_hosts_as_the_readme_says(tmp_path: pathlib.Path) -> None:
+    commands = re.findall(r"^(?:ps|w)\d\$ +(python .*)$", README, re.MULTILINE)
+    assert len(commands) == 3
+    names = ["ps0:2222", "w0:2222", "w1:2222"]
+    ports = dict(zip(names, free_ports(3), strict=True))
+    for name, port in ports.items():
+        commands = [command.replace(name, f"127.0.0.1:{port}") for command in commands]
+    with contextlib.ExitStack() as stack:
+        tasks = [stack.enter_context(Program(*command.split(), "--train_steps=20")) for command in commands]
+        for task in tasks:
+            assert task.wait() == 0, task.story()
+        tasks[1].expect("Test-Accuracy: ")
 
 
 @pytest.mark.cluster

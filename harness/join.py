@@ -1,0 +1,185 @@
+"""join_cluster: a process finds out which task of which cluster it is, and takes its place there."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from absl import flags, logging
+
+import runtime as rt
+
+_CHIEFS = ("chief", "master")
+_HOSTS = {"chief_hosts": "chief", "ps_hosts": "ps", "worker_hosts": "worker"}
+"""Flags with the addresses of a job's tasks."""
+
+
+@dataclass(frozen=True)
+class TaskIdentity:
+    """Which task of which cluster a process is.
+
+    Attributes:
+        cluster: the cluster; None for a process that is alone.
+        job: its job.
+        index: its number in the job.
+        source: what told, in words.
+    """
+
+    cluster: rt.ClusterSpec | None
+    job: str
+    index: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """A task that has joined its cluster.
+
+    Attributes:
+        cluster: the cluster.
+        job: "worker", as a rule; "chief" or "evaluator" where the cluster has such a job.
+        index: which of its job.
+        server: serves this task.
+    """
+
+    cluster: rt.ClusterSpec
+    job: str
+    index: int
+    server: rt.Server
+
+    @property
+    def target(self) -> str:
+        """What a session connects to."""
+        return self.server.target
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this task initialises and saves: the one of job chief, else worker 0."""
+        has_chief = any(job in _CHIEFS for job in self.cluster.jobs)
+        return self.job in _CHIEFS or (self.job == "worker" and self.index == 0 and not has_chief)
+
+    @property
+    def workers(self) -> int:
+        """How many tasks train."""
+        return sum(self.cluster.num_tasks(job) for job in self.cluster.jobs if job in ("worker", *_CHIEFS))
+
+    @property
+    def number(self) -> int:
+        """The number of this task among those that train, the chief first: which share of the data is its own."""
+        before = [job for job in self.cluster.jobs if job in _CHIEFS] if self.job == "worker" else []
+        return self.index + sum(self.cluster.num_tasks(job) for job in before)
+
+    def device(self) -> AbstractContextManager[None]:
+        """A device scope for the graph: variables on the ps, in turn, and all else on this task."""
+        own = f"/job:{self.job}/task:{self.index}"
+        if "ps" not in self.cluster.jobs:
+            return rt.device(own)
+        return rt.device(rt.replica_device_setter(cluster=self.cluster, worker_device=own))
+
+
+@contextlib.contextmanager
+def join_cluster(*, ps: int = 1, **server_options: Any) -> Iterator[Member]:
+    """Joins the cluster that this process is part of, and leaves it at the end of the block.
+
+        with harness.join_cluster() as me:
+            with me.device():
+                ...  # the graph
+            supervisor = harness.Supervisor(is_chief=me.is_chief, logdir=logdir, global_step=global_step)
+            with supervisor.managed_session(me.target) as session:
+                ...
+
+    As a ps it serves until training is over, and then ends the program (SystemExit): the block is for those who train.
+    The cluster and the task come from the first of these that tells them:
+
+    1. the flags ``--ps_hosts --worker_hosts --job_name --task_index``, whether or not the program defines them;
+    2. the environment variable TF_CONFIG, which ``harness.launch`` sets, and Kubeflow and others do;
+    3. the variables of a Slurm step with several tasks (``srun --ntasks=3 python train.py``);
+    4. none of them: this process trains alone, and says so.
+
+    Args:
+        ps: of a Slurm step, how many of its tasks are ps; the others are workers.
+        **server_options: further arguments of ``rt.Server``, such as ``ps_backups=1`` or ``security=...``.
+
+    Raises:
+        InvalidArgumentError: what is told is not whole, or there is no such task; names what is missing.
+        OpError: the server cannot start, such as UnknownError where its port is in use.
+    """
+    me = find_identity(sys.argv[1:], os.environ, ps)
+    alone = rt.ClusterSpec({"worker": ["localhost:0"]})
+    if me.cluster is None:
+        logging.warning("%s: this process trains alone", me.source)
+    if me.job == "ps":
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
+    with rt.Server(me.cluster or alone, me.job, me.index, **server_options) as server:
+        if me.job == "ps":
+            server.join()
+            raise SystemExit(0)
+        yield Member(server.cluster, me.job, me.index, server)
+
+
+def find_identity(argv: Sequence[str], environ: Mapping[str, str], ps: int = 1) -> TaskIdentity:
+    """The task that this process is; see ``join_cluster``.
+
+    Args:
+        argv: the arguments of the program.
+        environ: its environment.
+        ps: of a Slurm step, how many of its tasks are ps.
+    """
+    told = _flags(argv)
+    if told:
+        return _from_flags(told)
+    if environ.get("TF_CONFIG"):
+        resolver = rt.TFConfigClusterResolver()
+        cluster, job, index = resolver.cluster_spec(), resolver.task_type, resolver.task_id
+        if cluster.jobs:
+            if job is None:
+                raise rt.InvalidArgumentError(
+                    'TF_CONFIG has a cluster but no "task": add {"type": "worker", "index": 0}'
+                )
+            return TaskIdentity(cluster, job, index or 0, "TF_CONFIG")
+    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks > 1:
+        if not 0 < ps < tasks:
+            raise rt.InvalidArgumentError(
+                f"a Slurm step of {tasks} tasks cannot have {ps} ps and workers too: raise srun --ntasks, or change "
+                "join_cluster(ps=...)"
+            )
+        slurm = rt.SlurmClusterResolver({"ps": ps, "worker": tasks - ps})
+        return TaskIdentity(slurm.cluster_spec(), str(slurm.task_type), slurm.task_id or 0, "Slurm")
+    return TaskIdentity(None, "worker", 0, "no cluster in flags, TF_CONFIG or a Slurm step")
+
+
+def _flags(argv: Sequence[str]) -> dict[str, str]:
+    """The flags that tell the cluster: of absl where the program parses them (flag files too), else of ``argv``."""
+    names = (*_HOSTS, "job_name", "task_index")
+    found: dict[str, str] = {}
+    if flags.FLAGS.is_parsed():
+        for name in names:
+            value = flags.FLAGS[name].value if name in flags.FLAGS else None
+            if value is not None and (name in _HOSTS or flags.FLAGS[name].present):
+                found[name] = value if isinstance(value, str) else ",".join(value) if name in _HOSTS else str(value)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        parser.add_argument(f"--{name}", f"-{name}")
+    parsed, _ = parser.parse_known_args(list(argv))
+    return {name: value for name, value in vars(parsed).items() if value} | found
+
+
+def _from_flags(told: Mapping[str, str]) -> TaskIdentity:
+    cluster = {job: [host.strip() for host in told[flag].split(",")] for flag, job in _HOSTS.items() if flag in told}
+    if not cluster or "job_name" not in told:
+        given = ", ".join(f"--{name}" for name in told)
+        lacking = "--job_name" if cluster else "--ps_hosts and --worker_hosts"
+        raise rt.InvalidArgumentError(f"{given} given without {lacking}: a task of a cluster needs both")
+    index = told.get("task_index", "0")
+    if not index.isdecimal():
+        raise rt.InvalidArgumentError(f"--task_index={index}: give the number of the task in its job, from 0")
+    return TaskIdentity(rt.ClusterSpec(cluster), told["job_name"], int(index), "flags")

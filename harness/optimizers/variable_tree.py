@@ -1,0 +1,79 @@
+"""Masks and labels of optax, where each variable is updated by itself: its place in the tree they are written for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import optax
+
+import runtime as rt
+
+
+class VariableTree:
+    """The pytree of variables that masks and labels are written for.
+
+    Args:
+        params: a pytree of variables; of a list or tuple of variables, the dictionary of their names.
+
+    Raises:
+        InvalidArgumentError: a leaf is no variable.
+    """
+
+    def __init__(self, params: object) -> None:
+        if isinstance(params, list | tuple) and all(isinstance(v, rt.Variable) for v in params):
+            params = {v.spec.name: v for v in params}
+        found, self._structure = jax.tree.flatten_with_path(params)
+        for path, leaf in found:
+            if not isinstance(leaf, rt.Variable):
+                raise rt.InvalidArgumentError(f"params{jax.tree_util.keystr(path)} is no variable but {leaf!r}")
+        self.variables: list[rt.Variable] = [leaf for _, leaf in found]
+        self._paths = [path for path, _ in found]
+        self._places = {variable: place for place, variable in enumerate(self.variables)}
+
+    def path(self, variable: rt.Variable) -> tuple[object, ...]:
+        """Where a variable is in the tree, as ``jax.tree_util`` tells it."""
+        return tuple(self._paths[self._place(variable)])
+
+    def only(self, variable: rt.Variable, value: object) -> Any:
+        """The tree with ``value`` in the place of a variable, and in all others what optax takes for masked out."""
+        leaves: list[object] = [optax.MaskedNode()] * len(self.variables)
+        leaves[self._place(variable)] = value
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def _place(self, variable: rt.Variable) -> int:
+        if variable not in self._places:
+            raise rt.InvalidArgumentError(
+                f"variable {variable.spec.name!r} is trained but is not in the params that the optimizer was given"
+            )
+        return self._places[variable]
+
+
+def by_name(rules: Mapping[str, object]) -> Callable[[object], Any]:
+    """Labels, or a mask, by name: what ``optax.multi_transform`` and ``mask`` take.
+
+        harness.Optimizer(
+            optax.adamw(1e-3, mask=harness.by_name({"bias$|scale$": False, "": True})), params=params
+        )
+
+    Args:
+        rules: by regular expression, the label (a string) or whether it is masked in (a bool). The first that is found
+            in a variable's name counts: its path in ``params``, as in ``Dense_0/bias``. ``""`` is found in all.
+
+    Returns:
+        A function from a tree to the tree of labels.
+
+    Raises:
+        InvalidArgumentError: by the function: no expression is found in a name.
+    """
+
+    def label(path: tuple[object, ...], _: object) -> object:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        for expression, given in rules.items():
+            if re.search(expression, name):
+                return given
+        raise rt.InvalidArgumentError(f'by_name: no rule is for {name!r}; the rule "" is for all others')
+
+    return lambda tree: jax.tree.map_with_path(label, tree)

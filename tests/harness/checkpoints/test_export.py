@@ -1,0 +1,87 @@
+"""Parameters outside of their cluster: as a pytree, as files for others, as a function without its source."""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import harness
+import runtime as rt
+
+pytestmark = pytest.mark.cluster
+
+TREE = {
+    "Dense_0": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.float32([1, 2, 3])},
+    "scale": np.float32(2.0),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    logdir = tmp_path_factory.mktemp("run")
+    with rt.Graph().as_default(), rt.Session() as session:
+        rt.variables(TREE, name="net")
+        rt.Variable(np.zeros(4, np.float32), name="other")
+        session.run(rt.global_variables_initializer())
+        harness.Saver().save(session, logdir / "model.ckpt", 7)
+    return logdir
+
+
+def equal(found: Any, expected: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_checkpoint_gives_the_tree_of_what_it_is_to_be_like(checkpoint: pathlib.Path) -> None:
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), TREE)
+    for like in (TREE, abstract):
+        equal(harness.load_pytree(checkpoint, like, name="net"), TREE)
+    equal(harness.load_pytree(checkpoint / "model.ckpt" / "7", TREE, "net"), TREE)
+
+
+def test_what_does_not_fit_is_listed(checkpoint: pathlib.Path) -> None:
+    with pytest.raises(rt.NotFoundError, match="has no Dense_0/bias, Dense_0/kernel, scale; it has .*give the name"):
+        harness.load_pytree(checkpoint, TREE)
+    wider = {"Dense_0": {"kernel": np.zeros((2, 4)), "bias": np.zeros(4)}, "scale": np.float32(0)}
+    with pytest.raises(rt.InvalidArgumentError, match=r"net/Dense_0/bias is \[3\] there and \[4\] in like; net/D"):
+        harness.load_pytree(checkpoint, wider, "net")
+    with pytest.raises(ValueError, match="Couldn't find a checkpoint"):
+        harness.load_pytree(checkpoint / "none", TREE)
+
+
+def test_plain_orbax_reads_what_is_saved(tmp_path: pathlib.Path) -> None:
+    harness.save_pytree(tmp_path / "params", TREE)
+    with ocp.StandardCheckpointer() as plain:
+        equal(plain.restore(tmp_path / "params"), TREE)
+    with pytest.raises(ValueError, match="already exists"):
+        harness.save_pytree(tmp_path / "params", TREE)
+
+
+def test_safetensors_hold_the_names(tmp_path: pathlib.Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    harness.save_pytree(tmp_path / "model.safetensors", TREE)
+    found = safetensors.load_file(tmp_path / "model.safetensors")
+    assert sorted(found) == ["Dense_0/bias", "Dense_0/kernel", "scale"]
+    equal(found["Dense_0/kernel"], TREE["Dense_0"]["kernel"])  # type: ignore[index, call-overload]
+    assert found["scale"].shape == ()
+
+
+def test_a_format_whose_package_is_missing_names_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "safetensors.numpy", None)
+    with pytest.raises(ImportError, match="pip install safetensors"):
+        harness.save_pytree(tmp_path / "model.safetensors", TREE)
+
+
+def test_an_exported_function_runs_without_its_source_for_any_batch(tmp_path: pathlib.Path) -> None:
+    def apply(params: Any, x: jax.Array) -> jax.Array:
+        return (x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]) * params["scale"]
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    harness.export_function(tmp_path / "model.jax", apply, TREE, jax.ShapeDtypeStruct((batch, 2), jnp.float32))
+    served = jax.export.deserialize(bytearray((tmp_path / "model.jax").read_bytes()))
+    for size in (1, 5):
+        x = np.ones((size, 2), np.float32)
+        np.testing.assert_allclose(served.call(x), apply(TREE, x))

@@ -1,0 +1,196 @@
+"""join_cluster: who a process is, by flags, TF_CONFIG, Slurm or nobody; and whole programs under the launcher."""
+
+import json
+import pathlib
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+import harness
+import runtime as rt
+from harness.join import find_identity
+from harness.launch.policy import LaunchTask
+from harness.launch.ports import free_ports
+from harness.launch.tasks import Topology, arguments, environment, gpus, takes_flags, watching
+from tests.kit.processes import Program
+
+TF_CONFIG = {"cluster": {"ps": ["a:1"], "worker": ["b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}
+SLURM = {
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_NODELIST": "n[1-3]",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
+}
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets variables of this process, which resolvers read."""
+
+    def put(variables: dict[str, str]) -> dict[str, str]:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return variables
+
+    return put
+
+
+def test_flags_come_first_then_tf_config_then_slurm_then_nobody(environ: Any) -> None:
+    argv = ["--ps_hosts=x:1,y:1", "--worker_hosts", "z:1", "-job_name=ps", "--task_index=1", "--lr=0.1"]
+    config, slurm = environ({"TF_CONFIG": json.dumps(TF_CONFIG)}), environ(SLURM)
+    found = find_identity(argv, config | slurm)
+    assert (found.job, found.index, found.source) == ("ps", 1, "flags")
+    assert found.cluster == rt.ClusterSpec({"ps": ["x:1", "y:1"], "worker": ["z:1"]})
+    found = find_identity(["--lr=0.1"], config | slurm)
+    assert (found.job, found.index, found.source) == ("worker", 1, "TF_CONFIG")
+    assert found.cluster == rt.ClusterSpec(TF_CONFIG["cluster"])
+    found = find_identity([], slurm)
+    assert (found.job, found.index, found.source) == ("worker", 1, "Slurm")
+    assert found.cluster is not None and found.cluster.num_tasks("worker") == 2
+    found = find_identity([], {"SLURM_STEP_NUM_TASKS": "1"})  # sbatch's own shell
+    assert found.cluster is None and (found.job, found.index) == ("worker", 0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "variables", "text"),
+    [
+        (["--ps_hosts=a:1"], {}, "--ps_hosts given without --job_name"),
+        (["--job_name=ps"], {}, "--job_name given without --ps_hosts and --worker_hosts"),
+        (["--worker_hosts=a:1", "--job_name=worker", "--task_index=one"], {}, "--task_index=one: give the number"),
+        ([], {"TF_CONFIG": json.dumps({"cluster": TF_CONFIG["cluster"]})}, 'TF_CONFIG has a cluster but no "task"'),
+        ([], SLURM, r"a Slurm step of 3 tasks cannot have 3 ps and workers too: raise srun --ntasks"),
+    ],
+)
+def test_what_is_not_whole_is_named(argv: list[str], variables: dict[str, str], text: str, environ: Any) -> None:
+    with pytest.raises(rt.InvalidArgumentError, match=text):
+        find_identity(argv, environ(variables), ps=3)
+
+
+def test_the_chief_is_the_job_of_that_name_or_worker_0() -> None:
+    with rt.local_cluster(ps=1, workers=2) as cluster:
+        server = cluster.servers["worker", 0]
+        member = lambda job, index, spec: harness.join.Member(rt.ClusterSpec(spec), job, index, server)  # noqa: E731
+        plain, own = {"ps": ["a:1"], "worker": ["b:1", "c:1"]}, {"chief": ["a:1"], "worker": ["b:1"]}
+        assert [member("worker", i, plain).is_chief for i in range(2)] == [True, False]
+        assert member("chief", 0, own).is_chief and not member("worker", 0, own).is_chief
+        assert [member("worker", i, plain).number for i in range(2)] == [0, 1]
+        assert [member("chief", 0, own).number, member("worker", 0, own).number] == [0, 1]
+        assert (member("worker", 0, plain).workers, member("worker", 0, own).workers) == (2, 2)
+
+
+def test_a_cluster_in_this_process_trains() -> None:
+    with rt.Graph().as_default(), rt.local_cluster(ps=2, workers=2) as cluster:
+        with cluster.device(1):
+            v, w = rt.Variable(1.0, name="v"), rt.Variable(2.0, name="w")
+            total = v + w
+        assert [v.device, w.device, total.device] == ["/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:1"]
+        with rt.Session(cluster.target) as session:
+            session.run(rt.global_variables_initializer())
+        with rt.Session(cluster.target_of(1)) as session:
+            assert session.run(total) == 3.0
+    with rt.Graph().as_default(), rt.local_cluster(ps=0, workers=1) as cluster, cluster.device():
+        assert rt.constant(1.0).device == "/job:worker/task:0"
+    with pytest.raises(rt.InvalidArgumentError, match="at least one worker"):
+        rt.local_cluster(workers=0)
+
+
+# -- what the launcher gives -----------------------------------------------------------------------------------
+
+TOPOLOGY = Topology(("p:1",), ("w:1", "w:2"))
+
+
+def test_the_launcher_tells_each_task_by_its_environment_who_it_is() -> None:
+    found = json.loads(environment({}, TOPOLOGY, LaunchTask("worker", 1), 0)["TF_CONFIG"])
+    assert found["cluster"] == {"ps": ["p:1"], "worker": ["w:1", "w:2"]}
+    assert found["task"] == {"type": "worker", "index": 1}
+
+
+def test_a_program_that_joins_is_given_no_flags(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "joins.py").write_text("with harness.join_cluster() as me: ...\n")
+    (tmp_path / "flags.py").write_text("flags.DEFINE_string('job_name', None, '')\n")
+    task = LaunchTask("worker", 0)
+    assert arguments(["python", "-m", "package.joins", "--lr=1"], TOPOLOGY, task)[1:] == [
+        "-m",
+        "package.joins",
+        "--lr=1",
+    ]
+    assert not takes_flags(["python", "package/joins.py"])
+    for command in (["python", "flags.py"], ["python", "-m", "elsewhere"], ["./train"], ["python", "missing.py"]):
+        assert takes_flags(command)
+        assert arguments(command, TOPOLOGY, task)[-2:] == ["--job_name=worker", "--task_index=0"]
+
+
+def test_each_worker_has_gpus_of_its_own_and_a_ps_none() -> None:
+    def visible(job: str, index: int, base: dict[str, str], each: int) -> str | None:
+        return environment(base, TOPOLOGY, LaunchTask(job, index), 0, each).get("CUDA_VISIBLE_DEVICES")
+
+    assert [visible("worker", i, {}, 2) for i in range(2)] == ["0,1", "2,3"]
+    assert [visible("worker", i, {"CUDA_VISIBLE_DEVICES": "4,7"}, 1) for i in range(2)] == ["4", "7"]
+    assert visible("ps", 0, {}, 1) == ""
+    assert visible("worker", 0, {"CUDA_VISIBLE_DEVICES": "4,7"}, 0) == "4,7"
+    with pytest.raises(ValueError, match="--gpus_per_worker=2: worker 1 finds none left in CUDA_VISIBLE_DEVICES=4,7"):
+        gpus("4,7", 1, 2)
+
+
+def test_the_launcher_says_how_to_watch() -> None:
+    assert watching(TOPOLOGY, ["python", "train.py", "--logdir=/runs/1"]) == [
+        "what the tasks do: python -m harness.status --target=p:1 --watch",
+        "curves: tensorboard --logdir=/runs/1",
+    ]
+    assert watching(TOPOLOGY, ["python", "train.py", "--logdir", "r"])[1:] == ["curves: tensorboard --logdir=r"]
+    assert len(watching(TOPOLOGY, ["python", "train.py"])) == 1
+
+
+PROGRAM = """
+import argparse
+import numpy as np
+import harness, runtime as rt
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+steps = parser.parse_args().steps
+with harness.join_cluster() as me:
+    with me.device():
+        step = harness.get_or_create_global_step()
+        v = rt.Variable(np.zeros(2, np.float32), name="v")
+        count = rt.group(v.assign_add(np.ones(2, np.float32)), step.assign_add(1))
+    supervisor = harness.Supervisor(is_chief=me.is_chief, global_step=step)
+    with supervisor.managed_session(me.target) as session:
+        for _ in range(steps):
+            session.run(count)
+        if not me.is_chief:
+            print("WORKER", me.job, me.index, me.workers, flush=True)
+    print("BLOCK", me.job, flush=True)
+"""
+
+
+@pytest.mark.cluster
+def test_a_program_without_ceremony_trains_under_the_launcher(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
+    command = ("python", "-m", "harness.launch", "--ps=1", "--workers=2", "--", sys.executable, "train.py", "--steps=5")
+    with Program(*command, cwd=tmp_path, cold=True) as program:
+        program.expect(r"what the tasks do: python -m harness\.status --target=127\.0\.0\.1:\d+ --watch")
+        assert program.wait() == 0, program.story()
+        assert len(program.lines("BLOCK worker")) == 2 and not program.lines("BLOCK ps")
+        assert program.lines("WORKER worker 1 2")
+
+
+@pytest.mark.cluster
+def test_the_same_program_runs_alone_and_on_hosts_by_flags(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM).replace("parse_args()", "parse_known_args()[0]"))
+    script = str(tmp_path / "train.py")
+    with Program("python", script, "--steps=3") as alone:
+        assert alone.wait() == 0, alone.story()
+        alone.expect("no cluster in flags, TF_CONFIG or a Slurm step: this process trains alone")
+        alone.expect("BLOCK worker")
+    ps, worker = (f"127.0.0.1:{port}" for port in free_ports(2))
+    hosts = (f"--ps_hosts={ps}", f"--worker_hosts={worker}", "--steps=3")
+    with Program("python", script, "--job_name=ps", *hosts) as server:
+        with Program("python", script, "--job_name=worker", *hosts) as trains:
+            assert trains.wait() == 0, trains.story()
+        assert server.wait() == 0, server.story()
+        assert not server.lines("BLOCK")

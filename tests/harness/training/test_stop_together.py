@@ -1,0 +1,96 @@
+"""Stopping everybody: one task's word ends training on all, early or not, and is forgotten in the next run."""
+
+import pathlib
+import sys
+import textwrap
+
+import pytest
+
+import harness
+import runtime as rt
+from tests.kit.processes import Program
+
+pytestmark = pytest.mark.cluster
+
+PROGRAM = """
+import sys
+import harness, runtime as rt
+from absl import logging
+
+logging.set_verbosity(logging.INFO)
+with harness.join_cluster() as me:
+    with me.device():
+        step = harness.get_or_create_global_step()
+        count = step.assign_add(1)
+    if sys.argv[1] == "supervisor":
+        sv = harness.Supervisor(is_chief=me.is_chief, stop_together=True)
+        with sv.managed_session(me.target) as session:
+            while not sv.should_stop():
+                if int(session.run(count)) >= 300 and me.index == 1:  # not the chief
+                    sv.request_stop(everybody=True)
+    else:
+        values = iter([5.0, 4.0, 4.5, 4.0, 3.99])
+        hook = harness.EarlyStoppingHook(lambda session: next(values), patience=3, every_n_steps=100, min_delta=0.1)
+        with harness.MonitoredTrainingSession(me.target, me.is_chief, hooks=[hook]) as session:
+            while not session.should_stop():
+                session.run(count)
+        if me.is_chief:
+            print("BEST", hook.best, hook.best_step, flush=True)
+    print("STOPPED", me.index, flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["supervisor", "hook"])
+def test_one_word_stops_all_workers(tmp_path: pathlib.Path, kind: str) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
+    command = ("python", "-m", "harness.launch", "--ps=1", "--workers=3", "--", sys.executable, "train.py", kind)
+    with Program(*command, cwd=tmp_path, cold=True) as program:
+        assert program.wait() == 0, program.story()
+        assert len(program.lines("STOPPED")) == 3
+        if kind == "hook":
+            program.expect("training stops early at step")
+            program.expect(r"BEST 4\.0 \d+")
+
+
+def test_the_next_run_on_the_same_tasks_does_not_stop() -> None:
+    with rt.local_cluster(ps=1, workers=1) as cluster:
+        for _ in range(2):
+            with rt.Graph().as_default(), cluster.device():
+                count = harness.get_or_create_global_step().assign_add(1)
+                supervisor = harness.Supervisor(stop_together=True)
+                with supervisor.managed_session(cluster.target) as session:
+                    session.run(count)
+                    assert not supervisor.coord.wait_for_stop(2.5)  # two looks
+                    supervisor.request_stop(everybody=True)
+                    assert supervisor.should_stop()
+
+
+def test_what_is_lacking_is_named() -> None:
+    with rt.Graph().as_default(), rt.Server.create_local_server() as server:
+        with pytest.raises(ValueError, match="stop_together needs a global step"):
+            harness.Supervisor(stop_together=True)
+        harness.get_or_create_global_step()
+        supervisor = harness.Supervisor()
+        with supervisor.managed_session(server.target):
+            with pytest.raises(ValueError, match=r"needs Supervisor\(stop_together=True\) on all tasks"):
+                supervisor.request_stop(everybody=True)
+    with rt.Graph().as_default():
+        harness.get_or_create_global_step()
+        with pytest.raises(ValueError, match="needs an open session"):
+            harness.Supervisor(stop_together=True).request_stop(everybody=True)
+    for options, text in (({"mode": "up"}, "'min' or 'max', not 'up'"), ({"every_n_steps": 0}, "1 at least")):
+        with pytest.raises(ValueError, match=text):
+            harness.EarlyStoppingHook(lambda _: 0.0, patience=1, **options)  # type: ignore[arg-type]
+
+
+def test_a_tensor_is_a_metric_too() -> None:
+    with rt.Graph().as_default():
+        step = harness.get_or_create_global_step()
+        more = step.assign_add(1)
+        loss = rt.numpy.maximum(5.0 - rt.call(lambda s: s.astype("float32"), more), 1.0)
+        hook = harness.EarlyStoppingHook(loss, patience=2, every_n_steps=1)
+        steps = 0
+        with harness.MonitoredSession(hooks=[hook]) as session:
+            while not session.should_stop():
+                steps = int(session.run(more))
+    assert (hook.best, hook.best_step, steps) == (1.0, 4, 6)
