@@ -5,13 +5,15 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from harness.certs import Authority
+from harness.certs import CertificateAuthority
 
 HERE = ("127.0.0.1", "localhost")
 """The names of a host that is this machine, as tests know it."""
 
 
-def write(directory: pathlib.Path, name: str, authority: Authority, pair: tuple[bytes, bytes]) -> pathlib.Path:
+def write(
+    directory: pathlib.Path, name: str, authority: CertificateAuthority, pair: tuple[bytes, bytes]
+) -> pathlib.Path:
     """Puts a key and a certificate, and the CA's, into a directory as NAME.key, NAME.pem and ca.pem; gives it.
 
     Each file is replaced as a whole, one after the other.
@@ -26,7 +28,7 @@ def write(directory: pathlib.Path, name: str, authority: Authority, pair: tuple[
 
 
 def pair_of(
-    authority: Authority, names: Sequence[str] = HERE, begins: float = -3600.0, ends: float = 86400.0
+    authority: CertificateAuthority, names: Sequence[str] = HERE, begins: float = -3600.0, ends: float = 86400.0
 ) -> tuple[bytes, bytes]:
     """A key and a certificate for it, as PEM. The times are seconds from now."""
     now = datetime.datetime.now(datetime.UTC)
@@ -35,11 +37,11 @@ def pair_of(
 
 def make(
     directory: pathlib.Path,
-    authority: Authority | None = None,
+    authority: CertificateAuthority | None = None,
     names: Sequence[str] = HERE,
     begins: float = -3600.0,
     ends: float = 86400.0,
 ) -> pathlib.Path:
     """A directory with one certificate, by a CA of its own unless one is given."""
-    authority = authority or Authority.make()
+    authority = authority or CertificateAuthority.make()
     return write(directory, "here", authority, pair_of(authority, names, begins, ends))
