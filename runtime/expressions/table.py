@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import random as extend_random
 from jax.extend.core import Primitive, primitives
@@ -148,6 +149,13 @@ def _scatter_apply(
     )
 
 
+def _dividing(make: Make, x: Value, y: Value) -> Value:
+    """Divides; MLIR ends the process when it divides a constant integer by a constant zero, so it shall see none."""
+    if not jnp.issubdtype(y.dtype, jnp.integer) or isinstance(y, np.ndarray) and y.all():
+        return make(x, y)
+    return make(x, lax.optimization_barrier(y))
+
+
 def _along_one(make: Make, x: Value, axes: tuple[int, ...], index_dtype: Value) -> Value:
     return make(x, *axes, index_dtype=index_dtype)
 
@@ -242,6 +250,8 @@ def _elementwise() -> dict[str, Row]:
     made["optimization_barrier"] = Row(lambda *operands: lax.optimization_barrier(operands))
     others: dict[str, Make] = {
         "add_any": lax.add,
+        "div": functools.partial(_dividing, lax.div),
+        "rem": functools.partial(_dividing, lax.rem),
         "and": lax.bitwise_and,
         "not": lax.bitwise_not,
         "or": lax.bitwise_or,

@@ -241,6 +241,7 @@ def _one_child(first: int, last: int, seed: int, outcome: Outcome) -> int:
                 if number < first:
                     raise RuntimeError(f"the child did not come to its first program in {START_SECS} s")
                 outcome.slow.append(number)
+                print(f"program {number} took more than {TOO_LONG_SECS} s", flush=True)
                 return number + 1
             got = os.read(process.stdout.fileno(), 1 << 16)
             if not got:
@@ -258,6 +259,7 @@ def _one_child(first: int, last: int, seed: int, outcome: Outcome) -> int:
             if number < first:
                 raise RuntimeError("the child ended before its first program")
             outcome.crashed.append((number, process.returncode))
+            print(f"program {number} ended the process with {process.returncode}", flush=True)
     return number + 1
 
 

@@ -97,6 +97,13 @@ def test_constants_of_every_kind_of_dtype(name: str) -> None:
     assert same_bits(found, values)
 
 
+def test_a_constant_divided_by_zero_does_not_end_the_process() -> None:
+    """As it does when JAX compiles the same function: MLIR's folder divides."""
+    ones, zeros = np.array([1, 2, 3], np.int32), np.zeros(3, np.int32)
+    data = written(lambda a: (jax.lax.rem(ones, zeros), jax.lax.div(ones, zeros), jax.lax.div(ones, ones)), A)
+    np.testing.assert_array_equal(computed(data, A), [ones, [-1, -1, -1], [1, 1, 1]])
+
+
 def test_random_numbers_are_those_of_the_writer_s_settings() -> None:
     def fn(a: Any) -> Any:
         return jax.random.normal(jax.random.key(1), (3, 5), jnp.float32) + a[0, 0]
