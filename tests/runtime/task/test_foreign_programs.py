@@ -67,7 +67,7 @@ def cluster(default_cluster: Cluster) -> Iterator[Cluster]:
     with serve(addresses_, "ps", 0, env={"BELLWETHER_PS_PROGRAMS": "stablehlo"}) as ps:
         with rt.Server(addresses_, "worker", 0) as server:
             yield Cluster(ps, server, default_cluster)
-            ps.stop()
+        ps.stop()
 
 
 def hostile(text: str, plain: Program) -> Program:
