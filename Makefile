@@ -104,7 +104,7 @@ docs: $(STAMP) ## Make the documentation site, build/docs/site/index.html, with 
 
 lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pins that do; UPGRADE=--upgrade for the newest.
 	$(RESOLVE) $(UPGRADE) --all-extras --output-file=requirements-dev.lock
-	$(RESOLVE) --extra=mnist --extra=digits --constraint=requirements-dev.lock --output-file=requirements.lock
+	$(RESOLVE) --extra=mnist --extra=digits --extra=build --constraint=requirements-dev.lock --output-file=requirements.lock
 
 audit: $(STAMP) ## Look for known vulnerabilities in what is installed to train; asks pypi.org.
 	$(BIN)/uv tool run pip-audit --strict --disable-pip --require-hashes --requirement=requirements.lock

@@ -22,7 +22,6 @@ from harness.checkpoints.states import forget_checkpointable as forget_checkpoin
 from harness.checkpoints.states import restore_states as restore_states
 from harness.coordinator import Coordinator as Coordinator
 from harness.coordinator import LooperThread as LooperThread
-from harness.join import join_cluster as join_cluster
 from harness.monitoring import timeline as timeline
 from harness.monitoring.cluster_scalars import StandardSeries as StandardSeries
 from harness.monitoring.progress import Progress as Progress
@@ -62,6 +61,7 @@ from harness.training.hooks import SessionRunValues as SessionRunValues
 from harness.training.hooks import StepCounterHook as StepCounterHook
 from harness.training.hooks import StopAtStepHook as StopAtStepHook
 from harness.training.hooks import SummarySaverHook as SummarySaverHook
+from harness.training.join import join_cluster as join_cluster
 from harness.training.managed_session import ManagedSession as ManagedSession
 from harness.training.monitored_session import MonitoredSession as MonitoredSession
 from harness.training.monitored_session import MonitoredTrainingSession as MonitoredTrainingSession

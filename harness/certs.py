@@ -47,8 +47,8 @@ class CertificateError(Exception):
 
 
 @dataclass(frozen=True)
-class CertificateAuthority:
-    """A CA.
+class CA:
+    """A certificate authority: it signs the certificates of one cluster.
 
     Attributes:
         certificate: of the CA.
@@ -59,7 +59,7 @@ class CertificateAuthority:
     key: ec.EllipticCurvePrivateKey
 
     @classmethod
-    def make(cls, days: float = AUTHORITY_DAYS) -> CertificateAuthority:
+    def make(cls, days: float = AUTHORITY_DAYS) -> CA:
         """A new one, of no relation to any other."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
@@ -70,7 +70,7 @@ class CertificateAuthority:
         return cls(builder.sign(key, hashes.SHA256()), key)
 
     @classmethod
-    def load(cls, directory: Path) -> CertificateAuthority:
+    def load(cls, directory: Path) -> CA:
         """That of a directory.
 
         Raises:
@@ -161,9 +161,9 @@ def make_certificates(out: Path, hosts: Sequence[Sequence[str]], days: float, re
         raise CertificateError(f"{out} has certificates of {', '.join(there)}, which stay: --renew replaces them")
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any((out / f"{AUTHORITY}{ending}").exists() for ending in (".key", ".pem")):
-        authority = CertificateAuthority.load(out)
+        authority = CA.load(out)
     else:
-        authority = CertificateAuthority.make()
+        authority = CA.make()
         _write(authority.pem(), [out / f"{AUTHORITY}.key", out / f"{AUTHORITY}.pem"])
     now = datetime.datetime.now(datetime.UTC)
     if authority.certificate.not_valid_after_utc <= now:

@@ -17,7 +17,7 @@ from types import FrameType
 from harness.launch import guard, policy
 from harness.launch.output import LineBuffer, Printer
 from harness.launch.policy import Event, Instruction, LaunchTask
-from harness.launch.tasks import Topology, arguments, environment, start_guarded, watching
+from harness.launch.tasks import PER_TASK_VARIABLE, Topology, arguments, environment, start_guarded, watching
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_INTERRUPTS = 3
@@ -119,7 +119,7 @@ class Runner:
         with self._selector, _wakeup_socket() as wake, contextlib.ExitStack() as at_end:
             at_end.callback(self._abandon)
             self._selector.register(wake, selectors.EVENT_READ)
-            if len(self._tasks) > 1:
+            if PER_TASK_VARIABLE not in self._environ:
                 for line in watching(self._topology, self._command):
                     self._log(line)
             state, instructions = policy.begin(self._tasks, time.monotonic())

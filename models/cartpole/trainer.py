@@ -6,6 +6,7 @@ Each worker plays games of its own. It reads the parameters from the ps, plays w
 gradient of what it has seen. Nobody waits for anybody.
 """
 
+import argparse
 from collections import deque
 
 import gymnasium
@@ -13,19 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags
 
 import harness
 import runtime as rt
 
-FLAGS = flags.FLAGS
-flags.DEFINE_list("ps_hosts", None, "host:port of each parameter server.", required=True)
-flags.DEFINE_list("worker_hosts", None, "host:port of each worker.", required=True)
-flags.DEFINE_enum("job_name", None, ["ps", "worker"], "What this process is.", required=True)
-flags.DEFINE_integer("task_index", 0, "Which one of its job; worker 0 is the chief.")
-flags.DEFINE_string("logdir", None, "Directory of checkpoints and TensorBoard events.")
-flags.DEFINE_integer("train_steps", 1200, "Updates of all workers together.", lower_bound=1)
-flags.DEFINE_integer("games", 16, "Games that a worker plays at once.", lower_bound=1)
+parser = argparse.ArgumentParser()
+parser.add_argument("--logdir", help="Directory of checkpoints and TensorBoard events.")
+parser.add_argument("--train_steps", type=int, default=1200, help="Updates of all workers together.")
+parser.add_argument("--games", type=int, default=16, help="Games that a worker plays at once.")
 
 TIME = 32
 """Moves in each game between two updates."""
@@ -133,46 +129,42 @@ def score(params: dict[str, np.ndarray], games: int = 100) -> float:
     return float(scores.mean())
 
 
-def main(_: list[str]) -> None:
-    """Serves the parameters as a ps; plays and learns as a worker."""
-    cluster = rt.ClusterSpec({"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts})
-    server = rt.Server(cluster, FLAGS.job_name, FLAGS.task_index)
-    if FLAGS.job_name == "ps":
-        server.join()
-        return
+def main(options: argparse.Namespace) -> None:
+    """Plays and learns as a worker; as a ps it holds the parameters until training is over."""
+    with harness.join_cluster() as me:
+        with me.device():
+            global_step = harness.get_or_create_global_step()
+            params = rt.variables(init_params(), name="network")
+            seen = rt.placeholder(jnp.float32, [None, 4], name="seen")
+            moves = rt.placeholder(jnp.int32, [None], name="moves")
+            advantages = rt.placeholder(jnp.float32, [None], name="advantages")
+            returns = rt.placeholder(jnp.float32, [None], name="returns")
+            loss = rt.call(loss_fn, params, seen, moves, advantages, returns)
+            rate = optax.linear_schedule(2e-3, 0.0, options.train_steps)  # what was learned is not forgotten at the end
+            learn = harness.Optimizer(optax.adam(rate)).minimize(loss, global_step=global_step)
 
-    is_chief = FLAGS.task_index == 0
-    with rt.device(rt.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{FLAGS.task_index}")):
-        global_step = harness.get_or_create_global_step()
-        params = rt.variables(init_params(), name="network")
-        seen = rt.placeholder(jnp.float32, [None, 4], name="seen")
-        moves = rt.placeholder(jnp.int32, [None], name="moves")
-        advantages = rt.placeholder(jnp.float32, [None], name="advantages")
-        returns = rt.placeholder(jnp.float32, [None], name="returns")
-        loss = rt.call(loss_fn, params, seen, moves, advantages, returns)
-        rate = optax.linear_schedule(2e-3, 0.0, FLAGS.train_steps)  # what was learned is not forgotten at the end
-        learn = harness.Optimizer(optax.adam(rate)).minimize(loss, global_step=global_step)
+            lasted = rt.placeholder(jnp.float32, [], name="lasted")
+            curve = harness.summary.scalar("score", lasted)
 
-        lasted = rt.placeholder(jnp.float32, [], name="lasted")
-        curve = harness.summary.scalar("score", lasted)
-
-    player = Player(FLAGS.games, seed=FLAGS.task_index)
-    supervisor = harness.Supervisor(is_chief=is_chief, logdir=FLAGS.logdir, global_step=global_step, summary_op=None)
-    with supervisor.managed_session(server.target) as session:
-        step = told = 0
-        while not supervisor.should_stop() and step < FLAGS.train_steps:
-            batch = player.play(session.run(params))
-            _, step = session.run(
-                [learn, global_step], dict(zip((seen, moves, advantages, returns), batch, strict=True))
-            )
-            if is_chief and player.finished and step >= told + 50:
-                told, mean = step, float(np.mean(player.finished))
-                print(f"step {step}: the last {len(player.finished)} games lasted {mean:.0f} moves", flush=True)
-                if FLAGS.logdir:
-                    supervisor.summary_computed(session, session.run(curve, {lasted: mean}), int(step))
-        if is_chief:
-            print(f"Mean-Score: {score(session.run(params)):.1f}", flush=True)
+        player = Player(options.games, seed=me.number)
+        supervisor = harness.Supervisor(
+            is_chief=me.is_chief, logdir=options.logdir, global_step=global_step, summary_op=None
+        )
+        with supervisor.managed_session(me.target) as session:
+            step = told = 0
+            while not supervisor.should_stop() and step < options.train_steps:
+                batch = player.play(session.run(params))
+                _, step = session.run(
+                    [learn, global_step], dict(zip((seen, moves, advantages, returns), batch, strict=True))
+                )
+                if me.is_chief and player.finished and step >= told + 50:
+                    told, mean = step, float(np.mean(player.finished))
+                    print(f"step {step}: the last {len(player.finished)} games lasted {mean:.0f} moves", flush=True)
+                    if options.logdir:
+                        supervisor.summary_computed(session, session.run(curve, {lasted: mean}), int(step))
+            if me.is_chief:
+                print(f"Mean-Score: {score(session.run(params)):.1f}", flush=True)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main(parser.parse_known_args()[0])  # join_cluster reads the others

@@ -157,7 +157,7 @@ class TFConfigClusterResolver(ClusterResolver):
             return ClusterSpec(config.get("cluster", {}))
         jobs = config["sparseCluster"]
         if not isinstance(jobs, dict):
-            raise InvalidArgumentError(f'TF_CONFIG: "sparseCluster" must be an object, got {jobs!r}')
+            raise InvalidArgumentError(f'"sparseCluster" must be an object, got {jobs!r}')
         ps = jobs.get("ps")
         if _tf_config_task().get("type") == "ps" and isinstance(ps, list) and len(ps) == 1 and not jobs.get("worker"):
             jobs = {"ps": {self.task_id or 0: ps[0]}}  # it is alone in the list, whatever its index
@@ -173,13 +173,14 @@ class TFConfigClusterResolver(ClusterResolver):
         if not os.environ.get("TF_CONFIG"):
             raise InvalidArgumentError("TF_CONFIG is not set: is this a pod of a TFJob?")
         try:
-            cluster, job, index = self.cluster_spec(), self.task_type, self.task_id
-        except (ValueError, TypeError) as error:
-            text = str(error) if "TF_CONFIG" in str(error) else f"TF_CONFIG: {error}"
-            raise InvalidArgumentError(text) from None
-        except InvalidArgumentError as error:
-            text = error.message if "TF_CONFIG" in error.message else f"TF_CONFIG: {error.message}"
-            raise InvalidArgumentError(text) from None
+            _tf_config()
+            job, index = self.task_type, self.task_id
+        except json.JSONDecodeError as error:
+            raise InvalidArgumentError(str(error)) from None
+        try:
+            cluster = self.cluster_spec()
+        except (TypeError, InvalidArgumentError) as error:
+            raise InvalidArgumentError(f"TF_CONFIG: {error}") from None
         if job is None or index is None:
             raise InvalidArgumentError('TF_CONFIG has no "task": {"type": ..., "index": ...}: which task is this?')
         return cluster, own_task(cluster, job, index, "TF_CONFIG")

@@ -14,7 +14,6 @@ Entry = tuple[str, str]
 """An action, and its object."""
 
 _ORDERS: Final[Mapping[str, str]] = {
-    "claim": "",
     "take": "",
     "write": "directory",
     "read": "directory",

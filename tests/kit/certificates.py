@@ -5,15 +5,13 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from harness.certs import CertificateAuthority
+from harness.certs import CA
 
 HERE = ("127.0.0.1", "localhost")
 """The names of a host that is this machine, as tests know it."""
 
 
-def write(
-    directory: pathlib.Path, name: str, authority: CertificateAuthority, pair: tuple[bytes, bytes]
-) -> pathlib.Path:
+def write(directory: pathlib.Path, name: str, authority: CA, pair: tuple[bytes, bytes]) -> pathlib.Path:
     """Puts a key and a certificate, and the CA's, into a directory as NAME.key, NAME.pem and ca.pem; gives it.
 
     Each file is replaced as a whole, one after the other.
@@ -28,7 +26,7 @@ def write(
 
 
 def pair_of(
-    authority: CertificateAuthority, names: Sequence[str] = HERE, begins: float = -3600.0, ends: float = 86400.0
+    authority: CA, names: Sequence[str] = HERE, begins: float = -3600.0, ends: float = 86400.0
 ) -> tuple[bytes, bytes]:
     """A key and a certificate for it, as PEM. The times are seconds from now."""
     now = datetime.datetime.now(datetime.UTC)
@@ -37,11 +35,11 @@ def pair_of(
 
 def make(
     directory: pathlib.Path,
-    authority: CertificateAuthority | None = None,
+    authority: CA | None = None,
     names: Sequence[str] = HERE,
     begins: float = -3600.0,
     ends: float = 86400.0,
 ) -> pathlib.Path:
     """A directory with one certificate, by a CA of its own unless one is given."""
-    authority = authority or CertificateAuthority.make()
+    authority = authority or CA.make()
     return write(directory, "here", authority, pair_of(authority, names, begins, ends))

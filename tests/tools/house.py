@@ -36,7 +36,6 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "harness": (
         ("coordinator", "exit_codes"),
-        ("join",),
         ("launch",),
         ("tensorboard",),
         ("monitoring",),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import harness
+from harness import exit_codes
 from harness.testing import PRELOAD, LocalCluster, no_leaks
-from harness.training.preemption import EXIT_CODE
 
 pytestmark = pytest.mark.chaos
 
@@ -287,7 +287,7 @@ def test_a_chief_that_is_preempted_while_it_waits_saves(style: str, tmp_path: Pa
         chief, other = chief_and_other(c, tmp_path)
         c.expect(chief, "waiting for /job:worker/task:1")
         c.stop(chief)
-        assert c.wait(chief) == EXIT_CODE
+        assert c.wait(chief) == exit_codes.PREEMPTED.plain
         assert saved(tmp_path) == 15
         go(tmp_path, 1)  # nobody was told that training is over
         assert c.wait(other) == 0
@@ -309,7 +309,7 @@ def test_a_signal_during_the_last_save_does_not_cost_it(style: str, number: int,
         c.expect(chief, "SAVING")
         os.kill(c.lives(chief)[-1].pid, number)
         c.expect(chief, "SAVED")
-        assert c.wait(chief) == (EXIT_CODE if number == signal.SIGTERM else -signal.SIGINT)
+        assert c.wait(chief) == (exit_codes.PREEMPTED.plain if number == signal.SIGTERM else -signal.SIGINT)
         assert saved(tmp_path) == 10
 
 
@@ -318,7 +318,7 @@ def test_a_signal_during_an_evaluation_at_the_end_still_saves(tmp_path: Path) ->
         chief = start(c, 0)
         c.expect(chief, "EVALUATING")
         c.stop(chief)
-        assert c.wait(chief, 15) == EXIT_CODE
+        assert c.wait(chief, 15) == exit_codes.PREEMPTED.plain
         assert saved(tmp_path) == 10
 
 
@@ -386,7 +386,7 @@ def test_a_chief_that_is_preempted_during_the_last_save_tells_nobody_that_traini
         c.expect(chief, "TRAINED")
         c.expect(chief, "SAVING")
         c.stop(chief)
-        assert c.wait(chief) == EXIT_CODE
+        assert c.wait(chief) == exit_codes.PREEMPTED.plain
         start(c, 0, STEPS=3)  # it finds its ps there, and the model alive
         assert all_well(c)
         assert c.lines(chief, "READY 10")

@@ -12,8 +12,9 @@ import pytest
 
 import harness
 import runtime as rt
+from harness import exit_codes
 from harness.training import lifecycle
-from harness.training.preemption import EXIT_CODE, preemptible, shielded
+from harness.training.preemption import preemptible, shielded
 
 pytestmark = pytest.mark.disk
 
@@ -138,7 +139,7 @@ def test_a_signal_is_not_lost_where_the_save_fails(number: int, caplog: pytest.L
         os.kill(os.getpid(), number)
         assert held == [number]
         raise rt.UnavailableError("lost meanwhile", task="/job:ps/task:0")
-    assert number == signal.SIGINT or raised.value.code == EXIT_CODE
+    assert number == signal.SIGINT or raised.value.code == exit_codes.PREEMPTED.plain
     assert "lost meanwhile" in caplog.text  # it may tell what is lost
 
 

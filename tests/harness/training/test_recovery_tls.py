@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.certs import Authority
+from harness.certs import CA
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import consistent
 from tests.kit import certificates
@@ -13,19 +13,17 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def authority() -> Authority:
-    return Authority.make()
+def authority() -> CA:
+    return CA.make()
 
 
 @pytest.fixture
-def env(tmp_path: Path, authority: Authority) -> dict[str, str]:
+def env(tmp_path: Path, authority: CA) -> dict[str, str]:
     directory = certificates.make(tmp_path / "certs", authority)
     return {"BELLWETHER_SECURITY": str(directory), "BELLWETHER_FAST_PATH": "0"}
 
 
-def test_a_ps_dies_and_a_certificate_is_replaced_meanwhile(
-    tmp_path: Path, env: dict[str, str], authority: Authority
-) -> None:
+def test_a_ps_dies_and_a_certificate_is_replaced_meanwhile(tmp_path: Path, env: dict[str, str], authority: CA) -> None:
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path / "run"), env=env) as c:
         ps = [c.ps(0)]
         second = c.ps(1)

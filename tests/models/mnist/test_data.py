@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from harness import exit_codes
 from models.mnist import data
 from models.mnist import files as mnist_files
 from models.mnist.files import DataError
@@ -260,9 +261,11 @@ class TestGivenDirectory:
         with pytest.raises(DataError, match=f"MNIST_DIR={directory} has neither {missing} nor"):
             data.load(None, checksums=sums(files))
 
-    def test_command_ends_with_the_reason(self, tmp_path: Path) -> None:
-        with pytest.raises(SystemExit, match=f"--data_dir={tmp_path} has neither"):
+    def test_command_ends_with_the_reason(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
             data.main(["data", str(tmp_path)])
+        assert ended.value.code == exit_codes.DATA.plain
+        assert f"--data_dir={tmp_path} has neither" in capsys.readouterr().err
 
     def test_directory_that_does_not_exist_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="nowhere has neither"):

@@ -9,6 +9,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from harness import exit_codes
 from models.mnist.config import Config
 from runtime.cluster.spec import TaskId
 from tests.kit.processes import Program
@@ -86,7 +87,7 @@ def test_a_dynamic_worker_of_a_tfjob(parsed: Callable[..., Config], monkeypatch:
 def test_an_engine_that_tells_nothing_is_one_line(engine: str, environment: dict[str, str | None], said: str) -> None:
     command = ("python", "-m", "models.mnist.trainer", f"--cluster_from={engine}")
     with Program(*command, env=environment) as program:
-        assert program.wait() == 1
+        assert program.wait() == exit_codes.CONFIGURATION.plain
         (line,) = program.output().strip().splitlines()
     assert line.startswith(said)
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from harness.certs import Authority
+from harness.certs import CA
 from harness.monitoring import status
 from harness.monitoring.prometheus import MetricsServer
 from runtime.cluster.spec import split_address
@@ -101,12 +101,12 @@ class Training:
 
 
 @pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority.make()
+def authority() -> CA:
+    return CA.make()
 
 
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Training]:
+def training(tmp_path_factory: pytest.TempPathFactory, authority: CA) -> Iterator[Training]:
     before = os.environ.pop(VARIABLE, None)
     made = Training(certificates.make(tmp_path_factory.mktemp("certs") / "certs", authority))
     try:
@@ -121,9 +121,9 @@ def training(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> 
 # -- strangers -------------------------------------------------------------------------------------------------
 
 
-def strangers(kind: str, tmp_path: pathlib.Path, authority: Authority) -> Security | None:
+def strangers(kind: str, tmp_path: pathlib.Path, authority: CA) -> Security | None:
     """What a client of a kind has; None for one without anything."""
-    other = Authority.make()
+    other = CA.make()
     match kind:
         case "plain":
             return Security.insecure()
@@ -151,7 +151,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_client_of_ours_is_refused_and_told_why(
-    training: Training, kind: str, tmp_path: pathlib.Path, authority: Authority
+    training: Training, kind: str, tmp_path: pathlib.Path, authority: CA
 ) -> None:
     given = strangers(kind, tmp_path, authority)
     with pytest.raises(rt.UnauthenticatedError, match=REFUSED[kind]) as caught:
@@ -164,7 +164,11 @@ def test_a_client_of_ours_is_refused_and_told_why(
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_lane_of_ours_is_refused_and_told_why(
-    training: Training, kind: str, tmp_path: pathlib.Path, authority: Authority, caplog: pytest.LogCaptureFixture
+    training: Training,
+    kind: str,
+    tmp_path: pathlib.Path,
+    authority: CA,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     given = strangers(kind, tmp_path, authority)
     assert given is not None
@@ -191,7 +195,7 @@ def told(caplog: pytest.LogCaptureFixture, pattern: str) -> list[str]:
     return [r.getMessage() for r in caplog.records if re.search(pattern, r.getMessage())]
 
 
-def context_of(authority: Authority | None, pair: tuple[bytes, bytes] | None, tmp_path: pathlib.Path) -> ssl.SSLContext:
+def context_of(authority: CA | None, pair: tuple[bytes, bytes] | None, tmp_path: pathlib.Path) -> ssl.SSLContext:
     """A client of Python's own, which looks at nothing itself."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -233,9 +237,9 @@ def answer(training: Training, way: str, context: ssl.SSLContext | None) -> byte
             return b""
 
 
-STRANGERS: dict[str, Callable[[Authority], tuple[bytes, bytes] | None]] = {
+STRANGERS: dict[str, Callable[[CA], tuple[bytes, bytes] | None]] = {
     "without a certificate": lambda authority: None,
-    "of another CA": lambda authority: certificates.pair_of(Authority.make()),
+    "of another CA": lambda authority: certificates.pair_of(CA.make()),
     "that has ended": lambda authority: certificates.pair_of(authority, begins=-7200, ends=-60),
     "that has not begun": lambda authority: certificates.pair_of(authority, begins=3600),
 }
@@ -248,7 +252,7 @@ def test_who_shows_no_certificate_that_is_good_hears_nothing(
     kind: str,
     way: str,
     tmp_path: pathlib.Path,
-    authority: Authority,
+    authority: CA,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     training.ps._tensors._context.refusals._told.clear()
@@ -275,7 +279,7 @@ def test_who_does_not_speak_tls_is_hung_up_on(training: Training, way: str) -> N
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.filterwarnings("ignore:.*TLSv1_1 is deprecated:DeprecationWarning")
 def test_tls_is_1_2_at_least(
-    training: Training, way: str, version: ssl.TLSVersion, tmp_path: pathlib.Path, authority: Authority
+    training: Training, way: str, version: ssl.TLSVersion, tmp_path: pathlib.Path, authority: CA
 ) -> None:
     context = context_of(authority, certificates.pair_of(authority), tmp_path)
     context.set_ciphers("ALL:@SECLEVEL=0")
@@ -351,9 +355,7 @@ def figures(training: Training, given: ssl.SSLContext | None) -> str:
         return str(a.read().decode())
 
 
-def test_figures_are_for_who_shows_a_certificate(
-    training: Training, tmp_path: pathlib.Path, authority: Authority
-) -> None:
+def test_figures_are_for_who_shows_a_certificate(training: Training, tmp_path: pathlib.Path, authority: CA) -> None:
     held = training.security.of_host("127.0.0.1").tls()
     assert held is not None
     shown = figures(training, held.client_context())
@@ -367,8 +369,11 @@ def test_figures_are_for_who_shows_a_certificate(
 # -- servers that a client does not take -----------------------------------------------------------------------
 
 
-IMPOSTORS: dict[str, tuple[Callable[[Authority], tuple[bytes, bytes]], str]] = {
-    "of another CA": (lambda authority: certificates.pair_of(Authority.make()), "its certificate is of another CA"),
+IMPOSTORS: dict[str, tuple[Callable[[CA], tuple[bytes, bytes]], str]] = {
+    "of another CA": (
+        lambda authority: certificates.pair_of(CA.make()),
+        "its certificate is of another CA",
+    ),
     "that has ended": (lambda authority: certificates.pair_of(authority, begins=-9, ends=-1), "certificate has ended"),
     "of another name": (lambda authority: certificates.pair_of(authority, ["ps1"]), "not good here .*mismatch"),
 }
@@ -377,7 +382,7 @@ IMPOSTORS: dict[str, tuple[Callable[[Authority], tuple[bytes, bytes]], str]] = {
 @pytest.mark.parametrize("way", ["grpc", "tensors"])
 @pytest.mark.parametrize("kind", [*IMPOSTORS, "without TLS"])
 def test_a_client_takes_no_server_but_the_one_it_means(
-    kind: str, way: str, tmp_path: pathlib.Path, authority: Authority
+    kind: str, way: str, tmp_path: pathlib.Path, authority: CA
 ) -> None:
     make, message = IMPOSTORS.get(kind, (None, "it does not speak TLS"))
     context = None
@@ -590,13 +595,13 @@ ROUNDS = 10
 
 
 def test_certificates_that_are_replaced_under_training_cost_no_step(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, authority: Authority
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, authority: CA
 ) -> None:
     """The pair in each round, and halfway the CA, too: both are trusted, then the pair is of the new one."""
     monkeypatch.setenv("BELLWETHER_FAST_PATH", "0")
     monkeypatch.delenv(VARIABLE, raising=False)
     directory = certificates.make(tmp_path / "certs", authority)
-    new = Authority.make()
+    new = CA.make()
     training = Training(directory)
     serials = set()
     try:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from harness.certs import Authority
+from harness.certs import CA
 from runtime.errors import InvalidArgumentError, UnauthenticatedError
 from runtime.transport import certificates
 from runtime.transport.certificates import Certificates, choose, is_near_end, words
@@ -20,8 +20,8 @@ DAY = 86400.0
 
 
 @pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority.make()
+def authority() -> CA:
+    return CA.make()
 
 
 # -- what Security takes ---------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_a_host_chooses_unless_one_was_chosen() -> None:
 
 
 @pytest.fixture
-def several(tmp_path: pathlib.Path, authority: Authority) -> pathlib.Path:
+def several(tmp_path: pathlib.Path, authority: CA) -> pathlib.Path:
     for name, names in {
         "ps0": ["ps0", "10.0.0.7"],
         "w0": ["w0", "worker.example"],
@@ -111,14 +111,14 @@ def test_a_host_without_a_pair_is_told_how_to_make_one(several: pathlib.Path) ->
 
 
 def test_a_client_takes_that_of_its_machine_or_any(
-    several: pathlib.Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    several: pathlib.Path, authority: CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert choose(several, None).certificate.parent == several
     monkeypatch.setattr(socket, "gethostname", lambda: "w0.cluster.local")
     assert choose(several, None).certificate.stem == "w0"
 
 
-def test_a_pair_that_is_alone_is_everybodys(tmp_path: pathlib.Path, authority: Authority) -> None:
+def test_a_pair_that_is_alone_is_everybodys(tmp_path: pathlib.Path, authority: CA) -> None:
     make(tmp_path, authority, ["something"])
     assert choose(tmp_path, "ps0").certificate.stem == "here"
 
@@ -131,7 +131,7 @@ LAYOUTS = {
 }
 
 
-def lay(directory: pathlib.Path, layout: str, authority: Authority, ends: float = DAY) -> None:
+def lay(directory: pathlib.Path, layout: str, authority: CA, ends: float = DAY) -> None:
     key, pem = pair_of(authority, ["ps0"], ends=ends)
     for name, content in zip(LAYOUTS[layout], (pem, key, authority.pem()[1]), strict=True):
         (directory / name).touch(mode=0o600)
@@ -139,16 +139,14 @@ def lay(directory: pathlib.Path, layout: str, authority: Authority, ends: float 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_files_that_others_mount_are_known_by_their_names(
-    tmp_path: pathlib.Path, layout: str, authority: Authority
-) -> None:
+def test_files_that_others_mount_are_known_by_their_names(tmp_path: pathlib.Path, layout: str, authority: CA) -> None:
     lay(tmp_path, layout, authority)
     found = Certificates(tmp_path, "ps0")
     assert found.pair == (tmp_path / LAYOUTS[layout][0], tmp_path / LAYOUTS[layout][1])
     assert 0.9 * DAY < found.left_secs() <= DAY
 
 
-def test_a_mounted_volume_is_replaced_as_a_whole(tmp_path: pathlib.Path, authority: Authority) -> None:
+def test_a_mounted_volume_is_replaced_as_a_whole(tmp_path: pathlib.Path, authority: CA) -> None:
     """Kubernetes: the files are links through ..data, a link to a directory that an update replaces."""
     for number, ends in enumerate((DAY, 2 * DAY)):
         (tmp_path / f"..{number}").mkdir()
@@ -166,35 +164,35 @@ def test_a_mounted_volume_is_replaced_as_a_whole(tmp_path: pathlib.Path, authori
 # -- what is wrong ---------------------------------------------------------------------------------------------
 
 
-def no_directory(directory: pathlib.Path, authority: Authority) -> None:
+def no_directory(directory: pathlib.Path, authority: CA) -> None:
     directory.rename(directory.with_name("elsewhere"))
 
 
-def no_authority(directory: pathlib.Path, authority: Authority) -> None:
+def no_authority(directory: pathlib.Path, authority: CA) -> None:
     (directory / "ca.pem").unlink()
 
 
-def no_pair(directory: pathlib.Path, authority: Authority) -> None:
+def no_pair(directory: pathlib.Path, authority: CA) -> None:
     (directory / "here.key").unlink()
 
 
-def anothers_key(directory: pathlib.Path, authority: Authority) -> None:
+def anothers_key(directory: pathlib.Path, authority: CA) -> None:
     (directory / "here.key").write_bytes(pair_of(authority)[0])
 
 
-def no_certificate(directory: pathlib.Path, authority: Authority) -> None:
+def no_certificate(directory: pathlib.Path, authority: CA) -> None:
     (directory / "here.pem").write_text("nonsense")
 
 
-def no_authority_inside(directory: pathlib.Path, authority: Authority) -> None:
+def no_authority_inside(directory: pathlib.Path, authority: CA) -> None:
     (directory / "ca.pem").write_text("nonsense")
 
 
-def open_key(directory: pathlib.Path, authority: Authority) -> None:
+def open_key(directory: pathlib.Path, authority: CA) -> None:
     (directory / "here.key").chmod(0o644)
 
 
-def locked_key(directory: pathlib.Path, authority: Authority) -> None:
+def locked_key(directory: pathlib.Path, authority: CA) -> None:
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_pem_private_key((directory / "here.key").read_bytes(), None)
@@ -218,7 +216,7 @@ def locked_key(directory: pathlib.Path, authority: Authority) -> None:
     ],
 )
 def test_files_that_are_no_good_are_said_in_a_line(
-    tmp_path: pathlib.Path, authority: Authority, spoil: object, message: str
+    tmp_path: pathlib.Path, authority: CA, spoil: object, message: str
 ) -> None:
     directory = make(tmp_path / "certs", authority)
     spoil(directory, authority)  # type: ignore[operator]
@@ -236,7 +234,7 @@ def put(directory: pathlib.Path, name: str, content: bytes) -> None:
     os.replace(directory / ".new", directory / name)
 
 
-def test_files_are_read_again_when_they_have_changed_only(tmp_path: pathlib.Path, authority: Authority) -> None:
+def test_files_are_read_again_when_they_have_changed_only(tmp_path: pathlib.Path, authority: CA) -> None:
     directory = make(tmp_path / "certs", authority)
     found = Certificates(directory, "localhost")
     first = found.current
@@ -247,7 +245,7 @@ def test_files_are_read_again_when_they_have_changed_only(tmp_path: pathlib.Path
 
 
 def test_a_pair_of_which_half_is_replaced_is_not_used(
-    tmp_path: pathlib.Path, authority: Authority, caplog: pytest.LogCaptureFixture
+    tmp_path: pathlib.Path, authority: CA, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     directory = make(tmp_path / "certs", authority)
@@ -264,7 +262,7 @@ def test_a_pair_of_which_half_is_replaced_is_not_used(
     assert found.current.end > first.end
 
 
-def test_two_connections_one_before_and_one_after_a_change(tmp_path: pathlib.Path, authority: Authority) -> None:
+def test_two_connections_one_before_and_one_after_a_change(tmp_path: pathlib.Path, authority: CA) -> None:
     """The first goes on, by a certificate that is no more; the second shows the new one."""
     directory = make(tmp_path / "certs", authority)
     found = Certificates(directory, "localhost")
@@ -321,7 +319,10 @@ def test_the_end_is_near_at_a_tenth_of_a_life_or_seven_days(life: float, left: f
 
 
 def test_an_end_is_told_once_an_hour(
-    tmp_path: pathlib.Path, authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
+    authority: CA,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = Certificates(make(tmp_path / "certs", authority, begins=-9 * DAY, ends=DAY / 2), "localhost")
     now = time.monotonic()
@@ -336,7 +337,7 @@ def test_an_end_is_told_once_an_hour(
     assert "has ended" in caplog.records[-1].getMessage() and len(caplog.records) == 2
 
 
-def test_who_is_before_the_beginning_is_told_of_clocks(tmp_path: pathlib.Path, authority: Authority) -> None:
+def test_who_is_before_the_beginning_is_told_of_clocks(tmp_path: pathlib.Path, authority: CA) -> None:
     with pytest.raises(UnauthenticatedError, match=r"begins 20.*is the clock of this machine right"):
         Certificates(make(tmp_path / "certs", authority, begins=3600), "localhost")
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-import harness
 import runtime as rt
-from harness.join import find_identity
 from harness.launch.policy import LaunchTask
 from harness.launch.ports import free_ports
 from harness.launch.tasks import Topology, arguments, environment, gpus, takes_flags, watching
+from harness.training.join import Member, find_identity
 from tests.kit.processes import Program
 
 TF_CONFIG = {"cluster": {"ps": ["a:1"], "worker": ["b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}
@@ -71,7 +70,7 @@ def test_what_is_not_whole_is_named(argv: list[str], variables: dict[str, str], 
 def test_the_chief_is_the_job_of_that_name_or_worker_0() -> None:
     with rt.local_cluster(ps=1, workers=2) as cluster:
         server = cluster.servers["worker", 0]
-        member = lambda job, index, spec: harness.join.Member(rt.ClusterSpec(spec), job, index, server)  # noqa: E731
+        member = lambda job, index, spec: Member(rt.ClusterSpec(spec), job, index, server)  # noqa: E731
         plain, own = {"ps": ["a:1"], "worker": ["b:1", "c:1"]}, {"chief": ["a:1"], "worker": ["b:1"]}
         assert [member("worker", i, plain).is_chief for i in range(2)] == [True, False]
         assert member("chief", 0, own).is_chief and not member("worker", 0, own).is_chief
@@ -126,7 +125,7 @@ def test_a_program_that_joins_is_given_no_flags(tmp_path: pathlib.Path, monkeypa
 
 def test_each_worker_has_gpus_of_its_own_and_a_ps_none() -> None:
     def visible(job: str, index: int, base: dict[str, str], each: int) -> str | None:
-        return environment(base, TOPOLOGY, LaunchTask(job, index), 0, each).get("CUDA_VISIBLE_DEVICES")
+        return environment(base, TOPOLOGY, LaunchTask(job, index), 0, gpus_per_worker=each).get("CUDA_VISIBLE_DEVICES")
 
     assert [visible("worker", i, {}, 2) for i in range(2)] == ["0,1", "2,3"]
     assert [visible("worker", i, {"CUDA_VISIBLE_DEVICES": "4,7"}, 1) for i in range(2)] == ["4", "7"]

@@ -164,7 +164,7 @@ def _flags(argv: Sequence[str]) -> dict[str, str]:
     if flags.FLAGS.is_parsed():
         for name in names:
             value = flags.FLAGS[name].value if name in flags.FLAGS else None
-            if value is not None and (name in _HOSTS or flags.FLAGS[name].present):
+            if value not in (None, "", []) and (name in _HOSTS or flags.FLAGS[name].present):
                 found[name] = value if isinstance(value, str) else ",".join(value) if name in _HOSTS else str(value)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
