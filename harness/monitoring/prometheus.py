@@ -53,7 +53,9 @@ class TaskCollector(Collector):
             by_name.setdefault(base, []).append((device, value))
         for name, values in sorted(by_name.items()):
             labels = [*_LABELS, "device"] if values[0][0] else list(_LABELS)
-            kind: Any = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            kind: type[CounterMetricFamily | GaugeMetricFamily] = (
+                CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            )
             family = kind(_PREFIX + name, rt.lowlevel.METRICS[name], labels=labels)
             for device, value in values:
                 family.add_metric([job, index, device] if device else [job, index], value)
@@ -74,7 +76,7 @@ _LABELS = ("job", "task")
 
 
 class _Handler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Says nothing: a scrape every few seconds is no news."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,7 @@ def _shape_op(input: Array, out_type: Type, name: str | None = None) -> Array:  
 
 
 @OPS.add()
-def shape(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> Any:  # noqa: A002
+def shape(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:  # noqa: A002
     """The shape as a vector; it may be used where another function takes a shape."""
     return looks_at_shape_only(_shape_op(as_tensor(input), out_type, name))
 
@@ -41,7 +40,7 @@ def _size_op(input: Array, out_type: Type, name: str | None = None) -> Array:  #
 
 
 @OPS.add()
-def size(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> Any:  # noqa: A002
+def size(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:  # noqa: A002
     """The number of elements."""
     return looks_at_shape_only(_size_op(as_tensor(input), out_type, name))
 
@@ -52,13 +51,13 @@ def _rank_op(input: Array, name: str | None = None) -> Array:  # noqa: A002
 
 
 @OPS.add()
-def rank(input: rt.TensorLike, name: str | None = None) -> Any:  # noqa: A002
+def rank(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """The number of dimensions."""
     return looks_at_shape_only(_rank_op(as_tensor(input), name))
 
 
 @OPS.add()
-def shape_n(input: Sequence[rt.TensorLike], out_type: DTypeLike = _INT, name: str | None = None) -> list[Any]:  # noqa: A002
+def shape_n(input: Sequence[rt.TensorLike], out_type: DTypeLike = _INT, name: str | None = None) -> list[rt.Tensor]:  # noqa: A002
     """The shape of each of a list of tensors."""
     return [shape(i, name, out_type) for i in input]
 
@@ -185,7 +184,7 @@ def range(
     delta: rt.TensorLike = 1,
     dtype: DTypeLike | None = None,
     name: str = "range",
-) -> Any:  # noqa: A001
+) -> rt.Tensor:  # noqa: A001
     """``jax.numpy.arange``: from ``start`` (0 when only one bound is given) up to ``limit``, without it."""
     first, last = (0, start) if limit is None else (start, limit)
     wanted = as_dtype(_widest(first, last, delta) if dtype is None else dtype).dtype
@@ -240,11 +239,12 @@ def diag(diagonal: Array, name: str | None = None) -> Array:
 
 
 @OPS.op("DiagPart")
-def diag_part(input: Array, name: str | None = None) -> Any:  # noqa: A002
+def diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
     """The diagonal that ``tf.diag`` puts."""
     half = jnp.shape(input)[: jnp.ndim(input) // 2]
     side = int(np.prod(half))
-    return jnp.diagonal(jnp.reshape(input, (side, side))).reshape(half)
+    diagonal: Array = jnp.diagonal(jnp.reshape(input, (side, side)))
+    return diagonal.reshape(half)
 
 
 @OPS.op("MatrixDiag")
@@ -254,9 +254,10 @@ def matrix_diag(diagonal: Array, name: str | None = None) -> Array:
 
 
 @OPS.op("MatrixDiagPart")
-def matrix_diag_part(input: Array, name: str | None = None) -> Any:  # noqa: A002
+def matrix_diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
     """The diagonals of the matrices in the last two axes."""
-    return jnp.diagonal(input, axis1=-2, axis2=-1)
+    diagonals: Array = jnp.diagonal(input, axis1=-2, axis2=-1)
+    return diagonals
 
 
 @OPS.op("MatrixBandPart")

@@ -44,13 +44,13 @@ def _global_norm(t_list: Arrays, name: str | None = None) -> Array:
 
 
 @OPS.add()
-def global_norm(t_list: Sequence[rt.TensorLike], name: str | None = None) -> Any:
+def global_norm(t_list: Sequence[rt.TensorLike], name: str | None = None) -> rt.Tensor:
     """The Euclidean norm of all elements of all tensors; None among them is left out."""
     return _global_norm([t for t in t_list if t is not None], name)
 
 
 @op("clip_by_global_norm")
-def _clip_all(t_list: Arrays, clip_norm: Array, norm: Array, name: str | None = None) -> Any:
+def _clip_all(t_list: Arrays, clip_norm: Array, norm: Array, name: str | None = None) -> tuple[Array, ...]:
     scale = jnp.where(jnp.isfinite(norm), clip_norm / maximum(norm, clip_norm), np.nan)
     return tuple((t * scale).astype(jnp.result_type(t)) for t in t_list)
 

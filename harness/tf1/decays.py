@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +17,7 @@ def _progress(global_step: Array, decay_steps: Array, staircase: bool, kind: Typ
     return jnp.floor(p) if staircase else p
 
 
-def _kind(learning_rate: rt.TensorLike) -> Any:
+def _kind(learning_rate: rt.TensorLike) -> rt.lowlevel.DType:
     """The dtype to compute in: that of the learning rate where it is a floating point tensor, else float32."""
     own = getattr(learning_rate, "dtype", np.dtype(np.float32))
     return own if jnp.issubdtype(own, np.floating) else np.dtype(np.float32)
@@ -36,7 +35,7 @@ def exponential_decay(
     decay_rate: Array,
     staircase: bool = False,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """``learning_rate * decay_rate ** (global_step / decay_steps)``, in whole steps with ``staircase``."""
     kind = _kind(learning_rate)
     rate = _as(decay_rate, kind)
@@ -51,7 +50,7 @@ def natural_exp_decay(
     decay_rate: Array,
     staircase: bool = False,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """``learning_rate * exp(-decay_rate * global_step / decay_steps)``."""
     kind = _kind(learning_rate)
     rate = _as(decay_rate, kind)
@@ -66,7 +65,7 @@ def inverse_time_decay(
     decay_rate: Array,
     staircase: bool = False,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """``learning_rate / (1 + decay_rate * global_step / decay_steps)``."""
     kind = _kind(learning_rate)
     rate = _as(decay_rate, kind)
@@ -82,7 +81,7 @@ def polynomial_decay(
     power: Array | float = 1.0,
     cycle: bool = False,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """From ``learning_rate`` down to ``end_learning_rate`` in ``decay_steps``; ``cycle`` begins again, more slowly."""
     kind = _kind(learning_rate)
     step, steps = _as(global_step, kind), _as(decay_steps, kind)
@@ -95,7 +94,7 @@ def polynomial_decay(
 @op("CosineDecay")
 def cosine_decay(
     learning_rate: Array, global_step: Array, decay_steps: Array, alpha: Array | float = 0.0, name: str | None = None
-) -> Any:
+) -> Array:
     """Half a cosine from ``learning_rate`` down to ``alpha * learning_rate``."""
     kind = _kind(learning_rate)
     done = jnp.minimum(_progress(global_step, decay_steps, False, kind), 1.0)
@@ -110,8 +109,8 @@ def _piecewise(x: Array, boundaries: Static, values: Static, dtype: Type, name: 
 
 
 def piecewise_constant(
-    x: rt.TensorLike, boundaries: Sequence[Any], values: Sequence[rt.TensorLike], name: str | None = None
-) -> Any:
+    x: rt.TensorLike, boundaries: Sequence[rt.TensorLike], values: Sequence[rt.TensorLike], name: str | None = None
+) -> rt.Tensor:
     """``values[i]`` while ``x`` is at most ``boundaries[i]``, the last value after that; of the dtype of the values.
 
     Raises:
@@ -125,7 +124,7 @@ def piecewise_constant(
     return _piecewise(x, boundaries, values, kind, name)
 
 
-def _dtype_of(value: Any) -> Any:
+def _dtype_of(value: rt.TensorLike) -> rt.lowlevel.DType:
     return value.dtype if is_tensor(value) else to_array(value).dtype
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -94,32 +94,36 @@ def install() -> None:
 
 
 @OPS.add()
-def device(device_name_or_function: Any) -> Any:
+def device(device_name_or_function: Any) -> contextlib.AbstractContextManager[None]:
     """``rt.device``."""
     return rt.device(device_name_or_function)
 
 
 @OPS.add()
-def name_scope(name: str | None, default_name: str | None = None, values: object = None) -> Any:
+def name_scope(
+    name: str | None, default_name: str | None = None, values: object = None
+) -> contextlib.AbstractContextManager[str]:
     """``rt.name_scope``; ``default_name`` where ``name`` is None."""
     return rt.name_scope(default_name if name is None else name)
 
 
 @OPS.add()
-def op_scope(values: object, name: str | None, default_name: str | None = None) -> Any:
+def op_scope(
+    values: object, name: str | None, default_name: str | None = None
+) -> contextlib.AbstractContextManager[str]:
     """``name_scope`` with the argument order of before 1.0."""
     return name_scope(name, default_name, values)
 
 
 @OPS.add()
-def control_dependencies(control_inputs: Any) -> Any:
+def control_dependencies(control_inputs: Iterable[object] | None) -> contextlib.AbstractContextManager[None]:
     """``rt.control_dependencies``."""
     return rt.control_dependencies(control_inputs)
 
 
 @OPS.add()
 @contextlib.contextmanager
-def colocate_with(op: Any, ignore_existing: bool = False) -> Iterator[None]:
+def colocate_with(op: object, ignore_existing: bool = False) -> Iterator[None]:
     """Places the operations made within where ``op`` asked to be."""
     with rt.device(None), rt.device(rt.get_default_graph().as_operation(op).device or None):
         yield
@@ -147,29 +151,31 @@ def get_collection_ref(key: str) -> list[Any]:
 
 
 @OPS.add()
-def group(*inputs: Any, name: str | None = None) -> rt.Operation:
+def group(*inputs: object, name: str | None = None) -> rt.Operation:
     """``rt.group``."""
     return rt.group(*inputs, name=name)
 
 
 @OPS.add()
 def tuple(
-    tensors: Sequence[rt.TensorLike], name: str | None = None, control_inputs: Sequence[Any] | None = None
-) -> list[Any]:  # noqa: A001
+    tensors: Sequence[rt.TensorLike], name: str | None = None, control_inputs: Sequence[object] | None = None
+) -> list[rt.Tensor | None]:  # noqa: A001
     """The tensors, each of which is there only when all of them are."""
     gate = [t for t in tensors if t is not None]
     with rt.name_scope(name or "tuple"), rt.control_dependencies([*gate, *(control_inputs or ())]):
         return [None if t is None else rt.identity(t, "control_dependency") for t in tensors]
 
 
-def with_dependencies(dependencies: Sequence[Any], output_tensor: rt.TensorLike, name: str | None = None) -> rt.Tensor:
+def with_dependencies(
+    dependencies: Sequence[object], output_tensor: rt.TensorLike, name: str | None = None
+) -> rt.Tensor:
     """``output_tensor`` once the dependencies have run."""
     with rt.control_dependencies(dependencies):
         return rt.identity(output_tensor, name)
 
 
 @OPS.add()
-def stop_gradient(input: rt.TensorLike, name: str | None = None) -> Any:  # noqa: A002
+def stop_gradient(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """``jax.lax.stop_gradient``; ``tf.gradients`` gives None through it."""
     return rt.lowlevel.without_derivative(rt.stop_gradient(operand(input), name=name or "StopGradient"))
 
@@ -195,12 +201,12 @@ def gradients(
 @OPS.add()
 def Print(  # noqa: N802 - TensorFlow's name
     input_: rt.TensorLike,
-    data: Sequence[Any],
+    data: Sequence[rt.TensorLike],
     message: str | None = None,
     first_n: int | None = None,
     summarize: int | None = None,
     name: str | None = None,
-) -> Any:
+) -> rt.Tensor:
     """``rt.Print``: gives ``input_`` and prints ``data`` on the task where that is used."""
     shown = [d if is_tensor(d) else constant(d) for d in data]
     return rt.Print(operand(input_), shown, message or "", first_n, 3 if summarize is None else summarize, name)
@@ -208,7 +214,7 @@ def Print(  # noqa: N802 - TensorFlow's name
 
 @OPS.add()
 def Assert(  # noqa: N802
-    condition: rt.TensorLike, data: Sequence[Any], summarize: int | None = None, name: str | None = None
+    condition: rt.TensorLike, data: Sequence[rt.TensorLike], summarize: int | None = None, name: str | None = None
 ) -> rt.Operation:
     """``rt.check``: fails the step with InvalidArgumentError unless all of ``condition`` is true."""
     shown = [d if is_tensor(d) else constant(d) for d in data]
@@ -216,11 +222,11 @@ def Assert(  # noqa: N802
     return rt.check(asked, "assertion failed: ", shown, summarize=3 if summarize is None else summarize, name=name)
 
 
-def _assert_of(shown: str, comparison: str, words: str) -> Any:
+def _assert_of(shown: str, comparison: str, words: str) -> Callable[..., rt.Operation]:
     def check(
         x: rt.TensorLike,
         y: rt.TensorLike,
-        data: Sequence[Any] | None = None,
+        data: Sequence[rt.TensorLike] | None = None,
         summarize: int | None = None,
         message: str | None = None,
         name: str | None = None,
@@ -236,10 +242,10 @@ def _assert_of(shown: str, comparison: str, words: str) -> Any:
     return check
 
 
-def _assert_zero(shown: str, comparison: str, words: str) -> Any:
+def _assert_zero(shown: str, comparison: str, words: str) -> Callable[..., rt.Operation]:
     def check(
         x: rt.TensorLike,
-        data: Sequence[Any] | None = None,
+        data: Sequence[rt.TensorLike] | None = None,
         summarize: int | None = None,
         message: str | None = None,
         name: str | None = None,
@@ -256,7 +262,7 @@ def _assert_zero(shown: str, comparison: str, words: str) -> Any:
 
 
 @OPS.add()
-def check_numerics(tensor: rt.TensorLike, message: str, name: str | None = None) -> Any:
+def check_numerics(tensor: rt.TensorLike, message: str, name: str | None = None) -> rt.Tensor:
     """``tensor``, when all of it is finite; else the step fails with ``message``."""
     value = operand(tensor)
     with rt.control_dependencies([rt.check(_MATH["is_finite"](value), f"{message}: not finite: ", [value])]):

@@ -522,7 +522,7 @@ def _in_floats(
 
 
 def _number(value: Value) -> rt.Tensor:
-    return convert_to_tensor(value if is_tensor(value) else np.float32(value))  # type: ignore[no-any-return]
+    return convert_to_tensor(value if is_tensor(value) else np.float32(value))
 
 
 def adjust_brightness(image: rt.TensorLike, delta: Value) -> rt.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -57,7 +58,7 @@ def axis_size(tensor: rt.TensorLike, axis: rt.TensorLike = 0, what: str = "") ->
     return shape[axis]
 
 
-def inside(indices: rt.TensorLike, size: int) -> Any:
+def inside(indices: rt.TensorLike, size: int) -> jax.Array:
     """int32 or int64 indices; those outside of [0, size) become ``size``, which JAX takes for outside too."""
     found = jnp.asarray(indices)
     found = found.astype(np.int32) if found.dtype.itemsize < 4 else found

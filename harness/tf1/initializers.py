@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jax.typing import DTypeLike
@@ -26,11 +25,13 @@ class Initializer:
 
     dtype: DTypeLike = np.float32
 
-    def __call__(self, shape: Sequence[int], dtype: DTypeLike | None = None, partition_info: Any = None) -> Any:
+    def __call__(
+        self, shape: Sequence[int], dtype: DTypeLike | None = None, partition_info: object = None
+    ) -> rt.Tensor:
         """The initial value as a tensor of ``shape`` and ``dtype``."""
         return self.make(list(shape), as_dtype(self.dtype if dtype is None else dtype).dtype)
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         """What an initializer defines."""
         raise TypeError(f"{type(self).__name__} makes no values")
 
@@ -41,7 +42,7 @@ class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
 
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         """See ``Initializer``."""
         return array_ops.zeros(shape, dtype)
 
@@ -52,7 +53,7 @@ class ones_initializer(Initializer):  # noqa: N801
 
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         """See ``Initializer``."""
         return array_ops.ones(shape, dtype)
 
@@ -65,10 +66,11 @@ class constant_initializer(Initializer):  # noqa: N801
     dtype: DTypeLike = np.float32
     verify_shape: bool = False
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         """See ``Initializer``."""
         value = to_array(self.value).astype(dtype)
-        return constant(value, dtype, shape, verify_shape=self.verify_shape)
+        made: rt.Tensor = constant(value, dtype, shape, verify_shape=self.verify_shape)
+        return made
 
 
 @dataclass
@@ -80,7 +82,7 @@ class random_uniform_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         """See ``Initializer``."""
         return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, self.seed)
 
@@ -94,7 +96,7 @@ class random_normal_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         """See ``Initializer``."""
         return random_ops.random_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
@@ -108,7 +110,7 @@ class truncated_normal_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         """See ``Initializer``."""
         return random_ops.truncated_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
@@ -146,7 +148,7 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
                 f"variance_scaling_initializer: distribution={self.distribution!r} is none of {_DISTRIBUTIONS}"
             )
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         """See ``Initializer``."""
         fan_in, fan_out = fans(shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
@@ -178,7 +180,7 @@ class uniform_unit_scaling_initializer(Initializer):  # noqa: N801
     seed: int | None = None
     dtype: DTypeLike = np.float32
 
-    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> Any:
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         """See ``Initializer``."""
         limit = math.sqrt(3 / max(1.0, math.prod(shape[:-1]))) * self.factor
         return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
@@ -193,7 +195,7 @@ def fans(shape: Sequence[int]) -> tuple[float, float]:
     return float(field * shape[-2]), float(field * shape[-1])
 
 
-INITIALIZERS: dict[str, Any] = {
+INITIALIZERS: dict[str, Callable[..., Initializer]] = {
     "constant_initializer": constant_initializer,
     "glorot_normal_initializer": glorot_normal_initializer,
     "glorot_uniform_initializer": glorot_uniform_initializer,

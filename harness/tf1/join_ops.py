@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ def _concat_op(values: Arrays, axis: Static, name: str | None = None) -> Array:
 
 
 @OPS.add()
-def concat(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat") -> Any:
+def concat(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat") -> rt.Tensor:
     """``jax.numpy.concatenate``: ``concat(values, axis)``, or ``concat(axis, values)`` as before 1.0."""
     if isinstance(axis, list | tuple) and not isinstance(values, list | tuple):
         values, axis = axis, values
@@ -34,7 +35,7 @@ def concat(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat") -> 
 
 
 @OPS.add()
-def concat_v2(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat_v2") -> Any:
+def concat_v2(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat_v2") -> rt.Tensor:
     """The same as ``concat``."""
     return concat(values, axis, name)
 
@@ -48,22 +49,23 @@ def stack(values: Arrays, axis: Static = 0, name: str = "stack") -> Array:
 
 
 @OPS.add()
-def parallel_stack(values: rt.TensorLike, name: str = "parallel_stack") -> Any:
+def parallel_stack(values: rt.TensorLike, name: str = "parallel_stack") -> rt.Tensor:
     """The same as ``stack``."""
     return stack(values, 0, name)
 
 
 @op("unstack")
-def _unstack_op(value: Array, axis: Static, count: Static, name: str | None = None) -> Any:
+def _unstack_op(value: Array, axis: Static, count: Static, name: str | None = None) -> tuple[Array, ...]:
     return tuple(jnp.moveaxis(value, axis, 0)[i] for i in _count(count))
 
 
-def _count(number: int) -> Any:
-    return np.arange(number).tolist()
+def _count(number: int) -> list[int]:
+    numbers: list[int] = np.arange(number).tolist()
+    return numbers
 
 
 @OPS.add("unstack", "unpack")
-def unstack(value: rt.TensorLike, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
+def unstack(value: rt.TensorLike, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[rt.Tensor]:
     """A list of the slices along ``axis``; ``num`` is needed where that size is not known before the step runs."""
     tensor = as_tensor(value)
     size = None
@@ -81,7 +83,9 @@ def unstack(value: rt.TensorLike, num: int | None = None, axis: int = 0, name: s
 
 
 @op("split")
-def _split_op(value: Array, at: Any, axis: Static, total: int | None, name: str | None = None) -> Any:
+def _split_op(
+    value: Array, at: int | list[int], axis: Static, total: int | None, name: str | None = None
+) -> tuple[Array, ...]:
     found = jnp.shape(value)[axis]
     if total is not None and found != total:
         raise ValueError(f"split: the sizes add up to {total}, axis {axis} has {found}")
@@ -89,7 +93,7 @@ def _split_op(value: Array, at: Any, axis: Static, total: int | None, name: str 
 
 
 @OPS.add()
-def split(*args: Any, **kwargs: Any) -> list[Any]:
+def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
     """``split(value, num_or_size_splits, axis=0, name)``, or ``split(split_dim, num_split, value, name)`` before 1.0.
 
     Sizes must add up to the size of the axis.
@@ -112,7 +116,7 @@ def split(*args: Any, **kwargs: Any) -> list[Any]:
     axis = static_number(given.get("split_dim" if old else "axis", 0), "split: the axis")
     parts = static_number(given["num_split" if old else "num_or_size_splits"], "split: the number of parts")
     value, total = given["value"], None
-    at: Any = parts
+    at: int | list[int] = parts
     if isinstance(parts, list):
         value = as_tensor(value)
         sizes = _sizes(parts, value, axis)
@@ -122,7 +126,7 @@ def split(*args: Any, **kwargs: Any) -> list[Any]:
 
 
 @OPS.add()
-def split_v(*args: Any, **kwargs: Any) -> list[Any]:
+def split_v(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
     """The same as ``split``."""
     return split(*args, **kwargs)
 
@@ -201,7 +205,7 @@ def gather(
     validate_indices: bool | None = None,
     name: str | None = None,
     axis: rt.TensorLike = 0,
-) -> Any:
+) -> rt.Tensor:
     """``jax.numpy.take``; an index that the step computes and that lies outside gives NaN (integers: their limit).
 
     Raises:
@@ -221,7 +225,7 @@ def _gather_nd_op(params: Array, indices: Array, name: str | None = None) -> Arr
 
 
 @OPS.add()
-def gather_nd(params: rt.TensorLike, indices: rt.TensorLike, name: str | None = None) -> Any:
+def gather_nd(params: rt.TensorLike, indices: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """The slices of ``params`` that the last axis of ``indices`` points to; outside as with ``gather``.
 
     Raises:
@@ -242,7 +246,7 @@ def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | No
 
 
 @OPS.add()
-def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> Any:
+def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> rt.Tensor:
     """Zeros of ``shape`` with ``updates`` added at ``indices``, except those that the step computes and lie outside.
 
     Raises:
@@ -254,7 +258,7 @@ def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: ShapeLike,
     return _scatter_nd_op(indices, updates, shape, name)
 
 
-def _places(indices: rt.TensorLike, shape: Any) -> Any:
+def _places(indices: rt.TensorLike, shape: Sequence[int]) -> tuple[Array, ...]:
     """One array of places for each axis that the last axis of ``indices`` has a number for."""
     columns = jnp.moveaxis(jnp.asarray(indices), -1, 0)
     if len(columns) > len(shape):
@@ -268,7 +272,7 @@ def _whole_numbers(indices: rt.TensorLike, what: str) -> None:
         raise TypeError(f"{what}: the indices are {dtype.name}, and they must be int32 or int64: use tf.cast")
 
 
-def _check_places(indices: rt.TensorLike, shape: Any, what: str) -> None:
+def _check_places(indices: rt.TensorLike, shape: Sequence[int | None] | None, what: str) -> None:
     known = literal(indices)
     if known is not None and shape is not None and known.ndim:
         for column, size in zip(np.moveaxis(known, -1, 0), shape, strict=False):
@@ -296,7 +300,7 @@ def where(condition: Array, x: Array | None = None, y: Array | None = None, name
 
 
 @op("TopKV2")
-def top_k_op(input: Array, k: Static, name: str | None = None) -> Any:  # noqa: A002
+def top_k_op(input: Array, k: Static, name: str | None = None) -> tuple[Array, ...]:  # noqa: A002
     """The ``k`` largest along the last axis: (values, indices)."""
     return tuple(jax.lax.top_k(input, k))
 
@@ -307,7 +311,7 @@ def _invert_permutation_op(x: Array, name: str | None = None) -> Array:
 
 
 @OPS.add()
-def invert_permutation(x: rt.TensorLike, name: str | None = None) -> Any:
+def invert_permutation(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """``jax.numpy.argsort`` of a permutation; of what else the step computes, it is just that.
 
     Raises:
@@ -321,11 +325,11 @@ def invert_permutation(x: rt.TensorLike, name: str | None = None) -> Any:
 
 
 @OPS.add()
-def meshgrid(*args: rt.TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
+def meshgrid(*args: rt.TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[rt.Tensor]:
     """``jax.numpy.meshgrid``."""
     return list(_meshgrid_op(list(args), indexing, name))
 
 
 @op("meshgrid")
-def _meshgrid_op(vectors: Arrays, indexing: str, name: str | None = None) -> Any:
+def _meshgrid_op(vectors: Arrays, indexing: str, name: str | None = None) -> tuple[Array, ...]:
     return tuple(jnp.meshgrid(*vectors, indexing=indexing))

@@ -284,7 +284,7 @@ def _choose(condition: Array, yes: Array, no: Array, name: str | None = None) ->
 
 
 @op("moments")
-def _statistics(inputs: Array, axis: Static, name: str | None = None) -> Any:
+def _statistics(inputs: Array, axis: Static, name: str | None = None) -> tuple[Array, Array]:
     over = tuple(i for i in range(jnp.ndim(inputs)) if i != axis % jnp.ndim(inputs))
     return jnp.mean(inputs, over), jnp.var(inputs, over)
 
@@ -353,15 +353,15 @@ def batch_normalization(
         beta = get_variable("beta", shape, x.dtype, beta_initializer, beta_regularizer, trainable) if center else None
         mean = get_variable("moving_mean", shape, x.dtype, moving_mean_initializer, trainable=False)
         variance = get_variable("moving_variance", shape, x.dtype, moving_variance_initializer, trainable=False)
-        used: tuple[Any, Any] = (mean, variance)
+        used: tuple[rt.TensorLike, ...] = (mean, variance)
         if is_tensor(training) or training:
             batch = _statistics(x, axis)
-            rate = 1.0 - momentum
+            rate: rt.TensorLike = 1.0 - momentum
             if is_tensor(training):
                 used = tuple(_choose(training, b, m) for b, m in zip(batch, used, strict=True))
                 rate = _choose(training, rate, 0.0)
             else:
-                used = tuple(batch)
+                used = batch
             for moving, now in zip((mean, variance), batch, strict=True):
                 update = assign_sub(moving, (moving - now) * rate, name="AssignMovingAvg")
                 rt.get_default_graph().add_to_collection(framework.GraphKeys.UPDATE_OPS, update)

@@ -11,7 +11,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,17 @@ def _stack(items: Any) -> Any:
     return jnp.stack([jnp.asarray(i) for i in items])
 
 
-def op(kind: str, takes: str = "") -> Callable[[Function], Function]:
+class Lift(Protocol):
+    """Makes of a function of arrays one of tensors: as many as it gave arrays."""
+
+    @overload
+    def __call__(self, fn: Callable[..., jax.Array]) -> Callable[..., rt.Tensor]: ...
+
+    @overload
+    def __call__(self, fn: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., tuple[rt.Tensor, ...]]: ...
+
+
+def op(kind: str, takes: str = "") -> Lift:
     """Lifts a JAX function.
 
     Args:
@@ -120,7 +130,7 @@ def op(kind: str, takes: str = "") -> Callable[[Function], Function]:
 class Names(dict[str, Any]):
     """What a module defines, by TensorFlow's names."""
 
-    def op(self, kind: str, *names: str, takes: str = "") -> Callable[[Function], Function]:
+    def op(self, kind: str, *names: str, takes: str = "") -> Lift:
         """Lifts a JAX function as ``op`` does, and adds it under ``names``; under its own if none is given."""
 
         def decorate(fn: Function) -> Function:

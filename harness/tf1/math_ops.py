@@ -45,7 +45,7 @@ def _abs(x: Array) -> Array:
     return jnp.where(jnp.equal(x, 0), jnp.zeros_like(jnp.abs(x)), jnp.abs(x))
 
 
-def _is_nan(x: Array) -> Any:
+def _is_nan(x: Array) -> Array | bool:
     return jnp.isnan(x) if jnp.issubdtype(jnp.result_type(x), np.inexact) else False
 
 
@@ -291,7 +291,7 @@ def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
 
 
 @OPS.add("cast")
-def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> Any:
+def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> rt.Tensor:
     """``x`` as ``dtype``, fractions cut off; ``x`` itself when it has that dtype."""
     value = operand(x)
     if isinstance(value, rt.Tensor | rt.Variable) and value.dtype == as_dtype(dtype).dtype:
@@ -331,7 +331,7 @@ def _bitcast(input: Array, type: Type, name: str | None = None) -> Array:  # noq
 
 
 def _caster(shown: str, label: str, dtype: str) -> Function:
-    def cast(x: rt.TensorLike, name: str | None = None) -> Any:
+    def cast(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
         return _cast(x, dtype, name or label)
 
     cast.__name__ = cast.__qualname__ = shown
@@ -381,7 +381,7 @@ def _tensordot(a: Array, b: Array, axes: Static, name: str | None = None) -> Arr
 
 
 @OPS.add("einsum")
-def _einsum(equation: str, *inputs: rt.TensorLike, name: str | None = None) -> Any:
+def _einsum(equation: str, *inputs: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """``jax.numpy.einsum``."""
     return _einsum_op(list(inputs), equation, name)
 
@@ -464,7 +464,7 @@ def _segment_sum_op(data: Array, segment_ids: Array, num_segments: Static, name:
 @OPS.add("unsorted_segment_sum")
 def _unsorted_segment_sum(
     data: rt.TensorLike, segment_ids: rt.TensorLike, num_segments: rt.TensorLike, name: str | None = None
-) -> Any:
+) -> rt.Tensor:
     """``jax.ops.segment_sum``; what has a negative number, or one too large that the step computes, is left out.
 
     Raises:

@@ -159,7 +159,7 @@ def _sparse_xent(labels: Array, logits: Array, name: str | None = None) -> Array
 @OPS.add()
 def sparse_softmax_cross_entropy_with_logits(
     *args: Any, labels: Any = None, logits: Any = None, name: str | None = None
-) -> Any:
+) -> rt.Tensor:
     """Cross entropy of class numbers: ``(labels=, logits=)``, or ``(logits, labels)`` by position as before 1.0.
 
     NaN, and so is its gradient, for a label that is no class, as TensorFlow has it on GPU.
@@ -184,7 +184,7 @@ def _softmax_xent(labels: Array, logits: Array, dim: Static, name: str | None = 
 @OPS.add()
 def softmax_cross_entropy_with_logits(
     *args: Any, labels: Any = None, logits: Any = None, dim: int = -1, name: str | None = None
-) -> Any:
+) -> rt.Tensor:
     """Cross entropy of class probabilities, arguments as for the sparse one; ``labels`` get no gradient."""
     labels, logits = _labels_and_logits(args, labels, logits, "softmax_cross_entropy_with_logits")
     label = name or "softmax_cross_entropy_with_logits_sg"
@@ -203,8 +203,7 @@ def softmax_cross_entropy_with_logits_v2(
 ) -> rt.Tensor:
     """The same with a gradient for ``labels``, and labels first."""
     over = either(axis=axis, dim=dim)
-    loss: rt.Tensor = _softmax_xent(labels, logits, -1 if over is None else over, name)
-    return loss
+    return _softmax_xent(labels, logits, -1 if over is None else over, name)
 
 
 @op("logistic_loss", takes="float")
@@ -219,7 +218,7 @@ def _sigmoid_xent(labels: Array, logits: Array, name: str | None = None) -> Arra
 @OPS.add()
 def sigmoid_cross_entropy_with_logits(
     *args: Any, labels: Any = None, logits: Any = None, targets: Any = None, name: str | None = None
-) -> Any:
+) -> rt.Tensor:
     """Cross entropy of independent probabilities, arguments as for the sparse one; ``targets`` is the old name."""
     labels = targets if labels is None else labels
     labels, logits = _labels_and_logits(args, labels, logits, "sigmoid_cross_entropy_with_logits")
@@ -238,7 +237,7 @@ def weighted_cross_entropy_with_logits(
 
 
 @OPS.op("InTopK")
-def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = None) -> Any:
+def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = None) -> Array:
     """Whether the target's prediction is among the ``k`` largest; ties count as in.
 
     False where a prediction of the row is not finite, or the target is no class.
@@ -248,7 +247,8 @@ def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = N
         raise ValueError(f"{jnp.shape(predictions)[0]} targets go with these predictions, not {wanted.shape}")
     valid = (wanted >= 0) & (wanted < jnp.shape(predictions)[1])
     own = jnp.take_along_axis(predictions, jnp.where(valid, wanted, 0)[:, None], 1)
-    return valid & jnp.all(jnp.isfinite(predictions), 1) & (jnp.sum(predictions > own, 1) < k)
+    found: Array = valid & jnp.all(jnp.isfinite(predictions), 1) & (jnp.sum(predictions > own, 1) < k)
+    return found
 
 
 class TopKV2(NamedTuple):
@@ -274,7 +274,7 @@ def _dropout(key: Array, x: Array, keep_prob: Array, noise_shape: Static, name: 
     return jnp.where(kept, x / jnp.asarray(keep_prob, jnp.result_type(x)), jnp.zeros_like(x))
 
 
-def _with_sizes(shape: list[Any], sizes: tuple[int, ...]) -> tuple[int, ...]:
+def _with_sizes(shape: list[int | None], sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(d if s is None else s for s, d in zip(shape, sizes, strict=True))
 
 
@@ -286,7 +286,7 @@ def dropout(
     seed: int | None = None,
     name: str | None = None,
     rate: Any = None,
-) -> Any:
+) -> rt.Tensor:
     """Keeps each element with probability ``keep_prob`` (which may be fed), scaled up so that the sum stays.
 
     Raises:
@@ -351,11 +351,12 @@ def local_response_normalization(
     alpha: float = 1.0,
     beta: float = 0.5,
     name: str | None = None,
-) -> Any:
+) -> Array:
     """Divides by a power of the sum of squares of the neighbouring channels."""
     window = (1, 1, 1, 2 * depth_radius + 1)
     squares = jax.lax.reduce_window(jnp.square(input), 0.0, jax.lax.add, window, (1, 1, 1, 1), "SAME")
-    return input / (bias + alpha * squares) ** beta
+    divisor: Array = (bias + alpha * squares) ** beta
+    return input / divisor
 
 
 # -- embeddings ----------------------------------------------------------------------------------------------------
@@ -388,7 +389,7 @@ def embedding_lookup(
     name: str | None = None,
     validate_indices: bool = True,
     max_norm: rt.TensorLike | None = None,
-) -> Any:
+) -> rt.Tensor:
     """The rows ``ids`` of a table, or of a list of parts of one.
 
     The whole parts travel to the worker; ``partition_strategy`` is "mod" (row i lies in part i % n) or "div". An id

@@ -34,7 +34,7 @@ def _no_names(names: object) -> None:
 class _Components:
     """As TensorFlow has it, a list of values is a list of components, even for a queue with one component."""
 
-    dtypes: tuple[Any, ...]
+    dtypes: tuple[rt.lowlevel.DType, ...]
 
     def enqueue(self, vals: rt.TensorLike | Sequence[rt.TensorLike], name: str | None = None) -> rt.Operation:
         """Adds one element; waits while the queue is full."""
@@ -63,7 +63,7 @@ class FIFOQueue(_Components, rt.FIFOQueue):
         capacity: int,
         dtypes: Any,
         shapes: Any = None,
-        names: Any = None,
+        names: object = None,
         shared_name: str | None = None,
         name: str = "fifo_queue",
     ) -> None:
@@ -80,7 +80,7 @@ class PaddingFIFOQueue(_Components, rt.PaddingFIFOQueue):
         capacity: int,
         dtypes: Any,
         shapes: Any,
-        names: Any = None,
+        names: object = None,
         shared_name: str | None = None,
         name: str = "padding_fifo_queue",
     ) -> None:
@@ -98,7 +98,7 @@ class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
         min_after_dequeue: int,
         dtypes: Any,
         shapes: Any = None,
-        names: Any = None,
+        names: object = None,
         seed: int | None = None,
         shared_name: str | None = None,
         name: str = "random_shuffle_queue",

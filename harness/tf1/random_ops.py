@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +38,7 @@ def random_normal(
     dtype: DTypeLike = np.float32,
     seed: int | None = None,
     name: str | None = None,
-) -> Any:
+) -> rt.Tensor:
     """``jax.random.normal``, scaled and shifted."""
     _fractions(dtype, "random_normal")
     name = name or "random_normal"
@@ -61,7 +59,7 @@ def truncated_normal(
     dtype: DTypeLike = np.float32,
     seed: int | None = None,
     name: str | None = None,
-) -> Any:
+) -> rt.Tensor:
     """``jax.random.truncated_normal`` within two standard deviations."""
     _fractions(dtype, "truncated_normal")
     name = name or "truncated_normal"
@@ -83,7 +81,7 @@ def random_uniform(
     dtype: DTypeLike = np.float32,
     seed: int | None = None,
     name: str | None = None,
-) -> Any:
+) -> rt.Tensor:
     """``jax.random.uniform``, or ``randint`` for an integer dtype; ``maxval`` is not reached.
 
     Raises:
@@ -101,7 +99,7 @@ def _shuffle(key: Array, value: Array, name: str | None = None) -> Array:
 
 
 @OPS.add()
-def random_shuffle(value: rt.TensorLike, seed: int | None = None, name: str | None = None) -> Any:
+def random_shuffle(value: rt.TensorLike, seed: int | None = None, name: str | None = None) -> rt.Tensor:
     """``jax.random.permutation`` of the rows."""
     return _shuffle(_key(seed, name, "RandomShuffle"), value, name)
 
@@ -117,7 +115,7 @@ def _multinomial(key: Array, logits: Array, num_samples: Static, dtype: Type, na
 @OPS.add()
 def multinomial(
     logits: rt.TensorLike, num_samples: rt.TensorLike, seed: int | None = None, name: str | None = None
-) -> Any:
+) -> rt.Tensor:
     """``jax.random.categorical``: for each row of ``logits`` that many classes, int64."""
     return _multinomial(_key(seed, name, "multinomial"), logits, num_samples, np.int64, name)
 
@@ -137,7 +135,7 @@ def random_gamma(
     dtype: DTypeLike = np.float32,
     seed: int | None = None,
     name: str | None = None,
-) -> Any:
+) -> rt.Tensor:
     """``jax.random.gamma``: ``shape`` draws for each of ``alpha`` and ``beta``."""
     return _gamma(_key(seed, name, "random_gamma"), alpha, 1.0 if beta is None else beta, shape, dtype, name)
 
@@ -150,7 +148,7 @@ def _crop(key: Array, value: Array, size: Static, name: str | None = None) -> Ar
 
 
 @OPS.add()
-def random_crop(value: rt.TensorLike, size: ShapeLike, seed: int | None = None, name: str | None = None) -> Any:
+def random_crop(value: rt.TensorLike, size: ShapeLike, seed: int | None = None, name: str | None = None) -> rt.Tensor:
     """A block of ``size`` from a random place of ``value``."""
     return _crop(_key(seed, name, "random_crop"), value, size, name)
 

@@ -80,7 +80,8 @@ def _sampler(shown: str, log_uniform: bool) -> None:
         label = name or ("LogUniformCandidateSampler" if log_uniform else "UniformCandidateSampler")
         key = rt.random_key(seed, f"{label}/key")
         kind = np.dtype(np.int64)
-        return tuple(_sample(true_classes, key, log_uniform, num_sampled, unique, range_max, kind, label))
+        drawn, true, found = _sample(true_classes, key, log_uniform, num_sampled, unique, range_max, kind, label)
+        return drawn, true, found
 
     sampler.__name__ = sampler.__qualname__ = shown
     more = "; the first ones are more frequent, as words are that are sorted by their frequency" if log_uniform else ""

@@ -88,7 +88,7 @@ def slice(  # noqa: A001
     if any(map(_is_computed, sizes)):
         raise _size_unknown("tf.slice")
     if not any(map(_is_computed, firsts)):
-        return _slice_op(input_, begin, size, name)  # type: ignore[no-any-return]
+        return _slice_op(input_, begin, size, name)
     if len(firsts) != len(sizes):
         raise ValueError(f"tf.slice: {len(firsts)} places, but {len(sizes)} sizes")
     rests = [axis for axis, (b, s) in enumerate(zip(firsts, sizes, strict=True)) if _is_computed(b) and _is_rest(s)]
@@ -100,7 +100,7 @@ def slice(  # noqa: A001
         [-1 if a in moved else s for a, s in enumerate(sizes)],
     ]
     cut = input_ if len(moved) == len(firsts) else _slice_op(input_, *numbers)
-    return _computed(cut, [firsts[a] for a in moved], moved, [sizes[a] for a in moved], name)  # type: ignore[no-any-return]
+    return _computed(cut, [firsts[a] for a in moved], moved, [sizes[a] for a in moved], name)
 
 
 def _is_rest(size: rt.TensorLike) -> bool:
@@ -132,7 +132,7 @@ def strided_slice(
     """
     firsts, ends = _parts(begin), _parts(end)
     if not any(map(_is_computed, (*firsts, *ends))):
-        return _strided_op(input_, begin, end, strides, name)  # type: ignore[no-any-return]
+        return _strided_op(input_, begin, end, strides, name)
     for vector in (begin, end):
         if is_tensor(vector) and (not vector.shape or vector.shape[0] is None):
             raise _size_unknown("tf.strided_slice")
@@ -179,9 +179,7 @@ def _getitem(tensor: rt.Tensor, item: object) -> rt.Tensor:
         return _by_numbers(tensor, item)
     if any(map(_is_computed, ends)):
         return _cut(rt.as_tensor(tensor), places)
-    return _by_places(  # type: ignore[no-any-return]
-        tensor, [[p.start, p.stop, p.step] if isinstance(p, builtins.slice) else p for p in places]
-    )
+    return _by_places(tensor, [[p.start, p.stop, p.step] if isinstance(p, builtins.slice) else p for p in places])
 
 
 def install() -> None:

@@ -36,55 +36,55 @@ def _tag(tags: object) -> str:
 
 
 def scalar_summary(
-    tags: Any, values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
-) -> Any:
+    tags: str | Sequence[str], values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
+) -> rt.Tensor:
     """``tf.summary.scalar``."""
     return _summary.scalar(_tag(tags), values, collections)
 
 
 def histogram_summary(
-    tag: Any, values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
-) -> Any:
+    tag: str | Sequence[str], values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
+) -> rt.Tensor:
     """``tf.summary.histogram``."""
     return _summary.histogram(_tag(tag), values, collections)
 
 
 def image_summary(
-    tag: Any,
+    tag: str | Sequence[str],
     tensor: rt.TensorLike,
     max_images: int = 3,
     collections: Sequence[str] | None = None,
     name: str | None = None,
-) -> Any:
+) -> rt.Tensor:
     """``tf.summary.image``."""
     return _summary.image(_tag(tag), tensor, max_images, collections)
 
 
 def audio_summary(
-    tag: Any,
+    tag: str | Sequence[str],
     tensor: rt.TensorLike,
-    sample_rate: Any,
+    sample_rate: rt.TensorLike,
     max_outputs: int = 3,
     collections: Sequence[str] | None = None,
     name: str | None = None,
-) -> Any:
+) -> rt.Tensor:
     """``tf.summary.audio``."""
     return _summary.audio(_tag(tag), tensor, sample_rate, max_outputs, collections)
 
 
 def merge_summary(
     inputs: Sequence[rt.TensorLike], collections: Sequence[str] | None = None, name: str | None = None
-) -> Any:
+) -> rt.Tensor:
     """``tf.summary.merge``."""
     return _summary.merge(inputs, collections, name)
 
 
-def merge_all_summaries(key: str = "summaries") -> Any:
+def merge_all_summaries(key: str = "summaries") -> rt.Tensor | None:
     """``tf.summary.merge_all``."""
     return _summary.merge_all(key)
 
 
-OLD: dict[str, Callable[..., Any]] = {
+OLD: dict[str, Callable[..., rt.Tensor | None]] = {
     "audio_summary": audio_summary,
     "histogram_summary": histogram_summary,
     "image_summary": image_summary,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jax.typing import DTypeLike
 
 import runtime as rt
@@ -17,7 +15,7 @@ OPS = Names()
 
 
 @OPS.add()
-def identity(input: rt.TensorLike, name: str | None = None) -> Any:  # noqa: A002
+def identity(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """The same value on the current device."""
     return rt.identity(input if is_tensor(input) else constant(input), name)
 
@@ -28,13 +26,14 @@ def convert_to_tensor(
     dtype: DTypeLike | None = None,
     name: str | None = None,
     as_ref: bool = False,
-    preferred_dtype: Any = None,
-) -> Any:
+    preferred_dtype: DTypeLike | None = None,
+) -> rt.Tensor:
     """``value`` as a tensor. Raises ValueError when it is a tensor of another dtype."""
     if holds_tensors(value):
         value = operand(value)
     if not is_tensor(value):
-        return constant(value, dtype, name=name or "Const")
+        made: rt.Tensor = constant(value, dtype, name=name or "Const")
+        return made
     tensor = rt.as_tensor(value)
     if dtype is not None and tensor.dtype != as_dtype(dtype).dtype:
         raise ValueError(f"{tensor.name!r} is {tensor.dtype.name}, not {as_dtype(dtype).name}: use tf.cast")
@@ -42,7 +41,7 @@ def convert_to_tensor(
 
 
 @OPS.add()
-def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | None = None) -> Any:
+def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | None = None) -> rt.Tensor:
     """A tensor to feed; see ``rt.placeholder``. A shape may hold None. What its dtype cannot hold is cut to fit."""
     sizes = None if shape is None else static_number(shape, "the shape")
     sizes = [sizes] if isinstance(sizes, int) else sizes
@@ -50,7 +49,7 @@ def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | No
 
 
 @OPS.add()
-def placeholder_with_default(input: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> Any:  # noqa: A002
+def placeholder_with_default(input: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """A tensor that may be fed, and is ``input`` when it is not."""
     tensor = rt.identity(input if is_tensor(input) else constant(input), name or "PlaceholderWithDefault")
     sizes = TensorShape(static_number(shape, "the shape"))

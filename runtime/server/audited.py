@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
+from google.protobuf.message import Message
 
 from runtime.errors import OpError
 from runtime.observe.audit import AuditLog
+from runtime.proto import services_pb2
 
 Entry = tuple[str, str]
 """An action, and its object."""
+Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
+"""What answers the calls of one method."""
 
 _ORDERS: Final[Mapping[str, str]] = {
     "take": "",
@@ -24,15 +28,15 @@ _ORDERS: Final[Mapping[str, str]] = {
 _RUN_ORDERS: Final[Mapping[str, str]] = {"claim": "", "load": "", "open": "logdir", "finish": "", "done": ""}
 
 
-def _checkpoint(request: Any) -> Entry | None:
+def _checkpoint(request: Message) -> Entry | None:
     return _order("checkpoint", _ORDERS, request)
 
 
-def _run(request: Any) -> Entry | None:
+def _run(request: Message) -> Entry | None:
     return _order("run", _RUN_ORDERS, request)
 
 
-def _order(plane: str, told: Mapping[str, str], request: Any) -> Entry | None:
+def _order(plane: str, told: Mapping[str, str], request: Message) -> Entry | None:
     order = request.WhichOneof("order")
     if order not in told:
         return None
@@ -40,7 +44,7 @@ def _order(plane: str, told: Mapping[str, str], request: Any) -> Entry | None:
     return f"{plane}.{order}", str(getattr(getattr(request, order), field)) if field else ""
 
 
-def _program(request: Any) -> Entry | None:
+def _program(request: services_pb2.RegisterRequest) -> Entry | None:
     program = request.call.stage.program
     return ("program", program.sha256.hex()) if program.blob else None
 
@@ -68,20 +72,26 @@ class Audit(grpc.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, log: AuditLog) -> None:
         self._log = log
 
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
         """The handler of a call, which writes it down if it is one that is."""
         handler = continuation(handler_call_details)
         entry_of = AUDITED.get(handler_call_details.method)
         if entry_of is None or handler is None or handler.unary_unary is None:
             return handler
 
-        def audited(request: Any, context: grpc.ServicerContext) -> Any:
+        call = handler.unary_unary
+
+        def audited(request: Message, context: grpc.ServicerContext) -> Message:
             entry = entry_of(request)
             if entry is None:
-                return handler.unary_unary(request, context)
+                return call(request, context)
             outcome = "failed"
             try:
-                reply = handler.unary_unary(request, context)
+                reply = call(request, context)
                 outcome = "ok"
                 return reply
             except OpError as error:

@@ -39,7 +39,7 @@ def _ms(secs: float) -> int:
     return round(secs * 1000)
 
 
-CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.max_send_message_length", _MAX_MESSAGE),
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.enable_http_proxy", 0),  # a proxy of the environment must not take local traffic
@@ -60,7 +60,7 @@ _TOO_LONG = "larger than max"
 _T = TypeVar("_T")
 
 
-def server_options(max_request_bytes: int) -> list[tuple[str, Any]]:
+def server_options(max_request_bytes: int) -> list[tuple[str, str | int]]:
     """Channel options of a server that takes messages up to a length, as they are: a compressed one may be any."""
     return [
         ("grpc.max_send_message_length", _MAX_MESSAGE),
@@ -94,7 +94,7 @@ def open_channel(address: str, given: Security | None = None) -> grpc.Channel:
     return grpc.intercept_channel(channel, _Prover(address, given), _Diagnosis(target, certificates))
 
 
-def _options() -> list[tuple[str, Any]]:
+def _options() -> list[tuple[str, str | int]]:
     return list(dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options()]).items())
 
 
