@@ -204,7 +204,10 @@ def _runner(
         command,
         topology,
         policy.LaunchOptions(
-            max_restarts=_MAX_RESTARTS.value, grace_secs=_GRACE_SECS.value, gpus_per_worker=_GPUS_PER_WORKER.value
+            max_restarts=_MAX_RESTARTS.value,
+            grace_secs=_GRACE_SECS.value,
+            gpus_per_worker=_GPUS_PER_WORKER.value,
+            per_task=_PER_TASK.value,
         ),
         tasks,
         held,

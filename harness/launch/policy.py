@@ -61,6 +61,8 @@ class LaunchOptions:
     max_backoff_secs: float = 30.0
     forgive_secs: float = 60.0
     gpus_per_worker: int = 0
+    per_task: bool = False
+    """There is one task, of a cluster that an engine has spread: after a signal the code is its own."""
 
 
 class TaskPhase(enum.Enum):
@@ -217,7 +219,7 @@ def _on_exit(
     if was.phase is not TaskPhase.RUNNING:
         return state
     if (task.job in _first(state) and returncode == 0) or state.stage is not RunStage.RUNNING:
-        if state.signal_code is not None and len(state.tasks) == 1:
+        if state.signal_code is not None and options.per_task:
             state = replace(state, signal_code=exit_code_of(returncode))
         return _with(state, task, replace(was, phase=TaskPhase.DONE))
     restarts = 0 if now - was.since >= options.forgive_secs else was.restarts

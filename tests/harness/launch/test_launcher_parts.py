@@ -6,6 +6,7 @@ import random
 import signal
 import socket
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -36,13 +37,14 @@ OPTIONS = LaunchOptions(max_restarts=2, grace_secs=10, backoff_secs=0.5, max_bac
 class Machine:
     """Drives the policy and keeps what it decided."""
 
-    def __init__(self, *tasks: LaunchTask) -> None:
+    def __init__(self, *tasks: LaunchTask, options: policy.LaunchOptions = OPTIONS) -> None:
+        self.options = options
         self.now = 0.0
         self.state, self.last = policy.begin(tasks, self.now)
 
     def after(self, seconds: float, event: policy.Event) -> list[policy.Instruction]:
         self.now += seconds
-        self.state, self.last = policy.react(self.state, event, self.now, OPTIONS)
+        self.state, self.last = policy.react(self.state, event, self.now, self.options)
         return [instruction for instruction in self.last if not isinstance(instruction, policy.LogLine)]
 
 
@@ -90,7 +92,7 @@ def test_the_launcher_of_one_task_ends_as_that_ends() -> None:
         machine.after(1, Exited(task, 0))
         assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, 0)
         for returncode, code in ((143, 143), (0, 0), (-signal.SIGKILL, 137)):
-            machine = Machine(task)
+            machine = Machine(task, options=replace(OPTIONS, per_task=True))
             assert machine.after(1, Interrupted(signal.SIGTERM)) == [Send(task, signal.SIGTERM)]
             assert machine.after(1, Exited(task, returncode)) == []
             assert (machine.state.stage, machine.state.exit_code) == (RunStage.FINISHED, code)
