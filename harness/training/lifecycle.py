@@ -209,6 +209,18 @@ class Lifecycle:
                 logging.info("training is to end: %s", reason)
                 self.coord.request_stop()
 
+    def stop_everybody(self, reason: str = "") -> None:
+        """Orders all who take part to stop, by the run records; stops nobody where there is no session of a cluster.
+
+        Args:
+            reason: why, in words, for the others' logs.
+
+        Raises:
+            OpError: a ps could not be told.
+        """
+        if self._records is not None and self.session is not None and not self.session.closed:
+            self._records.stop(reason)
+
     def _check_values(self, raw: rt.Session, secs: float) -> None:
         """Raises UnavailableError or AbortedError when a task, or what a variable had, is lost: on any of the tasks."""
         lost = sorted(_names(raw, self._probed, secs) - self._without_value)

@@ -25,6 +25,7 @@ from harness.training.hooks.base import (
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
+    StopsEverybody,
 )
 from harness.training.hooks.checkpoint import CheckpointSaverHook
 from harness.training.hooks.observe import StepCounterHook, SummarySaverHook
@@ -148,6 +149,8 @@ class MonitoredSession:
         for hook in self._hooks:
             if isinstance(hook, FollowsLeader):
                 hook.leads = self._life.leads
+            if isinstance(hook, StopsEverybody):
+                hook.stop_everybody = self._life.stop_everybody
         if not self._life.late:
             try:
                 for runner in self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS):

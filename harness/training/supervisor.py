@@ -25,8 +25,6 @@ from harness.training.policy import Role
 from harness.training.queue_runner import QueueRunner
 from harness.training.readiness import CheckpointSaver, Element, Feeds
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
-from harness.training.stop_together import POLL_SECS as STOP_POLL_SECS
-from harness.training.stop_together import StopTogether
 
 _LOG_SECS = 10.0
 _OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
@@ -85,10 +83,9 @@ class Supervisor:
         session_manager: opens sessions instead of the Supervisor's own manager.
         summary_writer: writes events. Default: a ``FileWriter`` into ``logdir``.
         init_fn: called with the session after ``init_op``.
-        stop_together: whether ``request_stop(everybody=True)`` of any task stops this one too; give all tasks the same.
 
     Raises:
-        ValueError: a number of seconds is negative, or ``stop_together`` has no global step to be beside.
+        ValueError: a number of seconds is negative.
     """
 
     USE_DEFAULT: Final = 0
@@ -115,8 +112,6 @@ class Supervisor:
         session_manager: SessionManager | None = None,
         summary_writer: services.EventWriter | Literal[0] | None = USE_DEFAULT,
         init_fn: Callable[[rt.Session], object] | None = None,
-        *,
-        stop_together: bool = False,
     ) -> None:
         _check_seconds(off=True, save_summaries_secs=save_summaries_secs, save_model_secs=save_model_secs)
         _check_seconds(recovery_wait_secs=recovery_wait_secs, stop_grace_secs=stop_grace_secs)
@@ -167,12 +162,6 @@ class Supervisor:
             self._global_step: GlobalStep | None = operations["global_step"]
             self._summary_op: Element | None = operations["summary_op"]
             self._saver: CheckpointSaver | None = told["saver"]
-            self._together: StopTogether | None = None
-            if stop_together:
-                step = self._graph.as_graph_element(self._global_step) if self._global_step is not None else None
-                if not isinstance(step, rt.Tensor):
-                    raise ValueError("stop_together needs a global step: call harness.get_or_create_global_step()")
-                self._together = StopTogether(step)
             local = asked or self._local_init_op is not None
             self._session_manager = session_manager or SessionManager(
                 local_init_op=self._local_init_op,
@@ -404,8 +393,6 @@ class Supervisor:
         session.on_exit = self._leave_block
         self._services = []
         try:
-            if self._together is not None and not self._life.late:
-                self._heed(self._together, session)
             if writer is not None and not self._graph_written:
                 writer.add_graph(self._graph)
                 self._graph_written = True
@@ -421,18 +408,6 @@ class Supervisor:
             self._life.close()
             raise
         return session
-
-    def _heed(self, together: StopTogether, session: ManagedSession) -> None:
-        """From here on stops when any task has asked everybody to."""
-        if self._is_chief:
-            together.forget(session)
-
-        def look() -> None:
-            if together.asked(session.raw):
-                logging.info("training stops: a task has asked everybody to")
-                self._coord.request_stop()
-
-        self.loop(STOP_POLL_SECS, look)
 
     # -- services ----------------------------------------------------------------------------------------------
 
@@ -620,18 +595,17 @@ class Supervisor:
 
         Args:
             ex: why, if it is an error; this task raises it at its end.
-            everybody: ask all other tasks too, which stop within a second or two, each after its step.
+            everybody: order training to end: the other tasks that take part stop too, each after its step. Without an
+                open session, or without other tasks, there is nobody else to stop.
 
         Raises:
-            ValueError: ``everybody`` without ``Supervisor(stop_together=True)``, or without an open session.
+            OpError: no ps could be told; this task stops all the same.
         """
-        if everybody:
-            session = self._life.session
-            if self._together is None or session is None or session.closed:
-                lacks = "Supervisor(stop_together=True) on all tasks" if self._together is None else "an open session"
-                raise ValueError(f"request_stop(everybody=True) needs {lacks}")
-            self._together.ask(session)
-        self._coord.request_stop(ex)
+        try:
+            if everybody:
+                self._life.stop_everybody(f"{type(ex).__name__}: {ex}" if isinstance(ex, Exception) else "")
+        finally:
+            self._coord.request_stop(ex)
 
     def should_stop(self) -> bool:
         """Whether training is to stop."""

@@ -111,3 +111,14 @@ class FollowsLeader(Protocol):
     """
 
     leads: Callable[[], bool]
+
+
+@runtime_checkable
+class StopsEverybody(Protocol):
+    """A hook that may end training on all tasks.
+
+    Attributes:
+        stop_everybody: orders all who take part to stop, with a reason; a monitored session sets it.
+    """
+
+    stop_everybody: Callable[[str], None]

@@ -18,7 +18,6 @@ from harness.training.hooks.base import (
     SessionRunHook,
     SessionRunValues,
 )
-from harness.training.stop_together import POLL_SECS, StopTogether
 
 _LOG_EVERY_SECS = 10.0
 
@@ -54,7 +53,7 @@ class StopAtStepHook(GlobalStepHook):
 
 
 class EarlyStoppingHook(GlobalStepHook):
-    """Stops training on all workers when a metric gets no better. Give every worker one, made alike.
+    """Stops training on all workers when a metric gets no better. The chief's counts; others need none.
 
         harness.EarlyStoppingHook(lambda session: evaluate(session), patience=5, every_n_steps=500)
 
@@ -90,35 +89,18 @@ class EarlyStoppingHook(GlobalStepHook):
         self._metric, self._patience, self._every = metric, patience, every_n_steps
         self._sign, self._min_delta = (1.0 if mode == "max" else -1.0), min_delta
         self.leads: Callable[[], bool] = lambda: True
+        self.stop_everybody: Callable[[str], None] = lambda reason: None
         self.best: float | None = None
         self.best_step = 0
         self._in_vain = 0
         self._next_step: int | None = None
-        self._look_at = 0.0
-        self._begun = False
-
-    def begin(self) -> None:
-        """Finds the global step, and makes the flag by which all stop."""
-        super().begin()
-        self._together = StopTogether(self._step)
-
-    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """The chief takes back what a run before this one has asked for; a recovery changes nothing."""
-        if not self._begun and self.leads():
-            self._together.forget(session)
-        self._begun = True
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Asks for the global step, and for a metric that is a tensor."""
         return SessionRunArgs([self._step] if callable(self._metric) else [self._step, self._metric])
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Looks whether somebody has asked all to stop, and as the chief at the metric when that is due."""
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + POLL_SECS
-            if self._together.asked(run_context.session):
-                logging.info("training stops: the chief has asked everybody to")
-                run_context.request_stop()
+        """Looks at the metric when that is due."""
         step = int(run_values.results[0])
         if self._next_step is not None and step < self._next_step:
             return
@@ -133,7 +115,7 @@ class EarlyStoppingHook(GlobalStepHook):
         if self._in_vain >= self._patience:
             text = "training stops early at step %d: nothing was better than %g at step %d, in %d looks since"
             logging.info(text, step, self.best, self.best_step, self._in_vain)
-            self._together.ask(run_context.session)
+            self.stop_everybody(text % (step, self.best, self.best_step, self._in_vain))
             run_context.request_stop()
 
 

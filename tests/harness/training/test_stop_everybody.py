@@ -23,7 +23,7 @@ with harness.join_cluster() as me:
         step = harness.get_or_create_global_step()
         count = step.assign_add(1)
     if sys.argv[1] == "supervisor":
-        sv = harness.Supervisor(is_chief=me.is_chief, stop_together=True)
+        sv = harness.Supervisor(is_chief=me.is_chief)
         with sv.managed_session(me.target) as session:
             while not sv.should_stop():
                 if int(session.run(count)) >= 300 and me.index == 1:  # not the chief
@@ -57,27 +57,27 @@ def test_the_next_run_on_the_same_tasks_does_not_stop() -> None:
         for _ in range(2):
             with rt.Graph().as_default(), cluster.device():
                 count = harness.get_or_create_global_step().assign_add(1)
-                supervisor = harness.Supervisor(stop_together=True)
+                supervisor = harness.Supervisor()
                 with supervisor.managed_session(cluster.target) as session:
                     session.run(count)
-                    assert not supervisor.coord.wait_for_stop(2.5)  # two looks
+                    assert not supervisor.coord.wait_for_stop(2.5)  # by an order of the run before
                     supervisor.request_stop(everybody=True)
                     assert supervisor.should_stop()
 
 
-def test_what_is_lacking_is_named() -> None:
+def test_alone_it_stops_itself() -> None:
     with rt.Graph().as_default(), rt.Server.create_local_server() as server:
-        with pytest.raises(ValueError, match="stop_together needs a global step"):
-            harness.Supervisor(stop_together=True)
         harness.get_or_create_global_step()
         supervisor = harness.Supervisor()
+        supervisor.request_stop(everybody=True)  # before there is a session
+        assert supervisor.should_stop()
+        supervisor = harness.Supervisor()
         with supervisor.managed_session(server.target):
-            with pytest.raises(ValueError, match=r"needs Supervisor\(stop_together=True\) on all tasks"):
-                supervisor.request_stop(everybody=True)
-    with rt.Graph().as_default():
-        harness.get_or_create_global_step()
-        with pytest.raises(ValueError, match="needs an open session"):
-            harness.Supervisor(stop_together=True).request_stop(everybody=True)
+            supervisor.request_stop(everybody=True)
+            assert supervisor.should_stop()
+
+
+def test_a_hook_that_makes_no_sense_is_named() -> None:
     for options, text in (({"mode": "up"}, "'min' or 'max', not 'up'"), ({"every_n_steps": 0}, "1 at least")):
         with pytest.raises(ValueError, match=text):
             harness.EarlyStoppingHook(lambda _: 0.0, patience=1, **options)  # type: ignore[arg-type]
