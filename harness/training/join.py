@@ -14,6 +14,7 @@ from typing import Any
 from absl import flags, logging
 
 import runtime as rt
+from harness import exit_codes
 
 _CHIEFS = ("chief", "master")
 _HOSTS = {"chief_hosts": "chief", "ps_hosts": "ps", "worker_hosts": "worker"}
@@ -43,20 +44,22 @@ class Member:
 
     Attributes:
         cluster: the cluster.
-        job: "worker", as a rule; "chief" or "evaluator" where the cluster has such a job.
+        job: "worker", as a rule; "chief" or "evaluator" where there is such a job.
         index: which of its job.
-        server: serves this task.
+        server: serves this task; None of an evaluator, which nobody connects to.
     """
 
     cluster: rt.ClusterSpec
     job: str
     index: int
-    server: rt.Server
+    server: rt.Server | None
 
     @property
     def target(self) -> str:
-        """What a session connects to."""
-        return self.server.target
+        """What a session connects to: this task; of an evaluator a ps, as ``harness.Evaluator(master=)`` takes it."""
+        if self.server is not None:
+            return self.server.target
+        return f"grpc://{self.cluster.task_address('ps', 0)}" if "ps" in self.cluster.jobs else ""
 
     @property
     def is_chief(self) -> bool:
@@ -77,6 +80,8 @@ class Member:
 
     def device(self) -> AbstractContextManager[None]:
         """A device scope for the graph: variables on the ps, in turn, and all else on this task."""
+        if self.server is None:
+            return contextlib.nullcontext()  # it has a graph of its own, on this machine
         own = f"/job:{self.job}/task:{self.index}"
         if "ps" not in self.cluster.jobs:
             return rt.device(own)
@@ -99,30 +104,47 @@ def join_cluster(*, ps: int = 1, **server_options: Any) -> Iterator[Member]:
 
     1. the flags ``--ps_hosts --worker_hosts --job_name --task_index``, whether or not the program defines them;
     2. the environment variable TF_CONFIG, which ``harness.launch`` sets, and Kubeflow and others do;
-    3. the variables of a Slurm step with several tasks (``srun --ntasks=3 python train.py``);
-    4. none of them: this process trains alone, and says so.
+    3. the variables of a pod of a JobSet (``rt.JobSetClusterResolver``);
+    4. the variables of a Slurm step with several tasks (``srun --ntasks=3 python train.py``);
+    5. none of them: this process trains alone, and says so.
 
     Args:
         ps: of a Slurm step, how many of its tasks are ps; the others are workers.
         **server_options: further arguments of ``rt.Server``, such as ``ps_backups=1`` or ``security=...``.
 
+    An evaluator (``--job_name=evaluator``, or TF_CONFIG says so) has no server: look at ``me.job``, and give
+    ``me.target`` to ``harness.Evaluator``.
+
     Raises:
-        InvalidArgumentError: what is told is not whole, or there is no such task; names what is missing.
+        SystemExit: what is told is not whole, there is no such task, or the server has no credential: the program ends
+            with one line that says so, and the exit code of a wrong configuration. And after a ps has served.
         OpError: the server cannot start, such as UnknownError where its port is in use.
     """
-    me = find_identity(sys.argv[1:], os.environ, ps)
-    alone = rt.ClusterSpec({"worker": ["localhost:0"]})
-    if me.cluster is None:
-        logging.warning("%s: this process trains alone", me.source)
-    if me.job == "ps":
-        import jax
+    try:
+        me = find_identity(sys.argv[1:], os.environ, ps)
+        if me.cluster is None:
+            logging.warning("%s: this process trains alone", me.source)
+        if me.job == "ps":
+            import jax
 
-        jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
-    with rt.Server(me.cluster or alone, me.job, me.index, **server_options) as server:
+            jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
+        server = _server(me, server_options)
+    except (rt.InvalidArgumentError, rt.UnauthenticatedError, rt.PermissionDeniedError) as error:
+        exit_codes.leave(exit_codes.of_error(error), error.message)
+    if server is None:
+        yield Member(me.cluster or rt.ClusterSpec({}), me.job, me.index, None)
+        return
+    with server:
         if me.job == "ps":
             server.join()
             raise SystemExit(0)
         yield Member(server.cluster, me.job, me.index, server)
+
+
+def _server(me: TaskIdentity, options: Mapping[str, Any]) -> rt.Server | None:
+    if me.job == "evaluator":
+        return None
+    return rt.Server(me.cluster or rt.ClusterSpec({"worker": ["localhost:0"]}), me.job, me.index, **options)
 
 
 def find_identity(argv: Sequence[str], environ: Mapping[str, str], ps: int = 1) -> TaskIdentity:
@@ -145,6 +167,9 @@ def find_identity(argv: Sequence[str], environ: Mapping[str, str], ps: int = 1) 
                     'TF_CONFIG has a cluster but no "task": add {"type": "worker", "index": 0}'
                 )
             return TaskIdentity(cluster, job, index or 0, "TF_CONFIG")
+    if environ.get("JOBSET_NAME"):
+        spec, task = rt.JobSetClusterResolver().checked()
+        return TaskIdentity(spec, task.job, task.index, "JobSet")
     tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks > 1:
         if not 0 < ps < tasks:
@@ -154,7 +179,7 @@ def find_identity(argv: Sequence[str], environ: Mapping[str, str], ps: int = 1) 
             )
         slurm = rt.SlurmClusterResolver({"ps": ps, "worker": tasks - ps})
         return TaskIdentity(slurm.cluster_spec(), str(slurm.task_type), slurm.task_id or 0, "Slurm")
-    return TaskIdentity(None, "worker", 0, "no cluster in flags, TF_CONFIG or a Slurm step")
+    return TaskIdentity(None, "worker", 0, "no cluster in flags, TF_CONFIG, a JobSet or a Slurm step")
 
 
 def _flags(argv: Sequence[str]) -> dict[str, str]:

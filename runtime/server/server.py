@@ -285,7 +285,8 @@ class Server:
             logging.warning(_INSECURE, self.task)
         elif not binding.is_loopback(self.listens_on):
             logging.info(_NOT_ENCRYPTED, self.task)
-        if self.worker.checkpoint_participant.roots.paths is None and not binding.is_loopback(self.listens_on):
+        local_only, lets_all_in = binding.is_loopback(self.listens_on), self.certificates is None and self._key is None
+        if lets_all_in and not local_only and self.worker.checkpoint_participant.roots.paths is None:
             logging.log_first_n(logging.WARNING, _NO_ROOT, 1, self.task)
         logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.data_port)
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+import harness
 import runtime as rt
+from harness import exit_codes
 from harness.launch.policy import LaunchTask
 from harness.launch.ports import free_ports
 from harness.launch.tasks import Topology, arguments, environment, gpus, takes_flags, watching
@@ -50,6 +52,33 @@ def test_flags_come_first_then_tf_config_then_slurm_then_nobody(environ: Any) ->
     assert found.cluster is not None and found.cluster.num_tasks("worker") == 2
     found = find_identity([], {"SLURM_STEP_NUM_TASKS": "1"})  # sbatch's own shell
     assert found.cluster is None and (found.job, found.index) == ("worker", 0)
+
+
+def test_a_pod_of_a_jobset_finds_its_place(environ: Any) -> None:
+    pod = {"JOBSET_NAME": "b", "REPLICATED_JOB_NAME": "worker", "JOB_INDEX": "1", "BELLWETHER_JOBS": "ps=1,worker=2"}
+    found = find_identity([], environ(pod))
+    assert (found.job, found.index, found.source) == ("worker", 1, "JobSet")
+    assert found.cluster is not None and found.cluster.num_tasks("worker") == 2
+
+
+def test_an_evaluator_has_no_server_and_knows_a_ps(environ: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"cluster": TF_CONFIG["cluster"], "task": {"type": "evaluator", "index": 0}}
+    environ({"TF_CONFIG": json.dumps(config)})
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with harness.join_cluster() as me, me.device():
+        assert (me.job, me.server, me.target, me.is_chief) == ("evaluator", None, "grpc://a:1", False)
+        assert rt.constant(1.0).device == ""
+
+
+def test_what_is_wrong_is_one_line_and_the_code_of_a_configuration(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--ps_hosts=a:1"])
+    with pytest.raises(SystemExit) as ended, harness.join_cluster():
+        raise AssertionError("it has joined")
+    assert ended.value.code == exit_codes.CONFIGURATION.plain
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--ps_hosts given without --job_name" in line
 
 
 @pytest.mark.parametrize(
@@ -184,7 +213,7 @@ def test_the_same_program_runs_alone_and_on_hosts_by_flags(tmp_path: pathlib.Pat
     script = str(tmp_path / "train.py")
     with Program("python", script, "--steps=3") as alone:
         assert alone.wait() == 0, alone.story()
-        alone.expect("no cluster in flags, TF_CONFIG or a Slurm step: this process trains alone")
+        alone.expect("no cluster in flags, TF_CONFIG, a JobSet or a Slurm step: this process trains alone")
         alone.expect("BLOCK worker")
     ps, worker = (f"127.0.0.1:{port}" for port in free_ports(2))
     hosts = (f"--ps_hosts={ps}", f"--worker_hosts={worker}", "--steps=3")
