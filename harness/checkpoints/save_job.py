@@ -155,7 +155,9 @@ class SaveJob:
 
     def start(self) -> None:
         """Begins to write what was taken."""
-        threading.Thread(target=self._run, name="checkpoint-save").start()
+        # No daemon, whoever starts it: a process that ends waits for it. A thread that waits in tensorstore when the
+        # interpreter goes would end the process by SIGABRT.
+        threading.Thread(target=self._run, name="checkpoint-save", daemon=False).start()
 
     def _run(self) -> None:
         started = time.monotonic()
