@@ -52,9 +52,8 @@ def work(server: rt.Server) -> None:
             print("OPENING", flush=True)
             with supervisor.managed_session(server.target) as session:
                 step = int(session.run(global_step))
-                if step:
-                    checkpoint = harness.latest_checkpoint(FLAGS.logdir)
-                    assert checkpoint is not None
+                # The step may be above 0 without a checkpoint: another worker has trained already.
+                if checkpoint := harness.latest_checkpoint(FLAGS.logdir):
                     harness.restore_states(checkpoint, session.task)
                 print(f"FROM {step} {where(batches)}", flush=True)
                 while not supervisor.should_stop() and step < FLAGS.steps:
