@@ -60,11 +60,16 @@ def operations(message: Any) -> set[str]:
     return found
 
 
+OF_NEWER_JAX = {"stack", "unstack"}
+"""Operations of their own since JAX 0.10.1; before, it makes the same of others."""
+
+
 def test_every_row_has_a_sample() -> None:
     found: set[str] = set()
     for fn in SAMPLES.values():
         found |= operations(pb.ExpressionsDef.FromString(written(fn, A)))
-    assert found == set(TABLE)
+    assert found <= set(TABLE)
+    assert set(TABLE) - found <= OF_NEWER_JAX
 
 
 def test_equal_functions_give_equal_bytes_and_other_shapes_others() -> None:
