@@ -47,12 +47,12 @@ cartpole: $(STAMP) ## Learn CartPole with 1 ps and 2 actor-critic workers; ends 
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
 		$(BIN)/python -m models.cartpole.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=cartpole-%)
 
-test: $(STAMP) ## Run the tests but the longest, in a few minutes; one file: make test TESTS=tests/harness/launch/test_launch.py
+test: $(STAMP) ## Run the tests but the longest, in eight or nine minutes on two cores; one file: make test TESTS=tests/harness/launch/test_launch.py
 	$(PYTEST) -m "not chaos" $(TESTS)
 
 # What is compiled for a unit test runs once: optimising it would take longer. make test does, with the same tests.
 test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
-test-unit: $(STAMP) ## Run the quick tests, which start no process, in a minute.
+test-unit: $(STAMP) ## Run the quick tests, which start no process, in about two minutes.
 	$(PYTEST) -m unit $(TESTS)
 
 test-rest: $(STAMP) ## Run what make test leaves out: the longest, and the property tests again with more examples.
