@@ -122,6 +122,11 @@ def environment(
     return {**base, **own, **(PS_ENVIRONMENT if task.job == PS else {})}
 
 
+def attempt(environ: Mapping[str, str]) -> int:
+    """How often a task was started before, by its environment; 0 for the first start and where nobody counts."""
+    return int(environ.get(ATTEMPT_VARIABLE, "0"))
+
+
 def launcher_ends_ps(environ: Mapping[str, str]) -> bool:
     """Whether the ps tasks of a task's cluster are ended by its launcher, when the workers have ended."""
     return ATTEMPT_VARIABLE in environ and PER_TASK_VARIABLE not in environ

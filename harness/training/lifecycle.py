@@ -24,7 +24,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod, failed
-from harness.launch.tasks import ATTEMPT_VARIABLE, launcher_ends_ps
+from harness.launch.tasks import attempt, launcher_ends_ps
 from harness.training.managed_session import ManagedSession
 from harness.training.preemption import shielded
 from harness.training.run_end import note_end
@@ -113,9 +113,8 @@ class Lifecycle:
         self._reached = None
         self.ended = self._finishing = False
         self._silenced = ""
-        attempt = os.environ.get(ATTEMPT_VARIABLE, "0")
-        if attempt != "0":
-            logging.info("this is start number %d of this task", int(attempt) + 1)
+        if before := attempt(os.environ):
+            logging.info("this is start number %d of this task", before + 1)
 
         probes = recover and self.is_chief and records is not None and probe is not None
         self._probed = probe if probes else None

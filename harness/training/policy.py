@@ -71,12 +71,14 @@ class StartOptions:
         can_initialize: there is an init operation or function.
         wait_for_checkpoint: a chief without a checkpoint waits for one before it initialises.
         recovering: training has been going on before.
+        started_again: a launcher has started this task before, in the same run.
     """
 
     give_up_at: float
     can_initialize: bool = True
     wait_for_checkpoint: bool = False
     recovering: bool = False
+    started_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ def other_run(report: ClusterReport, logdir: str, step: int | None) -> str:
 
 
 def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> Decision:
+    if options.started_again and not options.recovering and _tasks_in(report, "finished"):
+        return Decision(Action.END, "the run has finished before this task was started again")
     loading = _tasks_in(report, "loading")
     settled = report.variables > 0 or bool(_tasks_in(report, "ready", "finished"))
     if not report.missing and not loading and settled:

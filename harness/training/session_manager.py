@@ -19,6 +19,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod
+from harness.launch.tasks import attempt
 from harness.training import policy, readiness
 from harness.training.global_step import get_global_step
 from harness.training.policy import Action, Role
@@ -185,6 +186,7 @@ class SessionManager:
 
         Raises:
             RuntimeError: nothing can make the model ready, or it is not ready after all.
+            TrainingOver: the run has finished, and this task was started again by its launcher since.
             DeadlineExceededError: tasks did not answer in time; names them.
             ValueError: both kinds of checkpoint location were given.
         """
@@ -195,6 +197,7 @@ class SessionManager:
             init_op is not None or init_fn is not None or self._local_init_op is not None,
             wait_for_checkpoint,
             recovering,
+            attempt(os.environ) > 0,
         )
         return self._until_ready(
             _Request(

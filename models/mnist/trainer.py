@@ -156,6 +156,7 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
     progress = harness.Progress(last, every=config.log_every_steps)
     profiler = monitoring.StepProfiler.from_text(config.profile_steps, config.logdir, here=config.is_chief)
     options = rt.SessionConfig(start_timeout_secs=config.start_timeout_secs, prefetch=config.prefetch)
+    accuracy = None
     with (
         harness.preemptible(config.preempt_grace_secs),
         supervisor.managed_session(target, config=options) as session,
@@ -173,14 +174,17 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
             feeds = {graph.images: images, graph.labels: labels}
             try:
                 _, loss, count = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
-            except (rt.CancelledError, rt.OutOfRangeError):
+            except rt.OutOfRangeError:
+                break  # an evaluator has ended training, and whom this step waited for knew it first
+            except rt.CancelledError:
                 if not supervisor.should_stop():
                     raise
-                break  # an evaluator has ended training, and whom this step waited for has left first
+                break
             step = int(count)
             progress.update(step, epoch=step / per_epoch, cost=float(loss))
             tests.after(step, feeds)
-        accuracy = tests.test(step) if config.is_chief else None
+        if config.is_chief:
+            accuracy = tests.test(step)
     progress.close()
     if accuracy is not None:
         if logdir:

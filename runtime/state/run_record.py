@@ -381,7 +381,8 @@ class RunRecord:
     def _open(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
         self._logdir = order.open.logdir or self._logdir
-        if self._phase == FINISHED:
+        if self._phase == FINISHED:  # a run of its own begins, to which those who were done may not come
+            self._joined = {name: part for name, part in self._joined.items() if name not in self._done}
             self._done.clear()
             self._leave = False
             self._stop = ""

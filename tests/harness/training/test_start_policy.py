@@ -27,6 +27,20 @@ CHIEF = [
     ("initialised by somebody else", report(phases={PS0: "new"}), SOON, Action.KEEP, "alive"),
     ("alive after its end", report(phases={PS0: "finished"}), SOON, Action.KEEP, "alive"),
     (
+        "started again after its end",
+        report(phases={PS0: "finished", PS1: "ready"}),
+        StartOptions(200.0, started_again=True),
+        Action.END,
+        "the run has finished before this task was started again",
+    ),
+    (
+        "started again, and training goes on",
+        report(phases={PS0: "ready"}),
+        StartOptions(200.0, started_again=True),
+        Action.KEEP,
+        "alive",
+    ),
+    (
         "one ps lost its memory",
         report(missing=["b"], phases={PS0: "ready", PS1: "new"}, checkpoint="/d/7"),
         SOON,

@@ -52,6 +52,37 @@ def test_one_word_stops_all_workers(tmp_path: pathlib.Path, kind: str) -> None:
             program.expect(r"BEST 4\.0 \d+")
 
 
+FAILS_ONCE = """
+import os, sys
+import harness
+from absl import logging
+
+logging.set_verbosity(logging.INFO)
+with harness.join_cluster() as me:
+    with me.device():
+        count = harness.get_or_create_global_step().assign_add(1)
+    sv = harness.Supervisor(is_chief=me.is_chief)
+    steps = 0
+    with sv.managed_session(me.target) as session:
+        while not sv.should_stop():
+            steps += 1
+            if int(session.run(count)) >= 300 and not me.is_chief:
+                sv.request_stop(everybody=True)
+    attempt = int(os.environ["BELLWETHER_ATTEMPT"])
+    print("STEPS", me.index, attempt, steps, flush=True)
+    sys.exit(me.is_chief and attempt == 0)  # what comes after training goes wrong
+"""
+
+
+def test_a_chief_that_fails_after_the_end_does_not_train_again(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(FAILS_ONCE))
+    command = ("python", "-m", "harness.launch", "--ps=1", "--workers=2", "--", sys.executable, "train.py")
+    with Program(*command, cwd=tmp_path, cold=True) as program:
+        assert program.wait() == 0, program.story()
+        program.expect("nothing left to do: the run has finished before this task was started again")
+        program.expect(r"STEPS 0 1 0$")
+
+
 def test_the_next_run_on_the_same_tasks_does_not_stop() -> None:
     with rt.local_cluster(ps=1, workers=1) as cluster:
         for _ in range(2):

@@ -102,12 +102,9 @@ def test_chief_worker_ps_and_an_evaluator_that_ends_training(tmp_path: pathlib.P
     ) as program:
         assert program.wait() == 0, program.story()
     said = program.output()
-    for task in ("chief/0", "worker/0"):
-        assert any(
-            line.startswith(task) and "training is to end: accuracy was best at step" in line
-            for line in said.splitlines()
-        ), program.story()
+    told = [line for line in said.splitlines() if "training is to end: accuracy was best at step" in line]
+    assert told and all(line.startswith(("chief/0", "worker/0")) for line in told), program.story()  # the first to know
     assert "did not stop in time" not in said
-    told = json.loads((logdir / "eval" / "evaluations.json").read_text())["evaluations"]
+    evaluated = json.loads((logdir / "eval" / "evaluations.json").read_text())["evaluations"]
     newest = max(int(name) for name in os.listdir(logdir / "model.ckpt") if name.isdigit())
-    assert max(row["step"] for row in told) == newest == json.loads((logdir / "finished.json").read_text())["step"]
+    assert max(row["step"] for row in evaluated) == newest == json.loads((logdir / "finished.json").read_text())["step"]

@@ -89,6 +89,20 @@ def test_a_run_from_its_beginning_to_its_end() -> None:
     assert (found.phase, found.done, found.HasField("saved_step")) == (RunReply.READY, [], False)
 
 
+def test_a_run_that_is_taken_up_after_its_end_has_only_those_who_come_to_it() -> None:
+    kept = Kept(has_values=True)
+    kept.order(**of("claim"))
+    kept.order(**of("open"))
+    for sender in (CHIEF, OTHER, "/job:worker/task:2"):
+        kept.order(sender, epoch=int(sender == CHIEF), **of("join", session=1 + int(sender[-1])))
+    kept.order(OTHER, 0, **of("done", session=2))
+    kept.order(**of("finish", silence_secs=60))
+    kept.order(**of("done", session=1))
+    found = kept.order(**of("open"))
+    assert (found.joined, found.done) == (["/job:worker/task:2"], [])  # it was given up, and may train on
+    assert kept.order(**of("join", session=4)).joined == ["/job:worker/task:2", CHIEF]
+
+
 def test_values_that_are_replaced_begin_a_generation() -> None:
     kept = Kept(has_values=True)
     kept.order(**of("claim"))
