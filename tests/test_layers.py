@@ -26,7 +26,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[int, str, str | None]]:
 
 def _public(face: str, root: pathlib.Path = house.ROOT) -> set[str]:
     path = house.modules("runtime", root)[face]
-    for node in ast.parse(path.read_text()).body:
+    for node in house.tree(path).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
             return set(ast.literal_eval(node.value))
     raise AssertionError(f"{path} assigns no __all__")
@@ -45,10 +45,13 @@ def _used_of_runtime(tree: ast.AST) -> Iterator[tuple[int, str, str | None]]:
             known |= {a.asname or a.name: f"runtime.{a.name}" for a in node.names if f"runtime.{a.name}" in FACES}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            head, _, rest = ast.unparse(node.value).partition(".")
-            face = ".".join(filter(None, (known.get(head), rest)))
-            if head in known and face in FACES:
-                yield node.lineno, face, node.attr
+            value, rest = node.value, ""
+            if isinstance(value, ast.Attribute):
+                value, rest = value.value, value.attr
+            if isinstance(value, ast.Name) and value.id in known:
+                face = ".".join(filter(None, (known[value.id], rest)))
+                if face in FACES:
+                    yield node.lineno, face, node.attr
 
 
 def _beyond_the_faces(tree: ast.AST) -> list[str]:
@@ -102,7 +105,7 @@ def test_packages_import_only_what_is_below_them(package: str, allowed: set[str]
     assert [
         f"{name}:{line}: {module}"
         for name, path in house.modules(package).items()
-        for line, module, _ in _imports(ast.parse(path.read_text()))
+        for line, module, _ in _imports(house.tree(path))
         if module.split(".")[0] in OURS - allowed
     ] == []
 
@@ -111,7 +114,7 @@ def test_harness_uses_runtime_by_its_two_faces_only() -> None:
     assert [
         f"{name}:{wrong}"
         for name, path in house.modules("harness").items()
-        for wrong in _beyond_the_faces(ast.parse(path.read_text()))
+        for wrong in _beyond_the_faces(house.tree(path))
     ] == []
 
 
@@ -124,7 +127,7 @@ def test_models_use_public_packages_only() -> None:
     assert [
         f"{name}:{line}: {module}"
         for name, path in house.modules("models").items()
-        for line, module, _ in _imports(ast.parse(path.read_text()))
+        for line, module, _ in _imports(house.tree(path))
         if module.split(".")[0] in {"harness", "runtime"} and module not in allowed
     ] == []
 

@@ -7,6 +7,7 @@ layers; no module may import itself over others, however the import is written.
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
 import sys
@@ -90,13 +91,19 @@ def modules(package: str, root: pathlib.Path = ROOT) -> dict[str, pathlib.Path]:
     return found
 
 
+@functools.cache
+def tree(path: pathlib.Path) -> ast.Module:
+    """What a file says; read once, as each check looks at them all."""
+    return ast.parse(path.read_text())
+
+
 def imports(package: str, root: pathlib.Path = ROOT) -> list[Import]:
     """All imports within a package: also those in functions, under TYPE_CHECKING, and relative ones."""
     known = modules(package, root)
     found = []
     for name, path in known.items():
         within = path.relative_to(root).parent.parts
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             for imported in _imported(node, within, known):
                 if imported != name:
                     found.append(Import(name, imported, node.lineno))  # type: ignore[attr-defined]
@@ -189,7 +196,7 @@ def class_names(root: pathlib.Path = ROOT) -> dict[str, list[str]]:
         for name, path in modules(package, root).items():
             if name.startswith(("harness.tf1", "runtime.proto")):
                 continue
-            for node in ast.parse(path.read_text()).body:
+            for node in tree(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found.setdefault(node.name, []).append(name)
     return found
