@@ -2,8 +2,11 @@
 
     python -m harness.tf1 mnist_replica.py --job_name=worker --task_index=0
     python -m harness.tf1 -m package.module args...
+    python -m harness.tf1 --check FILES OR DIRECTORIES...
 
 The program's ``import tensorflow`` lines find ``harness.tf1``; see docs/tf1.md for what is there and what is not.
+``--check`` runs nothing: it tells which names of TensorFlow's the files use that are not there, where, and what to use
+instead; the exit code is 1 when there are some.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ import runpy
 import sys
 
 from harness import exit_codes
-from harness.tf1 import modules
+from harness.tf1 import check, modules
 
-USAGE = "usage: python -m harness.tf1 (program.py | -m module) [args...]"
+USAGE = "usage: python -m harness.tf1 (program.py | -m module) [args...], or --check FILES..."
 
 
 def main(argv: list[str]) -> None:
@@ -23,6 +26,8 @@ def main(argv: list[str]) -> None:
     if argv[:1] in (["-h"], ["--help"]):
         print(f"{__doc__}\n{USAGE}")
         return
+    if argv[:1] == ["--check"] and argv[1:]:
+        sys.exit(check.main(argv[1:]))
     as_module = argv[:1] == ["-m"]
     if len(argv) < 1 + as_module or not as_module and argv[0].startswith("-"):
         exit_codes.leave(exit_codes.CONFIGURATION, USAGE)

@@ -10,6 +10,7 @@ from absl import app as absl_app
 from absl import flags as absl_flags
 
 from harness.tf1 import flags as flags
+from harness.tf1.missing import namespace as _namespace
 
 
 def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None = None) -> None:
@@ -27,3 +28,6 @@ def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None =
         )  # other flags are the program's own affair, as in TensorFlow
 
     absl_app.run(chosen, argv, flags_parser=parse)
+
+
+__getattr__, _ = _namespace("tf.app", {})

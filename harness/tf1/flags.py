@@ -8,6 +8,8 @@ from typing import Any
 
 from absl import flags as absl_flags
 
+from harness.tf1.missing import namespace as _namespace
+
 absl_flags.disclaim_key_flags()  # flags defined by the functions below are those of the program that calls them
 
 
@@ -99,3 +101,6 @@ def DEFINE_enum(flag_name: str, default_value: Any, enum_values: list[str], docs
 def mark_flag_as_required(flag_name: str) -> None:
     """Makes the program stop with a message when the flag is not given."""
     absl_flags.mark_flag_as_required(flag_name)  # type: ignore[no-untyped-call]
+
+
+__getattr__, _ = _namespace("tf.flags", {})
