@@ -12,6 +12,7 @@ instead; the exit code is 1 when there are some.
 from __future__ import annotations
 
 import os
+import pathlib
 import runpy
 import sys
 
@@ -32,6 +33,9 @@ def main(argv: list[str]) -> None:
     if len(argv) < 1 + as_module or not as_module and argv[0].startswith("-"):
         exit_codes.leave(exit_codes.CONFIGURATION, USAGE)
     modules.install()
+    for_children = str(pathlib.Path(__file__).with_name("in_children"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [for_children, os.environ.get("PYTHONPATH")]))
+    sys.path.append(for_children)  # what multiprocessing gives a process that it spawns
     program, *arguments = argv[as_module:]
     if as_module:
         sys.argv = [program, *arguments]
