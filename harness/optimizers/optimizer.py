@@ -248,7 +248,7 @@ class Optimizer:
                 name = _slot_name(state, path)
                 while name in slots:
                     name += "_"
-                with rt.device(variable.device or None):
+                with rt.device(None), rt.device(variable.device or None):  # whatever scopes are open
                     slots[name] = rt.Variable(
                         self._initial(variable, index), name=f"{variable.spec.name}/{name}", trainable=False
                     )

@@ -47,7 +47,7 @@ def _travelling(variable: rt.Variable, narrow: DType) -> Any:
     if not jnp.issubdtype(own, np.floating) or own.itemsize <= narrow.itemsize:
         return variable
     name = variable.spec.name.rpartition("/")[2]
-    with rt.device(variable.device or None):
+    with rt.device(None), rt.device(variable.device or None):  # whatever scopes are open
         sent = rt.call(lambda value: value.astype(narrow), variable, name=f"{name}_to_wire")
     received = rt.call(lambda value: value.astype(own), sent, name=f"{name}_from_wire")
     sent.graph.add_to_collection(_COLLECTION, (variable, received, narrow))
@@ -77,7 +77,7 @@ def _total(parts: list[rt.Tensor]) -> rt.Tensor | None:
 def narrowed(gradient: rt.Tensor, variable: rt.Variable) -> rt.Tensor:
     """A gradient as it is to be pushed: rounded on the worker if the variable's own value travels rounded."""
     for _, _, dtype in _entries(variable):
-        with rt.device(gradient.device or None):
+        with rt.device(None), rt.device(gradient.device or None):  # whatever scopes are open
             rounded: rt.Tensor = rt.call(lambda value, dtype=dtype: value.astype(dtype), gradient, name="to_wire")
             return rounded
     return gradient

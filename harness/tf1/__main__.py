@@ -2,20 +2,24 @@
 
     python -m harness.tf1 mnist_replica.py --job_name=worker --task_index=0
     python -m harness.tf1 -m package.module args...
+    python -m harness.tf1 --check FILES OR DIRECTORIES...
 
 The program's ``import tensorflow`` lines find ``harness.tf1``; see docs/tf1.md for what is there and what is not.
+``--check`` runs nothing: it tells which names of TensorFlow's the files use that are not there, where, and what to use
+instead; the exit code is 1 when there are some.
 """
 
 from __future__ import annotations
 
 import os
+import pathlib
 import runpy
 import sys
 
 from harness import exit_codes
-from harness.tf1 import modules
+from harness.tf1 import check, modules
 
-USAGE = "usage: python -m harness.tf1 (program.py | -m module) [args...]"
+USAGE = "usage: python -m harness.tf1 (program.py | -m module) [args...], or --check FILES..."
 
 
 def main(argv: list[str]) -> None:
@@ -23,10 +27,15 @@ def main(argv: list[str]) -> None:
     if argv[:1] in (["-h"], ["--help"]):
         print(f"{__doc__}\n{USAGE}")
         return
+    if argv[:1] == ["--check"] and argv[1:]:
+        sys.exit(check.main(argv[1:]))
     as_module = argv[:1] == ["-m"]
     if len(argv) < 1 + as_module or not as_module and argv[0].startswith("-"):
         exit_codes.leave(exit_codes.CONFIGURATION, USAGE)
     modules.install()
+    for_children = str(pathlib.Path(__file__).with_name("in_children"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [for_children, os.environ.get("PYTHONPATH")]))
+    sys.path.append(for_children)  # what multiprocessing gives a process that it spawns
     program, *arguments = argv[as_module:]
     if as_module:
         sys.argv = [program, *arguments]

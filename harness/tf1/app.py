@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from absl import app as absl_app
-from absl import flags as absl_flags
 
 from harness.tf1 import flags as flags
+from harness.tf1.missing import namespace as _namespace
 
 
 def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None = None) -> None:
@@ -20,10 +20,8 @@ def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None =
         argv: the command line, the program's name first; ``sys.argv`` by default.
     """
     chosen = main or sys.modules["__main__"].main
+    # Other flags are the program's own affair, as in TensorFlow.
+    absl_app.run(chosen, argv, flags_parser=flags.parse)
 
-    def parse(args: list[str]) -> list[str]:
-        return list(
-            absl_flags.FLAGS(args, known_only=True)
-        )  # other flags are the program's own affair, as in TensorFlow
 
-    absl_app.run(chosen, argv, flags_parser=parse)
+__getattr__, _ = _namespace("tf.app", {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from harness.tf1.missing import namespace as _namespace
+
 
 def as_bytes(bytes_or_text: str | bytes, encoding: str = "utf-8") -> bytes:
     """``bytes_or_text`` as bytes. Raises TypeError when it is neither."""
@@ -18,3 +20,5 @@ def as_text(bytes_or_text: str | bytes, encoding: str = "utf-8") -> str:
 
 
 as_str = as_text
+
+__getattr__, _ = _namespace("tf.compat", {})

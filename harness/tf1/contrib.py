@@ -375,7 +375,10 @@ NAMES: dict[str, Any] = {
     "layers": Namespace("tf.contrib.layers", _LAYERS),
     "losses": _losses,
     "rnn": Namespace("tf.contrib.rnn", _CELLS | {"static_rnn": _RNN["static_rnn"]}),
-    "slim": Namespace("tf.contrib.slim", {**_LAYERS, **_FRAMEWORK, "losses": _losses}),
+    "slim": Namespace(
+        "tf.contrib.slim",
+        {**_LAYERS, **_FRAMEWORK, "layers": Namespace("tf.contrib.slim.layers", _LAYERS), "losses": _losses},
+    ),
 }
 """Module of ``tf.contrib`` -> what answers for it."""
 

@@ -1,5 +1,6 @@
 """``tf.errors``: the runtime's errors, and the status codes by name."""
 
+from harness.tf1.missing import namespace as _namespace
 from runtime import AbortedError as AbortedError
 from runtime import AlreadyExistsError as AlreadyExistsError
 from runtime import CancelledError as CancelledError
@@ -35,3 +36,5 @@ INTERNAL = 13
 UNAVAILABLE = 14
 DATA_LOSS = 15
 UNAUTHENTICATED = 16
+
+__getattr__, _ = _namespace("tf.errors", {})

@@ -8,7 +8,30 @@ from typing import Any
 
 from absl import flags as absl_flags
 
+from harness.tf1.missing import namespace as _namespace
+
 absl_flags.disclaim_key_flags()  # flags defined by the functions below are those of the program that calls them
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses a command line, the program's name first; gives back what are no flags of anybody's.
+
+    The beginning of a flag's name will do where no other flag of the program begins so, as before TensorFlow 1.5.
+    """
+    return list(absl_flags.FLAGS([*argv[:1], *map(_in_full, argv[1:])], known_only=True))
+
+
+def _in_full(argument: str) -> str:
+    known = absl_flags.FLAGS
+    name, equals, value = argument.removeprefix("--").partition("=")
+    if not name or name in known or not argument.startswith("--"):
+        return argument
+    longer = [each for each in known if each.startswith(name) and not _is_absls(each)]
+    return f"--{longer[0]}{equals}{value}" if len(longer) == 1 else argument
+
+
+def _is_absls(flag_name: str) -> bool:
+    return str(absl_flags.FLAGS.find_module_defining_flag(flag_name)).startswith("absl.")
 
 
 class FlagValues:
@@ -22,7 +45,7 @@ class FlagValues:
             raise AttributeError(name)
         values = absl_flags.FLAGS
         if not values.is_parsed():
-            values(sys.argv, known_only=True)
+            parse(sys.argv)
         return getattr(values, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -37,11 +60,11 @@ class FlagValues:
     def _parse_flags(self, args: list[str] | None = None) -> None:
         """Parses the command line now, as programs asked for before TensorFlow 1.5."""
         if not absl_flags.FLAGS.is_parsed() or args is not None:
-            absl_flags.FLAGS([sys.argv[0], *(sys.argv[1:] if args is None else args)], known_only=True)
+            parse([sys.argv[0], *(sys.argv[1:] if args is None else args)])
 
     def __call__(self, argv: list[str], known_only: bool = True) -> list[str]:
         """Parses ``argv``; gives back what are no flags."""
-        return list(absl_flags.FLAGS(argv, known_only=known_only))
+        return parse(argv) if known_only else list(absl_flags.FLAGS(argv))
 
 
 FLAGS = FlagValues()
@@ -54,9 +77,8 @@ def _free(flag_name: str) -> None:
     TensorFlow 1.0 knew nothing of absl, so any name was the program's. absl's logging works on; where it looks for its
     own flag it finds the program's.
     """
-    known = absl_flags.FLAGS
-    if flag_name in known and str(known.find_module_defining_flag(flag_name)).startswith("absl."):
-        delattr(known, flag_name)
+    if flag_name in absl_flags.FLAGS and _is_absls(flag_name):
+        delattr(absl_flags.FLAGS, flag_name)
 
 
 def _definer(shown: str, kind: str, define: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,3 +121,6 @@ def DEFINE_enum(flag_name: str, default_value: Any, enum_values: list[str], docs
 def mark_flag_as_required(flag_name: str) -> None:
     """Makes the program stop with a message when the flag is not given."""
     absl_flags.mark_flag_as_required(flag_name)  # type: ignore[no-untyped-call]
+
+
+__getattr__, _ = _namespace("tf.flags", {})

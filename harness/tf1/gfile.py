@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import runtime as rt
+from harness.tf1.missing import namespace as _namespace
 
 _builtin_open = builtins.open
 
@@ -128,3 +129,5 @@ def GFile(name: str, mode: str = "r") -> Any:  # noqa: N802
 
 FastGFile = GFile
 Open = GFile
+
+__getattr__, _ = _namespace("tf.gfile", {})

@@ -14,9 +14,13 @@ from absl.logging import set_verbosity as set_verbosity
 from absl.logging import vlog as vlog
 from absl.logging import warning as warning
 
+from harness.tf1.missing import namespace as _namespace
+
 DEBUG = _logging.DEBUG
 INFO = _logging.INFO
 WARN = _logging.WARNING
 ERROR = _logging.ERROR
 FATAL = _logging.FATAL
 warn = warning
+
+__getattr__, _ = _namespace("tf.logging", {})

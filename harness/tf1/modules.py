@@ -67,18 +67,18 @@ class Module(types.ModuleType):
         for module in _answering(self.__name__):
             if name in _names(module):
                 return getattr(module, name)
-        raise _advice(f"{self.__name__}.{name}")
+        raise not_here(f"{self.__name__}.{name}")
 
     def __dir__(self) -> list[str]:
         return sorted({name for module in _answering(self.__name__) for name in _names(module)})
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Fails: an import took this for a function that is not here."""
-        raise _advice(self.__name__)
+        raise not_here(self.__name__)
 
     def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
         """Fails: an import took this for a class that is not here."""
-        raise _advice(self.__name__)
+        raise not_here(self.__name__)
 
 
 def _answering(full: str) -> list[Any]:
@@ -109,7 +109,12 @@ def _names(module: Any) -> Sequence[str]:
     return [n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, types.ModuleType)]
 
 
-def _advice(full: str) -> AttributeError:
+def is_tensorflow(full: str) -> bool:
+    """Whether it is ``tensorflow`` or lies below it."""
+    return full == ROOT or full.startswith(f"{ROOT}.")
+
+
+def not_here(full: str) -> AttributeError:
     """The error for a name that is not here."""
     _, _, below = full.partition(".")
     while below.startswith(("compat.v1.", "python.")):
@@ -129,7 +134,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: object = None, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
         """A module for whatever is called ``tensorflow`` or lies below it."""
-        if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
+        if not is_tensorflow(fullname):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, origin="harness.tf1", is_package=True)
 

@@ -343,6 +343,26 @@ def batch_normalization(
     return x * factor + ((0 if offset is None else offset) - mean * factor)
 
 
+@OPS.add("batch_norm_with_global_normalization")
+def batch_norm_with_global_normalization(
+    t: rt.TensorLike | None = None,
+    m: rt.TensorLike | None = None,
+    v: rt.TensorLike | None = None,
+    beta: rt.TensorLike | None = None,
+    gamma: rt.TensorLike | None = None,
+    variance_epsilon: float = 0.0,
+    scale_after_normalization: bool = False,
+    name: str | None = None,
+    input: rt.TensorLike | None = None,  # noqa: A002
+    mean: rt.TensorLike | None = None,
+    variance: rt.TensorLike | None = None,
+) -> rt.Tensor:
+    """``batch_normalization`` by its older argument names; ``gamma`` counts when it is to scale afterwards."""
+    x, mean, variance = either(t=t, input=input), either(m=m, mean=mean), either(v=v, variance=variance)
+    scale = gamma if scale_after_normalization else None
+    return batch_normalization(x, mean, variance, beta, scale, variance_epsilon, name)
+
+
 @OPS.op("LRN", "local_response_normalization", "lrn")
 def local_response_normalization(
     input: Array,  # noqa: A002

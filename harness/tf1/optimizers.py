@@ -6,6 +6,7 @@ a tensor (a decay of the global step, a placeholder) is computed on the worker a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -290,7 +291,12 @@ class ExponentialMovingAverage:
         return shadow - (1 - decay) * (shadow - value)
 
     def _shadow(self, variable: rt.Variable) -> rt.Variable:
-        with rt.name_scope(None), rt.control_dependencies(None), rt.device(variable.device or None):
+        with contextlib.ExitStack() as scopes:
+            scopes.enter_context(rt.name_scope(None))
+            scopes.enter_context(rt.control_dependencies(None))
+            if isinstance(variable, rt.Variable):  # the shadow of a tensor lies where any variable would
+                scopes.enter_context(rt.device(None))
+                scopes.enter_context(rt.device(variable.device or None))
             shadow = rt.Variable(_begin(variable), name=self.average_name(variable), trainable=False)
         if isinstance(variable, rt.Variable):
             variable.graph.add_to_collection("moving_average_variables", variable)

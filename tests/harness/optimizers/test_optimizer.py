@@ -273,3 +273,16 @@ def test_clipping_by_the_norm_of_a_group_is_refused_too() -> None:
     groups = {"slow": optax.chain(CLIP, optax.sgd(0.1)), "fast": optax.sgd(0.1)}
     with pytest.raises(rt.InvalidArgumentError, match="with clip_by_global_norm"):
         harness.Optimizer(optax.multi_transform(groups, {"a": "slow", "b": "fast"}))
+
+
+def test_slots_lie_beside_their_variables_whatever_scopes_are_open() -> None:
+    """A worker's scope often names a device of its own, and its optimizer is used within."""
+    with rt.Graph().as_default():
+        with rt.device("/job:ps/task:1"):
+            v = rt.Variable(np.ones(2, np.float32), name="v")
+        anywhere = rt.Variable(np.ones(2, np.float32), name="anywhere")
+        optimizer = harness.Optimizer(optax.adam(0.1), name="adam")
+        with rt.device("/job:worker/task:0/cpu:0"):
+            optimizer.minimize(rt.numpy.sum(v + anywhere))
+        assert {slot.device for slot in optimizer.variables() if slot.spec.name.startswith("v/")} == {"/job:ps/task:1"}
+        assert {slot.device for slot in optimizer.variables()} == {"/job:ps/task:1", ""}

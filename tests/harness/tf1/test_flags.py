@@ -59,3 +59,16 @@ def test_a_flag_that_the_program_defines_twice_is_refused() -> None:
         """
     )
     assert ended.returncode == 1 and "DuplicateFlagError" in ended.stderr and "'log_dir'" in ended.stderr
+
+
+def test_the_beginning_of_a_name_will_do_where_it_is_the_only_one() -> None:
+    program = """
+        import harness.tf1 as tf
+        tf.app.flags.DEFINE_integer("task_index", -1, "which")
+        tf.app.flags.DEFINE_string("ps_hosts", "", "addresses")
+        tf.app.flags.DEFINE_string("ps_ports", "", "ports")
+        FLAGS = tf.app.flags.FLAGS
+        tf.app.run(lambda argv: print(FLAGS.task_index, FLAGS.ps_hosts, FLAGS.ps_ports, argv[1:]))
+        """
+    ended = _run(program, "--task=3", "--ps=both?", "--ps_h", "a:1", "--verb=2", "rest")
+    assert (ended.returncode, ended.stdout) == (0, "3 a:1  ['--ps=both?', '--verb=2', 'rest']\n"), ended.stderr

@@ -183,3 +183,16 @@ def test_moving_averages() -> None:
             assert sess.run("v/Later:0") == pytest.approx(1.9)  # the decay is (1 + 0) / (10 + 0)
         assert average.average_name(v) == "v/ExponentialMovingAverage"
         assert set(average.variables_to_restore()) == {"v/ExponentialMovingAverage", "v/Later"}
+
+
+def test_an_average_of_a_variable_lies_beside_it_and_one_of_a_tensor_where_variables_do() -> None:
+    with tf.Graph().as_default():
+        setter = tf.train.replica_device_setter(1, worker_device="/job:worker/task:0/cpu:0")
+        with tf.device(setter):
+            v = tf.get_variable("v", [2])
+            mean = tf.reduce_mean(tf.placeholder(tf.float32, [3, 2]), axis=0)
+            averages = tf.train.ExponentialMovingAverage(0.9)
+            with tf.device("/job:worker/task:0/cpu:0"):
+                averages.apply([v])
+            averages.apply([mean])
+        assert averages.average(v).device == v.device == averages.average(mean).device == "/job:ps/task:0"

@@ -71,6 +71,39 @@ def test_the_command_line() -> None:
     assert "where the data is" in module.stdout
 
 
+CHILDREN = """
+import multiprocessing, os, subprocess, sys
+import tensorflow as tf
+from tensorflow.contrib import slim
+
+def spawned():
+    print("spawned", tf.__git_version__, slim.conv2d.__name__, flush=True)
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(print("child", tf.__git_version__))
+    subprocess.check_call([sys.executable, __file__, "child"])
+    process = multiprocessing.get_context("spawn").Process(target=spawned)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.cluster
+def test_processes_that_a_program_starts_find_tensorflow_too(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "program.py").write_text(CHILDREN)
+    done = run(str(tmp_path / "program.py"))
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["child bellwether", "spawned bellwether convolution2d"])
+    # TensorBoard uses TensorFlow where there is one: what it finds is not one.
+    (tmp_path / "tensorboard").write_text("import tensorflow")
+    (tmp_path / "starts.py").write_text(
+        f"import subprocess, sys\nsys.exit(subprocess.call([sys.executable, {str(tmp_path / 'tensorboard')!r}]))\n"
+    )
+    refused = run(str(tmp_path / "starts.py"))
+    assert refused.returncode == 1 and "ImportError: harness.tf1 is no TensorFlow for TensorBoard" in refused.stderr
+
+
 @pytest.fixture
 def installed() -> Any:
     """TensorFlow's names for one test."""

@@ -94,6 +94,9 @@ CASES.add("nn.batch_normalization", "both", *_norm, Fed([1.0, 2.0, 3.0]), Fed([0
 CASES.add("nn.batch_normalization", "no offset", *_norm, None, Fed([0.5, 1.0, 2.0]), 1e-3)
 CASES.add("nn.batch_normalization", "no scale", *_norm, Fed([0.5, 1.0, 2.0]), None, 1e-3)
 CASES.add("nn.batch_normalization", "neither", *_norm, None, None, 1e-3)
+_global = (*_norm, Fed([1.0, 2.0, 3.0]), Fed([0.5, 1.0, 2.0]), 1e-3)
+CASES.add("nn.batch_norm_with_global_normalization", "scaled", *_global, True)
+CASES.add("nn.batch_norm_with_global_normalization", "not scaled", *_global, False, name="norm")
 for _op in ("nn.dropout",):
     CASES.add(_op, "keep all", Fed(_X), 1.0)
     CASES.add(_op, "keep_prob", Fed(_X), 0.5, case={"values": False})
