@@ -73,6 +73,7 @@ from runtime.graph.placement import (
 from runtime.graph.random import random_key, set_random_seed
 from runtime.graph.resources import ConditionalAccumulator, FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
 from runtime.graph.variable import Variable, assign, assign_add, assign_sub, update, variables
+from runtime.limits import Limits
 from runtime.master.config import SessionConfig
 from runtime.server.local_cluster import local_cluster
 from runtime.server.report import TaskReport, probe
@@ -108,6 +109,7 @@ __all__ = [
     "InvalidArgumentError",
     "JobSetClusterResolver",
     "KubernetesClusterResolver",
+    "Limits",
     "NotFoundError",
     "OpError",
     "Operation",

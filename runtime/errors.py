@@ -144,9 +144,14 @@ class PermissionDeniedError(OpError, PermissionError):
 
 
 class ResourceExhaustedError(OpError):
-    """Out of memory, or over a configured limit."""
+    """Out of memory, or over a configured limit.
+
+    Attributes:
+        limit: name of the limit, on the task that has it (``runtime.limits``); empty when it was none of those.
+    """
 
     code = 8
+    limit = ""
 
 
 class FailedPreconditionError(OpError):

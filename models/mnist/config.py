@@ -1,6 +1,7 @@
 """What a run of the example is told: one frozen value, each field of which is the flag of its name."""
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -17,7 +18,9 @@ ENGINES: Mapping[str, Callable[[], rt.TFConfigClusterResolver | rt.JobSetCluster
     "jobset": rt.JobSetClusterResolver,
 }
 """By the value of --cluster_from: who reads what an engine tells its processes."""
-_NO_FLAGS = ("checkpoint_root", "cluster")
+_NO_FLAGS = ("checkpoint_root", "cluster", "limits")
+_LIMIT = "limit_"
+"""How the flag of a field of ``rt.Limits`` begins."""
 ASYNC, PS, COLLECTIVE = "async", "ps", "collective"
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
 
@@ -66,6 +69,8 @@ class Config:
     where it was not given here: only the chief need know it."""
     cluster: rt.ClusterSpec | None
     """No flag: what --cluster_from tells in place of the hosts; None without."""
+    limits: rt.Limits | None
+    """How much of this task others may use: each of its fields is a flag, --limit_NAME. None where none is given."""
     ps_hosts: tuple[str, ...] = _list([], "Comma-separated host:port of the parameter servers, the same on every task.")
     worker_hosts: tuple[str, ...] = _list(
         [], "Comma-separated host:port of the workers, the same on every task. Empty: one process."
@@ -205,13 +210,17 @@ class Config:
 
     @classmethod
     def from_flags(cls) -> "Config":
-        """What the command line says."""
+        """What the command line says.
+
+        Raises:
+            InvalidArgumentError: a limit is none, or the environment gives no cluster where it is asked; names it.
+        """
         told = {name: flags.FLAGS[name].value for name in cls.__dataclass_fields__ if name not in _NO_FLAGS}
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
         }
         root = (values["logdir"] or ()) if flags.FLAGS["logdir"].present else None
-        config = cls(**values, checkpoint_root=root, cluster=None)
+        config = cls(**values, checkpoint_root=root, cluster=None, limits=_given_limits())
         return config if config.cluster_from == "flags" else config.told_by_the_engine()
 
     def told_by_the_engine(self) -> "Config":
@@ -325,6 +334,15 @@ class Config:
         return None
 
 
+def _given_limits() -> rt.Limits | None:
+    told = {row.name: flags.FLAGS[_LIMIT + row.name].value for row in rt.Limits.rows()}
+    given = {name: value for name, value in told.items() if value is not None}
+    return replace(rt.Limits.from_environ(os.environ), **given) if given else None
+
+
+for _row in rt.Limits.rows():
+    _define = flags.DEFINE_float if _row.kind is float else flags.DEFINE_integer
+    _define(_LIMIT + _row.name, None, f"Limit ({_row.of}): {_row.help} Default: {_row.default}.")
 for _field in fields(Config):
     if _field.metadata:
         _field.metadata["define"](_field.name, *_field.metadata["rest"])

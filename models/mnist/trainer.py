@@ -131,6 +131,7 @@ def make_server(config: Config) -> rt.Server:
         checkpoint_root=config.checkpoint_root,
         security=config.given_security,
         programs=config.ps_programs,
+        limits=config.limits,
     )
 
 

@@ -31,10 +31,12 @@ from runtime.errors import (
     SnapshotError,
     UnavailableError,
 )
+from runtime.limits import Limits
 from runtime.proto import services_pb2 as pb
 from runtime.state.leadership import NOBODY, Leadership
-from runtime.state.write_gate import PAUSE_SECS
 
+PAUSE_SECS = Limits().pause_secs
+"""For how long a snapshot holds updates back at most, should its coordinator die."""
 ORDER_SECS = 120.0
 """Time limit of an order that should take milliseconds; the first of a chief waits for the writes of the one before."""
 DROP_SECS = 5.0

@@ -37,10 +37,11 @@ from runtime.errors import (
     TakeoverError,
     UnavailableError,
 )
+from runtime.limits import Limits
 from runtime.proto import services_pb2 as pb
 from runtime.state.leadership import NOBODY, Leadership
 from runtime.state.store import Store, Values
-from runtime.state.write_gate import PAUSE_SECS, Gate, lapsed
+from runtime.state.write_gate import Gate, lapsed
 from runtime.tensor_spec import Array, TensorSpec, aligned_buffer
 
 JOIN_SECS = 60.0
@@ -107,9 +108,18 @@ class CheckpointParticipant:
         task: its name, for errors.
         gate: holds its writing stages.
         devices: its devices by (type, index): where restored values go.
+        limits: how long orders hold updates back, and how many saves and restores are under way at once.
     """
 
-    def __init__(self, store: Store, task: str, gate: Gate, devices: Mapping[tuple[str, int], jax.Device]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        task: str,
+        gate: Gate,
+        devices: Mapping[tuple[str, int], jax.Device],
+        limits: Limits | None = None,
+    ) -> None:
+        self._limits = limits or Limits()
         self._store = store
         self._task = task
         self._gate = gate
@@ -189,8 +199,10 @@ class CheckpointParticipant:
 
     def _pause(self, leadership: Leadership, order: Order.Pause) -> Reply.Steps:
         self._resumed = False
-        if not 0 <= order.seconds <= PAUSE_SECS:
-            raise InvalidArgumentError(f"a pause of {order.seconds:g} s: it is {PAUSE_SECS:g} s at most")
+        if not order.seconds >= 0:
+            raise InvalidArgumentError(f"a pause of {order.seconds:g} s")
+        if order.seconds > self._limits.pause_secs:
+            raise self._limits.exceeded("pause_secs", f"a pause of {order.seconds:g} s")
         self._gate.pause(order.job, order.seconds, QUIET_SECS)
         try:
             self._check(leadership)
@@ -284,6 +296,8 @@ class CheckpointParticipant:
             self._check(leadership)
             for old in [n for n, j in self._jobs.items() if j.given_up]:  # kept until now to tell why
                 del self._jobs[old]
+            if number not in self._jobs and len(self._jobs) >= self._limits.checkpoint_jobs:
+                raise self._limits.exceeded("checkpoint_jobs", f"{len(self._jobs)} saves and restores are under way")
             self._jobs[number] = job
 
     def _job(self, number: int) -> Job:

@@ -18,18 +18,24 @@ from absl import logging
 
 from runtime import timeouts
 from runtime.errors import AbortedError, NotFoundError
+from runtime.limits import Limits
 from runtime.master.master import MasterSession
 from runtime.master.prepared import PreparedPlan
 
-PLANS = 512
-"""Plans kept for one session. Its client keeps half as many: those that it uses are here."""
-
 
 class RemoteSession:
-    """A session of a client elsewhere, and what it has planned. Thread safe."""
+    """A session of a client elsewhere, and what it has planned. Thread safe.
 
-    def __init__(self, session: MasterSession) -> None:
+    Args:
+        session: the session.
+        client: the connection that it was opened by.
+        plans: how many are kept; its client keeps fewer, so that those that it uses are here.
+    """
+
+    def __init__(self, session: MasterSession, client: str, plans: int) -> None:
         self.session = session
+        self.client = client
+        self._most = plans
         self.heard_at = time.monotonic()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -40,7 +46,7 @@ class RemoteSession:
         with self._lock:
             number = next(self._numbers)
             self._plans[number] = prepared
-            while len(self._plans) > PLANS:
+            while len(self._plans) > self._most:
                 self._plans.popitem(last=False)
             return number
 
@@ -63,10 +69,12 @@ class RemoteSessions:
 
     Args:
         close: ends a session.
+        limits: how many there may be, and how many plans of each.
     """
 
-    def __init__(self, close: Callable[[MasterSession], None]) -> None:
+    def __init__(self, close: Callable[[MasterSession], None], limits: Limits | None = None) -> None:
         self._close = close
+        self._limits = limits or Limits()
         self._changed = threading.Condition()
         self._sessions: dict[int, RemoteSession] = {}
         self._watching = False
@@ -92,10 +100,39 @@ class RemoteSessions:
             with self._changed:
                 self._calls -= 1
 
-    def add(self, session: MasterSession) -> None:
-        """Keeps a session that has just been opened."""
+    def check_room(self, client: str) -> None:
+        """Before a session is opened.
+
+        Args:
+            client: the connection that asks for it.
+
+        Raises:
+            ResourceExhaustedError: there are too many of this connection, or of all.
+        """
         with self._changed:
-            self._sessions[session.id] = RemoteSession(session)
+            self._check_room(client)
+
+    def _check_room(self, client: str) -> None:
+        limits, all_of_them = self._limits, len(self._sessions)
+        its = sum(s.client == client for s in self._sessions.values())
+        if its >= limits.client_sessions:
+            raise limits.exceeded("client_sessions", f"{its} sessions are open here by this connection")
+        if all_of_them >= limits.sessions:
+            raise limits.exceeded("sessions", f"{all_of_them} sessions of clients elsewhere are open here")
+
+    def add(self, session: MasterSession, client: str = "") -> None:
+        """Keeps a session that has just been opened.
+
+        Args:
+            session: the session.
+            client: the connection that it was opened by.
+
+        Raises:
+            ResourceExhaustedError: others were opened meanwhile, and now there are too many.
+        """
+        with self._changed:
+            self._check_room(client)
+            self._sessions[session.id] = RemoteSession(session, client, self._limits.session_plans)
             if not self._watching:
                 threading.Thread(target=self._watch, name="remote sessions", daemon=True).start()
                 self._watching = True

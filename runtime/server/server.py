@@ -24,6 +24,7 @@ from runtime.backup.primary import DEFAULT_LAG, Primary
 from runtime.checkpoint.roots import ROOT_VARIABLE, roots_of
 from runtime.cluster.spec import EVALUATOR, ClusterSpec, TaskId, join_address, split_address
 from runtime.errors import InvalidArgumentError, TaskLeftError, UnavailableError, UnknownError
+from runtime.limits import Limits
 from runtime.master import tasks
 from runtime.master.master import Master
 from runtime.master.tasks import LocalTask, RemoteTask, Task
@@ -98,8 +99,8 @@ class Server:
             itself of ``jax.lax``; "stablehlo", modules that it verifies and compiles, which is less safe and needed for
             what the table of operations does not have. By default what ``BELLWETHER_PS_PROGRAMS`` says, else
             "expressions".
-        max_request_bytes: longest gRPC message taken, 1 to 2^31 - 1. Only clients in other processes send
-            long ones: what they feed in a step, and the constants of a graph.
+        limits: how much of the task others may use (``runtime.Limits``); by default what ``BELLWETHER_LIMITS`` says
+            (``connections=100,hello_secs=5``).
         audit_log: file that the audit log is appended to (docs/security.md); by default what ``BELLWETHER_AUDIT_LOG``
             names, else none.
 
@@ -129,7 +130,7 @@ class Server:
         admission: bool | None = None,
         security: Security | None = None,
         programs: str | None = None,
-        max_request_bytes: int = rpc.MAX_REQUEST_BYTES,
+        limits: Limits | None = None,
         audit_log: str | os.PathLike[str] | None = None,
     ) -> None:
         if isinstance(cluster, cluster_pb2.ServerDef):
@@ -141,6 +142,7 @@ class Server:
         self.task = _own_task(spec, job_name, task_index)
         roots = roots_of(checkpoint_root, os.environ)
         form = _form_of(programs, os.environ)
+        self.limits = limits = limits or Limits.from_environ(os.environ)
         warm_up()  # before anybody waits: the first step after a restart comes that much sooner
         self._holder = takeover.holder(spec, self.task, ps_backups, ps_backups_lag)
         self._lag = ps_backups_lag
@@ -156,7 +158,7 @@ class Server:
         self.takeovers = 0
         """How many times this task has gone on from its backup."""
         with cpu_share.limited(spec, self.task):
-            self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer), form)
+            self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer), form, limits)
         if admission is not None:
             self.worker.admission.enabled = admission
         self.worker.checkpoint_participant.roots = roots
@@ -189,7 +191,7 @@ class Server:
         self._grpc = grpc.server(
             CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
             interceptors=[*([] if check is None else [check]), Audit(self._audit)],
-            options=rpc.server_options(max_request_bytes),
+            options=rpc.server_options(limits),
         )
         self._grpc_started = False
         bound = _bind(self._grpc, self.listens_on, port, self.task, self.certificates)
@@ -203,6 +205,7 @@ class Server:
         run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, EVALUATOR))
         run.when_all_done = self._over.set
         run.silent = self._silent_secs
+        self.worker.registry.connected = self._is_connected
         self._tensors = TensorServer(
             self.worker,
             host=self.listens_on,
@@ -211,10 +214,11 @@ class Server:
             key=self._key,
             incarnation=self.incarnation,
             refusals=refusals,
+            limits=limits,
             tls=None if self.certificates is None else self.certificates.server_context,
         )
         self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker, self.security)
-        self.remote_sessions = RemoteSessions(self.master.close_session)
+        self.remote_sessions = RemoteSessions(self.master.close_session, limits)
         """Those of clients in other processes."""
         self._health = health.HealthServicer()
         add_services(self._grpc, self, self.remote_sessions)
@@ -351,6 +355,9 @@ class Server:
         if not self._open:
             raise UnavailableError("it is starting", task=self.worker.task)
 
+    def _is_connected(self, session: int) -> bool:
+        return tasks.is_local_session(session) or self._tensors.connected(session)
+
     def _silent_secs(self, session: int) -> float | None:
         """For how long a session has given no sign of life here; None when it was never here, or long ago."""
         return 0.0 if tasks.is_local_session(session) else self._tensors.silent_secs(session)
@@ -437,7 +444,7 @@ class Server:
     def _living(self) -> list[str]:
         """The tasks that train and are connected."""
         sessions = self.worker.store.run.training()
-        return sorted(t for t, s in sessions.items() if tasks.is_local_session(s) or self._tensors.connected(s))
+        return sorted(t for t, s in sessions.items() if self._is_connected(s))
 
     def _wait_over(self, late_secs: float) -> None:
         run = self.worker.store.run

@@ -9,7 +9,8 @@ import grpc
 import numpy as np
 
 from runtime.checkpoint.byte_ranges import ByteRange
-from runtime.errors import AbortedError, InvalidArgumentError
+from runtime.errors import AbortedError, InvalidArgumentError, OpError
+from runtime.limits import Limits
 from runtime.master.config import SessionConfig
 from runtime.master.master import Master
 from runtime.observe.trace import step_stats
@@ -22,10 +23,7 @@ from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.task.ending import StepEnding
 from runtime.transport.endpoint import host_id
 from runtime.transport.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
-from runtime.transport.rpc import servicer_method, when_abandoned
-
-MOST_ANSWER_SECS = 60.0
-"""Longest time limit of an order to run records, beyond what it waits for on purpose."""
+from runtime.transport.rpc import peer, servicer_method, when_abandoned
 
 
 class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
@@ -128,9 +126,10 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     """Runs steps for clients in other processes."""
 
-    def __init__(self, master: Master, sessions: RemoteSessions) -> None:
+    def __init__(self, master: Master, sessions: RemoteSessions, limits: Limits) -> None:
         self._master = master
         self._sessions = sessions
+        self._limits = limits
 
     @servicer_method
     def CreateSession(self, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
@@ -138,11 +137,14 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         cancelled = Cancellation()
         with self._sessions.call(), when_abandoned(lambda: cancelled.set("its client went away")):
             options = options_from_proto(request.options)
+            self._sessions.check_room(peer())
             session = self._master.create_session(options, cancelled, request.waited_secs, foreign=True)
-        if cancelled.is_set():
-            self._master.close_session(session)
+        try:
             cancelled.check("opening a session")
-        self._sessions.add(session)
+            self._sessions.add(session, peer())
+        except OpError:
+            self._master.close_session(session)
+            raise
         return pb.CreateSessionResponse(
             session=session.id,
             devices=[device_to_proto(d) for d in session.devices],
@@ -169,7 +171,9 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     def RegisterPlan(self, request: pb.RegisterPlanRequest) -> pb.RegisterPlanResponse:
         """Registers the stages of a plan on their tasks."""
         remote = self._sessions.renewed(request.session)
-        return pb.RegisterPlanResponse(plan=remote.add(remote.session.prepare(plan_from_proto(request.plan))))
+        return pb.RegisterPlanResponse(
+            plan=remote.add(remote.session.prepare(plan_from_proto(request.plan, self._limits)))
+        )
 
     @servicer_method
     def RunStep(self, request: pb.RunStepRequest) -> pb.RunStepResponse:
@@ -207,8 +211,11 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     @servicer_method
     def ForwardRunOrder(self, request: pb.ForwardRunOrderRequest) -> pb.ForwardRunOrderReply:
         """Passes an order on to run records: of the tasks that hold variables, or of one; it ends with its caller."""
-        if not 0 < request.answer_secs <= MOST_ANSWER_SECS:
-            raise InvalidArgumentError(f"an order to run records takes {MOST_ANSWER_SECS:g} s at most")
+        if not request.answer_secs > 0:
+            raise InvalidArgumentError(f"an order to run records with {request.answer_secs} s for its answer")
+        if request.answer_secs > self._limits.run_order_secs:
+            what = f"an order to run records with {request.answer_secs:g} s for its answer"
+            raise self._limits.exceeded("run_order_secs", what)
         cancelled = Cancellation()
         with self._sessions.call(), when_abandoned(lambda: cancelled.set(HUNG_UP)):
             if request.session:
@@ -258,4 +265,6 @@ def options_to_proto(options: SessionConfig) -> pb.SessionOptions:
 def add_services(grpc_server: grpc.Server, server: Served, sessions: RemoteSessions) -> None:
     """Adds both services to a gRPC server."""
     services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(server), grpc_server)
-    services_pb2_grpc.add_MasterServiceServicer_to_server(MasterServicer(server.master, sessions), grpc_server)
+    services_pb2_grpc.add_MasterServiceServicer_to_server(
+        MasterServicer(server.master, sessions, server.worker.limits), grpc_server
+    )

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,12 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from runtime.errors import AbortedError, InvalidArgumentError, OpError, PermissionDeniedError
+from runtime.limits import Limits
 from runtime.proto import run_record_pb2 as pb
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
 
 NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
-MOST_WAIT_SECS = 60.0
-"""No order waits for longer, whatever it asks for; who wants to wait on asks again."""
 
 
 @dataclass
@@ -103,6 +102,7 @@ class RunRecord:
         when_loading: called, under the lock, before the leader gives the variables new values.
         origin: why this task began without values, if it should have had some; for the log of a chief.
         finished_at: ``time.monotonic()`` when the run finished, else None.
+        limits: how long orders wait, and how many tasks may take part; a server sets them.
         silent: tells for how long a session has given no sign of life, seconds; None when this task does not know it.
             A server sets it.
         leadership: the one that the task obeys; ``NOBODY`` when nobody leads.
@@ -113,6 +113,7 @@ class RunRecord:
         self.generation = 0
         self.expected: frozenset[str] = frozenset()
         self.address = ""
+        self.limits = Limits()
         self.when_all_done: Callable[[], None] | None = None
         self.when_loading: Callable[[], None] | None = None
         self.origin = ""
@@ -347,8 +348,12 @@ class RunRecord:
         what = f"{order.WhichOneof('order')} for {order.sender or 'a chief'}"
         self.check(Leadership.from_proto(order.leadership), what, task)
 
+    def _check_room(self, tasks: Collection[str], task: str) -> None:
+        if len(tasks) > self.limits.participants:
+            raise self.limits.exceeded("participants", f"{len(tasks)} tasks in the run record", task)
+
     def _wait(self, done: Callable[[], bool], secs: float, task: str, cancelled: Cancellation) -> None:
-        until = time.monotonic() + min(secs, MOST_WAIT_SECS)
+        until = time.monotonic() + min(secs, self.limits.run_order_secs)
         cancelled.wait_for(self._changed, lambda: done() or self._closed is not None, "waiting for the run", until)
         self._check_open(task)
 
@@ -393,7 +398,9 @@ class RunRecord:
     def _finish(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
         given = order.finish
-        self._done |= dict.fromkeys(name for name in given.took_part if name not in self._joined)
+        took_part = dict.fromkeys(name for name in given.took_part if name not in self._joined)
+        self._check_room({*self._joined, *self._done, *took_part}, task)
+        self._done |= took_part
         self._phase = FINISHED
         self.finished_at = time.monotonic()
         self._silence_secs = given.silence_secs
@@ -401,6 +408,7 @@ class RunRecord:
         self.saved = ((given.counter_container, given.counter_name), given.saved_step) if told else None
 
     def _join(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        self._check_room({*self._joined, *self._done, order.sender}, task)
         self._joined[order.sender] = Participant(order.address, order.join.session)
         self._done.pop(order.sender, None)
 
@@ -408,6 +416,7 @@ class RunRecord:
         pass  # the record stays as it is: what updates that wait have to know of it, the worker tells them
 
     def _done_with(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        self._check_room({*self._joined, *self._done, order.sender}, task)
         self._done[order.sender] = None
         self._leave |= order.done.leave
 
@@ -443,8 +452,8 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], No
 
 
 def wait_secs(order: pb.RunOrder) -> float:
-    """For how many seconds an order waits at most; 0 for those that do not wait."""
-    return min(MOST_WAIT_SECS, max(order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs))
+    """For how many seconds an order waits at most, of a task with the usual limit; 0 for those that do not wait."""
+    return min(Limits().run_order_secs, max(order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs))
 
 
 def _checked_kind(order: pb.RunOrder, task: str) -> str:

@@ -27,8 +27,6 @@ STEPS_PER_SESSION = 32
 STEPS_UNDER_WAY = 16
 """Newest steps of each session that may be half done: fewer than are remembered, so that none is forgotten by then."""
 SESSIONS = 4096
-PAUSE_SECS = 10.0
-"""The longest that a pause holds, for a coordinator that dies in the middle of a snapshot."""
 NO_SNAPSHOT = "no consistent snapshot"
 """How errors begin of snapshots that were not of one instant; begun again, they work."""
 REMEMBER_SECS = 5.0

@@ -9,15 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runtime.errors import AbortedError, NotFoundError
+from runtime.limits import Limits
 from runtime.plan.plan import Program, StageCall, VariableOutput
 from runtime.task.executor import PreparedStage
 from runtime.task.traced_stage import FetchFrom, TracedStage
 from runtime.transport.codec import Layout
 
-SPARE_CALLS = 256
-"""Stage calls that are kept without a session: the next one of an equal graph finds them compiled."""
-SESSIONS = 4096
-"""Sessions for which calls are kept; one that never said goodbye goes when so many later ones have registered."""
 NOBODY = 0
 """The session of a caller who holds on to the registered call itself."""
 
@@ -63,17 +60,20 @@ class RegisteredCall:
 class Registry:
     """Stage calls by handle and by identity. Thread safe.
 
-    A call is kept while one of the sessions that registered it lives and has a plan with it; of the others the
-    ``spare`` newest are kept.
+    A call is kept while one of the sessions that registered it lives and has a plan with it; of the others the newest
+    are kept.
 
     Args:
         task: the task's name, for errors.
-        spare: how many calls are kept without a session.
+        limits: how many calls are kept for a session and without one, and for how many sessions.
     """
 
-    def __init__(self, task: str, spare: int = SPARE_CALLS) -> None:
+    def __init__(self, task: str, limits: Limits | None = None) -> None:
         self._task = task
-        self._limit = spare
+        self._limits = limits = limits or Limits()
+        self._limit = limits.spare_stages
+        self.connected: Callable[[int], bool] = lambda session: False
+        """Tells whether a session has a connection now; a server sets it."""
         self._lock = threading.Lock()
         self._last_handle = 0
         self._calls: dict[int, RegisteredCall] = {}
@@ -162,10 +162,16 @@ class Registry:
             return known
 
     def find(self, digest: bytes, session: int) -> RegisteredCall | None:
-        """The call of an identity, from now on kept for ``session`` too."""
+        """The call of an identity, from now on kept for ``session`` too.
+
+        Raises:
+            ResourceExhaustedError: as ``add``.
+        """
         with self._lock:
             call = self._by_digest.get(digest)
             if call is not None:
+                if session != NOBODY:
+                    self._check_room(session, call.handle)
                 self._hold(call.handle, session)
             return call
 
@@ -177,9 +183,14 @@ class Registry:
             call: the call.
             session: for whom.
             handle: that it had in an earlier process of the task; 0 makes a new one.
+
+        Raises:
+            ResourceExhaustedError: the session has too many, or there are too many sessions that are connected.
         """
         with self._lock:
             known = self._by_digest.get(digest)
+            if not handle and session != NOBODY:
+                self._check_room(session, 0 if known is None else known.handle)
             if known is None:
                 if not handle:
                     self._last_handle += 1
@@ -212,6 +223,33 @@ class Registry:
         with self._lock:
             self._release(session)
 
+    def check_room(self, session: int) -> None:
+        """Before a call is compiled that is new here.
+
+        Args:
+            session: for whom.
+
+        Raises:
+            ResourceExhaustedError: as ``add``.
+        """
+        if session != NOBODY:
+            with self._lock:
+                self._check_room(session, 0)
+
+    def _check_room(self, session: int, handle: int) -> None:
+        """Before a session takes a call; one that is not connected may make room for a new session."""
+        limits, held = self._limits, self._held.get(session)
+        if held is None:
+            if len(self._held) < limits.stage_sessions:
+                return
+            silent = next((other for other in self._held if not self.connected(other)), None)
+            if silent is None:
+                what = f"{len(self._held)} sessions that are connected have stages"
+                raise limits.exceeded("stage_sessions", what, self._task)
+            self._release(silent)
+        elif handle not in held and len(held) >= limits.session_stages:
+            raise limits.exceeded("session_stages", f"{len(held)} stages are kept for this session", self._task)
+
     def _hold(self, handle: int, session: int) -> None:
         self.changes += 1
         if session == NOBODY:
@@ -226,8 +264,6 @@ class Registry:
         if held[handle] == 1:
             self._holders[handle] = self._holders.get(handle, 0) + 1
             self._spare.pop(handle, None)
-        while len(self._held) > SESSIONS:
-            self._release(next(iter(self._held)))
 
     def _release(self, session: int) -> None:
         self.changes += 1

@@ -6,17 +6,16 @@ import threading
 import time
 from dataclasses import dataclass
 
-import psutil
-
-from runtime.errors import AbortedError, NotFoundError, ResourceExhaustedError
+from runtime.errors import AbortedError, NotFoundError
+from runtime.limits import Limits
 from runtime.observe.trace import nbytes
 from runtime.tensor_spec import AnyArray
 
 KEEP_SECS = 600.0
 """How long a tensor is kept that is not fetched, because its step has failed or its session died."""
 
-PART_OF_MEMORY = 0.5
-"""The part of the machine's memory that held tensors may take."""
+_ENTRY_BYTES = 256
+"""What an entry takes beside the bytes of its tensor, so that a million empty ones are not nothing."""
 
 RendezvousKey = tuple[int, int, int]
 """(session, step, slot)."""
@@ -31,38 +30,58 @@ class _Held:
 
 
 class Rendezvous:
-    """The held tensors of one task. Thread safe."""
+    """The held tensors of one task. Thread safe.
 
-    def __init__(self) -> None:
+    Args:
+        limits: how many bytes may be held, for one session and for all.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
         self._lock = threading.Lock()
         self._entries: dict[RendezvousKey, _Held] = {}
         self._bytes = 0
-        self.limit_bytes = int(psutil.virtual_memory().total * PART_OF_MEMORY)
+        self._bytes_of: dict[int, int] = {}
         self.resumed = False
         """Whether the task goes on from its backup: what it held before is lost."""
 
     def put(self, key: RendezvousKey, value: AnyArray, fetches: int) -> None:
         """Keeps ``value`` until it was taken ``fetches`` times."""
-        now, size = time.monotonic(), nbytes([value])
+        now, size = time.monotonic(), nbytes([value]) + _ENTRY_BYTES
         with self._lock:
             if key in self._entries:
                 self._forget(key)
             self._entries[key] = _Held(value, fetches, now, size)
             self._bytes += size
+            self._bytes_of[key[0]] = self._bytes_of.get(key[0], 0) + size
             oldest = next(iter(self._entries))
             if now - self._entries[oldest].since > KEEP_SECS:
                 self._forget(oldest)
 
-    def check_room(self) -> None:
-        """Before a stage runs whose outputs are to be held: raises ResourceExhaustedError when too much is held now."""
-        if self._bytes > self.limit_bytes:
-            raise ResourceExhaustedError(
-                f"{self._bytes} bytes of tensors are held here for other tasks that have not fetched them: the limit "
-                f"is {PART_OF_MEMORY:.0%} of the memory (limit_bytes = {self.limit_bytes})"
-            )
+    def check_room(self, session: int) -> None:
+        """Before a stage runs whose outputs are to be held.
+
+        Args:
+            session: for whom.
+
+        Raises:
+            ResourceExhaustedError: too much is held now, for this session or for all.
+        """
+        limits, its = self._limits, self._bytes_of.get(session, 0)
+        if its > limits.client_held_bytes:
+            raise limits.exceeded("client_held_bytes", f"{its} bytes of tensors are held here for this session")
+        if self._bytes > limits.held_bytes:
+            what = f"{self._bytes} bytes of tensors are held here for other tasks that have not fetched them"
+            raise limits.exceeded("held_bytes", what)
 
     def _forget(self, key: RendezvousKey) -> None:
-        self._bytes -= self._entries.pop(key).nbytes
+        size = self._entries.pop(key).nbytes
+        self._bytes -= size
+        left = self._bytes_of[key[0]] - size
+        if left:
+            self._bytes_of[key[0]] = left
+        else:
+            del self._bytes_of[key[0]]
 
     def take(self, key: RendezvousKey) -> AnyArray:
         """The value that was put under ``key``.

@@ -26,6 +26,7 @@ from runtime.errors import (
     OpError,
     UnavailableError,
 )
+from runtime.limits import Limits
 from runtime.observe.counters import TaskCounters
 from runtime.observe.trace import Tracer
 from runtime.plan.place import Device, ProgramForm
@@ -92,23 +93,31 @@ class Worker:
         index: index of the task.
         fetch_from: fetches a tensor from another task (in-process or over the tensor channel).
         programs: what the programs of other processes are; StableHLO lets expression lists in as well.
+        limits: how much of the task others may use.
     """
 
     def __init__(
-        self, job: str, index: int, fetch_from: FetchFrom, programs: ProgramForm = ProgramForm.EXPRESSIONS
+        self,
+        job: str,
+        index: int,
+        fetch_from: FetchFrom,
+        programs: ProgramForm = ProgramForm.EXPRESSIONS,
+        limits: Limits | None = None,
     ) -> None:
+        self.limits = limits = limits or Limits()
         self.task = f"/job:{job}/task:{index}"
         self.programs = programs
         self.devices = local_devices(job, index, programs)
         self.store = Store()
-        self.rendezvous = Rendezvous()
+        self.store.run.limits = limits
+        self.rendezvous = Rendezvous(limits)
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
         self.gate = Gate(self.task)
         self.executor = Executor(self.store, self.task, by_name, gate=self.gate)
-        self.checkpoint_participant = CheckpointParticipant(self.store, self.task, self.gate, by_name)
+        self.checkpoint_participant = CheckpointParticipant(self.store, self.task, self.gate, by_name, limits)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
-        self.registry = Registry(self.task)
+        self.registry = Registry(self.task, limits)
         self._waits: dict[
             int, set[tuple[int, Cancellation]]
         ] = {}  # by session: (lane or 0, what ends the call's waits)
@@ -228,6 +237,8 @@ class Worker:
         found = None if handle else self.registry.find(digest, session)
         if found is not None:
             return found
+        if not handle:
+            self.registry.check_room(session)
         check_call(call, self.task)
         if foreign and program is not None:
             self._verify(call.stage, program)
@@ -291,7 +302,7 @@ class Worker:
             raise type(self._gone)(self._gone.message, task=self.task)
         call = registered.call
         if call.holds:
-            self.rendezvous.check_room()
+            self.rendezvous.check_room(session)
         inputs = self._with_remote(registered, session, step, inline) if call.remote else inline
         if call.stage.host:
             cancelled = cancelled or Cancellation(deadline, caller_has_hung_up, call_memory())

@@ -171,7 +171,9 @@ class Lane:
             length = payload_nbytes(segments)
             flags = frames.DYNAMIC
             if length > self._max_payload:
-                raise frames.over_limit(length, self._max_payload, self.task)
+                raise ResourceExhaustedError(
+                    f"{frames.too_long(length)}: the limit is {self._max_payload}", task=self.task
+                )
         else:
             segments, length = fixed_payload(buffers)
             flags = 0

@@ -20,8 +20,10 @@ from runtime.errors import (
     InternalError,
     InvalidArgumentError,
     OpError,
+    ResourceExhaustedError,
     UnauthenticatedError,
 )
+from runtime.limits import Limits
 from runtime.tensor_spec import Array, aligned_buffer
 from runtime.transport import frames, sockets
 from runtime.transport.codec import (
@@ -111,7 +113,7 @@ class ServerContext:
         task: whose server it is.
         key: the token that clients must have; None lets everybody in.
         incarnation: of the server.
-        max_payload_bytes: longest payload accepted that describes itself.
+        limits: of the server.
         lanes: the memories.
         refusals: tells of clients without the token.
         stopping: set when the server ends.
@@ -123,7 +125,7 @@ class ServerContext:
     task: str
     key: bytes | None
     incarnation: int
-    max_payload_bytes: int
+    limits: Limits
     lanes: LaneTable[Reply]
     refusals: Refusals
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -183,6 +185,15 @@ def call_memory() -> dict[str, Any]:
     return {} if record is None else record.memory
 
 
+def peer_host(sock: socket.socket) -> str:
+    """The address of the other end, without a port; in words where it has none."""
+    try:
+        peer = sock.getpeername()
+    except OSError:  # it is gone
+        return "somewhere"
+    return str(peer[0]) if isinstance(peer, tuple) else "a Unix socket"
+
+
 class Connection:
     """One accepted connection. `run` is its thread; everything else may be called by others.
 
@@ -195,7 +206,8 @@ class Connection:
         calls: number of calls received.
         bytes_in: bytes of calls received, headers included.
         bytes_out: bytes of replies sent.
-        progress: grows while large payloads move.
+        progress: grows with the bytes of large payloads.
+        peer_host: address of the client, without a port.
         accepted_at: `time.monotonic()`.
         heard_at: the same of the last ping, or of the beginning.
     """
@@ -213,10 +225,9 @@ class Connection:
         self.progress = 0
         self.accepted_at = self.heard_at = time.monotonic()
         self.fd = sock.fileno()
-        try:
-            self._peer = sock.getpeername()  # now: a client that has gone has no name
-        except OSError:
-            self._peer = "somewhere"
+        self.peer_host = peer_host(sock)  # now: a client that has gone has no name
+        self._frame_at = 0.0  # since when a payload is being received; 0 while none is
+        self._frame_from = 0
         self._context = context
         self._sock = sock
         self._ssl_context = ssl_context
@@ -225,30 +236,30 @@ class Connection:
         self._record: LaneRecord[Reply] | None = None
         self._views: dict[int, tuple[Layout, list[Array]]] = {}
         self._small_calls = 0
-        self._allocate(_FIRST_BUFFER_BYTES)
 
     def run(self) -> None:
         """Serves the connection until it closes; never raises."""
         try:
             self._shake_hands()
+            self._allocate(_FIRST_BUFFER_BYTES)  # not before: strangers cost no memory
             _local.lane, _local.connection = self.lane, self
             self._serve()
         except (Superseded, ssl.SSLError, OSError) as error:
             refused = isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_TLS) and not self.welcomed
             if refused:
-                self._context.refusals.tell(self._peer_host(), f"{no_handshake(error)} (tensors)")
+                self._context.refusals.tell(self.peer_host, f"{no_handshake(error)} (tensors)")
             elif not isinstance(error, Superseded):
                 logging.debug("Connection of client %x, lane %d: %s", self.client, self.lane, error)
         except UnauthenticatedError as error:
-            self._context.refusals.tell(self._peer_host(), f"{error.message} (tensors)")
+            self._context.refusals.tell(self.peer_host, f"{error.message} (tensors)")
         except OpError as error:  # not a client of ours, or a damaged one
-            logging.warning("Tensor connection from %s refused: %s", self._peer_name(), error)
+            logging.warning("Tensor connection from %s refused: %s", self.peer_host, error)
         except Exception:
-            logging.exception("Tensor connection from %s failed", self._peer_name())
+            logging.exception("Tensor connection from %s failed", self.peer_host)
         finally:
             self.interrupt()
             if self._record is not None:
-                self._context.lanes.detach(self._record, self, time.monotonic())
+                self._context.lanes.detach(self.client, self.lane, self._record, self, time.monotonic())
 
     def close(self) -> None:
         """Closes the socket; after `run` has ended."""
@@ -303,11 +314,15 @@ class Connection:
     def stalled(self) -> None:
         """Nothing to do: the connection waits as long as the client likes."""
 
-    def _peer_name(self) -> str:
-        return str(self._peer or "a Unix socket")
+    def too_slow(self, now: float) -> bool:
+        """Whether a call has been coming for too long at too low a rate; for the thread of the listener.
 
-    def _peer_host(self) -> str:
-        return str(self._peer[0]) if isinstance(self._peer, tuple) else self._peer or "a Unix socket"
+        Args:
+            now: `time.monotonic()`.
+        """
+        began, limits = self._frame_at, self._context.limits
+        secs = now - began
+        return bool(began) and secs > limits.frame_secs and self.progress - self._frame_from < limits.frame_rate * secs
 
     def _shake_hands(self) -> None:
         # The listener cuts connections that take too long over this, so no time limit is needed here.
@@ -335,7 +350,12 @@ class Connection:
             raise nobody
         self.client, self.lane = hello.client, hello.lane
         now = time.monotonic()
-        self._record, known, before = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now)
+        try:
+            self._record, known, before = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now)
+        except ResourceExhaustedError as error:
+            context.refusals.tell(self.peer_host, error.message, "limit")
+            self._send_error(0, error)
+            raise
         if isinstance(before, Connection):
             before.interrupt()
             if before.busy:
@@ -435,7 +455,7 @@ class Connection:
                 sock.sendall(pong)
             elif kind == frames.GOODBYE:
                 whole = fields[2] & frames.WHOLE_CLIENT
-                self._context.lanes.forget(self.client, None if whole else self.lane)
+                self._context.lanes.forget(self.client, None if whole else self.lane, time.monotonic())
                 if whole:
                     self._context.notify_gone(self.client, goodbye=True)
                 return
@@ -490,8 +510,8 @@ class Connection:
         if layout is None:
             if not flags & frames.DYNAMIC:
                 raise InvalidArgumentError(f"handle {handle} takes tensors that describe themselves (dynamic=True)")
-            if length > self._context.max_payload_bytes:
-                raise frames.over_limit(length, self._context.max_payload_bytes)
+            if length > self._context.limits.payload_bytes:
+                raise self._context.limits.exceeded("payload_bytes", frames.too_long(length))
         elif flags & frames.DYNAMIC or length != layout.nbytes:
             form = "self-describing" if flags & frames.DYNAMIC else "fixed"
             raise InvalidArgumentError(f"handle {handle} takes {layout}, got {length} bytes ({form})")
@@ -508,6 +528,8 @@ class Connection:
 
     def _notified(self, error: Exception, handle: int) -> OpError:
         if isinstance(error, OpError):
+            if isinstance(error, ResourceExhaustedError) and error.limit:
+                self._context.refusals.tell(self.peer_host, error.message, "limit")
             return error
         logging.error("Call %d of client %x failed", handle, self.client, exc_info=error)
         return InternalError(f"call {handle} failed: {type(error).__name__}: {error}")
@@ -553,7 +575,15 @@ class Connection:
             start = self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have]
             self._allocate(length)
             self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have] = start
-        sockets.receive_rest(self._sock, self._window[count : length + frames.HEADER_BYTES], self)
+        self._receive(self._window[count : length + frames.HEADER_BYTES])
+
+    def _receive(self, window: memoryview) -> None:
+        """Receives a part of a call for which the client may not take as long as it likes."""
+        self._frame_from, self._frame_at = self.progress, time.monotonic()
+        try:
+            sockets.receive_rest(self._sock, window, self)
+        finally:
+            self._frame_at = 0.0
 
     def _drain(self, count: int) -> None:
         if count < 0:
@@ -561,7 +591,7 @@ class Connection:
         scratch = memoryview(bytearray(min(count, _DRAIN_BYTES)))
         while count > 0:
             part = scratch[: min(count, _DRAIN_BYTES)]
-            sockets.receive_rest(self._sock, part, self)
+            self._receive(part)
             count -= len(part)
 
     def _allocate(self, nbytes: int) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from runtime import timeouts
 from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
+from runtime.limits import Limits
 from runtime.transport import addresses, frames, http_proxy, security, sockets
 from runtime.transport.certificates import Context
 from runtime.transport.endpoint import Endpoint, reachable_unix_path
@@ -36,7 +37,7 @@ class ChannelOptions:
     reconnect_secs: float = timeouts.RECONNECT_SECS
     heartbeat_secs: float = timeouts.HEARTBEAT_SECS
     heartbeat_timeout_secs: float = timeouts.HEARTBEAT_TIMEOUT_SECS
-    max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES
+    max_payload_bytes: int = Limits().payload_bytes
     prefer_unix: bool = True
 
 

@@ -20,7 +20,7 @@ One call at most is under way on a connection, so a side that has read a whole f
 import struct
 from typing import Final, NamedTuple
 
-from runtime.errors import DataLossError, OpError, ResourceExhaustedError, error_from_code, wire_code
+from runtime.errors import DataLossError, OpError, error_from_code, wire_code
 
 MAGIC: Final = 0xB702
 """Fixed high byte, protocol version in the low byte."""
@@ -50,10 +50,6 @@ unpack_header: Final = HEADER.unpack_from
 
 MAX_CONTROL_BYTES: Final = 64 << 10
 """Longest payload of what is no call and no reply."""
-MAX_PAYLOAD_BYTES: Final = 4 << 30
-"""Default limit of a call's payload that describes itself (flag DYNAMIC). One of a layout that both sides know needs
-none, as another length is refused, and neither does a reply, which was asked for."""
-
 NONCE_BYTES: Final = 16
 PROOF_BYTES: Final = 32
 NO_PROOF: Final = bytes(PROOF_BYTES)
@@ -123,13 +119,13 @@ def decode_error(payload: bytes, task: str) -> OpError:
     return error_from_code(code, payload[end:].decode(errors="replace"), named or task)
 
 
-def over_limit(length: int, limit: int, task: str = "") -> ResourceExhaustedError:
-    """The error of a call that carries a payload that describes itself and is too long."""
-    return ResourceExhaustedError(
-        f"{length} bytes of tensors that describe themselves (strings, elements of a queue) are over the limit of "
-        f"{limit} bytes for one call: send them in several steps",
-        task=task,
-    )
+def too_long(length: int) -> str:
+    """What is wrong with a call that carries a payload that describes itself and is over the limit.
+
+    One of a layout that both sides know needs no limit, as another length is refused, and neither does a reply, which
+    was asked for.
+    """
+    return f"{length} bytes of tensors that describe themselves in one call (send them in several steps)"
 
 
 def check_header(fields: tuple[int, int, int, int, int, int, int], limit: int) -> None:

@@ -7,16 +7,18 @@ import shutil
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from absl import logging
 
 from runtime.errors import ResourceExhaustedError
+from runtime.limits import Limits
 from runtime.transport import frames, socket_dirs
 from runtime.transport.certificates import Context
-from runtime.transport.connection import Connection, Handler, Reply, ServerContext
+from runtime.transport.connection import Connection, Handler, Reply, ServerContext, peer_host
 from runtime.transport.endpoint import Endpoint, fast_path_enabled, host_id
 from runtime.transport.reply_cache import LaneTable
 from runtime.transport.security import Refusals
@@ -24,8 +26,13 @@ from runtime.transport.security import Refusals
 __all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
 
 _BACKLOG: Final = 1024
-_HELLO_SECS: Final = 10.0
 _TURN_SECS: Final = 1.0
+_TIDY_SECS: Final = 0.25
+"""How often all connections and lanes are looked at, at most: a flood must not have them walked for each new one."""
+_AT_ONCE: Final = 64
+"""Connections accepted in a row before those that are there are heard."""
+_WORKS_SECS: Final = 5.0
+"""A connection that had a call or a ping within this time works, and gives way to nobody."""
 _ASLEEP_SECS: Final = 3.0
 _GOODBYE_SECS: Final = 0.5
 _JOIN_SECS: Final = 5.0
@@ -59,7 +66,9 @@ class ServerCounters:
 class TensorServer:
     """Serves the calls of lanes, each connection on a thread of its own: a call that blocks blocks only its lane.
 
-    One more thread accepts connections, notices clients that hang up during a call, and forgets old lanes.
+    One more thread accepts connections, notices clients that hang up during a call, and forgets old lanes. It also
+    waits for the first byte of each connection, so that one that says nothing costs a descriptor and no thread; where
+    there are too many it ends those that are silent, and not those that work.
     """
 
     def __init__(
@@ -74,8 +83,7 @@ class TensorServer:
         refusals: Refusals | None = None,
         unix: bool = True,
         tls: Context | None = None,
-        max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES,
-        max_connections: int = 4096,
+        limits: Limits | None = None,
         lane_memory_secs: float = 600.0,
         gone_secs: float = 10.0,
     ) -> None:
@@ -91,31 +99,37 @@ class TensorServer:
             refusals: tells of clients without the token.
             unix: listen on a Unix socket too (in a directory that only this user can enter).
             tls: gives the context for each connection over TCP; the Unix socket stays plain.
-            max_payload_bytes: longest payload of a call whose tensors describe themselves.
-            max_connections: further ones are refused.
+            limits: how many connections there may be, how long they may take, and how much they may send.
             lane_memory_secs: how long a lane without a connection is remembered.
             gone_secs: how long a client without a connection is expected back; then the handler's `gone` is told.
         """
+        self._limits = limits = limits or Limits()
         self._context = ServerContext(
             handler=handler,
             task=task,
             key=key,
             incarnation=incarnation,
-            max_payload_bytes=max_payload_bytes,
-            lanes=LaneTable[Reply](),
+            limits=limits,
+            lanes=LaneTable[Reply](limits),
             refusals=refusals or Refusals(task),
         )
         self._hosts = [host] if isinstance(host, str) else list(host)
         self._port = port
         self._unix = unix and fast_path_enabled() and hasattr(socket, "AF_UNIX")
         self._tls = tls
-        self._max_connections = max_connections
         self._lane_memory_secs = lane_memory_secs
         self._gone_secs = gone_secs
         self._unix_path: str | None = None
         self._unix_directory: str | None = None
         self._listeners: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
+        self._silent: dict[int, tuple[socket.socket, float]] = {}
+        """Accepted connections of which no byte has come, by descriptor, the oldest first; of the listener thread."""
+        self._shaking: dict[int, Connection] = {}
+        """Those that may not have been welcomed yet, the oldest first; of the listener thread."""
+        self._idle: dict[Connection, tuple[int, float, float]] = {}
+        """By connection its calls and last ping when it was looked at, and since when they have been the same."""
+        self._tidied_at = 0.0
         self._connections: dict[int, tuple[Connection, threading.Thread]] = {}
         self._ended: list[tuple[Connection, threading.Thread]] = []
         self._accepted = 0
@@ -152,7 +166,7 @@ class TensorServer:
         with self._lock:
             live = [connection for connection, _ in [*self._connections.values(), *self._ended]]
             return ServerCounters(
-                connections=len(self._connections),
+                connections=len(self._connections) + len(self._silent),
                 accepted=self._accepted,
                 lanes=len(self._context.lanes),
                 calls=self._past[0] + sum(c.calls for c in live),
@@ -321,36 +335,112 @@ class TensorServer:
                     self._turned_at = now
                     for fd, _ in self._epoll.poll(_TURN_SECS):
                         if fd in self._listeners:
-                            self._accept(self._listeners[fd])
+                            self._accept_some(self._listeners[fd])
+                        elif fd in self._silent:
+                            self._first_byte(fd)
                         elif fd != self._wake:
                             self._hung_up(fd)
                         else:
                             os.eventfd_read(fd)
-                    self._tidy()
+                    self._join_ended()
+                    if now - self._tidied_at >= _TIDY_SECS:
+                        self._tidied_at = now
+                        self._tidy(now)
                 except Exception:  # whatever it is, those who are connected and those to come need this thread
                     logging.exception("The tensor port %d goes on after an error", self._port)
                     stopping.wait(_TROUBLE_SECS)
         finally:
             for listener in self._listeners.values():
                 listener.close()
+            while self._silent:
+                self._silent.popitem()[1][0].close()
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept_some(self, listener: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            if not self._accept(listener):
+                return
+
+    def _accept(self, listener: socket.socket) -> bool:
         try:
             sock, _ = listener.accept()
         except BlockingIOError:
-            return
+            return False
         except OSError as error:  # out of descriptors, or the client is gone already
             logging.error("Cannot accept a tensor connection: %s", error)
             self._context.stopping.wait(_TROUBLE_SECS)
-            return
-        sock.setblocking(True)
-        if len(self._connections) >= self._max_connections:
-            refused = ResourceExhaustedError(f"the tensor port has {self._max_connections} connections already")
-            payload = frames.encode_error(refused)
-            head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, 0, 0, len(payload))
-            with sock, contextlib.suppress(OSError):  # the client may be gone again
+            return False
+        self._accepted += 1
+        refused = self._make_room()
+        if refused is not None:
+            self._refuse(sock, refused)
+            return True
+        assert self._epoll is not None
+        self._epoll.register(sock, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
+        self._silent[sock.fileno()] = (sock, time.monotonic())
+        return True
+
+    def _make_room(self) -> ResourceExhaustedError | None:
+        """Ends a connection where one more would be too many; gives the error when there is none that may be ended."""
+        limits = self._limits
+        if len(self._silent) + len(self._shaking) >= limits.handshakes:
+            for fd in [fd for fd, c in self._shaking.items() if c.welcomed or c.gone]:
+                del self._shaking[fd]
+            if len(self._silent) + len(self._shaking) >= limits.handshakes:
+                self._end_handshake()
+        with self._lock:
+            living = [c for c, _ in self._connections.values() if not c.gone]
+        if len(living) + len(self._silent) < limits.connections or self._end_handshake():
+            return None
+        now = time.monotonic()
+        idlest = longest_idle(
+            [(c, c.client, now - self._idle[c][2]) for c in living if not c.busy and c in self._idle], _WORKS_SECS
+        )
+        if idlest is None:
+            return limits.exceeded("connections", f"the tensor port has {len(living)} connections that work")
+        self._tell(idlest.peer_host, "connections", "its idle connection gives way to a new one")
+        idlest.interrupt()
+        return None
+
+    def _end_handshake(self) -> bool:
+        """Ends the oldest connection that has said nothing, else the oldest that has not shown who it is."""
+        if self._silent:
+            fd, (sock, _) = next(iter(self._silent.items()))
+            self._tell(peer_host(sock), "handshakes", "a connection that says nothing gives way to a new one")
+            self._end_silent(fd)
+            return True
+        for fd, connection in self._shaking.items():
+            if not (connection.welcomed or connection.gone):
+                self._tell(connection.peer_host, "handshakes", "a connection that says no hello gives way to a new one")
+                connection.interrupt()
+                del self._shaking[fd]
+                return True
+        return False
+
+    def _tell(self, host: str, limit: str, what: str) -> None:
+        self._context.refusals.tell(host, str(self._limits.exceeded(limit, what).message), "limit")
+
+    def _refuse(self, sock: socket.socket, error: ResourceExhaustedError) -> None:
+        payload = frames.encode_error(error)
+        head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, 0, 0, len(payload))
+        self._context.refusals.tell(peer_host(sock), error.message, "limit")
+        with sock, contextlib.suppress(OSError):  # the client may be gone again
+            if self._tls is None or sock.family == socket.AF_UNIX:  # else it would take it for a failed handshake
                 sock.send(head + payload, socket.MSG_DONTWAIT)
+
+    def _end_silent(self, fd: int) -> None:
+        sock, _ = self._silent.pop(fd)
+        sock.close()  # epoll forgets it
+
+    def _first_byte(self, fd: int) -> None:
+        sock, _ = self._silent[fd]
+        try:
+            if not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                self._end_silent(fd)
+                return
+        except OSError:  # it broke
+            self._end_silent(fd)
             return
+        del self._silent[fd]
         try:
             self._begin(sock)
         except (RuntimeError, MemoryError, OSError) as error:  # no thread, memory or descriptor to be had just now
@@ -359,22 +449,23 @@ class TensorServer:
             self._context.stopping.wait(_TROUBLE_SECS)
 
     def _begin(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
         context = None if self._tls is None or sock.family == socket.AF_UNIX else self._tls()
         connection = Connection(self._context, sock, context)
         thread = threading.Thread(
             target=self._serve, args=(connection,), name=f"tensor connection {self._accepted}", daemon=True
         )
         with self._lock:
-            self._accepted += 1
             self._connections[connection.fd] = (connection, thread)
         assert self._epoll is not None
         try:
-            self._epoll.register(connection.fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
+            self._epoll.modify(connection.fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
             thread.start()
         except BaseException:
             with self._lock:
                 del self._connections[connection.fd]
             raise
+        self._shaking[connection.fd] = connection
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -393,22 +484,53 @@ class TensorServer:
         if pair is not None:
             pair[0].note_hang_up()
 
-    def _tidy(self) -> None:
+    def _join_ended(self) -> None:
         with self._lock:
             ended, self._ended = self._ended, []
         for connection, thread in ended:
             thread.join(_JOIN_SECS)
+            self._idle.pop(connection, None)
+            if self._shaking.get(connection.fd) is connection:
+                del self._shaking[connection.fd]
             connection.close()
             with self._lock:
                 self._past[0] += connection.calls
                 self._past[1] += connection.bytes_in
                 self._past[2] += connection.bytes_out
-        now = time.monotonic()
+
+    def _tidy(self, now: float) -> None:
+        late = now - self._limits.hello_secs
+        for fd in [fd for fd, (_, accepted_at) in self._silent.items() if accepted_at < late]:
+            self._end_silent(fd)
         with self._lock:
-            pairs = list(self._connections.values())
-        for connection, _ in pairs:
-            if not connection.welcomed and connection.accepted_at < now - _HELLO_SECS:
+            connections = [connection for connection, _ in self._connections.values()]
+        for connection in connections:
+            if not connection.welcomed:
+                if connection.accepted_at < late:
+                    connection.interrupt()
+                continue
+            if connection.too_slow(now):
+                self._tell(connection.peer_host, "frame_rate", "a call that comes too slowly is given up")
                 connection.interrupt()
+            calls, heard_at = connection.calls, connection.heard_at
+            before = self._idle.get(connection)
+            if connection.busy or before is None or before[:2] != (calls, heard_at):
+                self._idle[connection] = (calls, heard_at, now)
         for client in self._context.lanes.give_up(now - self._gone_secs):
             self._context.notify_gone(client, goodbye=False)
         self._context.lanes.expire(now - self._lane_memory_secs)
+
+
+_C = TypeVar("_C")
+
+
+def longest_idle(candidates: Sequence[tuple[_C, int, float]], least_secs: float) -> _C | None:
+    """Which connection gives way to a new one: of the client that has most, the one that was idle for longest.
+
+    Args:
+        candidates: (connection, client, seconds idle).
+        least_secs: one that has worked since is not among them.
+    """
+    having = Counter(client for _, client, _ in candidates)
+    idle = [(having[client], secs, index) for index, (_, client, secs) in enumerate(candidates) if secs >= least_secs]
+    return candidates[max(idle)[2]][0] if idle else None

@@ -9,6 +9,7 @@ import numpy as np
 
 from runtime.errors import InvalidArgumentError
 from runtime.graph.op_kinds import VariableSpec
+from runtime.limits import Limits
 from runtime.plan.place import Device, ProgramForm
 from runtime.plan.plan import (
     HostCall,
@@ -23,9 +24,6 @@ from runtime.plan.plan import (
 from runtime.proto import stage_pb2 as pb
 from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
 from runtime.transport.codec import decode_dynamic, encode_dynamic
-
-MAX_SLOTS = 2**20
-"""Values that go from stage to stage of one plan, at most."""
 
 
 def pack(arrays: Sequence[Array]) -> bytes:
@@ -181,14 +179,22 @@ def plan_to_proto(plan: Plan) -> pb.PlanDef:
     )
 
 
-def plan_from_proto(message: pb.PlanDef) -> Plan:
+def plan_from_proto(message: pb.PlanDef, limits: Limits | None = None) -> Plan:
     """The plan that ``plan_to_proto`` made a message of.
 
+    Args:
+        message: the message.
+        limits: of the task that is to run it.
+
     Raises:
-        InvalidArgumentError: it has more slots than any plan needs, each of which costs memory in every step.
+        ResourceExhaustedError: it has too many slots, each of which costs memory in every step.
+        InvalidArgumentError: the number of its slots is none.
     """
-    if not 0 <= message.slots <= MAX_SLOTS:
-        raise InvalidArgumentError(f"a plan of {message.slots} slots: it has {MAX_SLOTS} at most (PlanDef.slots)")
+    limits = limits or Limits()
+    if message.slots < 0:
+        raise InvalidArgumentError(f"a plan of {message.slots} slots (PlanDef.slots)")
+    if message.slots > limits.plan_slots:
+        raise limits.exceeded("plan_slots", f"a plan of {message.slots} slots (PlanDef.slots)")
     return Plan(
         message.feeds,
         tuple(unpack(message.constants)),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from runtime.errors import FailedPreconditionError
+from runtime.limits import Limits
 
 _WAIT_SECS = 1.0
 
@@ -120,13 +121,20 @@ class LaneRecord(Generic[Kept]):
 
 
 class LaneTable(Generic[Kept]):
-    """The memories of all lanes of a server, by client id and lane number."""
+    """The memories of all lanes of a server, by client id and lane number.
 
-    def __init__(self) -> None:
+    Args:
+        limits: how many connections and lanes a client may have.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
         """Starts empty."""
+        self._limits = limits or Limits()
         self._lock = threading.Lock()
-        self._records: dict[tuple[int, int], LaneRecord[Kept]] = {}
+        self._clients: dict[int, dict[int, LaneRecord[Kept]]] = {}
         self._given_up: set[int] = set()
+        self._left: dict[int, float] = {}
+        """When clients have said goodbye that have not been forgotten yet."""
         self._welcome_until = 0.0
 
     def inherit(self, kept: Mapping[tuple[int, int], tuple[int, Kept]], now: float, until: float) -> None:
@@ -142,14 +150,15 @@ class LaneTable(Generic[Kept]):
         """
         with self._lock:
             self._welcome_until = until
-            for key, (seq, reply) in kept.items():
+            for (client, lane), (seq, reply) in kept.items():
                 record: LaneRecord[Kept] = LaneRecord()
                 record.inherit(seq, reply, now)
-                self._records[key] = record
+                self._clients.setdefault(client, {})[lane] = record
 
     def __len__(self) -> int:
         """Number of lanes remembered."""
-        return len(self._records)
+        with self._lock:
+            return sum(map(len, self._clients.values()))
 
     def attach(
         self, client: int, lane: int, attempt: int, owner: Owner, now: float
@@ -168,31 +177,69 @@ class LaneTable(Generic[Kept]):
 
         Raises:
             Superseded: a later attempt was here before.
+            ResourceExhaustedError: the client has too many connections.
         """
         with self._lock:
             self._given_up.discard(client)
-            record = self._records.get((client, lane))
+            lanes = self._clients.get(client, {})
+            record = lanes.get(lane)
             known = record is not None or now < self._welcome_until
             if record is None:
-                record = self._records[client, lane] = LaneRecord()
+                self._make_room(lanes)
+                self._clients[client] = lanes
+                record = lanes[lane] = LaneRecord()
             elif attempt <= record.attempt:
                 raise Superseded
             return record, known, record.take_over(owner, attempt, now)
 
-    def detach(self, record: LaneRecord[Kept], owner: Owner, now: float) -> None:
-        """Notes that a connection has closed; the memory stays until `expire`."""
-        with self._lock:
-            if record.owner is owner:
-                record.take_over(None, record.attempt, now)
+    def _make_room(self, lanes: dict[int, LaneRecord[Kept]]) -> None:
+        """Before a client gets one more lane."""
+        limits = self._limits
+        closed = [lane for lane, record in lanes.items() if record.owner is None]
+        if (connected := len(lanes) - len(closed)) >= limits.client_connections:
+            raise limits.exceeded("client_connections", f"this client has {connected} connections here")
+        if len(lanes) >= limits.client_lanes and closed:
+            del lanes[min(closed, key=lambda lane: lanes[lane].closed_at)]
 
-    def forget(self, client: int, lane: int | None = None) -> None:
-        """Drops the memory of one lane, or of all lanes of a client."""
+    def detach(self, client: int, lane: int, record: LaneRecord[Kept], owner: Owner, now: float) -> None:
+        """Notes that a connection has closed; the memory stays until `expire`.
+
+        Not that of a lane without calls whose client has said goodbye: its hello was on its way when the client left.
+
+        Args:
+            client: id of the client.
+            lane: number of the lane.
+            record: its memory.
+            owner: the connection.
+            now: `time.monotonic()`.
+        """
+        with self._lock:
+            if record.owner is not owner:
+                return
+            record.take_over(None, record.attempt, now)
+            if client in self._left and not record.seq:
+                self._drop(client, lane)
+
+    def _drop(self, client: int, lane: int) -> None:
+        lanes = self._clients.get(client, {})
+        lanes.pop(lane, None)
+        if not lanes:
+            self._clients.pop(client, None)
+
+    def forget(self, client: int, lane: int | None, now: float) -> None:
+        """Drops the memory of one lane, or of all lanes of a client.
+
+        Args:
+            client: its id.
+            lane: the lane; None for a client that leaves.
+            now: `time.monotonic()`.
+        """
         with self._lock:
             if lane is not None:
-                self._records.pop((client, lane), None)
+                self._drop(client, lane)
                 return
-            for key in [key for key in self._records if key[0] == client]:
-                del self._records[key]
+            self._left[client] = now
+            self._clients.pop(client, None)
 
     def give_up(self, before: float) -> list[int]:
         """The clients without any connection, the last of which closed before that time.
@@ -200,8 +247,11 @@ class LaneTable(Generic[Kept]):
         A client is given once, and again only if it was connected in between.
         """
         with self._lock:
-            alive = {c for (c, _), r in self._records.items() if r.owner is not None or r.closed_at >= before}
-            silent = {c for c, _ in self._records} - alive
+            silent = {
+                client
+                for client, lanes in self._clients.items()
+                if not any(r.owner is not None or r.closed_at >= before for r in lanes.values())
+            }
             new = silent - self._given_up
             self._given_up = silent
             return sorted(new)
@@ -209,22 +259,30 @@ class LaneTable(Generic[Kept]):
     def heard_at(self, client: int) -> float | None:
         """`time.monotonic()` of a client's last sign of life; None when nothing of it is remembered."""
         with self._lock:
-            records = [record for (of, _), record in self._records.items() if of == client]
+            records = self._clients.get(client, {}).values()
             return max((r.closed_at if r.owner is None else r.owner.heard_at for r in records), default=None)
 
     def connected(self, client: int) -> bool:
         """Whether a client has a connection at this moment."""
         with self._lock:
-            return any(of == client and record.owner is not None for (of, _), record in self._records.items())
+            return any(record.owner is not None for record in self._clients.get(client, {}).values())
 
     def expire(self, before: float) -> None:
         """Drops the lanes whose last connection closed before that time."""
         with self._lock:
-            old = [key for key, record in self._records.items() if record.owner is None and record.closed_at < before]
-            for key in old:
-                del self._records[key]
+            old = [
+                (client, lane)
+                for client, lanes in self._clients.items()
+                for lane, record in lanes.items()
+                if record.owner is None and record.closed_at < before
+            ]
+            for client, lane in old:
+                self._drop(client, lane)
+            for client in [client for client, at in self._left.items() if at < before]:
+                del self._left[client]
 
     def clear(self) -> None:
         """Drops everything."""
         with self._lock:
-            self._records.clear()
+            self._clients.clear()
+            self._left.clear()

@@ -16,6 +16,7 @@ import grpc
 from runtime import timeouts
 from runtime.cluster.spec import split_address
 from runtime.errors import CancelledError, OpError, UnauthenticatedError, error_from_code, wire_code
+from runtime.limits import VARIABLE, Limits
 from runtime.transport import addresses, diagnosis, http_proxy, security
 from runtime.transport.certificates import Certificates, Credential
 from runtime.transport.security import Refusals, Security, call_proof, find_token
@@ -52,19 +53,23 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.ping_timeout_ms", _ms(timeouts.GRPC_PING_SECS)),  # a frozen peer would go unseen for a minute
 ]
-MAX_REQUEST_BYTES = 64 << 20
-"""Longest message that a server takes, by default. Tensors go over the tensor channel; what is long here is what a
-client in another process feeds, and the constants of its graph."""
 _TOO_LONG = "larger than max"
 
 _T = TypeVar("_T")
 
 
-def server_options(max_request_bytes: int) -> list[tuple[str, str | int]]:
-    """Channel options of a server that takes messages up to a length, as they are: a compressed one may be any."""
+def server_options(limits: Limits) -> list[tuple[str, str | int]]:
+    """Channel options of a server with these limits. Messages come as they are: a compressed one may be of any length.
+
+    Tensors go over the tensor channel; what is long here is what a client in another process feeds, and the constants
+    of its graph.
+    """
     return [
         ("grpc.max_send_message_length", _MAX_MESSAGE),
-        ("grpc.max_receive_message_length", max_request_bytes),
+        ("grpc.max_receive_message_length", limits.request_bytes),
+        ("grpc.max_allowed_incoming_connections", limits.rpc_connections),
+        ("grpc.server_handshake_timeout_ms", _ms(limits.hello_secs)),  # also of one that sends no settings
+        ("grpc.max_connection_idle_ms", _ms(limits.rpc_idle_secs)),
         ("grpc.compression_enabled_algorithms_bitset", 1),  # bit 0: none
         ("grpc.so_reuseport", 0),  # a second server on one port must fail, not share it
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
@@ -309,7 +314,7 @@ def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
         code = int(number)
     text = error.details() or error.code().name
     if _TOO_LONG in text:
-        text += "; the server takes longer ones with Server(max_request_bytes=...)"
+        text += f"; the limit request_bytes of the task (--limit_request_bytes, Server(limits=), {VARIABLE})"
     return error_from_code(code, text, told.get(_TASK, task))
 
 
@@ -335,6 +340,11 @@ def when_abandoned(action: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         inside = False
+
+
+def peer() -> str:
+    """In a servicer method: the connection that the call came by, as gRPC names it; empty outside of one."""
+    return "" if _running.context is None else str(_running.context.peer())
 
 
 def servicer_method(method: Callable[[Any, Any], _T]) -> Callable[[Any, Any, grpc.ServicerContext], _T]:

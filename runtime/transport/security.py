@@ -298,26 +298,27 @@ class Refusals:
     def __init__(self, task: str, audit: AuditLog | None = None) -> None:
         self._task = task
         self._audit = audit
-        self._told: dict[str, float] = {}
+        self._told: dict[tuple[str, str], float] = {}
         self._lock = threading.Lock()
 
-    def tell(self, peer: str, why: str) -> None:
+    def tell(self, peer: str, why: str, action: str = "connect") -> None:
         """Logs that a client was refused, unless that was done for its address lately.
 
         Args:
             peer: its address, without a port.
             why: in words.
+            action: "connect" where it was not let in, "limit" where it was over one (``runtime.limits``).
         """
         metrics.add("refused_total")
         now = time.monotonic()
         with self._lock:
-            if now - self._told.get(peer, -_TELL_AGAIN_SECS) < _TELL_AGAIN_SECS:
+            if now - self._told.get((peer, action), -_TELL_AGAIN_SECS) < _TELL_AGAIN_SECS:
                 return
             if len(self._told) >= _MOST_PEERS:
                 self._told.clear()
-            self._told[peer] = now
+            self._told[peer, action] = now
         if self._audit is not None:
-            self._audit.write("connect", peer=peer, what=why, outcome="refused")
+            self._audit.write(action, peer=peer, what=why, outcome="refused")
         logging.warning(
             "%s refuses a client at %s: %s (said once a minute for each address)", self._task or "a server", peer, why
         )

@@ -32,7 +32,7 @@ _CREDENTIALS: Final = struct.Struct("@iII")
 
 
 class Waiter(Protocol):
-    """Whoever waits for a socket: told of every tick without bytes, and counting those with."""
+    """Whoever waits for a socket: told of every tick without bytes, and counting the bytes."""
 
     progress: int
 
@@ -158,7 +158,7 @@ def receive_rest(sock: socket.socket, window: memoryview, waiter: Waiter) -> Non
             continue
         if count == 0:
             raise ConnectionResetError("the peer closed the connection")
-        waiter.progress += 1
+        waiter.progress += count
         window = window[count:]
 
 
@@ -190,7 +190,7 @@ def send_rest(sock: socket.socket, segments: Sequence[Buffer], skip: int, waiter
         except (BlockingIOError, TimeoutError):
             waiter.stalled()
             continue
-        waiter.progress += 1
+        waiter.progress += count
         while first < len(views) and count >= len(views[first]):
             count -= len(views[first])
             first += 1
@@ -221,7 +221,7 @@ def _send_all(sock: ssl.SSLSocket, view: memoryview, waiter: Waiter) -> None:
         except (BlockingIOError, TimeoutError, ssl.SSLWantWriteError):
             waiter.stalled()  # sending the same view again is what OpenSSL asks for
             continue
-        waiter.progress += 1
+        waiter.progress += count
         view = view[count:]
 
 

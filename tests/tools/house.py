@@ -20,6 +20,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "runtime": (
         ("proto",),
         ("errors", "timeouts"),
+        ("limits",),
         ("tensor_spec",),
         ("cluster", "expressions"),
         ("graph",),

@@ -14,15 +14,14 @@ from runtime.lowlevel import RunRecords
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.state.leadership import EPOCHS_AT_ONCE, Leadership
-from runtime.state.write_gate import PAUSE_SECS
 from runtime.transport import frames, rpc
-from runtime.transport.messages import MAX_SLOTS
-from runtime.transport.rpc import MAX_REQUEST_BYTES
 from tests.runtime import kit
 from tests.runtime.stranger import OWNER, Stranger, key_of, refused, stranger
 from tests.runtime.transport import kit as transport_kit
 
 ORDER = pb.CheckpointOrder
+DEFAULT = rt.Limits()
+MAX_SLOTS, MAX_REQUEST_BYTES, PAUSE_SECS = DEFAULT.plan_slots, DEFAULT.request_bytes, DEFAULT.pause_secs
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -40,7 +39,8 @@ def they(server: rt.Server) -> Iterator[Stranger]:
 
 @pytest.mark.parametrize("secs", [86400.0, math.nextafter(PAUSE_SECS, 11), math.inf, math.nan, -1.0])
 def test_nobody_holds_updates_for_longer_than_a_checkpoint_may(server: rt.Server, they: Stranger, secs: float) -> None:
-    with refused(INVALID, f"{PAUSE_SECS:g} s at most"):
+    words = ("the limit pause_secs is 10.0", "--limit_pause_secs") if secs > 0 else ("a pause of",)
+    with refused(EXHAUSTED if secs > 0 else INVALID, *words):
         they.order(pause=ORDER.Pause(job=1, seconds=secs))
     assert not server.worker.gate._snapshot  # it was not paused either
     they.order(pause=ORDER.Pause(job=2, seconds=PAUSE_SECS))
@@ -82,7 +82,8 @@ def test_a_plan_has_so_many_slots_at_most(they: Stranger, slots: int) -> None:
     plan = pb.RegisterPlanRequest(session=session)
     plan.plan.slots = slots
     plan.plan.constants = b""
-    with refused(INVALID, "PlanDef.slots", str(MAX_SLOTS)):
+    words = (str(MAX_SLOTS), "the limit plan_slots", "--limit_plan_slots") if slots > 0 else ()
+    with refused(EXHAUSTED if slots > 0 else INVALID, "PlanDef.slots", *words):
         they.master.RegisterPlan(plan, timeout=60)
 
 
@@ -111,19 +112,19 @@ def test_a_message_has_so_many_bytes_at_most(server: rt.Server) -> None:
         assert "session" in caught.value.details()  # it was read
         with refused(EXHAUSTED, str(MAX_REQUEST_BYTES)):
             made.master.RunStep(step_of(MAX_REQUEST_BYTES), timeout=120)
-        with pytest.raises(rt.ResourceExhaustedError, match=r"Server\(max_request_bytes=...\)"):
+        with pytest.raises(rt.ResourceExhaustedError, match=r"limit request_bytes.*--limit_request_bytes"):
             rpc.call(made.master.RunStep, step_of(MAX_REQUEST_BYTES), timeout=120, task="/job:local/task:0")
 
 
 @pytest.mark.parametrize("most", [1 << 20, 4 << 20])
 def test_how_much_a_client_elsewhere_feeds_is_an_option_of_its_server(most: int) -> None:
     fed = np.arange((2 << 20) // 4, dtype=np.float32)
-    with rt.Server(kit.addresses(local=1), "local", 0, max_request_bytes=most) as server:
+    with rt.Server(kit.addresses(local=1), "local", 0, limits=rt.Limits(request_bytes=most)) as server:
         tasks.withdraw(server.address, server)  # as a client in another process sees it
         with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
             x = rt.placeholder(np.float32, fed.shape, name="x")
             if most < fed.nbytes:
-                with pytest.raises(rt.ResourceExhaustedError, match="max_request_bytes"):
+                with pytest.raises(rt.ResourceExhaustedError, match="request_bytes"):
                     sess.run(x + 1, {x: fed})
             else:
                 assert np.array_equal(sess.run(x + 1, {x: fed}), fed + 1)
@@ -170,7 +171,9 @@ def _takes(server: rt.Server, handle: int) -> int:
     return -1
 
 
-def test_what_is_held_for_others_is_a_part_of_the_memory() -> None:
+@pytest.mark.parametrize("limit", ["held_bytes", "client_held_bytes"])
+def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLWETHER_LIMITS", f"{limit}=1500")
     with kit.servers(sockets=True, ps=2, worker=1) as made:
         with rt.Graph().as_default() as graph, rt.Session(made[kit.TARGET].target, graph) as sess:
             x = rt.placeholder(np.float32, [100], name="x")
@@ -181,12 +184,16 @@ def test_what_is_held_for_others_is_a_part_of_the_memory() -> None:
             fed = {x: np.ones(100, np.float32)}
             assert sess.run(used_there, fed).tolist() == [3.0] * 100
             held = made["/job:ps/task:0"].worker.rendezvous
-            assert held.limit_bytes > 1 << 26 and len(held) == 0 and held._bytes == 0
-            held.limit_bytes = 1000
+            assert len(held) == 0 and held._bytes == 0 and not held._bytes_of
             for step in range(3):  # of a session that never fetches them
                 held.put((9, step, 0), np.ones(100, np.float32), 1)
-            with pytest.raises(rt.ResourceExhaustedError, match=r"1200 bytes.*limit_bytes = 1000"):
-                sess.run(used_there, fed)
+            if limit == "held_bytes":
+                with pytest.raises(rt.ResourceExhaustedError, match=r"1968 bytes.*the limit held_bytes is 1500"):
+                    sess.run(used_there, fed)
+            else:  # the others are not harmed
+                assert sess.run(used_there, fed).tolist() == [3.0] * 100
+                with pytest.raises(rt.ResourceExhaustedError, match=r"1968 bytes.*limit client_held_bytes is 1500"):
+                    held.check_room(9)
             held.drop_session(9)
             assert sess.run(used_there, fed).tolist() == [3.0] * 100
-            assert len(held) == 0 and held._bytes == 0
+            assert len(held) == 0 and held._bytes == 0 and not held._bytes_of

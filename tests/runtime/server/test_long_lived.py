@@ -3,12 +3,12 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.task import registry
 from runtime.task.compiler import Compiler
 from runtime.task.registry import Registry
 from runtime.task.worker import Worker
@@ -25,7 +25,7 @@ def _cluster() -> Iterator[dict[str, rt.Server]]:
         compiler = Compiler(KEPT)
         for server in made.values():
             server.worker.executor.compiler = compiler
-            server.worker.registry = Registry(server.worker.task, KEPT)
+            server.worker.registry = Registry(server.worker.task, replace(server.limits, spare_stages=KEPT))
         yield made
 
 
@@ -126,7 +126,7 @@ def test_a_handle_that_was_never_given_is_not_found() -> None:
 
 
 def test_sessions_that_never_say_goodbye_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "SESSIONS", 5)
+    monkeypatch.setenv("BELLWETHER_LIMITS", "stage_sessions=5")
     with _cluster() as cluster, rt.Graph().as_default():
         with rt.Session(cluster[TARGET].target) as session:
             step, _ = _step(0)

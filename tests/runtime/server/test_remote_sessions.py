@@ -16,7 +16,7 @@ import pytest
 import runtime as rt
 import runtime.session.session
 from runtime import timeouts
-from runtime.server import remote_sessions, threads
+from runtime.server import threads
 from tests.kit.processes import Program, programs
 from tests.runtime.kit import TARGET, addresses, processes, servers
 
@@ -329,7 +329,7 @@ def test_a_task_forgets_the_stages_of_plans_that_a_session_has_dropped(
     """Every shape is a plan with a stage of its own on the ps, and one that all plans have."""
     plans, shapes = 4, 24
     monkeypatch.setattr(runtime.session.session, "MAX_PLANS", plans)
-    monkeypatch.setattr(remote_sessions, "PLANS", plans)
+    monkeypatch.setenv("BELLWETHER_LIMITS", f"session_plans={plans}")
     if kind == "remote master":
         monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:

@@ -17,10 +17,11 @@ from runtime.errors import (
     TaskLeftError,
     UnavailableError,
 )
+from runtime.limits import Limits
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
-from runtime.state.run_record import MOST_WAIT_SECS, RunRecord, wait_secs
+from runtime.state.run_record import RunRecord, wait_secs
 
 TASK, CHIEF, OTHER = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
 KINDS = [field.name for field in RunOrder.DESCRIPTOR.oneofs_by_name["order"].fields]
@@ -231,7 +232,7 @@ def test_a_time_that_is_none_is_refused(order: str, secs: float) -> None:
 
 @pytest.mark.parametrize("kind", ["wait_loaded", "wait_done", "wait_stop"])
 def test_no_order_waits_for_ever(kind: str) -> None:
-    assert wait_secs(RunOrder(**of(kind, secs=math.inf))) == MOST_WAIT_SECS
+    assert wait_secs(RunOrder(**of(kind, secs=math.inf))) == Limits().run_order_secs
     assert wait_secs(RunOrder(**of(kind, secs=3.0))) == 3.0
     assert wait_secs(RunOrder(**of("finish", silence_secs=9.0))) == 0.0
 

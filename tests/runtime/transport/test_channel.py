@@ -27,8 +27,9 @@ from runtime.errors import (
     ResourceExhaustedError,
     UnauthenticatedError,
 )
+from runtime.limits import Limits
 from runtime.tensor_spec import TensorSpec
-from runtime.transport import ChannelOptions, Endpoint, Layout, Reply, TensorBuffer, frames, listener, sockets
+from runtime.transport import ChannelOptions, Endpoint, Layout, Reply, TensorBuffer, frames, sockets
 from tests.runtime.transport import kit
 from tests.runtime.transport.kit import TASK, addend, always, make_peer, make_server, same
 
@@ -207,15 +208,15 @@ def test_the_limit_of_payloads_is_for_those_that_describe_themselves(pair):
     large = [np.zeros(5000, np.uint8)]
     small = pair.connect(channel={"max_payload_bytes": 1000})
     lane = small.acquire()
-    with pytest.raises(ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit of 1000"):
+    with pytest.raises(ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit .*is 1000"):
         lane.call(kit.ECHO, 1, large, None, dynamic=True)
     assert lane.usable
     assert lane.call(kit.ADD, 1, addend(1), kit.NUMBER) == [1]
     small.release(lane)
-    server, _ = pair.serve(max_payload_bytes=1000)
+    server, _ = pair.serve(limits=Limits(payload_bytes=1000))
     peer = pair.connect(server)
     lane = peer.acquire()
-    with pytest.raises(ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit of 1000"):
+    with pytest.raises(ResourceExhaustedError, match=r"5\d\d\d bytes.*describe themselves.*limit .*is 1000"):
         lane.call(kit.ECHO, 1, large, None, dynamic=True)
     assert lane.call(kit.ADD, 1, addend(1), kit.NUMBER) == [1]
     peer.release(lane)
@@ -560,9 +561,8 @@ def test_untrusted_certificate(authority):
     server.stop()
 
 
-def test_silent_strangers_are_cut(monkeypatch):
-    monkeypatch.setattr(listener, "_HELLO_SECS", 0.1)
-    server, _ = make_server()
+def test_silent_strangers_are_cut():
+    server, _ = make_server(limits=Limits(hello_secs=0.1))
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
         sock.sendall(b"x")
         assert sock.recv(1) == b""
@@ -570,11 +570,11 @@ def test_silent_strangers_are_cut(monkeypatch):
 
 
 def test_too_many_connections():
-    server, _ = make_server(max_connections=1)
+    server, _ = make_server(limits=Limits(connections=1))
     peer = make_peer(lambda timeout: server.endpoint("127.0.0.1"), options=ChannelOptions(heartbeat_secs=60))
     lane = peer.acquire()
     # The lane or the heartbeat has the only place; whoever comes next is told.
-    with pytest.raises(ResourceExhaustedError, match="1 connections"):
+    with pytest.raises(ResourceExhaustedError, match="1 connections.*the limit connections is 1 .--limit_connections"):
         for _ in range(3):
             peer.acquire()
     peer.release(lane)

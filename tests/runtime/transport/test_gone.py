@@ -108,15 +108,15 @@ def test_who_has_no_connection_is_given_up_once() -> None:
     one, _, _ = table.attach(1, 1, 1, first, 0.0)
     two, _, _ = table.attach(1, 2, 1, second, 0.0)
     assert table.give_up(100.0) == []
-    table.detach(one, first, 5.0)
+    table.detach(1, 1, one, first, 5.0)
     assert table.give_up(100.0) == []  # the other lane is connected
-    table.detach(two, second, 8.0)
+    table.detach(1, 2, two, second, 8.0)
     assert table.give_up(7.0) == []
     assert table.give_up(9.0) == [1]
     assert table.give_up(10.0) == []  # told
     third = Owner()
     table.attach(1, 1, 2, third, 20.0)
-    table.detach(one, third, 30.0)
+    table.detach(1, 1, one, third, 30.0)
     assert table.give_up(31.0) == [1]
 
 

@@ -92,14 +92,14 @@ def test_forget_and_expire():
     table: LaneTable[str] = LaneTable()
     owners = [Client() for _ in range(4)]
     records = [table.attach(client, lane, 1, owners[2 * client + lane], 0.0)[0] for client in (0, 1) for lane in (0, 1)]
-    table.detach(records[0], owners[0], 10.0)
+    table.detach(0, 0, records[0], owners[0], 10.0)
     table.expire(10.0)
     assert len(table) == 4, "closed at 10, so not before 10"
     table.expire(10.1)
     assert len(table) == 3
-    table.forget(1, 0)
+    table.forget(1, 0, 20.0)
     assert len(table) == 2
-    table.forget(1)
+    table.forget(1, None, 20.0)
     assert len(table) == 1
     assert table.attach(0, 1, 5, owners[0], 0.0)[1], "a connected lane does not expire"
 

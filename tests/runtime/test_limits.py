@@ -1,0 +1,91 @@
+"""The table of limits: values that can be none, where they are given, and what an error says of them."""
+
+import math
+import pathlib
+import re
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+import runtime as rt
+from models.mnist.config import Config
+from runtime.limits import LimitRow
+
+GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "security.md"
+ROWS = rt.Limits.rows()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_what_cannot_be_a_limit_is_refused_by_name(row: LimitRow) -> None:
+    bad = [0, -1, True, "5", math.nan, math.inf if row.kind is int else None]
+    if not math.isinf(row.most):
+        bad.append(row.kind(row.most) + 1)
+    for value in bad:
+        with pytest.raises(rt.InvalidArgumentError, match=f"the limit {row.name} is"):
+            rt.Limits(**{row.name: value})
+    assert getattr(rt.Limits(**{row.name: 1}), row.name) == 1
+
+
+def test_the_environment_gives_limits() -> None:
+    assert rt.Limits.from_environ({}) == rt.Limits()
+    given = rt.Limits.from_environ({"BELLWETHER_LIMITS": " connections=100, hello_secs=0.5,"})
+    assert given == rt.Limits(connections=100, hello_secs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("conections=5", "no limit 'conections'; there are connections, "),
+        ("connections", "'connections' gives no number"),
+        ("connections=many", "'connections=many' gives no number"),
+        ("connections=1.5", "'connections=1.5' gives no number"),
+        ("connections=0", "the limit connections is 0, not a whole number above 0"),
+        ("hello_secs=1000", "the limit hello_secs is 1000.0, not a number above 0 and at most 600"),
+    ],
+)
+def test_what_the_environment_cannot_give_is_one_line(text: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLWETHER_LIMITS", text)
+    with pytest.raises(rt.InvalidArgumentError, match=re.escape(says)):
+        rt.Server({"local": ["localhost:0"]}, "local", 0)
+
+
+def test_an_error_says_the_limit_its_value_and_how_to_change_it() -> None:
+    error = rt.Limits(sessions=3).exceeded("sessions", "3 sessions are open", "/job:ps/task:0")
+    assert error.limit == "sessions" and error.task == "/job:ps/task:0"
+    for part in ("3 sessions are open", "limit sessions is 3", "--limit_sessions", "limits=", "BELLWETHER_LIMITS"):
+        assert part in error.message
+
+
+def test_each_limit_is_a_flag_of_the_trainer_that_says_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BELLWETHER_LIMITS", raising=False)
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        assert Config.from_flags().limits is None
+        for row in ROWS:
+            flag = flags.FLAGS[f"limit_{row.name}"]
+            assert flag.help == f"Limit ({row.of}): {row.help} Default: {row.default}."
+            with flagsaver.flagsaver():
+                flag.parse("7")
+                assert Config.from_flags().limits == rt.Limits(**{row.name: 7})
+                flag.parse("0")
+                with pytest.raises(rt.InvalidArgumentError, match=f"the limit {row.name} is 0"):
+                    Config.from_flags()
+
+
+def test_a_flag_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLWETHER_LIMITS", "sessions=3,connections=4")
+    with flagsaver.flagsaver(limit_sessions=5):
+        flags.FLAGS.mark_as_parsed()
+        assert Config.from_flags().limits == rt.Limits(sessions=5, connections=4)
+
+
+def table() -> str:
+    """The table of limits as docs/security.md has it."""
+    lines = ["| limit | default | of | what |", "|---|---:|---|---|"]
+    lines += [f"| `{row.name}` | {row.default} | {row.of} | {row.help} |" for row in ROWS]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_guide_has_all_limits_with_their_defaults() -> None:
+    assert table() in GUIDE.read_text(), f"docs/security.md should have\n{table()}"
