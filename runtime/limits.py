@@ -77,7 +77,7 @@ class Limits:
         128, _TENSORS, "Connections that have not shown who they are. One more ends the oldest silent one."
     )
     hello_secs: float = _limit(
-        2.0, _TENSORS, "Seconds that a connection has to show who it is, on either port.", most=600.0
+        10.0, _TENSORS, "Seconds that a connection has to show who it is, on either port.", most=600.0
     )
     frame_secs: float = _limit(30.0, _TENSORS, "Seconds that a call may be on its way at whatever rate.")
     frame_rate: int = _limit(

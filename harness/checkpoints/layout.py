@@ -180,12 +180,21 @@ def problems_of(step: Step) -> list[str]:
     return quick_problems(step.path, manifest)
 
 
+def text_of(file: epath.Path) -> str:
+    """The text of a file of a checkpoint, in a local directory not more of it than there may be.
+
+    Raises:
+        OSError, UnicodeDecodeError: it cannot be read, or is not such a file.
+    """
+    return storage.small_text(str(file)) if storage.is_local(str(file)) else file.read_text()
+
+
 def is_ours(path: str) -> bool:
     """Whether a Saver wrote a checkpoint, and so it must have a manifest."""
     here = epath.Path(path)
     for file in (here / ORBAX_STEP_FILE, here / DEFAULT_ITEM / ORBAX_TREE_FILE):
         try:
-            if '"bellwether"' in file.read_text():
+            if '"bellwether"' in text_of(file):
                 return True
         except UnicodeDecodeError:
             continue

@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from runtime import DataLossError
+from runtime import DataLossError, InvalidArgumentError
 from runtime.lowlevel import ArraySlice, CheckpointFile, canonical_dtype, storage
 
 FILE_NAME = "bellwether.json"
@@ -80,7 +80,11 @@ class Manifest:
     snapshot: int = 0
 
     def to_json(self) -> str:
-        """The manifest as text, with a checksum of its own."""
+        """The manifest as text, with a checksum of its own.
+
+        Raises:
+            InvalidArgumentError: it is so large that it could not be read again.
+        """
         body = {
             "format": FORMAT,
             "step": self.step,
@@ -101,7 +105,13 @@ class Manifest:
             "cut": self.snapshot,
         }
         text = json.dumps(body, sort_keys=True)
-        return json.dumps({"crc32": zlib.crc32(text.encode()), "manifest": body}, sort_keys=True, indent=1) + "\n"
+        whole = json.dumps({"crc32": zlib.crc32(text.encode()), "manifest": body}, sort_keys=True, indent=1) + "\n"
+        if not storage.is_small(whole.encode()):
+            raise InvalidArgumentError(
+                f"the manifest of step {self.step} is too large to be read again ({len(whole)} bytes): keep the "
+                "states of harness.checkpointable smaller, and large ones in variables"
+            )
+        return whole
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Manifest:
@@ -144,7 +154,7 @@ class Manifest:
                 states=body["states"],
                 snapshot=body.get("cut", 0),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, DataLossError):
                 raise
             raise DataLossError(f"{where} is damaged: its manifest cannot be read ({error})") from error
@@ -158,7 +168,8 @@ def read_manifest(step_directory: str) -> Manifest | None:
         UnavailableError, PermissionDeniedError: it cannot be read now, or may not be; nothing is known of damage.
     """
     try:
-        text = (epath.Path(step_directory) / FILE_NAME).read_text()
+        path = str(epath.Path(step_directory) / FILE_NAME)
+        text = storage.small_text(path) if storage.is_local(path) else epath.Path(path).read_text()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -56,9 +56,9 @@ class CheckpointReader:
 
     def _tree(self) -> dict[str, Any]:
         try:
-            tree: dict[str, Any] = json.loads((epath.Path(self.item) / layout.ORBAX_TREE_FILE).read_text())
+            tree: dict[str, Any] = json.loads(layout.text_of(epath.Path(self.item) / layout.ORBAX_TREE_FILE))
             return tree
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             if isinstance(error, OSError) and (other := storage.barred(error, self.item)) is not None:
                 raise other from None
             raise DataLossError(f"{self.path} is damaged: {layout.ORBAX_TREE_FILE} cannot be read ({error})") from error

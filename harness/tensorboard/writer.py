@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
+import stat
 import struct
 import threading
 import time
@@ -27,6 +29,12 @@ _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
 _FOOTER_BYTES = _CHECKSUM.size
+_BLOCK_BYTES = 1 << 20
+MOST_RECORD_BYTES = 16 << 20
+"""A larger record is passed over when a file is read: as messages, its parts may take thirty times as much memory."""
+MOST_TAGS = 1 << 16
+MOST_KEPT_BYTES = 256 << 20
+"""Where the last points of so many tags, or of so many bytes, would have to be remembered, none is repeated."""
 
 
 class FileWriter:
@@ -276,17 +284,26 @@ def _records(path: str) -> Iterator[tuple[event_pb2.Event, bytes, int]]:
     """
     bad = 0
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe waits for ever
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise OSError(errno.EINVAL, "is not a regular file")
+            size = about.st_size
             while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES:
                 (length,) = _LENGTH.unpack_from(header)
                 if masked_crc32c(header[: _LENGTH.size]) != _CHECKSUM.unpack_from(header, _LENGTH.size)[0]:
                     at = file.tell() - _HEADER_BYTES
-                    if any(header) or any(file.read()):  # zeros are what a power cut leaves of what was not written
+                    if any(header) or any(
+                        map(any, iter(lambda: file.read(_BLOCK_BYTES), b""))
+                    ):  # zeros are what a power cut leaves of what was not written
                         logging.warning("event file %s is damaged at byte %d: the rest of it is skipped", path, at)
                     break
                 if length + _FOOTER_BYTES > size - file.tell():
                     break
+                if length > MOST_RECORD_BYTES:
+                    logging.warning("event file %s: a record of %d bytes is skipped", path, length)
+                    file.seek(length + _FOOTER_BYTES, os.SEEK_CUR)
+                    continue
                 data = file.read(length)
                 (checksum,) = _CHECKSUM.unpack(file.read(_FOOTER_BYTES))
                 try:
@@ -330,6 +347,7 @@ def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "")
     good: dict[str, tuple[event_pb2.Event, summary_pb2.Summary.Value, bytes, int]] = {}
     went_too_far: set[str] = set()
     described: dict[str, summary_pb2.SummaryMetadata] = {}
+    kept = 0
     for path in sorted(glob.glob(os.path.join(glob.escape(logdir), f"events.out.tfevents.*{glob.escape(suffix)}"))):
         if path == but:
             continue
@@ -339,6 +357,7 @@ def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "")
                 if event.step <= step:
                     went_too_far.clear()
                 good = {tag: point for tag, point in good.items() if point[0].step < event.step}
+                kept = sum(len(point[2]) for point in good.values())
                 continue
             for value in event.summary.value:
                 if value.HasField("metadata"):
@@ -346,7 +365,11 @@ def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "")
                 if event.step >= step:
                     went_too_far.add(value.tag)
                 else:
+                    kept += len(data) - len(good[value.tag][2] if value.tag in good else b"")
                     good[value.tag] = (event, value, data, checksum)
+            if kept > MOST_KEPT_BYTES or max(map(len, (good, went_too_far, described))) > MOST_TAGS:
+                logging.warning("event file %s has too many tags, or too large events: no point is repeated", path)
+                return []
     repeated = []
     for tag in sorted(went_too_far & good.keys()):
         event, value, data, checksum = good[tag]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime import DataLossError
+from runtime.lowlevel import storage
 
 FORMAT = 1
 
@@ -143,7 +144,7 @@ def from_text(text: str, where: str) -> tuple[Evaluation, ...]:
             Evaluation(int(row["step"]), float(row["saved_at"]), {n: float(v) for n, v in row["metrics"].items()})
             for row in told["evaluations"]
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         advice = "delete it to have every checkpoint evaluated again"
         raise DataLossError(f"{where} is damaged ({type(error).__name__}: {error}): {advice}") from None
 
@@ -151,8 +152,7 @@ def from_text(text: str, where: str) -> tuple[Evaluation, ...]:
 def load(path: str) -> tuple[Evaluation, ...]:
     """The evaluations of a file; none where there is no file. Raises as ``from_text``."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return from_text(file.read(), path)
+        return from_text(storage.small_text(path), path)
     except FileNotFoundError:
         return ()
 

@@ -24,11 +24,10 @@ def end_mark(logdir: str) -> tuple[int, int] | None:
 
     path = os.path.join(logdir, END_FILE)
     try:
-        with open(path, encoding="utf-8") as file:
-            step = int(json.load(file)["step"])
-            written = os.fstat(file.fileno()).st_mtime_ns
+        step = int(json.loads(storage.small_text(path))["step"])
+        written = os.stat(path).st_mtime_ns
         newest = os.path.basename(latest_checkpoint(logdir) or "")
-    except (OSError, ValueError, KeyError, TypeError, rt.OpError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, rt.OpError):
         return None  # nothing that anybody could read
     return (step, written) if newest.isdigit() and int(newest) == step else None
 

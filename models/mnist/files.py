@@ -3,6 +3,8 @@
 import contextlib
 import hashlib
 import io
+import os
+import stat
 import sys
 import threading
 import time
@@ -58,7 +60,12 @@ def fetch(cache: Path, mirrors: Sequence[str], checksums: Mapping[str, str]) -> 
 
 def read(path: Path, sha256: str) -> NDArray[np.uint8]:
     """Returns the values of a file, plain or `.gz`: what follows its header of 4 bytes, and 4 for each dimension."""
-    content = path.read_bytes()
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would wait for ever
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise DataError(f"{path} is no MNIST file: it is not a regular file")
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise DataError(f"{path} is no MNIST file: it holds more than {_MAX_BYTES >> 20} MiB")
     if path.suffix == ".gz":
         content = _Unzipped(str(path), content).getvalue()
     if (found := hashlib.sha256(content).hexdigest()) != sha256:

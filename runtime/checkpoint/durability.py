@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import zlib
+from collections.abc import Callable
 from typing import BinaryIO
 
 from runtime.errors import OpError, PermissionDeniedError, UnavailableError
@@ -21,6 +22,9 @@ _NOT_NOW = frozenset(
     if (number := getattr(errno, name, None)) is not None
 )
 """These say nothing of the file, but of the way to it: a file server that is away, a process without resources."""
+TEXT_BYTES = 256 << 20
+TEXT_ITEMS = 8 << 20
+"""How much a file of JSON may hold: as objects, its items take up to a hundred times as much memory as on disk."""
 READ_BLOCK = 256 << 10
 """Bytes read at once for a checksum: they are still in the processor's cache when they are summed."""
 
@@ -58,21 +62,48 @@ def checksum(path: str) -> tuple[int, int]:
         return _summed(file)
 
 
-def is_as_saved(path: str, size: int, crc: int) -> bool:
+def is_as_saved(path: str, size: int, crc: int, root_check: Callable[[str], None] | None = None) -> bool:
     """Whether a file has the size and the CRC-32 that it had; no more than ``size`` bytes are read.
+
+    Args:
+        path: of the file.
+        size: in bytes.
+        crc: its CRC-32.
+        root_check: given the path that the file has without links once it is open; raises if it must not be read.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
-    with _opened(path) as file:
+    with _opened(path, root_check) as file:
         return os.fstat(file.fileno()).st_size == size and _summed(file, size) == (size, crc)
 
 
-def _opened(path: str) -> BinaryIO:
+def small_text(path: str) -> str:
+    """The text of a small local file; whoever can write it may have made it something else, or large.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file, or is larger than such files are.
+        UnicodeDecodeError: it is no text.
+    """
+    with _opened(path) as file:
+        data = file.read(TEXT_BYTES + 1)
+    if not is_small(data):
+        raise OSError(errno.EFBIG, "is larger than a file of this kind is", path)
+    return data.decode()
+
+
+def is_small(text: bytes) -> bool:
+    """Whether JSON text can be read without more memory than such a file is worth."""
+    return len(text) <= TEXT_BYTES and sum(map(text.count, (b"[", b"{", b","))) <= TEXT_ITEMS
+
+
+def _opened(path: str, root_check: Callable[[str], None] | None = None) -> BinaryIO:
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # to open a pipe may wait for ever
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "is not a regular file", path)
+        if root_check is not None:
+            root_check(os.path.realpath(f"/proc/self/fd/{handle}"))  # of what was opened, wherever a link leads now
         return open(handle, "rb", buffering=0)
     except BaseException:
         os.close(handle)

@@ -319,9 +319,9 @@ class CheckpointParticipant:
         with job.lock:
             if job.written is not None:
                 return job.written
-            directory = self._to_write(order)
             for s in job.slices:
                 _check_chunks(s)
+            directory = self._to_write(order)
             arrays = [(s.stored, a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
             pace = Pace(lambda: self._gate.entered, job.cancelled.wait, self.cores)
@@ -345,12 +345,20 @@ class CheckpointParticipant:
         self.roots.check(order.directory)
         self._check_there(order.directory)
         directory = f"{order.directory}/ocdbt.process_{order.process_id}"
-        begun = storage.is_local(directory) and os.path.lexists(directory)
-        if begun or storage.is_store(directory) or storage.is_store(order.directory):
+        free = not storage.is_store(directory) and not storage.is_store(order.directory)
+        if free and storage.is_local(directory):
+            try:
+                os.mkdir(directory)  # of two orders one makes it, and no link is followed
+            except FileExistsError:
+                free = False
+            except OSError as error:
+                raise storage.barred(error, directory) or storage.write_error(directory, error) from None
+        if not free:
             raise AlreadyExistsError(
                 f"{directory} is not written: there is a checkpoint already, finished or begun by somebody else",
                 task=self._task,
             )
+        self.roots.check_inside(directory)  # as it is now, wherever links on the way led before
         return directory
 
     def _progress(self, leadership: Leadership, order: Order.Progress) -> int:
@@ -385,7 +393,7 @@ class CheckpointParticipant:
             self.roots.check_inside(path)
             self._check(leadership)
             try:
-                same = storage.is_as_saved(path, file.size, file.crc32)
+                same = storage.is_as_saved(path, file.size, file.crc32, self.roots.check_inside)
             except OSError as error:
                 if error.errno in storage.NOTHING_THERE:
                     self._check_there(order.directory, file.path)

@@ -5,6 +5,7 @@ Orders about checkpoints come from whoever can connect. The root is what its own
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
@@ -18,6 +19,8 @@ ROOT_VARIABLE = "BELLWETHER_CHECKPOINT_ROOT"
 """Environment variable: the roots of servers that are given none, with commas between them."""
 SCHEMES = ("gs", "s3")
 """Object stores that hold checkpoints. Tensorstore knows others, and would fetch what any http address gives."""
+MOST_ENTRIES = 1 << 20
+MOST_LEVELS = 64
 _PROCESS_ID = re.compile("[A-Za-z0-9]{1,128}")
 _NOT_IN_URLS = re.compile(r"[|?#%\\]")
 """What tensorstore takes for more than a name: another driver, a query, a character in disguise."""
@@ -65,17 +68,22 @@ class Roots:
         What cannot be looked at is passed over: whoever reads it tells.
 
         Raises:
-            DataLossError: something is a device, a pipe or a socket; names it.
+            DataLossError: something is a device, a pipe or a socket, or there is more than in a checkpoint; names it.
             PermissionDeniedError: a link leads out of the roots; names it.
         """
         seen = {os.path.realpath(directory)}
         self.check_inside(directory)
-        left = [directory]
+        left = [(directory, 0)]
+        count = 0
         while left:
+            where, depth = left.pop()
             try:
-                entries = list(os.scandir(left.pop()))
+                entries = list(itertools.islice(os.scandir(where), MOST_ENTRIES + 1))
             except OSError:
                 continue
+            count += len(entries)
+            if count > MOST_ENTRIES or depth > MOST_LEVELS:
+                raise DataLossError(f"{directory} holds more files, or deeper directories, than a checkpoint does")
             for entry in entries:
                 if entry.is_symlink():
                     self.check_inside(entry.path)
@@ -87,7 +95,7 @@ class Roots:
                     real = os.path.realpath(entry.path)
                     if real not in seen:
                         seen.add(real)
-                        left.append(entry.path)
+                        left.append((entry.path, depth + 1))
                 elif not stat.S_ISREG(mode):
                     raise DataLossError(f"{entry.path} is not a regular file")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import stat
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -26,6 +27,8 @@ from runtime.checkpoint.durability import (
     files_below,
     is_as_saved,
     is_inside,
+    is_small,
+    small_text,
     sync,
     sync_tree,
 )
@@ -46,6 +49,8 @@ READS_IN_FLIGHT = 4
 CHUNK_TIMES = 4
 CHUNK_BYTES = 64 << 20
 """A chunk may be so many times as large as its array, or so many bytes: others write arrays in chunks of one size."""
+METADATA_BYTES = 16 << 20
+"""The most that a file may have that says what an array is, or where a store's values lie."""
 ALIGNMENT = 64
 """XLA takes an array of host memory that begins at a multiple of so many bytes as it is, without a copy."""
 _STORE_FILE = "manifest.ocdbt"
@@ -185,7 +190,7 @@ def write_arrays(
     except OpError:
         raise  # of who gives the arrays, which may come from another task
     except (ValueError, OSError) as error:
-        raise _write_error(directory, error) from error
+        raise write_error(directory, error) from error
     finally:
         for commit, _ in under_way:  # whoever cleans up after an error must meet no writer any more
             commit.exception()
@@ -271,7 +276,7 @@ def merge(directory: str, parts: Iterable[str]) -> None:
             store.result().experimental_copy_range_to(target).result()
         transaction.commit_async().result()
     except (ValueError, OSError) as error:
-        raise _write_error(directory, error) from error
+        raise write_error(directory, error) from error
 
 
 def has_arrays(path: str, *, ocdbt: bool) -> bool:
@@ -365,7 +370,8 @@ def _blocks(placed: ArraySlice, array: Array, limit: int) -> Iterator[tuple[Arra
         yield block, array[block.region(placed.offset)]
 
 
-def _write_error(directory: str, error: Exception) -> Exception:
+def write_error(directory: str, error: Exception) -> OpError:
+    """What an error of the system, or of tensorstore, says of a write: the disk is full, or something else."""
     text = " ".join(str(error).split())
     for reason in ("No space left on device", "Disk quota exceeded", "File too large", "RESOURCE_EXHAUSTED"):
         if reason in text:
@@ -383,7 +389,27 @@ def _read_spec(directory: str, key: str, ocdbt: bool, zarr3: bool) -> dict[str, 
     }
 
 
+def _check_metadata(directory: str, key: str, *, ocdbt: bool) -> None:
+    """Raises DataLossError where the files that say what an array is are none: tensorstore reads them whole.
+
+    It ends the process where there is no memory for that.
+    """
+    if not is_local(directory):
+        return
+    names = [os.path.join(directory, _STORE_FILE)] if ocdbt else [os.path.join(directory, key, n) for n in _ARRAY_FILES]
+    for name in names:
+        try:
+            about = os.stat(name)
+        except OSError:  # who reads it tells
+            continue
+        if not stat.S_ISREG(about.st_mode) or about.st_size > METADATA_BYTES:
+            raise DataLossError(
+                f"{name} is damaged: it is not a regular file, or larger than the metadata of arrays is"
+            )
+
+
 def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bool, zarr3: bool) -> Any:
+    _check_metadata(directory, key, ocdbt=ocdbt)
     try:
         store = ts.open(_read_spec(directory, key, ocdbt, zarr3), open=True, read=True, context=context).result()
     except ValueError as error:
@@ -471,7 +497,12 @@ def read_each(
             raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
         if store.dtype.name != placed.dtype.name:
             raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
-        array = aligned(placed.shape, placed.dtype)
+        try:
+            array = aligned(placed.shape, placed.dtype)
+        except MemoryError:
+            raise ResourceExhaustedError(
+                f"there is no memory for the {placed.nbytes} bytes of {placed.key!r}"
+            ) from None
         target = ts.array(array, context=context, copy=False, write=True)
         reads.append((placed, array, target.write(store[placed.region()] if placed.shape else store)))
         if len(reads) >= at_once:
@@ -499,13 +530,16 @@ __all__ = [
     "is_as_saved",
     "is_inside",
     "is_local",
+    "is_small",
     "is_store",
     "lacking",
     "merge",
     "read_arrays",
     "read_each",
+    "small_text",
     "sync",
     "sync_tree",
     "write_arrays",
+    "write_error",
     "write_store",
 ]
