@@ -22,6 +22,7 @@ from harness.checkpoints.states import forget_checkpointable as forget_checkpoin
 from harness.checkpoints.states import restore_states as restore_states
 from harness.coordinator import Coordinator as Coordinator
 from harness.coordinator import LooperThread as LooperThread
+from harness.data.data_shards import DataShards as DataShards
 from harness.monitoring import timeline as timeline
 from harness.monitoring.cluster_scalars import StandardSeries as StandardSeries
 from harness.monitoring.progress import Progress as Progress

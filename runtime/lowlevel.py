@@ -21,7 +21,7 @@ from runtime.errors import (
     printable,
 )
 from runtime.graph.collectives import group_broadcast, group_mean
-from runtime.graph.deferred_update import Quorum, bounded_update
+from runtime.graph.deferred_update import ALL_WORKERS, Quorum, bounded_update
 from runtime.graph.gradients import without_derivative
 from runtime.graph.host_ops import host_call
 from runtime.graph.python_calls import python_call
@@ -47,6 +47,7 @@ def version() -> str:
 
 
 __all__ = [
+    "ALL_WORKERS",
     "ClusterDef",
     "JobDef",
     "ServerDef",

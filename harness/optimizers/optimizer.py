@@ -348,7 +348,7 @@ class WrappedOptimizer:
         name: first part of the names of operations.
     """
 
-    def __init__(self, optimizer: Optimizer, name: str) -> None:
+    def __init__(self, optimizer: AnyOptimizer, name: str) -> None:
         self.name = name
         self.optimizer = optimizer
 
@@ -388,3 +388,7 @@ class WrappedOptimizer:
     def variables(self) -> list[rt.Variable]:
         """The wrapped optimizer's variables."""
         return self.optimizer.variables()
+
+
+AnyOptimizer = Optimizer | WrappedOptimizer
+"""What applies gradients to variables; something may be wrapped around it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import runtime as rt
-from harness.optimizers.optimizer import GradientAndVariable, Optimizer, WrappedOptimizer, updates_of
+from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
 from harness.optimizers.sync_replicas import worker_of
 
 
@@ -23,7 +23,7 @@ class StaleSynchronous(WrappedOptimizer):
     """
 
     def __init__(
-        self, optimizer: Optimizer, max_staleness: int, *, worker: int | None = None, name: str = "stale_synchronous"
+        self, optimizer: AnyOptimizer, max_staleness: int, *, worker: int | None = None, name: str = "stale_synchronous"
     ) -> None:
         if max_staleness < 0:
             raise rt.InvalidArgumentError(f"{name}: max_staleness={max_staleness} is below 0")

@@ -53,7 +53,7 @@ def orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
     with rt.device(None):
         for quorum in reversed(quorums):
             takeover = rt.placeholder(np.int64, [4], name=f"{quorum.name}/takeover")
-            request = rt.placeholder(np.int64, [6], name=f"{quorum.name}/request")
+            request = rt.placeholder(np.int64, [7], name=f"{quorum.name}/request")
             order = rt.placeholder(np.int64, [None], name=f"{quorum.name}/order")
             claim, gather = quorum.claim(takeover), quorum.gather(request)
             follow = commit = quorum.commit(order)
@@ -77,16 +77,26 @@ class SyncRunner:
         total: workers.
         timeout_secs: see ``SyncReplicas``.
         name: for messages.
+        elastic: workers come and go; who is there the ps with the global step tells.
     """
 
     def __init__(
-        self, tasks: Sequence[Orders], *, needed: int, total: int, timeout_secs: float | None, name: str
+        self,
+        tasks: Sequence[Orders],
+        *,
+        needed: int,
+        total: int,
+        timeout_secs: float | None,
+        name: str,
+        elastic: bool = False,
     ) -> None:
         self.name = name
         self._tasks = list(tasks)
         self._needed = needed
         self._total = total
-        self._each = -(-needed // total)
+        self._elastic = elastic
+        self._each = 1 if elastic else -(-needed // total)
+        self._changes = [0 for _ in tasks]  # of who is there, by task
         self._timeout_secs = timeout_secs
         self._deciding = threading.Lock()  # held during a commit; what follows is guarded by the condition
         self._changed = threading.Condition()
@@ -194,6 +204,12 @@ class SyncRunner:
         }
 
     def _wanted(self) -> int:
+        """How many gradients to ask for; where workers come and go the ps knows who is there."""
+        whole = self._elastic or self._members is None
+        return self._needed if whole else self._aggregated()
+
+    def _aggregated(self) -> int:
+        """How many gradients an aggregate has now."""
         return self._needed if self._members is None else min(self._needed, len(self._members) * self._each)
 
     def _watch(self, sess: rt.Session, coord: Coordinator) -> None:
@@ -253,14 +269,19 @@ class SyncRunner:
     def _gather(self, index: int, sess: rt.Session, claim: int, step: int, count: int, limit_millis: int) -> float:
         """Takes a report of one ps; gives for how many seconds its present step has waited."""
         task = self._tasks[index]
-        request = np.array([*self._leaderships[index], self._sessions[index], step, count, limit_millis], np.int64)
-        (found, millis), workers, seen = sess.run(task.gather, {task.request: request})
+        known = self._sessions[index], step, count, self._changes[index]
+        request = np.array([*self._leaderships[index], *known, limit_millis], np.int64)
+        (found, millis, changes), workers, seen = sess.run(task.gather, {task.request: request})
         with self._changed:
             if self._claim_count == claim:
+                self._changes[index] = int(changes)
                 # Lower than what was asked for: initialised anew; than what is known by now: overtaken by a commit.
                 if int(found) < step or int(found) >= self._reports[index].step:
                     self._reports[index] = TaskProgress(int(found), tuple(int(w) for w in workers))
-                self._members = rejoined(self._members, [int(w) for w in seen], self._total)
+                if not self._elastic:
+                    self._members = rejoined(self._members, [int(w) for w in seen], self._total)
+                elif index == 0:
+                    self._members = frozenset(int(w) for w in seen)
         return float(millis) / 1000
 
     def _decide(self, sess: rt.Session, claim: int, time_is_up: bool = False) -> None:
@@ -275,20 +296,26 @@ class SyncRunner:
                 choice = choose(leader, others, self._needed, self._members, self._each, time_is_up)
                 if not choice.workers:
                     return
-                if time_is_up and len(choice.workers) < self._wanted():
+                wanted = self._wanted()
+                if time_is_up and len(choice.workers) < self._aggregated():
+                    wanted = 0 if self._elastic else len(choice.workers)
                     self._members = frozenset(choice.workers)
                     logging.warning(
                         "%s: step %d goes on without all workers: %s", self.name, leader.step, choice.reason
                     )
-                feeds = {task.order: self._order(i, leader.step, choice.workers) for i, task in enumerate(self._tasks)}
+                feeds = {
+                    task.order: self._order(i, leader.step, choice.workers, wanted)
+                    for i, task in enumerate(self._tasks)
+                }
             sess.run([task.commit for task in self._tasks], feeds)
             with self._changed:
                 if self._claim_count == claim:
                     after = TaskProgress(leader.step + 1)  # some may have told of the next step already
                     self._reports = [r if r.step > leader.step else after for r in self._reports]
 
-    def _order(self, index: int, step: int, workers: Sequence[int]) -> np.ndarray:
-        return np.array([*self._leaderships[index], self._sessions[index], self._wanted(), step, *workers], np.int64)
+    def _order(self, index: int, step: int, workers: Sequence[int], wanted: int | None = None) -> np.ndarray:
+        wanted = self._wanted() if wanted is None else wanted
+        return np.array([*self._leaderships[index], self._sessions[index], wanted, step, *workers], np.int64)
 
     def _lose(self, error: BaseException, claim: int) -> None:
         with self._changed:

@@ -8,13 +8,14 @@ from typing import TypeVar
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.optimizers.optimizer import GradientAndVariable, Optimizer, WrappedOptimizer, updates_of
+from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
 from harness.optimizers.sync_chief import SyncRunner, orders
 from harness.tensorboard import summary
 from harness.training.hooks.base import SessionRunHook
 
 _T = TypeVar("_T")
 _TASK = re.compile(r"/task:(\d+)")
+_ALL = rt.lowlevel.ALL_WORKERS
 
 
 class SyncReplicas(WrappedOptimizer):
@@ -33,7 +34,8 @@ class SyncReplicas(WrappedOptimizer):
     Args:
         optimizer: what applies the mean.
         replicas_to_aggregate: gradients in one aggregate. Below ``total_num_replicas`` the others are backups: the step
-            does not wait for the slowest. Above it, each worker gives several gradients to one aggregate.
+            does not wait for the slowest. Above it, each worker gives several gradients to one aggregate. None, with
+            ``elastic``: one of each worker that is there.
         total_num_replicas: workers; ``replicas_to_aggregate`` by default.
         worker: this worker's number, below ``total_num_replicas``. By default the task number of the device on which
             the gradients are computed; without one, workers are told apart by their sessions. A chief in a job of that
@@ -42,23 +44,35 @@ class SyncReplicas(WrappedOptimizer):
             task of a job that is called chief: where there is one, tell worker 0 that it is not.
         sync_timeout_secs: when a worker is missing, how long a step waits for it before it goes on with the mean of the
             gradients that are there. Later steps do not wait for that worker until it is back. None waits for ever.
+        elastic: workers come and go while training runs; ``total_num_replicas`` has no meaning. One that has given
+            gradients is waited for until it is through, or gives no sign of life. An aggregate of
+            ``replicas_to_aggregate`` gradients has fewer while there are fewer workers.
         name: the same in all workers.
 
     Raises:
-        InvalidArgumentError: a number is below 1, or ``worker`` is not below ``total_num_replicas``.
+        InvalidArgumentError: a number is below 1, or ``worker`` is not below ``total_num_replicas``, or
+            ``replicas_to_aggregate`` is None without ``elastic``.
     """
 
     def __init__(
         self,
-        optimizer: Optimizer,
-        replicas_to_aggregate: int,
+        optimizer: AnyOptimizer,
+        replicas_to_aggregate: int | None = None,
         total_num_replicas: int | None = None,
         *,
         worker: int | None = None,
         is_chief: bool | None = None,
         sync_timeout_secs: float | None = None,
+        elastic: bool = False,
         name: str = "sync_replicas",
     ) -> None:
+        if elastic:
+            if total_num_replicas is not None:
+                raise rt.InvalidArgumentError(f"{name}: with elastic nobody knows total_num_replicas: leave it out")
+            total_num_replicas = _ALL
+            replicas_to_aggregate = _ALL if replicas_to_aggregate is None else replicas_to_aggregate
+        elif replicas_to_aggregate is None:
+            raise rt.InvalidArgumentError(f"{name}: give replicas_to_aggregate, or elastic=True for all who are there")
         total = replicas_to_aggregate if total_num_replicas is None else total_num_replicas
         if replicas_to_aggregate < 1 or total < 1:
             raise rt.InvalidArgumentError(
@@ -71,6 +85,7 @@ class SyncReplicas(WrappedOptimizer):
         self._total = total
         self._worker = worker
         self._is_chief = is_chief
+        self._elastic = elastic
         self._timeout_secs = sync_timeout_secs
         self._runner: SyncRunner | None = None
         self._nothing: rt.Operation | None = None
@@ -147,6 +162,7 @@ class SyncReplicas(WrappedOptimizer):
                 leads=device == global_step.device,
                 timeout_secs=self._timeout_secs,
                 tasks=[d.split("/device:")[0] for d in groups],
+                elastic=self._elastic,
                 name=self.name,
             )
             quorums.append(quorum)
@@ -156,7 +172,12 @@ class SyncReplicas(WrappedOptimizer):
         self._status = quorums[0].status()
         commands = [] if alone else orders(quorums)
         self._runner = SyncRunner(
-            commands, needed=self._needed, total=self._total, timeout_secs=self._timeout_secs, name=self.name
+            commands,
+            needed=self._needed,
+            total=self._total,
+            timeout_secs=self._timeout_secs,
+            name=self.name,
+            elastic=self._elastic,
         )
         leads = worker == 0 or on_chief(grads_and_vars)
         if self._is_chief if self._is_chief is not None else leads:

@@ -13,7 +13,7 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import GracePeriod
+from harness.coordinator import Coordinator, GracePeriod
 from harness.training.session_manager import LOST_CONTACT
 
 _MEMORY_TRIES = 3
@@ -258,6 +258,11 @@ class ManagedSession(rt.Session):
             if op is not None and np.ndim(value) == 0 and value is not None and _is_value_of(op, wanted.name):
                 return int(value)
         return None
+
+    @property
+    def coord(self) -> Coordinator:
+        """What stops training in this task."""
+        return self._coord
 
     # -- what the present session answers ----------------------------------------------------------------------
 

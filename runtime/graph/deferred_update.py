@@ -16,6 +16,8 @@ from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.graph.variable import Variable
 from runtime.tensor_spec import AnyArray, DType
 
+ALL_WORKERS = 2**31 - 1
+"""How many gradients an aggregate needs in which all workers take part that are there."""
 _INT64 = np.dtype(np.int64)
 _VECTOR: tuple[Shape, DType] = ((None,), _INT64)
 
@@ -35,6 +37,8 @@ class Quorum:
         leads: this task holds the step.
         timeout_secs: how long the first gradient of a step waits until the step goes on without those that are missing.
         tasks: names of all tasks that hold a part of the step ("/job:ps/task:0").
+        elastic: workers come and go: ``needed`` is ``ALL_WORKERS``, or the most that an aggregate has, and
+            ``total`` means nothing.
         name: the same on all these tasks, for all sessions.
     """
 
@@ -48,6 +52,7 @@ class Quorum:
         leads: bool = True,
         timeout_secs: float | None = None,
         tasks: Sequence[str] = (),
+        elastic: bool = False,
         name: str = "quorum",
     ) -> None:
         if needed < 1 or total < 1:
@@ -69,6 +74,7 @@ class Quorum:
             "leads": bool(leads),
             "timeout_secs": None if timeout_secs is None else float(timeout_secs),
             "tasks": list(tasks),
+            "elastic": bool(elastic),
         }
 
     @property
@@ -86,8 +92,8 @@ class Quorum:
 
         Args:
             updates: operations made by ``rt.update`` or ``Variable.assign_add`` on the quorum's device, one of which
-                adds 1 to the step. They run once per aggregate, with the mean of their inputs; integer inputs must be
-                the same for all workers.
+                adds 1 to the step. They run once per aggregate, with the mean of their inputs. Integer inputs are
+                joined bit by bit (or): what is the same for all workers stays so, and marks come together.
             stamp: the step at which the variables were read.
             worker: this worker's number, below ``total``; None tells workers apart by their sessions.
 
@@ -128,14 +134,15 @@ class Quorum:
         """Waits until there is something to decide on.
 
         Args:
-            request: int64[6]: epoch, owner, the session, the step that the chief knows, how many gradients of it, and
-                after how many milliseconds to tell what there is.
+            request: int64[7]: epoch, owner, the session, the step that the chief knows, how many gradients of it, how
+                many changes of who is there, and after how many milliseconds to tell what there is.
 
         Returns:
-            int64[2], the step and for how many milliseconds its first gradient has waited; the workers whose gradients
-            are there, in the order in which they came; the workers that have been heard of since.
+            int64[3], the step, for how many milliseconds its first gradient has waited, and how many changes of who is
+            there there were; the workers whose gradients are there, in the order in which they came; the workers that
+            have been heard of since, or with ``elastic`` those who are there.
         """
-        op = self._host("gather", [request], [((2,), _INT64), _VECTOR, _VECTOR])
+        op = self._host("gather", [request], [((3,), _INT64), _VECTOR, _VECTOR])
         return op.outputs[0], op.outputs[1], op.outputs[2]
 
     def commit(self, order: Tensor) -> Tensor:

@@ -57,6 +57,9 @@ class Rules:
             missing; None for ever.
         tasks: all tasks that hold a part of the step.
         group: what the quorums of these tasks have in common.
+        elastic: workers come and go, and ``total`` means nothing. Who gives a gradient is waited for from then on,
+            until it stops training or gives no sign of life; ``needed`` is ``ALL_WORKERS``, or the most that an
+            aggregate has.
     """
 
     needed: int
@@ -66,11 +69,16 @@ class Rules:
     timeout_secs: float | None = None
     tasks: tuple[str, ...] = ()
     group: str = ""
+    elastic: bool = False
 
     @property
     def each(self) -> int:
         """Most gradients of one worker in an aggregate."""
-        return -(-self.needed // self.total)
+        return 1 if self.elastic else -(-self.needed // self.total)
+
+
+_LOOK_SECS = 0.2
+"""How often a step that waits looks whether those who are missing still live, where workers come and go."""
 
 
 class Target(Protocol):
@@ -125,14 +133,16 @@ class Gathered:
     Attributes:
         step: the step that the task is at.
         workers: whose gradients of it are here, one entry for each, in the order in which they came.
-        seen: the workers that were heard of since it was told last.
+        seen: the workers that were heard of since it was told last; where they come and go, those who are there.
         waited_secs: how long the first of these gradients has waited.
+        changes: how often it has changed who is there.
     """
 
     step: int
     workers: tuple[int, ...]
     seen: tuple[int, ...]
     waited_secs: float
+    changes: int = 0
 
 
 @dataclass(eq=False)
@@ -168,11 +178,13 @@ class QuorumResource(Resource):
     Args:
         name: for messages.
         rules: how many it needs.
+        lives: tells whether a session gives signs of life; asked where workers come and go.
     """
 
-    def __init__(self, name: str, rules: Rules) -> None:
+    def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
         self._name = name
         self._rules = rules
+        self._lives = lives
         # Pushes wait until their fate is known, a chief until there is enough: nobody is woken for nothing.
         lock = threading.RLock()
         self._changed, self._gathered = threading.Condition(lock), threading.Condition(lock)
@@ -188,7 +200,9 @@ class QuorumResource(Resource):
         self._buffers: list[Array] = []
         self._session = 0
         self._wanted = rules.needed
-        self._members: set[int] | None = None
+        self._members: set[int] | None = set() if rules.elastic else None
+        self._changes = 0
+        self._look_at = 0.0
         self._seen: set[int] = set()
         self._clients: dict[int, int] = {}  # by worker: the session of its last gradients
         self._retired: set[int] = set()
@@ -252,10 +266,10 @@ class QuorumResource(Resource):
             if not self._contributions:
                 self._log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
             contribution = self._add(worker, arrays)
-            if len(self._contributions) >= self._wanted:
+            if self._enough():
                 self._gathered.notify_all()
             try:
-                if self._rules.alone and self._enough():
+                if self._can_decide():
                     self._decide(self._contributions[: self._needed()])
                 if (
                     contribution.counted is None
@@ -263,7 +277,10 @@ class QuorumResource(Resource):
                 ):
                     contribution.keep()  # its worker owes this step more, and computes on
                     return step, True
-                self._wait(lambda: contribution.counted is not None, cancelled)
+                while contribution.counted is None:
+                    self._wait(lambda: contribution.counted is not None or self._can_decide(), cancelled)
+                    if contribution.counted is None:  # somebody has left who was waited for
+                        self._decide(self._contributions[: self._needed()])
             except BaseException:
                 self._withdraw(contribution)
                 raise
@@ -275,8 +292,9 @@ class QuorumResource(Resource):
         self._seen.add(worker)
         if self._members is not None and worker not in self._members:
             self._members.add(worker)
-            logging.info("%s: worker %d is back", self._name, worker)
-            if len(self._members) >= self._rules.total:
+            self._changes += 1
+            logging.info("%s: worker %d is %s", self._name, worker, "there" if self._rules.elastic else "back")
+            if not self._rules.elastic and len(self._members) >= self._rules.total:
                 self._members = None
 
     def _wait(self, ready: Callable[[], bool], cancelled: Cancellation) -> None:
@@ -289,13 +307,38 @@ class QuorumResource(Resource):
             if now >= self._log_at:
                 self._log_at = now + timeouts.LOG_EVERY_SECS
                 logging.warning("%s", self._waiting_for(now))
+            if self._rules.elastic and now >= self._look_at:
+                self._look_at = now + _LOOK_SECS
+                self._look()
             if self._rules.alone and self._contributions and now >= self._time_up():
                 self._go_on_without()
         if not ready():
             self._check_open()
 
     def _next_look(self) -> float:
-        return min(self._log_at, self._time_up()) if self._rules.alone else self._log_at
+        next_look = min(self._log_at, max(self._look_at, time.monotonic())) if self._rules.elastic else self._log_at
+        return min(next_look, self._time_up()) if self._rules.alone else next_look
+
+    def _look(self) -> None:
+        """Looks whether those who are missing still live."""
+        here = {p.worker for p in self._contributions}
+        missing = [w for w in self._members or () if w not in here]
+        self._miss({w for w in missing if not self._lives(self._clients.get(w, 0))})
+
+    def _miss(self, workers: set[int]) -> None:
+        """These are gone: where workers come and go, nobody waits for them, unless they give gradients again.
+
+        Who has given some to this step stays: ``_withdraw`` takes them out when the call ends.
+        """
+        if not self._rules.elastic or self._members is None:
+            return
+        gone = self._members & workers - {p.worker for p in self._contributions}
+        if gone:
+            logging.info("%s: workers %s have gone", self._name, sorted(gone))
+            self._members -= gone
+            self._changes += 1
+            self._changed.notify_all()
+            self._gathered.notify_all()
 
     def _time_up(self) -> float:
         limit = self._rules.timeout_secs
@@ -305,7 +348,8 @@ class QuorumResource(Resource):
         here = sorted({p.worker for p in self._contributions})
         waited = f"{self._name}: step {self._step} waits for {now - self._since:.0f} s now"
         text = f"{waited}, gradients of workers {here} are in"
-        missing = [w for w in range(self._rules.total) if w not in here]
+        there = self._members or () if self._rules.elastic else range(self._rules.total)
+        missing = sorted(w for w in there if w not in here)
         if not self._rules.alone and self._enough():
             return f"{text}; waiting for the chief to apply them"
         return f"{text}, {self._needed()} gradients are needed; missing: {missing}"
@@ -318,10 +362,11 @@ class QuorumResource(Resource):
             self._step,
             self._rules.timeout_secs,
             len(self._contributions),
-            self._rules.needed,
+            self._needed(),
             sorted(here),
         )
         self._members = here
+        self._changes += 1
         self._decide(list(self._contributions))
 
     # -- coming and going --------------------------------------------------------------------------------------
@@ -390,7 +435,11 @@ class QuorumResource(Resource):
         return needed if self._members is None else min(needed, len(self._members) * self._rules.each)
 
     def _enough(self) -> bool:
-        return len(self._contributions) >= self._needed()
+        return len(self._contributions) >= max(1, self._needed())
+
+    def _can_decide(self) -> bool:
+        """Whether this task decides by itself, and has what it needs."""
+        return self._rules.alone and self._enough()
 
     def _chosen(self, decision: Selection) -> list[Contribution]:
         """The contributions that a decision names.
@@ -436,7 +485,7 @@ class QuorumResource(Resource):
         for i, column in enumerate(columns):
             if self._buffers[i].shape != column[0].shape or self._buffers[i].dtype != column[0].dtype:
                 self._buffers[i] = aligned(column[0].shape, column[0].dtype)
-        return [reduce_in_order(list(c), MEAN, out=b) for c, b in zip(columns, self._buffers, strict=True)]
+        return [_joined(c, b) for c, b in zip(columns, self._buffers, strict=True)]
 
     # -- the chief of several tasks ----------------------------------------------------------------------------
 
@@ -484,6 +533,7 @@ class QuorumResource(Resource):
         known: tuple[int, int],
         cancelled: Cancellation,
         limit_secs: float = timeouts.LOG_EVERY_SECS,
+        changes: int = 0,
     ) -> Gathered:
         """Waits until there is something to decide, tells whose gradients are here, and promises to keep these.
 
@@ -496,6 +546,7 @@ class QuorumResource(Resource):
             known: the step, and how many gradients of it, that the caller knows of.
             cancelled: ends the wait.
             limit_secs: after so long, tells what there is.
+            changes: how many changes of who is there the caller knows of.
 
         Raises:
             PermissionDeniedError: another chief leads.
@@ -509,8 +560,8 @@ class QuorumResource(Resource):
                 self._ended is CancelledError
                 or session != self._session
                 or step < known[0]
-                or count >= self._wanted
-                and (step > known[0] or count > known[1])
+                or self._enough()
+                and (step > known[0] or count > known[1] or self._changes != changes)
             )
 
         with self._changed:
@@ -521,9 +572,9 @@ class QuorumResource(Resource):
             self._check_chief(session, check, generation)
             for contribution in self._contributions:
                 contribution.promised = True
-            seen, self._seen = tuple(sorted(self._seen)), set()
+            seen, self._seen = tuple(sorted(self._members or self._seen)), set()
             waited = time.monotonic() - self._since if self._contributions else 0.0
-            return Gathered(self._now, tuple(p.worker for p in self._contributions), seen, waited)
+            return Gathered(self._now, tuple(p.worker for p in self._contributions), seen, waited, self._changes)
 
     def commit(self, session: int, check: Callable[[], None], generation: int, decision: Selection, wanted: int) -> int:
         """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
@@ -533,7 +584,8 @@ class QuorumResource(Resource):
             check: as in ``claim``.
             generation: of the task's variables.
             decision: the step, and whose gradients of it to apply.
-            wanted: how many gradients make the next decision worth while.
+            wanted: how many gradients make the next decision worth while. Where workers come and go, 0 means not to
+                wait any more for those that are not chosen.
 
         Returns:
             The step afterwards.
@@ -545,7 +597,10 @@ class QuorumResource(Resource):
         """
         with self._changed:
             self._check_chief(session, check, generation)
-            self._wanted = wanted
+            self._wanted = wanted or self._wanted
+            if not wanted and self._members is not None:
+                self._members &= set(decision.workers)
+                self._changes += 1
             if self._last == decision and self._step == decision.step + 1:
                 return self._step
             chosen = self._chosen(decision)
@@ -574,6 +629,11 @@ class QuorumResource(Resource):
             self._changed.notify_all()
             self._gathered.notify_all()
 
+    def end_client(self, client: int) -> None:
+        """A session has ended: where workers come and go, its worker has."""
+        with self._changed:
+            self._miss({worker for worker, of in self._clients.items() if of == client})
+
     def retire(self, client: int, index: int) -> None:
         """A session has stopped training: its worker is not waited for, unless it gives gradients again.
 
@@ -583,6 +643,9 @@ class QuorumResource(Resource):
         """
         with self._changed:
             known = {worker for worker, of in self._clients.items() if client and of == client}
+            if self._rules.elastic:
+                self._miss(known)
+                return
             if not known and index not in self._clients and 0 <= index < self._rules.total:
                 known = {index}
             self._retired |= known
@@ -612,3 +675,13 @@ class QuorumResource(Resource):
                 f"{self._name} waits no more: {self._rules.needed} gradients are needed, and of {self._rules.total} "
                 f"workers {through} are through with training"
             )
+
+
+def _joined(arrays: Sequence[Array], out: Array) -> Array:
+    """The mean of several workers' gradients; of integers, which are no gradients, all bits that any of them has."""
+    if out.dtype.kind not in "iub":
+        return reduce_in_order(list(arrays), MEAN, out=out)
+    np.copyto(out, arrays[0])
+    for array in arrays[1:]:
+        np.bitwise_or(out, array, out=out)
+    return out

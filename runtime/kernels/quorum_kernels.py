@@ -21,8 +21,17 @@ def _quorum(context: Context, attrs: Attrs) -> QuorumResource:
     d = attrs["resource"]
 
     def make() -> QuorumResource:
-        rules = Rules(d["needed"], d["total"], d["alone"], d["leads"], d["timeout_secs"], tuple(d["tasks"]), d["group"])
-        return QuorumResource(f"{d['group']} on {context.task}", rules)
+        rules = Rules(
+            d["needed"],
+            d["total"],
+            d["alone"],
+            d["leads"],
+            d["timeout_secs"],
+            tuple(d["tasks"]),
+            d["group"],
+            d["elastic"],
+        )
+        return QuorumResource(f"{d['group']} on {context.task}", rules, context.store.run.lives)
 
     return named(context, attrs, QuorumResource, make)
 
@@ -72,11 +81,16 @@ def _claim(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[
 
 @kernel("quorum/gather")
 def _gather(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    epoch, owner, session, step, count, limit_millis = (int(i) for i in inputs[0])
+    epoch, owner, session, step, count, changes, limit_millis = (int(i) for i in inputs[0])
     check = _leads(context, epoch, owner)
     quorum, generation = _quorum(context, attrs), context.store.run.generation
-    found = quorum.gather(session, check, generation, (step, count), context.cancelled, limit_millis / 1000)
-    return [_int64(found.step, int(found.waited_secs * 1000)), _int64(*found.workers), _int64(*found.seen)]
+    known, limit = (step, count), limit_millis / 1000
+    found = quorum.gather(session, check, generation, known, context.cancelled, limit, changes)
+    return [
+        _int64(found.step, int(found.waited_secs * 1000), found.changes),
+        _int64(*found.workers),
+        _int64(*found.seen),
+    ]
 
 
 @kernel("quorum/commit")

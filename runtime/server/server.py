@@ -41,7 +41,7 @@ from runtime.server.threads import CallThreads
 from runtime.task import cpu_share
 from runtime.task.compiler import warm_up
 from runtime.task.worker import Worker
-from runtime.timeouts import LOG_EVERY_SECS
+from runtime.timeouts import HEARTBEAT_TIMEOUT_SECS, LOG_EVERY_SECS
 from runtime.transport import rpc
 from runtime.transport.certificates import Certificates
 from runtime.transport.dial import ChannelOptions
@@ -204,7 +204,7 @@ class Server:
         run.address = self.address
         run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, EVALUATOR))
         run.when_all_done = self._over.set
-        run.silent = self._silent_secs
+        run.silent, run.lives = self._silent_secs, self._lives
         self.worker.registry.connected = self._is_connected
         self._tensors = TensorServer(
             self.worker,
@@ -361,6 +361,12 @@ class Server:
     def _silent_secs(self, session: int) -> float | None:
         """For how long a session has given no sign of life here; None when it was never here, or long ago."""
         return 0.0 if tasks.is_local_session(session) else self._tensors.silent_secs(session)
+
+    def _lives(self, session: int) -> bool:
+        """Whether a session is connected here, and not frozen or cut off as far as that shows."""
+        silent = self._silent_secs(session)
+        connected = tasks.is_local_session(session) or self._tensors.connected(session)
+        return connected and (silent is None or silent < HEARTBEAT_TIMEOUT_SECS)
 
     def stop(self, grace_secs: float = _STOP_SECS, *, leaving: bool = False) -> None:
         """Stops serving, closes sessions and connections, and gives the ports back. Does nothing the second time.

@@ -105,6 +105,7 @@ class RunRecord:
         limits: how long orders wait, and how many tasks may take part; a server sets them.
         silent: tells for how long a session has given no sign of life, seconds; None when this task does not know it.
             A server sets it.
+        lives: tells whether a session gives signs of life; one that is gone may come back. A server sets it.
         leadership: the one that the task obeys; ``NOBODY`` when nobody leads.
         saved: the global step's (container, name), and its value in the last checkpoint, when the chief has told.
     """
@@ -119,6 +120,7 @@ class RunRecord:
         self.origin = ""
         self.finished_at: float | None = None
         self.silent: Callable[[int], float | None] = lambda session: None
+        self.lives: Callable[[int], bool] = lambda session: True
         self.leadership = NOBODY
         self.saved: tuple[tuple[str, str], int] | None = None
         self._silence_secs: float | None = None

@@ -44,6 +44,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("checkpoints",),
         ("training",),
         ("optimizers",),
+        ("data",),
         ("testing", "status", "inspect_checkpoint", "certs", "manifests"),
         ("tf1", "bellwether"),
     ),

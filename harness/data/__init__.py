@@ -1,0 +1,1 @@
+"""Data that workers share while they train."""

@@ -1,0 +1,141 @@
+"""The table of leases of ``DataShards``: one variable beside the global step, and the pure functions that change it.
+
+Batches are numbered from 0 in the order in which they are dealt out, through all epochs. ``BLOCK`` of them, one after
+the other, are a block. The table is int32[4, slots] and holds the blocks from ``first`` on, the lowest one that is not
+done, each in the slot of its number modulo the number of slots:
+
+    row 0   who has leased the block, a number from 0, or FREE
+    row 1   by which lease: leases are counted
+    row 2   which of its batches have been trained, a bit each
+    row 3   the number of the first block, how many leases there were, and what the data set is like
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from runtime.lowlevel import Array
+
+FREE, WAIT, END = -1, -1, -2
+BLOCK = 15
+"""Batches in a block at most: the bits of a slot are marks below 2^16, and the lap of the block above."""
+MOST_BLOCKS = 2**30
+LIKENESS = 5
+"""How many numbers tell what a data set is like."""
+_OWNER, _LEASE, _MARKS, _HEAD = range(4)
+_LAPS = 2**14
+
+
+def new_table(slots: int, likeness: tuple[int, ...]) -> Array:
+    """The table before the first lease.
+
+    Args:
+        slots: how many blocks it holds.
+        likeness: ``LIKENESS`` numbers that tell what the data set is like; of each the 31 lowest bits are kept.
+    """
+    table = np.zeros((4, slots), np.int32)
+    table[_OWNER] = FREE
+    table[_HEAD, 2 : 2 + LIKENESS] = [number & 0x7FFFFFFF for number in likeness]
+    return table
+
+
+def likeness_of(table: Array) -> tuple[int, ...]:
+    """What ``new_table`` was told of the data set."""
+    return tuple(int(number) for number in table[_HEAD, 2 : 2 + LIKENESS])
+
+
+def leases_of(table: Array) -> int:
+    """How many leases there were."""
+    return int(table[_HEAD, 1])
+
+
+def owners_of(table: Array) -> set[int]:
+    """Who has leased a block."""
+    return {int(owner) for owner in np.unique(table[_OWNER])} - {FREE}
+
+
+def mark(slots: int, number: int, block_batches: int) -> Array:
+    """What a training step is given to say that it trains a batch: int32[slots], to be given to ``marked``.
+
+    The marks of several workers may be joined bit by bit (or).
+
+    Args:
+        slots: of the table.
+        number: of the batch.
+        block_batches: batches in a block.
+    """
+    block, bit = divmod(number, block_batches)
+    marks = np.zeros(slots, np.int32)
+    marks[block % slots] = (block // slots % _LAPS) << 16 | 1 << bit
+    return marks
+
+
+def marked(table: jax.Array, marks: jax.Array) -> jax.Array:
+    """The table when batches have been trained; marks of blocks that are done, or not in the table yet, are ignored.
+
+    Args:
+        table: int32[4, slots].
+        marks: int32[slots], of ``mark``.
+    """
+    slots = table.shape[1]
+    laps = jax.lax.rem(jax.lax.div(_blocks(table), slots), _LAPS)
+    added = jnp.where(marks >> 16 == laps, marks & 0xFFFF, 0)
+    return table.at[_MARKS].set(table[_MARKS] | added)
+
+
+def leased(
+    table: jax.Array, owner: jax.Array, blocks: jax.Array, whole: jax.Array, last: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Leases a block: one that the owner has already, else the lowest that nobody has.
+
+    Args:
+        table: int32[4, slots].
+        owner: int32, who asks.
+        blocks: int32, how many there are in all.
+        whole: int32, the marks of a block that is done.
+        last: int32, the same of the last block, which may have fewer batches.
+
+    Returns:
+        The table, and int32[2]: the block, WAIT when others have all that are left, or END when all are done; and the
+        marks of its batches that have been trained.
+    """
+    slots = table.shape[1]
+    numbers = _blocks(table)
+    undone = (numbers >= blocks) | (table[_MARKS] != jnp.where(numbers == blocks - 1, last, whole))
+    first = jnp.min(jnp.where(undone, numbers, table[_HEAD, 0] + slots))
+    over = numbers < first  # these slots are for the next blocks from here on
+    owners = jnp.where(over, FREE, table[_OWNER])
+    marks = jnp.where(over, 0, table[_MARKS])
+    numbers = jnp.where(over, numbers + slots, numbers)
+    to_do = (numbers < blocks) & (marks != jnp.where(numbers == blocks - 1, last, whole))
+    none = jnp.int32(MOST_BLOCKS)
+    own = jnp.min(jnp.where(to_do & (owners == owner), numbers, none))
+    free = jnp.min(jnp.where(to_do & (owners == FREE), numbers, none))
+    block = jnp.where(own < none, own, free)
+    chosen = (numbers == block) & (block < none)
+    count = table[_HEAD, 1] + jnp.where(block < none, 1, 0)
+    head = jnp.where(jnp.arange(slots) == 0, first, jnp.where(jnp.arange(slots) == 1, count, table[_HEAD]))
+    leases = jnp.where(chosen, count, table[_LEASE])
+    after = jnp.stack([jnp.where(chosen, owner, owners), leases, marks, head])
+    told = jnp.where(block < none, block, jnp.where(first >= blocks, END, WAIT))
+    return after, jnp.stack([told, jnp.sum(jnp.where(chosen, marks, 0))])
+
+
+def released(table: jax.Array, owners: jax.Array, leases: jax.Array) -> jax.Array:
+    """The table when some have given back what they had leased; what they have trained of it stays trained.
+
+    Args:
+        table: int32[4, slots].
+        owners: int32[n]; FREE stands for nobody.
+        leases: int32: only what they had when there had been so many leases.
+    """
+    theirs = jnp.any(table[_OWNER][:, None] == owners[None, :], axis=1) & (table[_LEASE] <= leases)
+    return table.at[_OWNER].set(jnp.where(theirs, FREE, table[_OWNER]))
+
+
+def _blocks(table: jax.Array) -> jax.Array:
+    """The number of the block in each slot."""
+    slots, first = table.shape[1], table[_HEAD, 0]
+    return first + jax.lax.rem(jnp.arange(slots, dtype=jnp.int32) - jax.lax.rem(first, slots) + slots, slots)
