@@ -42,7 +42,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("checkpoints",),
         ("training",),
         ("optimizers",),
-        ("testing", "status", "inspect_checkpoint", "certs", "manifests"),
+        ("testing", "status", "inspect_checkpoint", "certs", "manifests", "ray"),
         ("tf1", "bellwether"),
     ),
 }
