@@ -11,6 +11,8 @@ PEERS_STAMP := $(PEERS)/.installed
 # For the oldest Python: what it can have, the others can have too.
 RESOLVE = $(BIN)/uv pip compile pyproject.toml --quiet --python-version=3.11 --python-platform=linux \
 	--generate-hashes --no-header --no-annotate
+# What the development environment has of the optional dependencies: all but ray, which has one of its own.
+EXTRAS := build cartpole dev digits docs mnist safetensors tensorboard test
 LOGDIR ?= runs
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal
 # Each run has a directory of its own; make mnist RUN=NAME goes on with one that is there.
@@ -22,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole test test-unit test-rest test-all test-lowest chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs lock audit tensorboard clean
+.PHONY: help setup mnist cartpole test test-unit test-rest test-all test-lowest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -64,6 +66,9 @@ test-all: $(STAMP) ## Run all tests; HYPOTHESIS_PROFILE=nightly for many more ex
 test-lowest: ## make test-unit with the lowest versions of all dependencies that pyproject.toml allows.
 	$(MAKE) --no-print-directory test-unit VENV=.venv-lowest LOCK=requirements-lowest.lock
 
+test-ray: ## Run the tests of harness.ray with PyPI's ray, in .venv-ray, in some minutes.
+	$(MAKE) --no-print-directory test-all VENV=.venv-ray LOCK=requirements-ray.lock TESTS=tests/harness/ray JOBS=2
+
 chaos: $(STAMP) ## Train MNIST under random kills, freezes and cuts, and add up; CHAOS_SECS=60 for a short one.
 	$(BIN)/python -m benchmarks.chaos
 
@@ -103,8 +108,10 @@ docs: $(STAMP) ## Make the documentation site, build/docs/site/index.html, with 
 	$(BIN)/python docs/site.py
 
 lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pins that do; UPGRADE=--upgrade for the newest.
-	$(RESOLVE) $(UPGRADE) --all-extras --output-file=requirements-dev.lock
+	$(RESOLVE) $(UPGRADE) $(EXTRAS:%=--extra=%) --output-file=requirements-dev.lock
 	$(RESOLVE) --extra=mnist --extra=digits --extra=build --constraint=requirements-dev.lock --output-file=requirements.lock
+	$(RESOLVE) $(UPGRADE) --extra=build --extra=mnist --extra=ray --extra=test \
+		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
 
 audit: $(STAMP) ## Look for known vulnerabilities in what is installed to train; asks pypi.org.
 	$(BIN)/uv tool run pip-audit --strict --disable-pip --require-hashes --requirement=requirements.lock

@@ -99,11 +99,13 @@ class Failure:
     """A task that failed for good.
 
     Attributes:
+        task: which.
         code: its exit code, 128+signal for a signal.
         fatal: whether it takes everything down with it.
         why: a line about it.
     """
 
+    task: LaunchTask
     code: int
     fatal: bool
     why: str
@@ -240,7 +242,8 @@ def _on_exit(
     out += [ShowTail(task), LogLine(f"{why}; {'stopping everything' if fatal else 'going on without it'}")]
     state = _with(state, task, replace(was, phase=TaskPhase.FAILED))
     if state.failure is None:
-        state = replace(state, failure=Failure(exit_code_of(returncode) or exit_codes.FAILED.plain, fatal, why))
+        code = exit_code_of(returncode) or exit_codes.FAILED.plain
+        state = replace(state, failure=Failure(task, code, fatal, why))
     return _stop_first(state, signal.SIGTERM, now, options, out) if fatal else state
 
 

@@ -9,8 +9,8 @@ LOWEST = 10_000
 _TRIES = 500
 
 
-def hold_ports(count: int) -> list[socket.socket]:
-    """Binds `count` free TCP ports on all interfaces; close a socket just before its task starts.
+def hold_ports(count: int, lowest: int = LOWEST) -> list[socket.socket]:
+    """Binds `count` free TCP ports from `lowest` on, on all interfaces; close a socket just before its task starts.
 
     The ports lie outside the range that the system hands out by itself where that leaves room, so that between the
     close and the task's own bind no outgoing connection and no other program's "any port" can take them. The sockets
@@ -20,7 +20,7 @@ def hold_ports(count: int) -> list[socket.socket]:
     Raises:
         OSError: if the system has no port to give.
     """
-    lowest, highest = _quiet_range()
+    highest = _highest_quiet()
     held: list[socket.socket] = []
     with contextlib.ExitStack() as on_error:
         for _ in range(count):
@@ -56,10 +56,10 @@ def _hold_one(lowest: int, highest: int) -> socket.socket:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _quiet_range() -> tuple[int, int]:
-    """The unprivileged ports from LOWEST up that the system does not hand out by itself, first and last."""
+def _highest_quiet() -> int:
+    """The last of the ports below those that the system hands out by itself; 0 where nobody knows."""
     try:
         first = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
     except OSError:
-        return LOWEST, LOWEST
-    return LOWEST, int(first) - 1
+        return 0
+    return int(first) - 1

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from runtime.cluster.resolvers import ClusterResolver
 from runtime.cluster.spec import ClusterSpec, join_address
+from runtime.errors import PermissionDeniedError
 
 EVERYWHERE = "*"
 SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
@@ -72,6 +73,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
         Raises:
             RuntimeError: a pod is not in phase "Running".
+            PermissionDeniedError: the API server does not let this process list pods.
         """
         return ClusterSpec(
             {
@@ -81,10 +83,20 @@ class KubernetesClusterResolver(ClusterResolver):
         )
 
     def _addresses(self, selector: str) -> list[str]:
-        if self._namespace == EVERYWHERE:
-            pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
-        else:
-            pods = self._client.list_namespaced_pod(self._namespace, label_selector=selector).items
+        try:
+            if self._namespace == EVERYWHERE:
+                pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
+            else:
+                pods = self._client.list_namespaced_pod(self._namespace, label_selector=selector).items
+        except Exception as error:
+            # Of the client's ApiException, whose package need not be there.
+            if (status := getattr(error, "status", None)) not in (401, 403):
+                raise
+            where = "any namespace" if self._namespace == EVERYWHERE else f"namespace {self._namespace!r}"
+            raise PermissionDeniedError(
+                f"the API server refuses ({status}) to list pods in {where}: give the service account of this pod, or "
+                'the user of the kubeconfig, a role with the verb "list" on "pods" there'
+            ) from error
         addresses = []
         for pod in sorted(pods, key=lambda pod: _natural(pod.metadata.name)):
             if pod.status.phase != "Running":

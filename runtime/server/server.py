@@ -365,8 +365,7 @@ class Server:
     def _lives(self, session: int) -> bool:
         """Whether a session is connected here, and not frozen or cut off as far as that shows."""
         silent = self._silent_secs(session)
-        connected = tasks.is_local_session(session) or self._tensors.connected(session)
-        return connected and (silent is None or silent < HEARTBEAT_TIMEOUT_SECS)
+        return self._is_connected(session) and (silent is None or silent < HEARTBEAT_TIMEOUT_SECS)
 
     def stop(self, grace_secs: float = _STOP_SECS, *, leaving: bool = False) -> None:
         """Stops serving, closes sessions and connections, and gives the ports back. Does nothing the second time.

@@ -45,7 +45,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("training",),
         ("optimizers",),
         ("data",),
-        ("testing", "status", "inspect_checkpoint", "certs", "manifests"),
+        ("testing", "status", "inspect_checkpoint", "certs", "manifests", "ray"),
         ("tf1", "bellwether"),
     ),
 }

@@ -1,6 +1,5 @@
 """Cluster resolvers: TF_CONFIG, Slurm, Kubernetes, simple and union."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -215,8 +214,8 @@ def test_kubernetes_default_label_and_pending_pods() -> None:
         KubernetesClusterResolver(override_client=pods).cluster_spec()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("kubernetes") is not None, reason="the package kubernetes is installed")
-def test_kubernetes_without_its_package() -> None:
+def test_kubernetes_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)  # as if it were not installed
     with pytest.raises(ImportError, match="pip install kubernetes"):
         KubernetesClusterResolver()
 

@@ -1,0 +1,114 @@
+"""The actor of one task: it keeps the task's place on a node, and runs the task's process there.
+
+The task is a process of its own below the actor, under the launcher's guard: whatever ends the actor (Ray, its node,
+the end of the driver) ends the task with all that it has started, and the actor outlives the task.
+"""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ray
+
+from harness.launch import guard
+from harness.launch.policy import LaunchTask
+from harness.launch.ports import hold_ports
+from harness.launch.tasks import Topology, arguments, environment, start_guarded
+
+LOWEST_PORT = 20_000
+"""Ports below are those that Ray gives its own workers (10002 to 19999)."""
+SECURITY_VARIABLE = "BELLWETHER_SECURITY"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process of a task has ended.
+
+    Attributes:
+        returncode: as in subprocess.
+        result: what the function has returned, pickled; None if it has not.
+        error: what it has raised, likewise.
+    """
+
+    returncode: int
+    result: bytes | None
+    error: bytes | None
+
+
+class TaskActor:
+    """The place of one task on a node.
+
+    Args:
+        name: of the task, which Ray puts before its lines.
+        program: the function, pickled, or a command.
+        token: who is let in, where the environment does not say so.
+    """
+
+    def __init__(self, name: str, program: bytes | Sequence[str], token: str) -> None:
+        self._name = name
+        self._command = None if isinstance(program, bytes) else program
+        self._held: list[socket.socket] = []
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._files = tempfile.TemporaryDirectory(prefix="bellwether-")  # of mode 0700
+        self._directory = pathlib.Path(self._files.name)
+        self._function, self._result, self._error = (self._directory / name for name in ("function", "result", "error"))
+        if isinstance(program, bytes):
+            self._function.write_bytes(program)
+        self._token = self._directory / "token"
+        self._token.touch(mode=0o600)
+        self._token.write_text(token)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def hold(self, before: str) -> str:
+        """An address (`host:port`) of this node for the task: that which it had before, if that is of this node."""
+        host = ray.util.get_node_ip_address()
+        host = f"[{host}]" if ":" in host else host
+        if before.rpartition(":")[0] == host:
+            return before
+        self._held = hold_ports(1, LOWEST_PORT)
+        return f"{host}:{self._held[0].getsockname()[1]}"
+
+    async def run(self, topology: Topology, task: LaunchTask, attempt: int, number: int) -> Ended:
+        """Runs the task's process until it ends."""
+        while self._held:
+            self._held.pop().close()
+        for left in (self._result, self._error):
+            left.unlink(missing_ok=True)
+        if self._command is None:
+            files = map(str, (self._function, self._result, self._error))
+            command = [sys.executable, "-m", "harness.ray.task", *files]
+        else:
+            command = arguments(self._command, topology, task)
+        env = environment(os.environ, topology, task, attempt, number)
+        env.setdefault(SECURITY_VARIABLE, str(self._token))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # what Ray lets this process import
+        # From the thread of the event loop, which lives as long as the actor: the guard ends with the thread.
+        self._popen = start_guarded(command, env)
+        returncode = await asyncio.to_thread(self._popen.wait)
+        return Ended(returncode, _content(self._result), _content(self._error))
+
+    def send(self, signum: int) -> None:
+        """Sends the process a signal; SIGKILL means the whole process tree."""
+        if self._popen is not None:
+            self._popen.send_signal(guard.KILL_SIGNAL if signum == signal.SIGKILL else signum)
+
+    def close(self) -> None:
+        """Removes its files."""
+        self._files.cleanup()
+
+
+def _content(path: pathlib.Path) -> bytes | None:
+    """Of a file; None where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return None

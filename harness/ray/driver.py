@@ -1,0 +1,419 @@
+"""The driver: places the actors, and does with their processes what the launcher's policy says.
+
+`harness.launch.policy` decides: the events are those of the actors, and what it says to do is done by them. One thread,
+which waits for one queue.
+"""
+
+import contextlib
+import functools
+import os
+import pathlib
+import queue
+import secrets
+import shlex
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from harness import exit_codes
+from harness.launch import policy
+from harness.launch.policy import EVALUATOR, PS, WORKER, LaunchTask
+from harness.launch.tasks import Topology, claimed_flags, watching
+from harness.ray.actor import SECURITY_VARIABLE, TaskActor
+
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+DEFAULT_RESOURCES = {"CPU": 1.0}
+SAY_SECS = 10.0
+"""How often a wait says for what."""
+CLOSE_SECS = 10.0
+"""How long actors may take to remove their files at the end."""
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+
+
+class TaskFailedError(RuntimeError):
+    """A task has failed for good; what it has raised is the cause.
+
+    Attributes:
+        task: such as "worker/0".
+        exit_code: its own, 128 and the number of the signal that has ended it.
+        results: what the workers have returned, by index; None of those that have not.
+    """
+
+    def __init__(self, message: str, task: str, exit_code: int, results: Sequence[Any]) -> None:
+        """See the class."""
+        super().__init__(message)
+        self.task, self.exit_code, self.results = task, exit_code, list(results)
+
+
+def run(
+    program: Callable[[], Any] | Sequence[str],
+    *,
+    ps: int = 1,
+    workers: int = 1,
+    evaluators: int = 0,
+    resources: Mapping[str, Mapping[str, float]] | None = None,
+    strategy: str = "PACK",
+    max_restarts: int = policy.LaunchOptions.max_restarts,
+    grace_secs: float = policy.LaunchOptions.grace_secs,
+) -> list[Any]:
+    """Runs a program as every task of a cluster on Ray, until the workers are done.
+
+    Each task is a process of its own, below an actor that has a bundle of one placement group. Its environment says
+    which task it is, as ``harness.join_cluster`` reads it. One that dies is started again by the same rules as with
+    ``harness.launch``; one whose node dies, on another node. The lines of the tasks are where Ray shows those of
+    actors. Ctrl-C and SIGTERM go to the workers, and then to the ps; a second one kills.
+
+    Args:
+        program: a function without arguments (``functools.partial`` gives it some), which Ray's cloudpickle takes
+            along; or a command, which is given the flags that ``harness.launch`` gives.
+        ps: how many ps.
+        workers: how many workers; worker 0 is the chief.
+        evaluators: how many evaluators, which nobody waits for.
+        resources: what each task of a job needs of its node, in Ray's words: ``{"worker": {"CPU": 2, "GPU": 1}}``. One
+            CPU where nothing is said.
+        strategy: how Ray is to place the tasks: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+        max_restarts: how often one task is started again before it has failed for good; those count that were not
+            preempted, and not those before it ran for a minute.
+        grace_secs: how long tasks that are told to stop may take.
+
+    Returns:
+        What the function has returned as each worker, by index; None for a command.
+
+    Raises:
+        ValueError: an argument makes no sense; says which.
+        TaskFailedError: a task has failed for good.
+        KeyboardInterrupt: Ctrl-C, after all tasks have ended.
+        SystemExit: SIGTERM, likewise, with the exit code of "preempted".
+    """
+    command = None if callable(program) else tuple(program)
+    if ps < 1 or workers < 1 or evaluators < 0:
+        raise ValueError(f"ps={ps}, workers={workers}, evaluators={evaluators}: at least one ps and one worker")
+    asked = {job: dict(needed) for job, needed in (resources or {}).items()}
+    if unknown := asked.keys() - {PS, WORKER, EVALUATOR}:
+        raise ValueError(f"resources={asked}: there is no job {min(unknown)!r}, only {PS}, {WORKER} and {EVALUATOR}")
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
+    if command is not None and (not command or claimed_flags(command)):
+        raise ValueError(f"the command {shlex.join(command)!r} is empty, or has flags that are set for every task")
+    if not ray.is_initialized():
+        ray.init()
+    counts = {PS: ps, WORKER: workers, EVALUATOR: evaluators}
+    tasks = [LaunchTask(job, index) for job, count in counts.items() for index in range(count)]
+    options = policy.LaunchOptions(max_restarts=max_restarts, grace_secs=grace_secs)
+    bundles = {task: asked.get(task.job, DEFAULT_RESOURCES) for task in tasks}
+    with contextlib.ExitStack() as stack:
+        own = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bellwether-")))
+        cluster = _Cluster(command or cloudpickle.dumps(program), bundles, strategy, options, own / "token")
+        stack.callback(cluster.close)
+        with _stop_signals(cluster.events):
+            return cluster.run()
+
+
+@dataclass
+class _Seat:
+    """What the driver knows of a task.
+
+    Attributes:
+        number: its number among all, which is that of its bundle.
+        actor: its actor; None when it has died.
+        address: where it serves.
+        attempt: which start of it is under way.
+        runs: whether its process was started and has not been heard of again.
+        moving: whether it was ended because a ps has moved.
+        result: what it has returned.
+        error: what it has raised last.
+    """
+
+    number: int
+    actor: Any = None
+    address: str = ""
+    attempt: int = 0
+    runs: bool = False
+    moving: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An actor has answered with the task's address, or has not."""
+
+    task: LaunchTask
+    actor: Any
+    answer: "Future[str]"
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """An actor has answered how the task's process has ended, or has not."""
+
+    task: LaunchTask
+    actor: Any
+    answer: "Future[Any]"
+
+
+_Event = _Placed | _Ended | policy.Exited | policy.Interrupted | None
+"""None: look again."""
+
+
+class _Cluster:
+    """A run from its placement to its end."""
+
+    def __init__(
+        self,
+        program: bytes | Sequence[str],
+        bundles: Mapping[LaunchTask, Mapping[str, float]],
+        strategy: str,
+        options: policy.LaunchOptions,
+        token: pathlib.Path,
+    ) -> None:
+        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._program = program
+        self._bundles = bundles
+        self._strategy = strategy
+        self._options = options
+        self._token = token
+        self._token.touch(mode=0o600)
+        self._token.write_text(secrets.token_hex(32))
+        self._seats = {task: _Seat(number) for number, task in enumerate(bundles)}
+        self._group: Any = None
+
+    def run(self) -> list[Any]:
+        """Runs to the end; see the function."""
+        self._place_all()
+        self._say_where()
+        state, instructions = policy.begin(self._seats, time.monotonic())
+        self._follow(instructions)
+        while state.stage is not policy.RunStage.FINISHED:
+            for event in (*self._next(policy.next_due(state)), policy.Tick()):
+                state, instructions = policy.react(state, event, time.monotonic(), self._options)
+                self._follow(instructions)
+        results = [seat.result for task, seat in self._seats.items() if task.job == WORKER]
+        if state.failure is not None:
+            failed = state.failure
+            cause = self._seats[failed.task].error
+            said = f": {type(cause).__name__}: {cause}" if cause is not None else ""
+            raise TaskFailedError(f"{failed.why}{said}", str(failed.task), failed.code, results) from cause
+        if state.signal_code is not None:
+            raise _stopped(state.signal_code - 128)
+        return results
+
+    def close(self) -> None:
+        """Ends the actors, and what still runs below them."""
+        actors = [seat.actor for seat in self._seats.values() if seat.actor is not None]
+        if actors:
+            ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=CLOSE_SECS)
+        for actor in actors:
+            ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+
+    # -- places ----------------------------------------------------------------------------------------------------
+
+    def _place_all(self) -> None:
+        """Waits until every task has a node and an address."""
+        self._group = placement_group([dict(bundle) for bundle in self._bundles.values()], strategy=self._strategy)
+        placed: Future[Any] = self._group.ready().future()
+        placed.add_done_callback(lambda _: self.events.put(None))
+        self._wait(placed.done, "places for")
+        placed.result()
+        for task in self._seats:
+            self._place(task)
+        self._wait(lambda: all(seat.address for seat in self._seats.values()), "the actors of")
+
+    def _wait(self, done: Callable[[], bool], what: str) -> None:
+        while not done():
+            try:
+                event = self.events.get(timeout=SAY_SECS)
+            except queue.Empty:
+                wanted = [str(task) for task, seat in self._seats.items() if not seat.address]
+                asked = sorted({str(dict(self._bundles[task])) for task in self._seats})
+                _say(
+                    f"still waiting for {what} {', '.join(wanted)}: they need {' or '.join(asked)} each, and the nodes "
+                    f"of this Ray cluster have {_free()} to give"
+                )
+                continue
+            match event:
+                case policy.Interrupted(signum):
+                    raise _stopped(signum)
+                case _Placed(task, _, answer):
+                    self._seats[task].address = answer.result()
+
+    def _place(self, task: LaunchTask) -> None:
+        """Makes an actor for a task, in its bundle; its address comes as an event."""
+        seat = self._seats[task]
+        needed = dict(self._bundles[task])
+        options = {name: needed.pop(known, 0) for known, name in _OPTIONS.items()}
+        environ = {name: os.environ[name] for name in (SECURITY_VARIABLE,) if name in os.environ}
+        seat.actor = (
+            ray.remote(TaskActor)
+            .options(
+                **options,
+                resources=needed,
+                max_restarts=0,  # the policy starts it again
+                runtime_env={"env_vars": environ},
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=seat.number
+                ),
+            )
+            .remote(str(task), self._program, self._token.read_text())
+        )
+        self._tell(seat.actor.hold.remote(seat.address), functools.partial(_Placed, task, seat.actor))
+
+    def _topology(self) -> Topology:
+        def hosts(job: str) -> tuple[str, ...]:
+            return tuple(seat.address for task, seat in self._seats.items() if task.job == job)
+
+        return Topology(hosts(PS), hosts(WORKER), evaluators=len(hosts(EVALUATOR)))
+
+    def _say_where(self) -> None:
+        command = [""] if isinstance(self._program, bytes) else self._program
+        credential = os.environ.get(SECURITY_VARIABLE, str(self._token))
+        first, *others = watching(self._topology(), command)
+        _say(f"{first} --security={credential}")
+        for line in others:
+            _say(line)
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, reference: Any, event: "Callable[[Future[Any]], _Event]") -> None:
+        """Puts an event into the queue when an actor has answered."""
+        reference.future().add_done_callback(lambda answer: self.events.put(event(answer)))
+
+    def _next(self, due: float | None) -> Iterator[policy.Event]:
+        """Waits for an event, or until time is due; gives what it means for the policy."""
+        try:
+            event = self.events.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+        except queue.Empty:
+            return
+        match event:
+            case policy.Exited() | policy.Interrupted():
+                yield event
+            case _Placed(task, actor, answer) if actor is self._seats[task].actor:
+                yield from self._on_place(task, answer)
+            case _Ended(task, actor, answer) if actor is self._seats[task].actor:
+                yield from self._on_end(task, answer)
+
+    def _on_place(self, task: LaunchTask, answer: "Future[str]") -> Iterator[policy.Event]:
+        seat = self._seats[task]
+        try:
+            address = answer.result()
+        except RayError as error:
+            yield self._lost(task, error)
+            return
+        moved, seat.address = address != seat.address, address
+        if moved and task.job == PS:
+            _say(f"{task} is on another node now, at {address}: all tasks are started again with this address")
+            for other, its in self._seats.items():
+                if its.runs and other != task:
+                    its.moving = True
+                    its.actor.send.remote(signal.SIGKILL)
+        self._run(task)
+
+    def _on_end(self, task: LaunchTask, answer: "Future[Any]") -> Iterator[policy.Event]:
+        seat = self._seats[task]
+        seat.runs = False
+        try:
+            ended = answer.result()
+        except RayError as error:
+            yield self._lost(task, error)
+            return
+        seat.error = cloudpickle.loads(ended.error) if ended.error is not None else None
+        if ended.returncode == 0 and ended.result is not None:
+            seat.result = cloudpickle.loads(ended.result)
+        # One that we have ended for a new address has not failed: it was asked to make room.
+        killed, seat.moving = seat.moving and ended.returncode == -signal.SIGKILL, False
+        yield policy.Exited(task, -signal.SIGTERM if killed else ended.returncode)
+
+    def _lost(self, task: LaunchTask, error: RayError) -> policy.Exited:
+        """The actor is gone, and with it the process of the task."""
+        seat = self._seats[task]
+        seat.actor, seat.runs, seat.error = None, False, error
+        preempted = bool(getattr(error, "preempted", False))
+        _say(f"the actor of {task} is gone: {_first_line(error)}")
+        return policy.Exited(task, -signal.SIGTERM if preempted else -signal.SIGKILL)
+
+    # -- instructions ----------------------------------------------------------------------------------------------
+
+    def _follow(self, instructions: Iterable[policy.Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case policy.Start(task, attempt):
+                    self._seats[task].attempt = attempt
+                    if self._seats[task].actor is None:
+                        self._place(task)
+                    else:
+                        self._run(task)
+                case policy.Send(task, signum):
+                    self._send(task, signum)
+                case policy.LogLine(text):
+                    _say(text)
+                case policy.ShowTail():
+                    pass  # Ray has shown its lines
+
+    def _run(self, task: LaunchTask) -> None:
+        seat = self._seats[task]
+        seat.runs = True
+        answer = seat.actor.run.remote(self._topology(), task, seat.attempt, seat.number)
+        self._tell(answer, functools.partial(_Ended, task, seat.actor))
+
+    def _send(self, task: LaunchTask, signum: int) -> None:
+        seat = self._seats[task]
+        if seat.runs:
+            seat.actor.send.remote(signum)
+        elif seat.actor is not None:  # it waits for a node
+            ray.kill(seat.actor)
+            seat.actor = None
+            self.events.put(policy.Exited(task, -signum))
+
+
+@contextlib.contextmanager
+def _stop_signals(events: "queue.SimpleQueue[_Event]") -> Iterator[None]:
+    """Puts requests to stop into the queue, where signals come to this thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        events.put(policy.Interrupted(signum))  # which a handler may do: the queue is reentrant
+
+    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _stopped(signum: int) -> BaseException:
+    """What a run that was told to stop raises at its end."""
+    if signum == signal.SIGINT:
+        return KeyboardInterrupt()
+    return SystemExit(exit_codes.code(exit_codes.PREEMPTED))
+
+
+def _free() -> str:
+    """What the nodes have to give, without Ray's own markers of nodes."""
+    free = {name: amount for name, amount in ray.available_resources().items() if not name.startswith("node:")}
+    return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(free.items())) or "nothing"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _say(text: str) -> None:
+    print(f"ray: {text}", file=sys.stderr, flush=True)

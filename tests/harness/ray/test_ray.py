@@ -1,0 +1,169 @@
+"""Ray as the engine: PyPI's ray on this machine; deaths of tasks, of actors, of the driver; failures and results."""
+
+import ast
+import importlib.util
+import json
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.kit.processes import Program
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs PyPI's ray: make test-ray"),
+]
+
+TIMEOUT_SECS = 120.0
+_ATTEMPT = "BELLWETHER_ATTEMPT"
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., Program]]:
+    """Starts the driver."""
+    programs: list[Program] = []
+
+    def begin(what: str, *further: str) -> Program:
+        (tmp_path / "run").mkdir(exist_ok=True)
+        told = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "auth"), "RAY_DEDUP_LOGS": "0", "PYTHONUNBUFFERED": "1"}
+        (tmp_path / "auth").write_text("0123456789abcdef" * 4)
+        command = ("python", "-m", "tests.harness.ray.ray_program", what, str(tmp_path / "run"), *further)
+        programs.append(Program(*command, env={**told, "MNIST_DIR": os.environ.get("MNIST_DIR")}, cold=True))
+        return programs[-1]
+
+    yield begin
+    for program in programs:
+        if program.code is None:
+            print(program.story())
+        program.close()
+
+
+def below(program: Program) -> list[psutil.Process]:
+    return psutil.Process(program.pid).children(recursive=True)
+
+
+def until(look: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + TIMEOUT_SECS
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not within {TIMEOUT_SECS:g} s: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def task(program: Program, name: str) -> psutil.Process:
+    """The process that is a task: neither its guard nor its actor."""
+
+    def look() -> psutil.Process | None:
+        for process in below(program):
+            try:
+                command = process.cmdline()
+                told = json.loads(process.environ().get("TF_CONFIG", "{}")).get("task")
+            except psutil.Error:
+                continue
+            if told and f"{told['type']}/{told['index']}" == name and not any(a.endswith("guard.py") for a in command):
+                return process
+        return None
+
+    found: psutil.Process = until(look, f"{name} runs")
+    return found
+
+
+def results(program: Program) -> list[Any]:
+    found: list[Any] = ast.literal_eval(program.expect(r"RESULTS (.*)", TIMEOUT_SECS)[1])
+    assert program.wait() == 0, program.story()
+    return found
+
+
+def test_mnist_trains_from_a_function_and_a_worker_that_is_killed_is_started_again(start: Any) -> None:
+    program = start("mnist", "--train_steps=6000")
+    worker = task(program, "worker/1")
+    assert worker.environ()[_ATTEMPT] == "0"
+    others = [task(program, name) for name in ("ps/0", "worker/0")]
+    until(lambda: worker.cpu_times().user > 2, "it is at work")
+    worker.send_signal(signal.SIGKILL)
+    program.expect("worker/1 was killed by SIGKILL; restart 1 of 3 in 0.5 s", TIMEOUT_SECS)
+    assert task(program, "worker/1").environ()[_ATTEMPT] == "1"
+    assert all(other.is_running() for other in others), "a death of that task alone"
+    assert float(program.expect(r"worker/0 .*Test-Accuracy: ([\d.]+)", TIMEOUT_SECS)[1]) > 0.9
+    assert results(program) == [None, None]
+
+
+def test_no_update_is_lost_to_deaths_and_the_results_come_back(start: Any, tmp_path: pathlib.Path) -> None:
+    program = start("count", "1000000000")
+    program.expect(r"worker/1 .*step \d+ of start 0", TIMEOUT_SECS)
+    until(lambda: list((tmp_path / "run").glob("model.ckpt*/[1-9]*")), "a checkpoint is there")
+    task(program, "ps/0").send_signal(signal.SIGKILL)
+    program.expect("ps/0 was killed by SIGKILL; restart 1 of 3", TIMEOUT_SECS)
+    program.expect(r"worker/1 .*step \d+ of start 0", TIMEOUT_SECS)
+    assert task(program, "ps/0").environ()[_ATTEMPT] == "1"
+    # The actor of a task takes the task along, and comes back at the same address.
+    worker = task(program, "worker/1")
+    actor = psutil.Process(worker.ppid()).parent()
+    assert actor is not None and actor.name().startswith("ray::")
+    actor.send_signal(signal.SIGKILL)
+    program.expect("the actor of worker/1 is gone", TIMEOUT_SECS)
+    until(lambda: not worker.is_running(), "the task ends with its actor")
+    program.expect(r"worker/1 .*step \d+ of start 1", TIMEOUT_SECS)
+    assert task(program, "worker/1").environ()["TF_CONFIG"] == worker_config(task(program, "worker/0"), 1)
+    (tmp_path / "run" / "steps").write_text("1")
+    (first, second) = results(program)
+    assert first[:2] == ("worker/0", 0) and second[:2] == ("worker/1", 1)
+
+
+def worker_config(other: psutil.Process, index: int) -> str:
+    config = json.loads(other.environ()["TF_CONFIG"])
+    config["task"]["index"] = index
+    return json.dumps(config)
+
+
+def test_a_command_is_told_by_flags_and_ctrl_c_lets_the_chief_save(start: Any, tmp_path: pathlib.Path) -> None:
+    program = start("trainer")
+    program.expect(r"worker/1 .* step \d", TIMEOUT_SECS)
+    assert "--job_name=ps" in task(program, "ps/0").cmdline()
+    os.kill(program.pid, signal.SIGINT)
+    program.expect("SIGINT: stopping the workers, then the ps tasks, within 40 s each")
+    saved = int(program.expect(r"worker/0 .*saved .*/(\d+)$", TIMEOUT_SECS)[1])
+    program.expect("^KeyboardInterrupt$")
+    assert program.wait() != 0
+    assert (tmp_path / "run" / "model.ckpt" / str(saved)).exists()
+
+
+def test_nothing_outlives_a_driver_that_is_killed(start: Any) -> None:
+    program = start("count", "1000000000")
+    program.expect(r"worker/1 .*step \d+ of start 0", TIMEOUT_SECS)
+    processes = below(program)
+    assert len([process for process in processes if process.name().startswith("ray::TaskActor")]) == 3
+    os.kill(program.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(processes, timeout=TIMEOUT_SECS)
+    assert alive == []
+
+
+def test_an_error_comes_back_with_its_code_and_is_not_tried_again_where_that_does_not_help(start: Any) -> None:
+    program = start("wrong value")
+    said = program.expect(r"FAILED (.*)", TIMEOUT_SECS)[1]
+    assert said == (
+        "worker/0 2 worker/0 exited with code 2 and failed for good (configuration: it would end so again): "
+        "InvalidArgumentError: the value of worker/0 is wrong / InvalidArgumentError"
+    )
+    assert program.wait() == 2
+    assert not program.lines("restart 1 of")
+
+
+def test_what_cannot_be_pickled_is_one_line(start: Any) -> None:
+    program = start("no pickle")
+    assert "what the function returns cannot be pickled" in program.expect(r"FAILED (.*)", TIMEOUT_SECS)[1]
+    assert program.wait() == 2
+
+
+def test_a_wait_for_nodes_says_what_is_missing_and_can_be_ended(start: Any) -> None:
+    program = start("too large")
+    said = program.expect(r"still waiting for places for ps/0, worker/0, worker/1: (.*)", TIMEOUT_SECS)[1]
+    assert "'unobtainium': 1" in said and "CPU: 4" in said
+    os.kill(program.pid, signal.SIGTERM)
+    assert program.wait() == 143, program.story()
