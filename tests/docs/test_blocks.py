@@ -1,0 +1,108 @@
+"""The code blocks of the pages run: those of a page in their order, and the whole programs under the launcher."""
+
+import ast
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import harness
+from tests.docs.blocks import PAGES, ROOT, Block, blocks
+
+pytestmark = pytest.mark.cluster
+
+LANGUAGES = {"python", "console", "sh", "text", "json", "yaml"}
+ELSEWHERE = {"README.md": "tests/models/mnist/test_minimal.py runs its program and its commands"}
+"""Pages whose blocks another test runs."""
+BLOCKS = [block for page in PAGES if page.name not in ELSEWHERE for block in blocks(page)]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+SNIPPETS = sorted(
+    {(block.page, tuple(sorted(block.needs))) for block in PYTHON if not block.title and not block.fragment}
+)
+"""Pages, each once for every set of packages that some of its blocks need."""
+PROGRAMS = [block for block in PYTHON if block.title]
+
+
+def test_every_block_says_its_language() -> None:
+    assert [f"{b}: {b.language}" for page in PAGES for b in blocks(page) if b.language not in LANGUAGES] == []
+
+
+def test_python_is_fenced() -> None:
+    """Code that is only indented would be overlooked."""
+    found = []
+    for page in PAGES:
+        lines = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for code in re.findall(r"(?:^\n)((?:^(?: {4}.*)?\n)+)", lines, re.MULTILINE):
+            try:
+                compile(textwrap.dedent(code), "block", "exec")
+            except SyntaxError:
+                continue
+            if re.search(r"\b(?:rt|harness|tf|jax|optax)\.\w", code):
+                found.append(f"{page.name}: {code}")
+    assert found == []
+
+
+def test_a_fragment_has_a_reason_and_is_python() -> None:
+    compiled = [compile(block.code, str(block), "exec") for block in PYTHON]
+    assert len(compiled) > 20
+    assert [str(block) for block in PYTHON if block.fragment and len(block.fragment.split()) < 3] == []
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON if b.fragment.startswith("lines of ")], ids=str)
+def test_lines_of_a_program_are_in_it(block: Block) -> None:
+    program = (ROOT / block.fragment.removeprefix("lines of ")).read_text()
+    assert statements(block.code) <= statements(program)
+
+
+def statements(code: str) -> set[str]:
+    return {ast.unparse(node) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.stmt)}
+
+
+def without(needs: tuple[str, ...]) -> None:
+    for package in needs:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install bellwether[models]")
+
+
+@pytest.mark.parametrize(("page", "needs"), SNIPPETS, ids=["-".join([page.stem, *needs]) for page, needs in SNIPPETS])
+def test_the_blocks_of_a_page_run(page: pathlib.Path, needs: tuple[str, ...], tmp_path: pathlib.Path) -> None:
+    without(needs)
+    done = python("-m", "tests.docs.blocks", str(page), *needs, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    assert re.search(r"^blocks that ran: [1-9]", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=[f"{b.page.stem}-{b.title}" for b in PROGRAMS])
+def test_a_program_of_a_page_trains(block: Block, tmp_path: pathlib.Path) -> None:
+    without(tuple(block.needs))
+    (tmp_path / block.title).write_text(block.code)
+    assert 0.9 < accuracy(block.title, tmp_path) <= 1
+    assert harness.latest_checkpoint(str(tmp_path / "run"))
+
+
+def test_a_program_that_is_started_again_goes_on(tmp_path: pathlib.Path) -> None:
+    (block,) = (block for block in PROGRAMS if block.title == "train_plain.py")
+    (tmp_path / block.title).write_text(block.code)
+    found = accuracy(block.title, tmp_path)
+    step = harness.load_variable(str(tmp_path / "run"), "global_step")
+    assert accuracy(block.title, tmp_path) == found
+    assert harness.load_variable(str(tmp_path / "run"), "global_step") == step >= 600
+
+
+def accuracy(program: str, folder: pathlib.Path) -> float:
+    """What a program says at its end that it has reached."""
+    done = python("-m", "harness.launch", "--ps=1", "--workers=2", "--", sys.executable, program, cwd=folder)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    assert "Traceback" not in done.stdout + done.stderr
+    (found,) = re.findall(r"accuracy ([01]\.\d+)", done.stdout)
+    return float(found)
+
+
+def python(*arguments: str, cwd: pathlib.Path) -> "subprocess.CompletedProcess[str]":
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
