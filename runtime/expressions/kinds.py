@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
+from runtime.proto import expressions_pb2 as pb
 from runtime.tensor_spec import DType, canonical_dtype, dtype_name
 
 Parameter: TypeAlias = Any
@@ -36,12 +37,21 @@ class AttributeKind:
         write: makes what is sent of a parameter.
         read: makes a parameter of what was received; raises ValueError when it may not be.
         optional: whether it may be None, which is not sent.
+        operations: those that its computations may hold; None where they may hold any.
     """
 
     field: str
     write: Callable[[Parameter], Parameter]
     read: Callable[[Parameter], Parameter]
     optional: bool = False
+    operations: frozenset[str] | None = None
+
+    def problem(self, computation: pb.ComputationDef) -> str | None:
+        """Why a computation may not be one of this attribute's; None when it may."""
+        for equation in computation.equations:
+            if self.operations is not None and equation.operation not in self.operations:
+                return f"{equation.operation[:WORD]!r} is no operation by which elements are combined"
+        return None
 
 
 def is_narrow(dtype: DType) -> bool:

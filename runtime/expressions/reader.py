@@ -195,6 +195,9 @@ class _Reading:
         for key, kind in inner:
             if given[key].WhichOneof("value") != "computations" or not given[key].computations.values:
                 raise InvalidArgumentError(f"attribute {key!r} of {name!r} is no computation")
+            for one in given[key].computations.values:
+                if problem := kind.problem(one):
+                    raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {problem}")
             read = [self._computation(one, depth + 1, trips) for one in given[key].computations.values]
             cost += times * sum(own for _, own in read)
             try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import jax
@@ -156,6 +156,14 @@ def _dividing(make: Make, x: Value, y: Value) -> Value:
     return make(x, lax.optimization_barrier(y))
 
 
+def _rng_uniform(low: Value, high: Value, shape: Sequence[int]) -> Value:
+    """Draws numbers; XLA ends the process when it is to draw any others."""
+    drawn = "float16 bfloat16 float32 float64 int32 int64 uint32 uint64".split()
+    if low.dtype.name not in drawn:
+        raise TypeError(f"numbers are drawn of {', '.join(drawn)}, not of {low.dtype}")
+    return lax.rng_uniform(low, high, shape)
+
+
 def _along_one(make: Make, x: Value, axes: tuple[int, ...], index_dtype: Value) -> Value:
     return make(x, *axes, index_dtype=index_dtype)
 
@@ -264,6 +272,16 @@ def _elementwise() -> dict[str, Row]:
     return made | {name: Row(make) for name, make in others.items()}
 
 
+_ITERATIVE = frozenset({"igamma", "igamma_grad_a", "igammac", "regularized_incomplete_beta"})
+"""Elementwise operations that are loops to XLA: it ends the process where one is to combine elements."""
+COMBINING = replace(
+    COMPUTATION,
+    operations=(frozenset(_elementwise()) - _ITERATIVE)
+    | {"bitcast_convert_type", "convert_element_type", "integer_pow", "reduce_precision", "round"},
+)
+"""A computation by which elements are combined."""
+
+
 def _reductions() -> dict[str, Row]:
     names = "and max min or prod sum xor".split()
     windows = "reduce_window_max reduce_window_min reduce_window_sum".split()
@@ -273,8 +291,8 @@ def _reductions() -> dict[str, Row]:
         **{name: Row(_bound(getattr(primitives, f"{name}_p")), _WINDOW) for name in windows},
         "argmax": Row(functools.partial(_along_one, lax.argmax), _ARG),
         "argmin": Row(functools.partial(_along_one, lax.argmin), _ARG),
-        "reduce": Row(_reduce, {"jaxpr": COMPUTATION, "dimensions": AXES}, frozenset({"computation", "consts"})),
-        "reduce_window": Row(_reduce_window, {**_WINDOW, "jaxpr": COMPUTATION}, frozenset({"consts"})),
+        "reduce": Row(_reduce, {"jaxpr": COMBINING, "dimensions": AXES}, frozenset({"computation", "consts"})),
+        "reduce_window": Row(_reduce_window, {**_WINDOW, "jaxpr": COMBINING}, frozenset({"consts"})),
         "select_and_scatter_add": Row(
             _bound(primitives.select_and_scatter_add_p),
             {
@@ -342,9 +360,7 @@ def _shapes() -> dict[str, Row]:
                 "fill_value": optional(FILL),
             },
         ),
-        "scatter": Row(
-            _scatter_apply, {**_SCATTER, "update_jaxpr": optional(COMPUTATION)}, frozenset({"update_consts"})
-        ),
+        "scatter": Row(_scatter_apply, {**_SCATTER, "update_jaxpr": optional(COMBINING)}, frozenset({"update_consts"})),
         **{
             f"scatter{how}": Row(
                 getattr(lax, f"scatter{how}".replace("-", "_")), _SCATTER, frozenset({"update_jaxpr", "update_consts"})
@@ -409,7 +425,7 @@ def _random() -> dict[str, Row]:
             lax.rng_bit_generator,
             {"shape": SHAPE, "dtype": DTYPE, "algorithm": member_of(lax.RandomAlgorithm)},
         ),
-        "rng_uniform": Row(lax.rng_uniform, {"shape": SHAPE}),
+        "rng_uniform": Row(_rng_uniform, {"shape": SHAPE}),
     }
 
 

@@ -139,7 +139,11 @@ class _Body:
                 raise NotInTableError(f"{attribute} of {name!r}: {one_line(error)}") from error
             into = made.attributes.add(name=attribute)
             if kind.field == "computations":
-                into.computations.values.extend(self._writer.computation(_closed(one)) for one in written)
+                for one in written:
+                    computation = self._writer.computation(_closed(one))
+                    if problem := kind.problem(computation):
+                        raise NotInTableError(f"{attribute} of {name!r}: {problem}")
+                    into.computations.values.append(computation)
             elif kind.field == "integers":
                 into.integers.values.extend(written)
             else:

@@ -233,6 +233,13 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
         lambda: changed(lambda m: set_(attribute(m.main.equations[-1], "unroll"), integer=10**6), scan),
         "more than 50,000 equations",
     ),
+    "elements that are combined by a loop": (
+        lambda: changed(
+            lambda m: set_(inner(m).equations[0], operation="igamma"),
+            lambda: of(lambda a: jax.lax.reduce(a, np.float32(1), lambda x, y: x * y + 1, (0,))),
+        ),
+        "'igamma' is no operation by which elements are combined",
+    ),
     "two bodies for one loop": (lambda: changed(many_computations, scan), "one computation"),
     "loops that lie deep in each other": (lambda: nested(DEPTH + 2), f"more than {DEPTH} deep"),
     "too many equations": (lambda: changed(long), "more than 50,000 equations"),
@@ -248,13 +255,13 @@ def test_what_breaks_a_rule_is_not_read(what: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def inner(m: pb.ExpressionsDef) -> Any:
+    return attribute(m.main.equations[-1], "jaxpr").computations.values[0]
+
+
 def two_results(m: pb.ExpressionsDef) -> None:
     m.main.equations[0].results = 2
     m.main.equations[1].operands[:] = [0, 1]
-
-
-def inner(m: pb.ExpressionsDef) -> Any:
-    return attribute(m.main.equations[-1], "jaxpr").computations.values[0]
 
 
 UNTRACED: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
@@ -270,6 +277,10 @@ UNTRACED: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
     "shapes that do not fit": (
         lambda: changed(argument("float32", 5, 4), lambda: of(lambda a: a @ a)),
         "'dot_general'.*contracting",
+    ),
+    "random numbers of a dtype of which none are drawn": (
+        lambda: changed(argument("int8", 4, 4), lambda: of(lambda a: jax.lax.rng_uniform(a[0, 0], a[0, 0], (3,)))),
+        "'rng_uniform': numbers are drawn of float16, .* not of int8",
     ),
     "dtypes that do not fit": (lambda: changed(argument("int32", 4, 4)), "'sin'"),
     "axes that the array does not have": (

@@ -128,6 +128,10 @@ def test_random_numbers_are_those_of_the_writer_s_settings() -> None:
     [
         (lambda a: jax.pure_callback(np.sin, a, a), "'pure_callback' is not in the table"),
         (lambda a: jax.lax.ragged_dot(a, a[None], jnp.array([4])), "'ragged_dot_general' is not in the table"),
+        (
+            lambda a: jax.lax.reduce(a, np.float32(1), jax.lax.igamma, (0,)),
+            "jaxpr of 'reduce': 'igamma' is no operation by which elements are combined",
+        ),
         (lambda a: jax.lax.exp(a, accuracy=jax.lax.AccuracyMode.HIGHEST), "accuracy=.* of 'exp' is not in the table"),
         (lambda a: jax.lax.scan(lambda s, x: (jax.lax.psum(s, ()), x), a[0], a), None),
     ],
