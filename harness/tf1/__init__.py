@@ -46,6 +46,7 @@ NAMESPACES = (
     "layers",
     "logging",
     "losses",
+    "metrics",
     "nn",
     "python_io",
     "summary",

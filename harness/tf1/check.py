@@ -26,7 +26,9 @@ class Known(NamedTuple):
     name: str
     """In full, such as "tensorflow.contrib.slim"."""
     value: Any
-    """A module of TensorFlow's, or something in one."""
+    """A module of TensorFlow's, or something in one; None where it is missing."""
+    missing: str = ""
+    """What the program fails with where it uses the name; empty when it is here."""
 
 
 @dataclass(frozen=True)
@@ -193,27 +195,15 @@ def _parts(node: ast.expr) -> list[str]:
 
 def _use(node: ast.expr, known: Mapping[str, Known]) -> Use | None:
     """What a program uses of TensorFlow there; None where that is nothing, or a module that is here."""
-    try:
-        found = _found(node, known)
-    except _Missing as missing:
-        return Use(node.lineno, missing.name or "", str(missing))
+    found = _found(node, known)
     if found is None or isinstance(found.value, types.ModuleType) and dir(found.value):
         return None
-    if isinstance(found.value, modules.Module):
-        return Use(node.lineno, found.name, str(modules.not_here(found.name)))
-    return Use(node.lineno, found.name)
-
-
-class _Missing(AttributeError):
-    """A name is not here."""
+    empty = isinstance(found.value, modules.Module)
+    return Use(node.lineno, found.name, str(modules.not_here(found.name)) if empty else found.missing)
 
 
 def _found(node: ast.expr, known: Mapping[str, Known]) -> Known | None:
-    """What a dotted name stands for, as far as it is TensorFlow's.
-
-    Raises:
-        _Missing: it is not here.
-    """
+    """What a dotted name stands for, as far as it is TensorFlow's; None where it is not."""
     first, *rest = _parts(node) or [""]
     found = known.get(first)
     for part in rest:
@@ -223,8 +213,8 @@ def _found(node: ast.expr, known: Mapping[str, Known]) -> Known | None:
         try:
             found = Known(full, getattr(found.value, part))
         except AttributeError as error:
-            text = f"{full} is not in harness.tf1" if isinstance(found.value, type) else str(error)
-            raise _Missing(text, name=full) from None
+            of_a_class = isinstance(found.value, type)
+            found = Known(full, None, f"{full} is not in harness.tf1" if of_a_class else str(error))
     return found
 
 

@@ -15,6 +15,7 @@ from harness.tf1 import data as _data
 from harness.tf1 import layers as _layers
 from harness.tf1 import losses as _losses
 from harness.tf1 import nn_ops
+from harness.tf1 import summary as _summary
 from harness.tf1.array_ops import OPS as _ARRAYS
 from harness.tf1.framework import GraphKeys
 from harness.tf1.initializers import (
@@ -23,12 +24,15 @@ from harness.tf1.initializers import (
     variance_scaling_initializer,
     zeros_initializer,
 )
+from harness.tf1.inputs import prefetch_queue
 from harness.tf1.lift import Array, op
+from harness.tf1.metrics import STREAMING as _METRICS
 from harness.tf1.missing import Namespace, namespace
 from harness.tf1.rnn import CELLS as _CELLS
 from harness.tf1.rnn import OPS as _RNN
 from harness.tf1.scopes import get_variable
 from harness.tf1.variables import OPS as _VARIABLES
+from harness.tf1.variables import Variable
 from harness.training.global_step import create_global_step, get_global_step, get_or_create_global_step
 
 Regularizer = Callable[[Any], Any]
@@ -332,9 +336,21 @@ def assert_or_get_global_step(graph: rt.Graph | None = None, global_step_tensor:
     return get_global_step(graph) if global_step_tensor is None else global_step_tensor
 
 
+def local_variable(initial_value: Any, validate_shape: bool = True, name: str | None = None, **unused: Any) -> Any:
+    """A variable that each session has for itself, and that is not trained."""
+    return Variable(initial_value, False, [rt.GraphKeys.LOCAL_VARIABLES], validate_shape, name=name)
+
+
 def linear(inputs: rt.TensorLike, num_outputs: int, *args: Any, **kwargs: Any) -> Any:
     """``fully_connected`` without an activation."""
     return fully_connected(inputs, num_outputs, None, *args, **kwargs)
+
+
+@op("accuracy")
+def _accuracy(predictions: Array, labels: Array, weights: Array | None = None, name: str | None = None) -> Array:
+    """How many predictions of one batch are equal to their labels, weighted."""
+    equal = (predictions == labels).astype(jnp.float32)
+    return jnp.mean(equal) if weights is None else jnp.sum(equal * weights) / jnp.sum(jnp.asarray(weights))
 
 
 _LAYERS: dict[str, Any] = {
@@ -367,17 +383,27 @@ _FRAMEWORK: dict[str, Any] = {
     "get_or_create_global_step": get_or_create_global_step,
     "get_trainable_variables": _VARIABLES["trainable_variables"],
     "get_variables": _VARIABLES["global_variables"],
+    "local_variable": local_variable,
 }
 
 NAMES: dict[str, Any] = {
     "data": Namespace("tf.contrib.data", {**_data.NAMES, **_data.EXTRAS}),
+    "deprecated": Namespace("tf.contrib.deprecated", _summary.OLD),
     "framework": Namespace("tf.contrib.framework", _FRAMEWORK),
     "layers": Namespace("tf.contrib.layers", _LAYERS),
     "losses": _losses,
+    "metrics": Namespace("tf.contrib.metrics", {**_METRICS, "accuracy": _accuracy}),
     "rnn": Namespace("tf.contrib.rnn", _CELLS | {"static_rnn": _RNN["static_rnn"]}),
     "slim": Namespace(
         "tf.contrib.slim",
-        {**_LAYERS, **_FRAMEWORK, "layers": Namespace("tf.contrib.slim.layers", _LAYERS), "losses": _losses},
+        {
+            **_LAYERS,
+            **_FRAMEWORK,
+            "layers": Namespace("tf.contrib.slim.layers", _LAYERS),
+            "losses": _losses,
+            "metrics": Namespace("tf.contrib.slim.metrics", _METRICS),
+            "prefetch_queue": Namespace("tf.contrib.slim.prefetch_queue", {"prefetch_queue": prefetch_queue}),
+        },
     ),
 }
 """Module of ``tf.contrib`` -> what answers for it."""

@@ -149,6 +149,10 @@ def conv2d_transpose(
     ``filter`` is [height, width, out, in].
     """
     value = jnp.asarray(value)
+    if output_shape[0] != value.shape[0]:
+        if not rt.lowlevel.sizes_are_guesses():
+            raise rt.InvalidArgumentError(f"output_shape is for {output_shape[0]} images, value has {value.shape[0]}")
+        return jnp.zeros(tuple(output_shape), value.dtype)  # of an unknown batch: it is to be this one
     forward = jax.linear_transpose(
         lambda images: _convolve(images, filter, strides, padding, data_format),
         jax.ShapeDtypeStruct((value.shape[0], *output_shape[1:]), value.dtype),

@@ -168,7 +168,7 @@ def _batched(
     found = list(taken) if isinstance(taken, tuple) else [taken]
     if keys:
         return dict(zip(keys, found, strict=True))
-    return found if isinstance(tensors, list | tuple) else found[0]
+    return found if len(found) > 1 else found[0]
 
 
 @OPS.add()
@@ -187,7 +187,8 @@ def batch(
     """Batches of what tensors give, by a queue that a queue runner fills.
 
     Args:
-        tensors: a tensor, or a list or dictionary of them; the result is of the same kind.
+        tensors: a tensor, or a list or dictionary of them; the result is of the same kind, but a tensor for a list of
+            one, as in TensorFlow.
         batch_size: elements in a batch.
         num_threads: how many threads fill the queue.
         capacity: of the queue.
@@ -232,3 +233,30 @@ def shuffle_batch(
 
     smaller = allow_smaller_final_batch
     return _batched(tensors, batch_size, num_threads, enqueue_many, shapes, smaller, name or "shuffle_batch", make)
+
+
+def prefetch_queue(
+    tensors: Sequence[rt.TensorLike] | rt.TensorLike,
+    capacity: int = 8,
+    num_threads: int = 1,
+    dynamic_pad: bool = False,
+    shared_name: str | None = None,
+    name: str | None = None,
+) -> FIFOQueue:
+    """``slim.prefetch_queue``: a queue that a queue runner fills with what a tensor or a list of them gives.
+
+    Raises:
+        TypeError: ``tensors`` is a dictionary.
+        ValueError: ``dynamic_pad`` is set, or a shape is not known.
+    """
+    if isinstance(tensors, Mapping):
+        raise TypeError("prefetch_queue: give a list of tensors, not a dictionary")
+    if dynamic_pad:
+        raise ValueError("prefetch_queue: dynamic_pad is not possible, elements of a queue have one shape")
+    with rt.name_scope(name or "prefetch_queue"):
+        listed = tensors if isinstance(tensors, list | tuple) else [tensors]
+        values = [_VALUES["convert_to_tensor"](each) for each in listed]
+        shapes = [_shape(each, "prefetch_queue") for each in values]
+        queue = FIFOQueue(capacity, [each.dtype for each in values], shapes, shared_name=shared_name)
+        add_queue_runner(QueueRunner(queue, [queue.enqueue(values)] * num_threads))
+    return queue

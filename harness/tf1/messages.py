@@ -44,7 +44,9 @@ class Timeline:
         self._step_stats = step_stats
 
     def generate_chrome_trace_format(self, show_dataflow: bool = True, show_memory: bool = False) -> str:
-        """The trace as JSON text. What is moved is always shown, memory never."""
+        """The trace as JSON text, empty where nothing ran. What is moved is always shown, memory never."""
+        if not self._step_stats.dev_stats:
+            return json.dumps({"traceEvents": []})
         return json.dumps(chrome_trace(SimpleNamespace(step_stats=self._step_stats)))  # type: ignore[arg-type]
 
 

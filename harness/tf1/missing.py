@@ -13,6 +13,7 @@ _SHAPE = "its result has no static shape: fetch the input and use numpy, or use 
 _SPARSE = "use a dense tensor, or jax.experimental.sparse inside rt.call"
 _RNN = "use jax.lax.scan inside rt.call, or a Flax or Equinox cell"
 _EAGER = "JAX itself runs eagerly: use jax.numpy outside of a graph"
+_METRICS = "tf.metrics.mean of what you compute of each batch, or scikit-learn"
 _LAYERS = "make weights with tf.get_variable, or call a Flax or Equinox module with rt.call"
 
 INSTEAD: dict[str, str] = {
@@ -37,12 +38,10 @@ INSTEAD: dict[str, str] = {
     "tf.sparse_tensor_dense_matmul": _SPARSE,
     "tf.IndexedSlices": "gradients are dense; an update of some rows is tf.scatter_add or tf.scatter_sub",
     "tf.contrib.learn": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
-    "tf.contrib.metrics": "compute it with tf.equal and tf.reduce_mean, and average in Python",
     "tf.contrib.factorization": "scikit-learn, or write it in JAX",
     "tf.contrib.session_bundle": "jax.export",
     "tf.estimator": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
     "tf.keras": _LAYERS,
-    "tf.metrics": "compute it with tf.equal and tf.reduce_mean, and average in Python",
     "tf.distribute": "tf.train.replica_device_setter for parameter servers, or plain jax.sharding for all-reduce",
     "tf.enable_eager_execution": _EAGER,
     "tf.function": "jax.jit",
@@ -86,10 +85,12 @@ INSTEAD: dict[str, str] = {
 
 THE_REST: dict[str, str] = {
     "tf.contrib": "optax, Flax and Orbax do most of what tf.contrib did",
+    "tf.contrib.metrics": _METRICS,
     "tf.contrib.rnn": _RNN,
     "tf.data": "map, filter and from_generator, which take any function",
     "tf.image": "jax.image inside rt.call, or a Python function in tf.py_func",
     "tf.io": "read the file in Python, in tf.py_func or in Dataset.from_generator",
+    "tf.metrics": _METRICS,
     "tf.nn.rnn_cell": _RNN,
     "tf.test": "pytest, and numpy.testing",
 }

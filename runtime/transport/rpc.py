@@ -73,6 +73,7 @@ def server_options(limits: Limits) -> list[tuple[str, str | int]]:
         ("grpc.compression_enabled_algorithms_bitset", 1),  # bit 0: none
         ("grpc.so_reuseport", 0),  # a second server on one port must fail, not share it
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.max_ping_strikes", 0),  # pings that are late and come at once must not end a call that takes long
     ]
 
 

@@ -60,7 +60,7 @@ def test_batches_of_many_at_once_and_shuffled_ones() -> None:
     with tf.Graph().as_default():
         number = tf.train.range_input_producer(40, num_epochs=1, shuffle=False).dequeue()
         (batch,) = run_out(tf.train.shuffle_batch([number], 40, capacity=50, min_after_dequeue=30, seed=3))
-        assert sorted(batch[0].tolist()) == list(range(40)) != batch[0].tolist()
+        assert sorted(batch.tolist()) == list(range(40)) != batch.tolist()
 
 
 def test_what_cannot_be_an_input() -> None:

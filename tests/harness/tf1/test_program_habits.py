@@ -50,7 +50,11 @@ def test_a_transposed_convolution_of_a_batch_of_any_size() -> None:
     with tf.Graph().as_default(), tf.Session() as sess:
         x = tf.placeholder(tf.float32, [None, 4, 4, 2])
         y = tf.nn.conv2d_transpose(x, np.ones((2, 2, 5, 2), np.float32), [8, 8, 8, 5], [1, 2, 2, 1])
-        np.testing.assert_array_equal(sess.run(y, {x: np.ones((8, 4, 4, 2))}), np.full((8, 8, 8, 5), 2))
+        assert y.get_shape().as_list() == [8, 8, 8, 5]
+        again = tf.reshape(y, y.get_shape())
+        np.testing.assert_array_equal(sess.run(again, {x: np.ones((8, 4, 4, 2))}), np.full((8, 8, 8, 5), 2))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="for 8 images, value has 3"):
+            sess.run(y, {x: np.ones((3, 4, 4, 2))})
 
 
 def test_an_array_of_python_numbers_is_an_operand() -> None:

@@ -263,6 +263,22 @@ def examples_in_batches(tf: Any) -> Any:
         return [shape_of(images), shape_of(labels), *found]
 
 
+@case
+def batches_of_one_tensor_and_of_several(tf: Any) -> Any:
+    """A list of one tensor gives a tensor; a dictionary of one a dictionary."""
+    found = []
+    for make in (tf.train.batch, lambda t, n: tf.train.shuffle_batch(t, n, 8, 2, seed=1)):
+        for pick in (lambda x: [x], lambda x: (x,), lambda x: {"x": x}, lambda x: [x, x]):
+            with tf.Graph().as_default():
+                number = tf.train.range_input_producer(4, num_epochs=1, shuffle=False).dequeue()
+                batch = make(pick(number), 4)
+                kind = type(batch).__name__ if isinstance(batch, list | dict) else "tensor"
+                first = drained(tf, batch)[0]
+                rows = first["x"] if kind == "dict" else first[0] if kind == "list" else first
+                found += [kind, sorted(np.asarray(rows).tolist())]
+    return found
+
+
 # -- examples ----------------------------------------------------------------------------------------------------------
 
 FEATURES: dict[str, Any] = {

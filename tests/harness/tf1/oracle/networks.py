@@ -313,6 +313,9 @@ CASES.add("nn.conv2d_transpose", "odd", Fed(_BACK), Fed(_FILTER), [1, 3, 3, 2], 
 CASES.add(
     "nn.conv2d_transpose", "unknown batch", Fed(_BACK, shape=[None, 2, 2, 3]), Fed(_FILTER), [1, 4, 4, 2], [1, 2, 2, 1]
 )
+CASES.add(
+    "nn.conv2d_transpose", "another batch", Fed(_BACK, shape=[None, 2, 2, 3]), Fed(_FILTER), [2, 4, 4, 2], [1, 2, 2, 1]
+)
 CASES.add("nn.conv2d_transpose", "other shape", Fed(_BACK), Fed(_FILTER), [1, 9, 9, 2], [1, 2, 2, 1])
 CASES.add("nn.conv2d_transpose", "other channels", Fed(_BACK), Fed(_FILTER), [1, 4, 4, 3], [1, 2, 2, 1])
 for _name in ("lrn", "local_response_normalization"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.harness.tf1.oracle import arithmetic, arrays, flow, networks, programs
+from tests.harness.tf1.oracle import arithmetic, arrays, flow, metrics, networks, programs
 from tests.harness.tf1.oracle.case import Case
 
 CASES: dict[str, Case] = {}
@@ -12,5 +12,5 @@ for _table in (arithmetic.CASES, arrays.CASES, networks.CASES):
         raise ValueError(f"two cases are called {sorted(set(CASES) & set(_table))}")
     CASES |= _table
 
-PROGRAMS = programs.CASES | flow.CASES
+PROGRAMS = programs.CASES | flow.CASES | metrics.CASES
 """By name."""
