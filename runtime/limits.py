@@ -91,6 +91,23 @@ class Limits:
     rpc_idle_secs: float = _limit(
         60.0, _CALLS, "Seconds after which a connection without a call is closed; its client connects again to call."
     )
+    calls: int = _limit(
+        64, _CALLS, "Calls at once that ask and wait for nothing, such as status. One more waits its turn."
+    )
+    orders: int = _limit(64, _CALLS, "Orders at once that wait for nothing. One more waits its turn.")
+    checkpoint_orders: int = _limit(
+        64, _CALLS, "Orders at once that take, write, read or compare checkpoints. One more waits its turn."
+    )
+    registrations: int = _limit(
+        32, _CALLS, "Stages registered at once, which may have to be compiled. One more waits its turn."
+    )
+    waiting_calls: int = _limit(
+        1024,
+        _CALLS,
+        "Calls at once that may wait: steps and sessions of clients elsewhere, waits for the run record.",
+    )
+    client_waiting_calls: int = _limit(256, _CALLS, "Calls at once that may wait, of one connection.")
+    order_secs: float = _limit(21600.0, _CALLS, "Seconds that one order about a checkpoint may take.")
     sessions: int = _limit(1024, _SESSIONS, "Sessions of clients elsewhere whose steps this task runs.")
     client_sessions: int = _limit(64, _SESSIONS, "Sessions of clients elsewhere that one connection has opened.")
     session_plans: int = _limit(

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import zlib
+from collections.abc import Callable
 from typing import BinaryIO
 
 from runtime.errors import OpError, PermissionDeniedError, UnavailableError
@@ -58,14 +59,20 @@ def checksum(path: str) -> tuple[int, int]:
         return _summed(file)
 
 
-def is_as_saved(path: str, size: int, crc: int) -> bool:
+def is_as_saved(path: str, size: int, crc: int, check: Callable[[], None] = lambda: None) -> bool:
     """Whether a file has the size and the CRC-32 that it had; no more than ``size`` bytes are read.
+
+    Args:
+        path: of the file.
+        size: that it had, in bytes.
+        crc: its CRC-32.
+        check: called before each block; ends the reading by raising.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
     with _opened(path) as file:
-        return os.fstat(file.fileno()).st_size == size and _summed(file, size) == (size, crc)
+        return os.fstat(file.fileno()).st_size == size and _summed(file, size, check) == (size, crc)
 
 
 def _opened(path: str) -> BinaryIO:
@@ -79,10 +86,11 @@ def _opened(path: str) -> BinaryIO:
         raise
 
 
-def _summed(file: BinaryIO, most: float = float("inf")) -> tuple[int, int]:
+def _summed(file: BinaryIO, most: float = float("inf"), check: Callable[[], None] = lambda: None) -> tuple[int, int]:
     size, crc = 0, 0
     buffer = memoryview(bytearray(READ_BLOCK))
     while size <= most and (count := file.readinto(buffer)):  # type: ignore[attr-defined]  # it is a FileIO
+        check()
         size += count
         crc = zlib.crc32(buffer[:count], crc)
     return size, crc

@@ -34,6 +34,7 @@ from runtime.plan.place import ProgramForm
 from runtime.proto import cluster_pb2
 from runtime.server import binding
 from runtime.server.audited import Audit
+from runtime.server.pools import CallPools
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
@@ -188,9 +189,10 @@ class Server:
         self._audit = AuditLog(str(self.task), audit_log or os.environ.get(AUDIT_VARIABLE))
         refusals = Refusals(str(self.task), self._audit)
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
+        self._pools = CallPools(limits, refusals)
         self._grpc = grpc.server(
             CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
-            interceptors=[*([] if check is None else [check]), Audit(self._audit)],
+            interceptors=[*([] if check is None else [check]), self._pools, Audit(self._audit)],
             options=rpc.server_options(limits),
         )
         self._grpc_started = False
