@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -143,7 +144,11 @@ class Server:
         self.task = _own_task(spec, job_name, task_index)
         roots = roots_of(checkpoint_root, os.environ)
         form = _form_of(programs, os.environ)
-        self.limits = limits = limits or Limits.from_environ(os.environ)
+        given_limits = limits or Limits.from_environ(os.environ)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = given_limits if descriptors == resource.RLIM_INFINITY else given_limits.within(descriptors)
+        self.limits = limits
+        """How much of the task others may use; fewer connections than it was given where it may open fewer files."""
         warm_up()  # before anybody waits: the first step after a restart comes that much sooner
         self._holder = takeover.holder(spec, self.task, ps_backups, ps_backups_lag)
         self._lag = ps_backups_lag
