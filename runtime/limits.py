@@ -15,6 +15,9 @@ from runtime.errors import InvalidArgumentError, ResourceExhaustedError
 VARIABLE: Final = "BELLWETHER_LIMITS"
 """Environment variable with the limits of servers that are given none: ``connections=100,hello_secs=5``."""
 _MAX_MESSAGE: Final = 2**31 - 1
+_TENSORS_SHARE: Final = 5 / 8
+_CALLS_SHARE: Final = 1 / 4
+"""Of the files that a process may open, for connections of the one port and of the other."""
 
 
 def _limit(default: int | float, of: str, help: str, most: float = math.inf) -> Any:
@@ -89,8 +92,25 @@ class Limits:
     request_bytes: int = _limit(64 << 20, _CALLS, "Bytes of one message; none is compressed.", most=_MAX_MESSAGE)
     rpc_connections: int = _limit(1024, _CALLS, "Connections. One more is closed.")
     rpc_idle_secs: float = _limit(
-        60.0, _CALLS, "Seconds after which a connection without a call is closed; its client connects again to call."
+        30.0, _CALLS, "Seconds after which a connection without a call is closed; its client connects again to call."
     )
+    calls: int = _limit(
+        64, _CALLS, "Calls at once that ask and wait for nothing, such as status. One more waits its turn."
+    )
+    orders: int = _limit(64, _CALLS, "Orders at once that wait for nothing. One more waits its turn.")
+    checkpoint_orders: int = _limit(
+        64, _CALLS, "Orders at once that take, write, read or compare checkpoints. One more waits its turn."
+    )
+    registrations: int = _limit(
+        32, _CALLS, "Stages registered at once, which may have to be compiled. One more waits its turn."
+    )
+    waiting_calls: int = _limit(
+        1024,
+        _CALLS,
+        "Calls at once that may wait: steps and sessions of clients elsewhere, waits for the run record.",
+    )
+    client_waiting_calls: int = _limit(256, _CALLS, "Calls at once that may wait, of one connection.")
+    order_secs: float = _limit(21600.0, _CALLS, "Seconds that one order about a checkpoint may take.")
     sessions: int = _limit(1024, _SESSIONS, "Sessions of clients elsewhere whose steps this task runs.")
     client_sessions: int = _limit(64, _SESSIONS, "Sessions of clients elsewhere that one connection has opened.")
     session_plans: int = _limit(
@@ -167,6 +187,18 @@ class Limits:
             InvalidArgumentError: as ``from_text``.
         """
         return cls.from_text(environ.get(VARIABLE, ""))
+
+    def within(self, descriptors: int) -> Limits:
+        """The same for a process that may have so many open files: connections must leave some of them to others.
+
+        Args:
+            descriptors: as ``ulimit -n`` gives.
+        """
+        return dataclasses.replace(
+            self,
+            connections=max(1, min(self.connections, int(descriptors * _TENSORS_SHARE))),
+            rpc_connections=max(1, min(self.rpc_connections, int(descriptors * _CALLS_SHARE))),
+        )
 
     def exceeded(self, name: str, what: str, task: str = "") -> ResourceExhaustedError:
         """The error of a request that is over a limit.

@@ -35,7 +35,7 @@ from runtime.limits import Limits
 from runtime.proto import services_pb2 as pb
 from runtime.state.leadership import NOBODY, Leadership
 
-PAUSE_SECS = Limits().pause_secs
+PAUSE_SECS = Limits.pause_secs
 """For how long a snapshot holds updates back at most, should its coordinator die."""
 ORDER_SECS = 120.0
 """Time limit of an order that should take milliseconds; the first of a chief waits for the writes of the one before."""

@@ -62,20 +62,27 @@ def checksum(path: str) -> tuple[int, int]:
         return _summed(file)
 
 
-def is_as_saved(path: str, size: int, crc: int, root_check: Callable[[str], None] | None = None) -> bool:
+def is_as_saved(
+    path: str,
+    size: int,
+    crc: int,
+    root_check: Callable[[str], None] | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> bool:
     """Whether a file has the size and the CRC-32 that it had; no more than ``size`` bytes are read.
 
     Args:
         path: of the file.
-        size: in bytes.
+        size: that it had, in bytes.
         crc: its CRC-32.
         root_check: given the path that the file has without links once it is open; raises if it must not be read.
+        check: called before each block; ends the reading by raising.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
     with _opened(path, root_check) as file:
-        return os.fstat(file.fileno()).st_size == size and _summed(file, size) == (size, crc)
+        return os.fstat(file.fileno()).st_size == size and _summed(file, size, check) == (size, crc)
 
 
 def small_text(path: str) -> str:
@@ -110,10 +117,11 @@ def _opened(path: str, root_check: Callable[[str], None] | None = None) -> Binar
         raise
 
 
-def _summed(file: BinaryIO, most: float = float("inf")) -> tuple[int, int]:
+def _summed(file: BinaryIO, most: float = float("inf"), check: Callable[[], None] = lambda: None) -> tuple[int, int]:
     size, crc = 0, 0
     buffer = memoryview(bytearray(READ_BLOCK))
     while size <= most and (count := file.readinto(buffer)):  # type: ignore[attr-defined]  # it is a FileIO
+        check()
         size += count
         crc = zlib.crc32(buffer[:count], crc)
     return size, crc

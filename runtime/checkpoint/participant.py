@@ -21,6 +21,7 @@ import numpy as np
 from absl import logging
 from google.protobuf.message import Message
 
+from runtime import timeouts
 from runtime.checkpoint import storage
 from runtime.checkpoint.byte_ranges import ByteRange, Incoming, bytes_of
 from runtime.checkpoint.pacing import Pace, in_background
@@ -39,6 +40,7 @@ from runtime.errors import (
 )
 from runtime.limits import Limits
 from runtime.proto import services_pb2 as pb
+from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import NOBODY, Leadership
 from runtime.state.store import Store, Values
 from runtime.state.write_gate import Gate, lapsed
@@ -50,6 +52,8 @@ QUIET_SECS = 2.0
 """How long a snapshot waits for stages that are under way, and for the rest of half-done steps."""
 UNUSED_SECS = 600.0
 """How long what was taken for a save is kept when nobody asks for it."""
+_LOOK_SECS = 0.25
+"""How often an order that waits for another looks whether anybody still wants it."""
 MAX_ARRAY_BYTES = 2**62
 VALUES_OF_JOBS = 8
 """Of how many saves and restores a task can tell whether its variables have changed since."""
@@ -80,6 +84,8 @@ class Job:
         given_up: why it has ended before its time; empty while it has not.
         cancelled: set when it is over, or another chief wants it gone.
         lock: held while an order works on it.
+        orders: those that write or read it, or wait to.
+        left_at: since when nobody has waited for any of them (``time.monotonic``); None while somebody does.
         taken: the reply to the order that began it; an order whose reply got lost comes again.
         written: the reply to the order to write it.
     """
@@ -96,8 +102,34 @@ class Job:
     given_up: str = ""
     cancelled: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    orders: list[Cancellation] = field(default_factory=list)
+    left_at: float | None = None
     taken: Reply.Taken | None = None
     written: Reply.Written | None = None
+
+    def unwanted(self) -> bool:
+        """Whether what is written or read is not wanted: by another chief, or nobody waits for it.
+
+        Who waited may have lost its connection, and orders the same again: it has as long as a call has to connect.
+        """
+        if not all(order.over for order in list(self.orders)):
+            self.left_at = None
+        elif self.left_at is None:
+            self.left_at = time.monotonic()
+        return self.cancelled.is_set() or (
+            self.left_at is not None and time.monotonic() - self.left_at >= timeouts.RECONNECT_SECS
+        )
+
+    @contextmanager
+    def worked_on(self, order: Cancellation, what: str) -> Iterator[None]:
+        """While an order writes or reads: waits until no other works on it, or the order is over."""
+        self.orders.append(order)
+        while not self.lock.acquire(timeout=_LOOK_SECS):
+            order.check(what)
+        try:
+            yield
+        finally:
+            self.lock.release()
 
 
 class CheckpointParticipant:
@@ -150,22 +182,29 @@ class CheckpointParticipant:
             "changed": self._changed,
         }
 
-    def obey(self, order: Order) -> Reply:
+    def obey(self, order: Order, cancelled: Cancellation | None = None) -> Reply:
         """Carries out one order.
+
+        Args:
+            order: the order.
+            cancelled: set when nobody waits for the reply any more; its deadline is that of the order.
 
         Raises:
             AbortedError: it comes under another leadership than the task obeys.
             InvalidArgumentError: this version knows no such order.
+            CancelledError: ``cancelled`` was set.
+            DeadlineExceededError: its deadline has passed.
             OpError: what went wrong, by class.
         """
         name = order.WhichOneof("order")
+        cancelled = cancelled or Cancellation()
         try:
             if name is None:
                 raise InvalidArgumentError("an order about checkpoints that this version does not know")
             leadership = Leadership.from_proto(order.leadership)
             if name not in UNFENCED:
-                self._serve(leadership)
-            answer = self._table[name](leadership, getattr(order, name))
+                self._serve(leadership, cancelled)
+            answer = self._table[name](leadership, getattr(order, name), cancelled)
         except OpError as error:
             error.task = error.task or self._task
             raise
@@ -178,7 +217,7 @@ class CheckpointParticipant:
     def _check(self, leadership: Leadership) -> None:
         self._store.run.check(leadership, "save or restore", self._task, deposed=AbortedError)
 
-    def _serve(self, leadership: Leadership) -> None:
+    def _serve(self, leadership: Leadership, cancelled: Cancellation) -> None:
         """Sees that an order comes under the leadership that the task obeys; jobs of earlier ones have ended then."""
         with self._lock:
             self._check(leadership)
@@ -188,16 +227,21 @@ class CheckpointParticipant:
             self._gate.open()  # who has paused it will never take anything
         for job in old.values():
             job.cancelled.set()
+        until = time.monotonic() + JOIN_SECS
         for number, job in old.items():
-            if not job.lock.acquire(timeout=JOIN_SECS):
-                raise UnavailableError(f"an earlier chief's job still writes after {JOIN_SECS:.0f} s", task=self._task)
+            while not job.lock.acquire(timeout=max(0.0, min(_LOOK_SECS, until - time.monotonic()))):
+                cancelled.check("waiting for an earlier chief's job")
+                if time.monotonic() >= until:
+                    raise UnavailableError(
+                        f"an earlier chief's job still writes after {JOIN_SECS:.0f} s", task=self._task
+                    )
             job.lock.release()
             with self._lock:
                 self._jobs.pop(number, None)
 
     # -- the snapshot ------------------------------------------------------------------------------------------
 
-    def _pause(self, leadership: Leadership, order: Order.Pause) -> Reply.Steps:
+    def _pause(self, leadership: Leadership, order: Order.Pause, cancelled: Cancellation) -> Reply.Steps:
         self._resumed = False
         if not order.seconds >= 0:
             raise InvalidArgumentError(f"a pause of {order.seconds:g} s")
@@ -219,13 +263,13 @@ class CheckpointParticipant:
             ]
         )
 
-    def _let_through(self, leadership: Leadership, order: Order.LetThrough) -> Reply.Steps:
+    def _let_through(self, leadership: Leadership, order: Order.LetThrough, cancelled: Cancellation) -> Reply.Steps:
         self._resumed = False
         wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
         lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
         return Reply.Steps(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
 
-    def _take(self, leadership: Leadership, order: Order.Take) -> Reply.Taken:
+    def _take(self, leadership: Leadership, order: Order.Take, cancelled: Cancellation) -> Reply.Taken:
         if self._resumed:
             raise TakeoverError(
                 "the task goes on from its backup: the checkpoint that was under way is none", task=self._task
@@ -278,7 +322,7 @@ class CheckpointParticipant:
             while len(self._values) > VALUES_OF_JOBS:
                 self._values.popitem(last=False)
 
-    def _changed(self, leadership: Leadership, order: Order.Changed) -> int:
+    def _changed(self, leadership: Leadership, order: Order.Changed, cancelled: Cancellation) -> int:
         with self._lock:
             values = self._values.get(order.job)
         if values is None:
@@ -314,9 +358,10 @@ class CheckpointParticipant:
 
     # -- saving ------------------------------------------------------------------------------------------------
 
-    def _write(self, leadership: Leadership, order: Order.Write) -> Reply.Written:
+    def _write(self, leadership: Leadership, order: Order.Write, cancelled: Cancellation) -> Reply.Written:
         job = self._job(order.job)
-        with job.lock:
+        with job.worked_on(cancelled, "writing a checkpoint"):
+            self._check_alive(job)
             if job.written is not None:
                 return job.written
             for s in job.slices:
@@ -330,10 +375,11 @@ class CheckpointParticipant:
                 job.done += size
 
             def write() -> list[tuple[str, int, int]]:
-                return storage.write_store(directory, arrays, cancelled=job.cancelled.is_set, wrote=wrote, pace=pace)
+                return storage.write_store(directory, arrays, cancelled=job.unwanted, wrote=wrote, pace=pace)
 
             files = [pb.FileDef(path=f, size=n, crc32=c) for f, n, c in in_background(write, "checkpoint-writer")]
             job.arrays = []  # the next updates may work in place again
+            self._check_wanted(job, cancelled, "writing a checkpoint")
             if job.cancelled.is_set():
                 raise AbortedError("another chief has taken the lead: the save was cancelled", task=self._task)
             job.written = Reply.Written(files=files)
@@ -361,7 +407,7 @@ class CheckpointParticipant:
         self.roots.check_inside(directory)  # as it is now, wherever links on the way led before
         return directory
 
-    def _progress(self, leadership: Leadership, order: Order.Progress) -> int:
+    def _progress(self, leadership: Leadership, order: Order.Progress, cancelled: Cancellation) -> int:
         job = self._job(order.job)
         job.used_at = time.monotonic()
         return job.done
@@ -384,16 +430,23 @@ class CheckpointParticipant:
                 task=self._task,
             ) from None
 
-    def _verify(self, leadership: Leadership, order: Order.Verify) -> Reply.Verified:
+    def _verify(self, leadership: Leadership, order: Order.Verify, cancelled: Cancellation) -> Reply.Verified:
         self.roots.check(order.directory)
         self._check_there(order.directory)
         problems = []
+
+        def check() -> None:
+            cancelled.check("comparing files with their checksums")
+
         for file in order.files:
+            check()
             path = file_below(order.directory, file.path)
             self.roots.check_inside(path)
             self._check(leadership)
             try:
-                same = storage.is_as_saved(path, file.size, file.crc32, self.roots.check_inside)
+                same = storage.is_as_saved(path, file.size, file.crc32, self.roots.check_inside, check)
+            except OpError:  # some are OSErrors, too
+                raise
             except OSError as error:
                 if error.errno in storage.NOTHING_THERE:
                     self._check_there(order.directory, file.path)
@@ -406,7 +459,7 @@ class CheckpointParticipant:
                 problems.append(f"{file.path}: it does not match its checksum")
         return Reply.Verified(problems=problems)
 
-    def _read(self, leadership: Leadership, order: Order.Read) -> int:
+    def _read(self, leadership: Leadership, order: Order.Read, cancelled: Cancellation) -> int:
         self.roots.check(order.directory)
         self._check_there(order.directory)
         keys = [file_below(order.directory, s.key) for s in order.slices]
@@ -415,7 +468,7 @@ class CheckpointParticipant:
                 if storage.has_arrays(path, ocdbt=order.ocdbt):  # else nothing in there is read
                     self.roots.check_tree(path)
         job = Job(leadership, [VariableSlice.from_proto(s) for s in order.slices], [])
-        with job.lock:
+        with job.worked_on(cancelled, "reading a checkpoint"):
             self._add(leadership, order.job, job)
             arrays = storage.read_each(
                 order.directory,
@@ -423,11 +476,12 @@ class CheckpointParticipant:
                 ocdbt=order.ocdbt,
                 zarr3=order.zarr3,
                 mapped=order.mapped,
-                cancelled=job.cancelled.is_set,
+                cancelled=job.unwanted,
             )
             for s, array in zip(job.slices, arrays, strict=False):  # the next ones are read meanwhile
                 job.done += array.nbytes
                 job.arrays.append(self._placed_on_device(s, array))
+            self._check_wanted(job, cancelled, "reading a checkpoint")
             if job.cancelled.is_set():
                 raise AbortedError("another chief has taken the lead: the restore was cancelled", task=self._task)
         return job.done
@@ -443,7 +497,7 @@ class CheckpointParticipant:
         with jax.enable_x64(True):  # else 64-bit arrays are narrowed
             return jax.device_put(array, device).block_until_ready()
 
-    def _commit(self, leadership: Leadership, order: Order.Commit) -> None:
+    def _commit(self, leadership: Leadership, order: Order.Commit, cancelled: Cancellation) -> None:
         with self._lock:
             if order.job == self._committed:
                 return
@@ -463,7 +517,7 @@ class CheckpointParticipant:
                 self._committed = order.job
         self._end(order.job)
 
-    def _drop(self, leadership: Leadership, order: Order.Drop) -> None:
+    def _drop(self, leadership: Leadership, order: Order.Drop, cancelled: Cancellation) -> None:
         self._end(order.job)
 
     def _end(self, number: int) -> None:
@@ -542,6 +596,14 @@ class CheckpointParticipant:
             self._check_alive(job)
             yield job
 
+    def _check_wanted(self, job: Job, order: Cancellation, what: str) -> None:
+        """After an order wrote or read, holding the job: one that has ended for want of anybody is not whole."""
+        if job.unwanted() and not job.cancelled.is_set():
+            job.given_up = "whoever ordered it has gone"
+            job.cancelled.set()
+            job.arrays, job.incoming = [], []
+            order.check(what)
+
     def _check_alive(self, job: Job) -> None:
         if job.given_up:
             raise AbortedError(f"this checkpoint job has ended: {job.given_up}", task=self._task)
@@ -559,7 +621,7 @@ class CheckpointParticipant:
             if not job.lock.locked() and time.monotonic() - job.used_at >= UNUSED_SECS:
                 self._give_up(job, f"nobody has asked for it in {UNUSED_SECS:.0f} s")
 
-    def _receive(self, leadership: Leadership, order: Order.Receive) -> None:
+    def _receive(self, leadership: Leadership, order: Order.Receive, cancelled: Cancellation) -> None:
         slices = [VariableSlice.from_proto(s) for s in order.slices]
         job = Job(leadership, slices, [None] * len(slices))
         job.incoming = [Incoming(s.stored.nbytes) for s in slices]
@@ -571,7 +633,7 @@ class CheckpointParticipant:
     def _from_bytes(self, s: VariableSlice, raw: Array) -> Any:
         return self._placed_on_device(s, raw.view(s.stored.dtype).reshape(s.stored.shape))
 
-    def _states(self, leadership: Leadership, order: Order.States) -> Reply.States:
+    def _states(self, leadership: Leadership, order: Order.States, cancelled: Cancellation) -> Reply.States:
         return Reply.States(states=task_states(self._task))
 
 

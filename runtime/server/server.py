@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -34,6 +35,7 @@ from runtime.plan.place import ProgramForm
 from runtime.proto import cluster_pb2
 from runtime.server import binding
 from runtime.server.audited import Audit
+from runtime.server.pools import CallPools
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
@@ -142,7 +144,11 @@ class Server:
         self.task = _own_task(spec, job_name, task_index)
         roots = roots_of(checkpoint_root, os.environ)
         form = _form_of(programs, os.environ)
-        self.limits = limits = limits or Limits.from_environ(os.environ)
+        given_limits = limits or Limits.from_environ(os.environ)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = given_limits if descriptors == resource.RLIM_INFINITY else given_limits.within(descriptors)
+        self.limits = limits
+        """How much of the task others may use; fewer connections than it was given where it may open fewer files."""
         warm_up()  # before anybody waits: the first step after a restart comes that much sooner
         self._holder = takeover.holder(spec, self.task, ps_backups, ps_backups_lag)
         self._lag = ps_backups_lag
@@ -188,9 +194,10 @@ class Server:
         self._audit = AuditLog(str(self.task), audit_log or os.environ.get(AUDIT_VARIABLE))
         refusals = Refusals(str(self.task), self._audit)
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
+        self._pools = CallPools(limits, refusals)
         self._grpc = grpc.server(
             CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
-            interceptors=[*([] if check is None else [check]), Audit(self._audit)],
+            interceptors=[*([] if check is None else [check]), self._pools, Audit(self._audit)],
             options=rpc.server_options(limits),
         )
         self._grpc_started = False

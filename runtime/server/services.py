@@ -95,9 +95,12 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         self._server.check_open()
         if request.incarnation not in (0, self._server.incarnation):
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
-        reply = self._server.worker.checkpoint_participant.obey(request)
+        worker = self._server.worker
+        cancelled = Cancellation(time.monotonic() + worker.limits.order_secs)
+        with when_abandoned(lambda: cancelled.set(HUNG_UP)):
+            reply = worker.checkpoint_participant.obey(request, cancelled)
         if request.WhichOneof("order") == "commit":
-            self._server.worker.replicate_now()
+            worker.replicate_now()
         return reply
 
     @servicer_method

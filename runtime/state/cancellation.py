@@ -49,6 +49,11 @@ class Cancellation(threading.Event):
             with condition:
                 condition.notify_all()
 
+    @property
+    def over(self) -> bool:
+        """Whether ``check`` would raise now."""
+        return bool(self._reason) or (self.deadline is not None and time.monotonic() >= self.deadline)
+
     def check(self, what: str) -> None:
         """Raises if the call must end; ``what`` says what it was doing.
 
@@ -59,7 +64,7 @@ class Cancellation(threading.Event):
         if self._reason:
             raise self._error(f"{what}: {self._reason}")
         if self.deadline is not None and time.monotonic() >= self.deadline:
-            raise DeadlineExceededError(f"{what}: the deadline of the step has passed")
+            raise DeadlineExceededError(f"{what}: the deadline has passed")
 
     def wait_for(
         self,

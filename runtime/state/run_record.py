@@ -455,7 +455,7 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], No
 
 def wait_secs(order: pb.RunOrder) -> float:
     """For how many seconds an order waits at most, of a task with the usual limit; 0 for those that do not wait."""
-    return min(Limits().run_order_secs, max(order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs))
+    return min(Limits.run_order_secs, max(order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs))
 
 
 def _checked_kind(order: pb.RunOrder, task: str) -> str:

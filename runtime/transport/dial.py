@@ -37,7 +37,7 @@ class ChannelOptions:
     reconnect_secs: float = timeouts.RECONNECT_SECS
     heartbeat_secs: float = timeouts.HEARTBEAT_SECS
     heartbeat_timeout_secs: float = timeouts.HEARTBEAT_TIMEOUT_SECS
-    max_payload_bytes: int = Limits().payload_bytes
+    max_payload_bytes: int = Limits.payload_bytes
     prefer_unix: bool = True
 
 

@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import grpc
 
@@ -67,6 +67,7 @@ def server_options(limits: Limits) -> list[tuple[str, str | int]]:
     return [
         ("grpc.max_send_message_length", _MAX_MESSAGE),
         ("grpc.max_receive_message_length", limits.request_bytes),
+        ("grpc.max_concurrent_streams", limits.client_waiting_calls + limits.calls + limits.orders),  # then they queue
         ("grpc.max_allowed_incoming_connections", limits.rpc_connections),
         ("grpc.server_handshake_timeout_ms", _ms(limits.hello_secs)),  # also of one that sends no settings
         ("grpc.max_connection_idle_ms", _ms(limits.rpc_idle_secs)),
@@ -277,11 +278,11 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
 
     def _refuse(self, requests: Any, context: grpc.ServicerContext) -> None:
-        self._refusals.tell(_host_of(context.peer()), "it has not shown that it has the token (calls)")
+        self._refusals.tell(host_of(context.peer()), "it has not shown that it has the token (calls)")
         self._ask(requests, context)
 
 
-def _host_of(peer: str) -> str:
+def host_of(peer: str) -> str:
     """The address in what grpc says of a peer, ``ipv4:1.2.3.4:567`` or ``ipv6:%5B::1%5D:567``."""
     return peer.partition(":")[2].rpartition(":")[0].removeprefix("%5B").removesuffix("%5D")
 
@@ -357,9 +358,14 @@ def servicer_method(method: Callable[[Any, Any], _T]) -> Callable[[Any, Any, grp
         try:
             return method(self, request)
         except OpError as error:
-            context.set_trailing_metadata(((_TASK, error.task), (_TYPE, str(wire_code(error)))))
-            code = next(c for c in grpc.StatusCode if c.value[0] == error.code)
-            context.abort(code, error.message)
-            raise AssertionError("abort raises") from error
+            abort(context, error)
 
     return wrapped
+
+
+def abort(context: grpc.ServicerContext, error: OpError) -> NoReturn:
+    """Ends a call with an error that reaches the caller by name; raises what ends the call on this side."""
+    context.set_trailing_metadata(((_TASK, error.task), (_TYPE, str(wire_code(error)))))
+    code = next(c for c in grpc.StatusCode if c.value[0] == error.code)
+    context.abort(code, error.message)
+    raise AssertionError("abort raises") from error

@@ -50,6 +50,13 @@ def test_what_the_environment_cannot_give_is_one_line(text: str, says: str, monk
         rt.Server({"local": ["localhost:0"]}, "local", 0)
 
 
+def test_connections_leave_files_to_others() -> None:
+    few = rt.Limits().within(1024)
+    assert (few.connections, few.rpc_connections) == (640, 256)
+    assert rt.Limits().within(1 << 20) == rt.Limits()
+    assert rt.Limits(connections=7).within(1024).connections == 7
+
+
 def test_an_error_says_the_limit_its_value_and_how_to_change_it() -> None:
     error = rt.Limits(sessions=3).exceeded("sessions", "3 sessions are open", "/job:ps/task:0")
     assert error.limit == "sessions" and error.task == "/job:ps/task:0"

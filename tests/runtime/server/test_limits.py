@@ -2,8 +2,10 @@
 
 import contextlib
 import math
+import pathlib
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import grpc
 import numpy as np
@@ -13,11 +15,13 @@ import runtime as rt
 from runtime.lowlevel import RunRecords
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
+from runtime.proto.run_record_pb2 import RunOrder
 from runtime.state.leadership import EPOCHS_AT_ONCE, Leadership
 from runtime.transport import frames, rpc
 from tests.runtime import kit
 from tests.runtime.stranger import OWNER, Stranger, key_of, refused, stranger
 from tests.runtime.transport import kit as transport_kit
+from tests.runtime.transport.kit import eventually
 
 ORDER = pb.CheckpointOrder
 DEFAULT = rt.Limits()
@@ -197,3 +201,104 @@ def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.Mon
             held.drop_session(9)
             assert sess.run(used_there, fed).tolist() == [3.0] * 100
             assert len(held) == 0 and held._bytes == 0 and not held._bytes_of
+
+
+def test_made_up_sessions_push_out_no_session_that_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLWETHER_LIMITS", "stage_sessions=3,spare_stages=1")
+    with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
+        registry = made["/job:ps/task:0"].worker.registry
+        with rt.device("/job:ps/task:0"):
+            w = rt.Variable(np.zeros(3, np.float32), name="w")
+        add = w.assign_add(np.ones(3, np.float32))
+        with rt.Session(made[kit.TARGET].target, graph) as sess:
+            sess.run(rt.global_variables_initializer())
+            sess.run(add)
+            digest = next(iter(registry._by_digest))
+            for number in range(100, 150):
+                assert registry.find(digest, number) is not None
+            assert registry.sessions == 3
+            sess.run(add)
+            assert sess.run(w).tolist() == [2.0] * 3
+            monkeypatch.setattr(registry, "connected", lambda session: True)
+            with pytest.raises(rt.ResourceExhaustedError, match="the limit stage_sessions is 3"):
+                registry.find(digest, 200)
+
+
+def test_a_session_has_so_many_stages_and_the_others_are_not_harmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLWETHER_LIMITS", "session_stages=4")
+    with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
+        with rt.device("/job:ps/task:0"):
+            w = rt.Variable(np.zeros(3, np.float32), name="w")
+        steps = [w.assign_add(np.full(3, n, np.float32)) for n in range(6)]
+        with rt.Session(made[kit.TARGET].target, graph) as greedy, rt.Session(made[kit.TARGET].target, graph) as other:
+            greedy.run(rt.global_variables_initializer())
+            with pytest.raises(rt.ResourceExhaustedError, match="the limit session_stages is 4"):
+                for step in steps:
+                    greedy.run(step)
+            other.run(steps[1])
+            greedy.run(steps[1])  # what it has goes on
+
+
+def test_the_run_record_has_so_many_tasks() -> None:
+    limits = rt.Limits(participants=3)
+    with rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server, stranger(server) as they:
+
+        def join(name: str) -> None:
+            they.worker.Run(RunOrder(incarnation=server.incarnation, sender=name, join=RunOrder.Join()), timeout=60)
+
+        for number in range(3):
+            join(f"/job:worker/task:{number}")
+        join("/job:worker/task:0")  # it is there already
+        with refused(EXHAUSTED, "the limit participants is 3"):
+            join("/job:worker/task:3")
+        done = RunOrder(incarnation=server.incarnation, sender="/job:worker/task:4", done=RunOrder.Done())
+        with refused(EXHAUSTED, "the limit participants is 3"):
+            they.worker.Run(done, timeout=60)
+
+
+def test_so_many_saves_are_under_way_and_a_dropped_one_makes_room() -> None:
+    limits = rt.Limits(checkpoint_jobs=2)
+    with rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server, stranger(server) as they:
+        jobs = [they.take([]) for _ in range(2)]
+        with refused(EXHAUSTED, "the limit checkpoint_jobs is 2"):
+            they.take([])
+        they.order(drop=ORDER.Drop(job=jobs[0]))
+        they.take([])
+
+
+def test_an_order_to_the_run_record_answers_in_time(they: Stranger) -> None:
+    message = pb.ForwardRunOrderRequest(order=RunOrder(inspect=RunOrder.Inspect()), answer_secs=3600)
+    with refused(EXHAUSTED, "the limit run_order_secs is 60"):
+        they.master.ForwardRunOrder(message, timeout=60)
+
+
+def test_what_is_written_for_nobody_ends(
+    they: Stranger, server: rt.Server, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.timeouts.RECONNECT_SECS", 0.0)
+    participant = server.worker.checkpoint_participant
+    began = threading.Event()
+    ended = threading.Event()
+
+    def write_store(directory: str, arrays: object, *, cancelled: Callable[[], bool], **_: object) -> list[object]:
+        began.set()
+        while not cancelled():
+            ended.wait(0.01)
+        ended.set()
+        return []
+
+    monkeypatch.setattr("runtime.checkpoint.storage.write_store", write_store)  # a disk that takes for ever
+    job = they.take([])
+    leadership = Leadership(they.epoch, OWNER).to_proto()
+    write = ORDER.Write(job=job, directory=str(tmp_path), process_id="nobody")
+    first = they.worker.Checkpoint.future(ORDER(leadership=leadership, write=write), timeout=60)
+    assert began.wait(60) and not ended.wait(0.2)
+    second = they.worker.Checkpoint.future(ORDER(leadership=leadership, write=write), timeout=60)
+    assert eventually(lambda: len(participant._jobs[job].orders) == 2)
+    first.cancel()
+    assert not ended.wait(0.5)  # somebody else waits for it
+    second.cancel()
+    assert ended.wait(60)
+    with refused(grpc.StatusCode.ABORTED, "whoever ordered it has gone"):
+        while True:
+            they.order(progress=ORDER.Progress(job=job))

@@ -1,0 +1,262 @@
+"""Calls that wait on the control plane: how many there may be, and that they take nothing from the others."""
+
+import contextlib
+import json
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import runtime as rt
+from runtime.master import tasks
+from runtime.proto import services_pb2 as pb
+from runtime.proto import services_pb2_grpc
+from runtime.proto.run_record_pb2 import RunOrder
+from runtime.server.pools import CALLS, CHECKPOINT_ORDERS, CLIENT_WAITING, ORDERS, POOLS, REGISTRATIONS, WAITING
+from runtime.server.server import Server
+from runtime.state.leadership import Leadership
+from runtime.transport import rpc
+from tests.runtime import kit
+from tests.runtime.stranger import ORDER, OWNER, Stranger, refused, slice_of
+from tests.runtime.transport.kit import eventually
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@contextlib.contextmanager
+def serving(**limits: Any) -> Iterator[Server]:
+    with rt.Server(kit.addresses(local=1), "local", 0, limits=rt.Limits(**limits)) as made:
+        yield made
+
+
+def running(server: Server, pool: str) -> int:
+    return server._pools.running(pool)
+
+
+def connection(server: Server) -> Any:
+    """A stub with a connection of its own, not the one that this process has to the server already."""
+    option = [("grpc.use_local_subchannel_pool", 1)]
+    channel = grpc.insecure_channel(server.address, option)
+    return grpc.intercept_channel(channel, rpc._Prover(server.address, None))
+
+
+def wait_stop(channel: Any, server: Server) -> grpc.Future:
+    """An order that waits for a minute, and whose reply somebody waits for in another thread."""
+    order = RunOrder(incarnation=server.incarnation, wait_stop=RunOrder.WaitStop(secs=60))
+    return services_pb2_grpc.WorkerServiceStub(channel).Run.future(order, timeout=60)
+
+
+def proven(channel: Any, server: Server) -> Any:
+    """The same channel, after its first call: one that is made by ``future`` is not made again with a proof."""
+    services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60)
+    return channel
+
+
+def test_orders_that_wait_are_so_many_for_one_connection_and_for_all() -> None:
+    with serving(waiting_calls=12, client_waiting_calls=8) as server, contextlib.ExitStack() as stack:
+        one, other, third = (proven(stack.enter_context(connection(server)), server) for _ in range(3))
+        stuck = [wait_stop(one, server) for _ in range(8)]
+        assert eventually(lambda: running(server, WAITING) == 8)
+        with refused(EXHAUSTED, f"the limit {CLIENT_WAITING} is 8 (--limit_{CLIENT_WAITING}"):
+            wait_stop(one, server).result()
+        stuck += [wait_stop(other, server) for _ in range(4)]
+        assert eventually(lambda: running(server, WAITING) == 12)
+        with refused(EXHAUSTED, f"the limit {WAITING} is 12 (--limit_{WAITING}"):
+            wait_stop(third, server).result()
+        for call in stuck[:3]:
+            call.cancel()
+        assert eventually(lambda: running(server, WAITING) == 9)  # who gives up frees its place
+        one.close()
+        assert eventually(lambda: running(server, WAITING) == 4)
+
+
+def test_what_is_refused_is_in_the_audit_log(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "audit"
+    limits = rt.Limits(client_waiting_calls=1, client_sessions=1)
+    with rt.Server(kit.addresses(local=1), "local", 0, limits=limits, audit_log=log) as server:
+        with connection(server) as channel:
+            stuck = wait_stop(proven(channel, server), server)
+            assert eventually(lambda: running(server, WAITING) == 1)
+            with refused(EXHAUSTED):
+                wait_stop(channel, server).result()
+            stuck.cancel()
+        (line,) = [json.loads(text) for text in log.read_text().splitlines() if '"limit"' in text]
+        assert line["action"] == "limit" and line["outcome"] == "refused" and line["peer"] == "127.0.0.1"
+        assert "client_waiting_calls" in line["what"]
+
+
+def test_sessions_are_so_many_for_one_connection(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "audit"
+    limits = rt.Limits(client_sessions=2, sessions=3)
+    with rt.Server(kit.addresses(local=1), "local", 0, limits=limits, audit_log=log) as server:
+        with contextlib.ExitStack() as stack:
+            one, other = (
+                services_pb2_grpc.MasterServiceStub(stack.enter_context(connection(server))) for _ in range(2)
+            )
+            made = [one.CreateSession(pb.CreateSessionRequest(), timeout=60).session for _ in range(2)]
+            with refused(EXHAUSTED, "the limit client_sessions is 2"):
+                one.CreateSession(pb.CreateSessionRequest(), timeout=60)
+            other.CreateSession(pb.CreateSessionRequest(), timeout=60)
+            with refused(EXHAUSTED, "the limit sessions is 3"):
+                other.CreateSession(pb.CreateSessionRequest(), timeout=60)
+            one.CloseSession(pb.CloseSessionRequest(session=made[0]), timeout=60)
+            other.CreateSession(pb.CreateSessionRequest(), timeout=60)
+            assert len(server.remote_sessions) == 3 == len(server.master._sessions)
+        assert '"action": "limit"' in log.read_text()  # also what the method itself has refused
+
+
+@pytest.mark.parametrize("count", [64, 1000])
+def test_stuck_orders_stop_neither_status_nor_registration_nor_saves_nor_training(
+    count: int, tmp_path: pathlib.Path
+) -> None:
+    with kit.servers(sockets=True, ps=1, worker=1) as made, contextlib.ExitStack() as stack:
+        ps = made["/job:ps/task:0"]
+        channels = [proven(stack.enter_context(connection(ps)), ps) for _ in range(-(-count // 250))]
+        stuck = [wait_stop(channels[i // 250], ps) for i in range(count)]
+        assert eventually(lambda: running(ps, WAITING) == count, 120)
+        assert rt.probe(ps.address).task == "/job:ps/task:0"
+        with rt.Graph().as_default() as graph, rt.Session(made[kit.TARGET].target, graph) as sess:
+            with rt.device("/job:ps/task:0"):
+                w = rt.Variable(np.zeros(3, np.float32), name="w")
+            add = w.assign_add(np.ones(3, np.float32))  # registered only now
+            sess.run(rt.global_variables_initializer())
+            for _ in range(20):
+                sess.run(add)
+            they = Stranger(ps)
+            with they.channel:
+                they.claim()
+                job = they.take([slice_of("w", np.zeros(3, np.float32))])
+                (tmp_path / "save").mkdir()
+                write = ORDER.Write(job=job, directory=str(tmp_path / "save"), process_id="p")
+                assert they.order(write=write).write.files
+            assert sess.run(w).tolist() == [20.0] * 3
+        assert running(ps, WAITING) == count and not any(call.done() for call in stuck)
+    # the servers have stopped: they waited for none of them
+
+
+def test_a_call_that_waits_its_turn_gets_it_and_one_connection_has_half() -> None:
+    with serving(registrations=2) as server, contextlib.ExitStack() as stack:
+        release, begun = threading.Event(), threading.Semaphore(0)
+        register = server.worker.register
+
+        def dawdle(*args: Any, **kwargs: Any) -> Any:
+            begun.release()
+            assert release.wait(60)
+            return register(*args, **kwargs)
+
+        server.worker.register = dawdle  # type: ignore[method-assign]  # a compilation that takes its time
+        request = pb.RegisterRequest(incarnation=server.incarnation)
+        one, other = (proven(stack.enter_context(connection(server)), server) for _ in range(2))
+        stubs = [services_pb2_grpc.WorkerServiceStub(channel) for channel in (one, other)]
+        waiting = [stubs[0].Register.future(request, timeout=60) for _ in range(4)]
+        assert begun.acquire(timeout=60)
+        assert running(server, REGISTRATIONS) == 1
+        second = stubs[1].Register.future(request, timeout=60)
+        assert begun.acquire(timeout=60) and running(server, REGISTRATIONS) == 2
+        waiting.pop().cancel()  # it waited its turn, and gets none
+        assert rt.probe(server.address).task == "/job:local/task:0"
+        release.set()
+        for call in (*waiting, second):
+            assert call.exception(timeout=60) is not None  # it registers nothing that there is
+        for _ in range(2):
+            assert begun.acquire(timeout=60)
+        assert not begun.acquire(blocking=False)
+        assert eventually(lambda: running(server, REGISTRATIONS) == 0)
+
+
+def test_comparing_files_ends_with_its_caller(tmp_path: pathlib.Path) -> None:
+    with serving() as server:
+        (tmp_path / "large").touch()
+        with (tmp_path / "large").open("r+b") as file:
+            file.truncate(1 << 42)  # all holes: hours of reading
+        they = Stranger(server)
+        with they.channel:
+            they.claim()
+            verify = ORDER.Verify(directory=str(tmp_path), files=[pb.FileDef(path="large", size=1 << 42)])
+            message = ORDER(leadership=leadership_of(they), verify=verify)
+            calls = [they.worker.Checkpoint.future(message, timeout=60) for _ in range(64)]
+            assert eventually(lambda: running(server, CHECKPOINT_ORDERS) == 32)  # half of the pool
+            assert rt.probe(server.address).task == "/job:local/task:0"
+            for call in calls[:-1]:
+                call.cancel()
+            assert eventually(lambda: running(server, CHECKPOINT_ORDERS) == 1)
+        assert eventually(lambda: running(server, CHECKPOINT_ORDERS) == 0)
+
+
+def test_an_order_about_a_checkpoint_has_a_deadline(tmp_path: pathlib.Path) -> None:
+    with serving(order_secs=0.2) as server:
+        (tmp_path / "large").touch()
+        with (tmp_path / "large").open("r+b") as file:
+            file.truncate(1 << 42)
+        they = Stranger(server)
+        with they.channel:
+            they.claim()
+            verify = ORDER.Verify(directory=str(tmp_path), files=[pb.FileDef(path="large", size=1 << 42)])
+            with refused(grpc.StatusCode.DEADLINE_EXCEEDED, "comparing files"):
+                they.order(verify=verify)
+
+
+def leadership_of(they: Stranger) -> Any:
+    return Leadership(they.epoch, OWNER).to_proto()
+
+
+def test_every_method_is_in_a_pool() -> None:
+    methods = {
+        f"/{service.full_name}/{method.name}"
+        for service in pb.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    assert POOLS.keys() <= methods
+    assert {name.rpartition("/")[2] for name in methods - POOLS.keys()} == {
+        "Status",
+        "Unregister",
+        "Trace",
+        "Metrics",
+        "RenewSession",
+        "CloseSession",
+        "AdoptGenerations",
+    }
+    kinds = {field.name for field in RunOrder.DESCRIPTOR.oneofs_by_name["order"].fields}
+    run = POOLS["/bellwether.WorkerService/Run"]
+    waits = {kind for kind in kinds if kind.startswith("wait_")}
+    for kind in kinds:
+        order = RunOrder()
+        getattr(order, kind).SetInParent()
+        if kind in waits:
+            getattr(order, kind).secs = 5
+        assert run(order) == (WAITING if kind in waits else ORDERS), kind
+    pools = {CALLS, ORDERS, CHECKPOINT_ORDERS, REGISTRATIONS, WAITING, CLIENT_WAITING}
+    assert pools <= {row.name for row in rt.Limits.rows()}
+
+
+def test_steps_of_a_client_elsewhere_are_so_many_and_named() -> None:
+    with serving(client_waiting_calls=4) as server:
+        tasks.withdraw(server.address, server)  # as a client in another process sees it
+        with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
+            queue = rt.FIFOQueue(10, [np.float32], shapes=[()], name="q")
+            take, close = queue.dequeue(), queue.close(cancel_pending_enqueues=True)
+            errors: list[Exception] = []
+            taken: list[float] = []
+
+            def consume() -> None:
+                try:
+                    taken.append(float(sess.run(take)))
+                except rt.OpError as error:
+                    errors.append(error)
+
+            consumers = [threading.Thread(target=consume, daemon=True) for _ in range(8)]
+            for thread in consumers:
+                thread.start()
+            assert eventually(lambda: len(errors) == 4)
+            assert "the limit client_waiting_calls is 4" in str(errors[0])
+            assert running(server, WAITING) == 4 and not taken
+            with pytest.raises(rt.ResourceExhaustedError):
+                sess.run(close)  # told, where it would wait for ever in a pool with a queue
+        for thread in consumers:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert len(errors) == 8 and not taken  # the others ended with the session
