@@ -20,6 +20,7 @@ from runtime import timeouts
 from runtime.errors import AbortedError, NotFoundError
 from runtime.master.master import MasterSession
 from runtime.master.prepared import PreparedPlan
+from runtime.transport.roles import ANYBODY, Identity
 
 PLANS = 512
 """Plans kept for one session. Its client keeps half as many: those that it uses are here."""
@@ -28,8 +29,9 @@ PLANS = 512
 class RemoteSession:
     """A session of a client elsewhere, and what it has planned. Thread safe."""
 
-    def __init__(self, session: MasterSession) -> None:
+    def __init__(self, session: MasterSession, owner: Identity = ANYBODY) -> None:
         self.session = session
+        self.owner = owner
         self.heard_at = time.monotonic()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -92,23 +94,27 @@ class RemoteSessions:
             with self._changed:
                 self._calls -= 1
 
-    def add(self, session: MasterSession) -> None:
-        """Keeps a session that has just been opened."""
+    def add(self, session: MasterSession, owner: Identity = ANYBODY) -> None:
+        """Keeps a session that has just been opened by ``owner``."""
         with self._changed:
-            self._sessions[session.id] = RemoteSession(session)
+            self._sessions[session.id] = RemoteSession(session, owner)
             if not self._watching:
                 threading.Thread(target=self._watch, name="remote sessions", daemon=True).start()
                 self._watching = True
 
-    def renewed(self, number: int) -> RemoteSession:
+    def renewed(self, number: int, who: Identity = ANYBODY) -> RemoteSession:
         """The session of an id; its client was heard of just now.
 
+        Args:
+            number: the id.
+            who: asks for it.
+
         Raises:
-            AbortedError: it is not there (any more).
+            AbortedError: it is not there (any more), or is another client's.
         """
         with self._changed:
             found = self._sessions.get(number)
-            if found is not None:
+            if found is not None and found.owner.is_as(who):
                 found.heard_at = time.monotonic()
                 return found
         raise AbortedError(
@@ -116,10 +122,13 @@ class RemoteSessions:
             f"for {timeouts.LEASE_SECS:g} s"
         )
 
-    def end(self, number: int) -> None:
-        """Closes a session, if it is there."""
+    def end(self, number: int, who: Identity = ANYBODY) -> None:
+        """Closes a session, if it is there and not another client's."""
         with self._changed:
-            found = self._sessions.pop(number, None)
+            found = self._sessions.get(number)
+            if found is not None and not found.owner.is_as(who):
+                return
+            self._sessions.pop(number, None)
             self._changed.notify()
         if found is not None:
             self._close(found.session)

@@ -19,6 +19,7 @@ from runtime.transport.certificates import Context
 from runtime.transport.connection import Connection, Handler, Reply, ServerContext
 from runtime.transport.endpoint import Endpoint, fast_path_enabled, host_id
 from runtime.transport.reply_cache import LaneTable
+from runtime.transport.roles import ANYBODY, Identity
 from runtime.transport.security import Refusals
 
 __all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
@@ -72,6 +73,7 @@ class TensorServer:
         key: bytes | None,
         incarnation: int,
         refusals: Refusals | None = None,
+        own: Identity = ANYBODY,
         unix: bool = True,
         tls: Context | None = None,
         max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES,
@@ -89,6 +91,7 @@ class TensorServer:
             key: the token that clients must have; None lets everybody in.
             incarnation: random u64 of this process of the task.
             refusals: tells of clients without the token.
+            own: what the task's own certificate says that it is.
             unix: listen on a Unix socket too (in a directory that only this user can enter).
             tls: gives the context for each connection over TCP; the Unix socket stays plain.
             max_payload_bytes: longest payload of a call whose tensors describe themselves.
@@ -104,6 +107,7 @@ class TensorServer:
             max_payload_bytes=max_payload_bytes,
             lanes=LaneTable[Reply](),
             refusals=refusals or Refusals(task),
+            own=own,
         )
         self._hosts = [host] if isinstance(host, str) else list(host)
         self._port = port
@@ -203,6 +207,10 @@ class TensorServer:
         if now - self._turned_at > _ASLEEP_SECS:
             return 0.0
         return max(0.0, now - max(heard, self._awake_since))
+
+    def check_client(self, client: int, who: Identity) -> None:
+        """Raises PermissionDeniedError when a client's id is known here as that of another than ``who``."""
+        self._context.lanes.check_client(client, who)
 
     def connected(self, client: int) -> bool:
         """Whether a client has a connection at this moment."""

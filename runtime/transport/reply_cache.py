@@ -8,7 +8,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
-from runtime.errors import FailedPreconditionError
+from runtime.errors import FailedPreconditionError, PermissionDeniedError
+from runtime.transport.roles import ANYBODY, Identity
 
 _WAIT_SECS = 1.0
 
@@ -126,6 +127,7 @@ class LaneTable(Generic[Kept]):
         """Starts empty."""
         self._lock = threading.Lock()
         self._records: dict[tuple[int, int], LaneRecord[Kept]] = {}
+        self._clients: dict[int, Identity] = {}  # of those that have shown a certificate
         self._given_up: set[int] = set()
         self._welcome_until = 0.0
 
@@ -152,7 +154,7 @@ class LaneTable(Generic[Kept]):
         return len(self._records)
 
     def attach(
-        self, client: int, lane: int, attempt: int, owner: Owner, now: float
+        self, client: int, lane: int, attempt: int, owner: Owner, now: float, who: Identity = ANYBODY
     ) -> tuple[LaneRecord[Kept], bool, Owner | None]:
         """Makes a connection the one that speaks for a lane.
 
@@ -162,14 +164,19 @@ class LaneTable(Generic[Kept]):
             attempt: grows with every connection of the lane.
             owner: the connection.
             now: `time.monotonic()`.
+            who: the client has shown itself to be.
 
         Returns:
             The lane's memory, whether it was there before, and the connection that it replaces.
 
         Raises:
             Superseded: a later attempt was here before.
+            PermissionDeniedError: the id is that of another client.
         """
         with self._lock:
+            self._check_client(client, who)
+            if who.names:
+                self._clients[client] = who
             self._given_up.discard(client)
             record = self._records.get((client, lane))
             known = record is not None or now < self._welcome_until
@@ -178,6 +185,22 @@ class LaneTable(Generic[Kept]):
             elif attempt <= record.attempt:
                 raise Superseded
             return record, known, record.take_over(owner, attempt, now)
+
+    def check_client(self, client: int, who: Identity) -> None:
+        """Raises PermissionDeniedError when a client's id is known as that of another than ``who``."""
+        with self._lock:
+            self._check_client(client, who)
+
+    def _check_client(self, client: int, who: Identity) -> None:
+        known = self._clients.get(client)
+        if known is not None and not known.is_as(who):
+            raise PermissionDeniedError(f"this session is that of {known}, and the client is {who}")
+
+    def _drop_strangers(self) -> None:
+        """Forgets who the clients were of which no lane is left."""
+        left = {client for client, _ in self._records}
+        for client in self._clients.keys() - left:
+            del self._clients[client]
 
     def detach(self, record: LaneRecord[Kept], owner: Owner, now: float) -> None:
         """Notes that a connection has closed; the memory stays until `expire`."""
@@ -193,6 +216,7 @@ class LaneTable(Generic[Kept]):
                 return
             for key in [key for key in self._records if key[0] == client]:
                 del self._records[key]
+            self._clients.pop(client, None)
 
     def give_up(self, before: float) -> list[int]:
         """The clients without any connection, the last of which closed before that time.
@@ -223,6 +247,8 @@ class LaneTable(Generic[Kept]):
             old = [key for key, record in self._records.items() if record.owner is None and record.closed_at < before]
             for key in old:
                 del self._records[key]
+            if old and self._clients:
+                self._drop_strangers()
 
     def clear(self) -> None:
         """Drops everything."""
