@@ -6,7 +6,10 @@ sides of a connection. Each host needs ca.pem and its own two files; ca.key make
     python -m harness.certs --out=certs --hosts=ps0,w0,w1           # the CA, and three hosts
     python -m harness.certs --out=certs --hosts=w2,ps1+10.0.0.7     # two more; ps1 has an address besides its name
     python -m harness.certs --out=certs --hosts=ps0,w0 --renew      # new ones, before they end
+    python -m harness.certs --out=certs --hosts=w1,w2 --role=worker --tasks=worker/1,worker/2
+    python -m harness.certs --out=certs --hosts=alice --role=observer
 
+Without --role a certificate is good for everything; with one, for what the role may (docs/security.md).
 Tasks and clients then get the directory: --security=certs, or BELLWETHER_SECURITY=certs in their environment.
 """
 
@@ -40,6 +43,13 @@ _HOST: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.
 _LOOPBACK: Final = ("127.0.0.1", "::1")
 _LONGEST_COMMON_NAME: Final = 64
 _USAGE_ERROR: Final = 2
+CLIENTS: Final = ("observer", "admin")
+"""Roles of those who are no task."""
+ROLES: Final = ("worker", "chief", "ps", *CLIENTS)
+RUN: Final = "bellwether"
+"""For which run certificates with a role are made, unless another one is named."""
+_RUN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TASK: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}/[0-9]{1,9}")
 
 
 class CertificateError(Exception):
@@ -94,7 +104,7 @@ class CA:
         return _pem(self.key, self.certificate)
 
     def issue(
-        self, names: Sequence[str], end: datetime.datetime, begin: datetime.datetime | None = None
+        self, names: Sequence[str], end: datetime.datetime, begin: datetime.datetime | None = None, role: str = ""
     ) -> tuple[bytes, bytes]:
         """A key, and a certificate for it that both sides of a connection may show, as PEM.
 
@@ -102,6 +112,7 @@ class CA:
             names: host names and addresses, one at least.
             end: until when it holds; not longer than the CA itself.
             begin: since when; an hour ago by default.
+            role: ``bellwether://RUN/ROLE/JOB/INDEX``; who has none may order everything, who is no task serves nobody.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         begin = begin or datetime.datetime.now(datetime.UTC) - _EARLIER
@@ -109,9 +120,12 @@ class CA:
         builder = _builder(self.certificate.subject, _name(names[0]), key, begin, end)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-        both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-        builder = builder.add_extension(both, critical=False)
-        builder = builder.add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), critical=False)
+        sides = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if not set(role.split("/")[3:4]) & set(CLIENTS):
+            sides.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(sides), critical=False)
+        general = [*map(_general, names), *([x509.UniformResourceIdentifier(role)] if role else [])]
+        builder = builder.add_extension(x509.SubjectAlternativeName(general), critical=False)
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         builder = builder.add_extension(signer, critical=False)
         return _pem(key, builder.sign(self.key, hashes.SHA256()))
@@ -140,7 +154,37 @@ def parse_hosts(text: str) -> list[list[str]]:
     return hosts
 
 
-def make_certificates(out: Path, hosts: Sequence[Sequence[str]], days: float, renew: bool) -> datetime.datetime:
+def parse_roles(role: str, run: str, tasks: str, hosts: int) -> list[str]:
+    """The role in the certificate of each host, as ``bellwether://RUN/ROLE/JOB/INDEX``; empty ones without a role.
+
+    Raises:
+        CertificateError: a role, run or task is none, or there is not a task for each host.
+    """
+    if not role:
+        if tasks or run:
+            raise CertificateError("--tasks and --run go with a --role")
+        return [""] * hosts
+    if role not in ROLES:
+        raise CertificateError(f"--role={role} is none of {', '.join(ROLES)}")
+    if not _RUN.fullmatch(run or RUN):
+        raise CertificateError(f"--run={run} is no name: letters, digits, '.', '_' and '-'")
+    base = f"bellwether://{run or RUN}/{role}"
+    if not tasks:
+        return [base] * hosts
+    if role in CLIENTS:
+        raise CertificateError(f"--tasks: a certificate of the role {role} is that of no task")
+    given = [task.strip() for task in tasks.split(",")]
+    if len(given) != hosts:
+        raise CertificateError(f"--tasks names {len(given)} tasks and --hosts {hosts} hosts: give one for each")
+    for task in given:
+        if not _TASK.fullmatch(task):
+            raise CertificateError(f"--tasks: {task!r} is not of the form JOB/INDEX, as in worker/1")
+    return [f"{base}/{task}" for task in given]
+
+
+def make_certificates(
+    out: Path, hosts: Sequence[Sequence[str]], days: float, renew: bool, roles: Sequence[str] = ()
+) -> datetime.datetime:
     """Makes what is missing in a directory: the CA, and a certificate for each host.
 
     Args:
@@ -148,6 +192,7 @@ def make_certificates(out: Path, hosts: Sequence[Sequence[str]], days: float, re
         hosts: the names of each; its files are called by the first.
         days: how long the certificates hold.
         renew: replace certificates of these hosts that are there.
+        roles: of each host, as ``parse_roles`` gives them; none by default.
 
     Returns:
         When the certificates end.
@@ -169,8 +214,8 @@ def make_certificates(out: Path, hosts: Sequence[Sequence[str]], days: float, re
     if authority.certificate.not_valid_after_utc <= now:
         raise CertificateError(f"the CA of {out} has ended: make another one in a fresh directory")
     end = min(now + datetime.timedelta(days=days), authority.certificate.not_valid_after_utc)
-    for names in hosts:
-        _write(authority.issue(_with_loopback(names), end), files[names[0]])
+    for names, role in zip(hosts, roles or [""] * len(hosts), strict=True):
+        _write(authority.issue(_with_loopback(names), end, role=role), files[names[0]])
     return end
 
 
@@ -279,11 +324,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--days", type=_days, default=DAYS, help=f"how long the certificates hold; {DAYS:.0f} by default"
     )
+    parser.add_argument(
+        "--role",
+        default="",
+        help=f"what these hosts are: {', '.join(ROLES)}; without one, their certificates are good for everything",
+    )
+    parser.add_argument(
+        "--tasks",
+        default="",
+        help="with --role, the task that each host is, as in worker/1,worker/2; else it may be any of its role",
+    )
+    parser.add_argument("--run", default="", help="with --role, the run it is for; tasks refuse those of another")
     parser.add_argument("--renew", action="store_true", help="replace certificates of these hosts that are there")
     options = parser.parse_args(argv)
     try:
         hosts = parse_hosts(options.hosts)
-        end = make_certificates(options.out, hosts, options.days, options.renew)
+        roles = parse_roles(options.role, options.run, options.tasks, len(hosts))
+        end = make_certificates(options.out, hosts, options.days, options.renew, roles)
     except CertificateError as error:
         print(f"harness.certs: {error}", file=sys.stderr)
         return _USAGE_ERROR

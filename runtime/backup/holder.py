@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,10 +106,12 @@ class BackupHolder:
 
     Args:
         audit: log of the task that holds them.
+        check: raises PermissionDeniedError unless who is calling is the task of this name.
     """
 
-    def __init__(self, audit: AuditLog | None = None) -> None:
+    def __init__(self, audit: AuditLog | None = None, check: Callable[[str], None] = lambda task: None) -> None:
         self._audit = audit
+        self._check = check
         self._lock = threading.Lock()
         self._images: dict[str, BackupImage] = {}
         self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}  # process id, version, entries so far
@@ -122,6 +124,7 @@ class BackupHolder:
     def answer(self, header: Header, arrays: Sequence[Array]) -> tuple[Header, list[Array]]:
         """Answers one message: ``push`` (see ``Primary``) or ``take``."""
         first = header["index"] == 0
+        self._check(header["of"])
         if header["kind"] == "take":
             reply, images = self._take(header)
             if first:

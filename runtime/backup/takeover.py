@@ -11,7 +11,7 @@ from absl import logging
 from runtime.backup import image
 from runtime.backup.primary import Answered, LaneKey, Send
 from runtime.cluster.spec import ClusterSpec, TaskId
-from runtime.errors import InvalidArgumentError, OpError, UnauthenticatedError
+from runtime.errors import InvalidArgumentError, OpError, PermissionDeniedError, UnauthenticatedError
 from runtime.observe.process_metrics import metrics
 from runtime.task.worker import Worker
 
@@ -64,7 +64,7 @@ def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed
     began = time.monotonic()
     try:
         found = image.read(lambda header: send(header, ()), worker.task, process_id)
-    except UnauthenticatedError:
+    except (UnauthenticatedError, PermissionDeniedError):
         raise  # started empty, it would be no better off
     except OpError as error:
         found = str(error)

@@ -483,8 +483,17 @@ class Master:
             self._sessions.pop(session.id, None)
         session.close()
 
-    def reset(self, containers: Sequence[str] | None, options: SessionConfig) -> None:
-        """Closes all sessions of this master and clears the named containers, or all, on every task."""
+    def reset(self, containers: Sequence[str] | None, options: SessionConfig, *, sessions_only: bool = False) -> None:
+        """Closes all sessions of this master and clears the named containers, or all, on every task.
+
+        Args:
+            containers: the names; None for all.
+            options: limits of the session that this takes.
+            sessions_only: clear nothing.
+        """
+        if sessions_only:
+            self.close_all()
+            return
         session = self.create_session(options)
         try:
             session.clear(containers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from runtime.errors import OpError
 from runtime.observe.audit import AuditLog
 from runtime.proto import services_pb2
+from runtime.transport import rpc
 
 Entry = tuple[str, str]
 """An action, and its object."""
@@ -101,14 +102,9 @@ class Audit(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 code = context.code()  # type: ignore[attr-defined]  # its stubs do not know it
                 if outcome == "failed" and code is not None:
                     outcome = code.name
-                self._log.write(entry[0], peer=context.peer(), who=_who(context), what=entry[1], outcome=outcome)
+                who = " ".join(rpc.names(context))
+                self._log.write(entry[0], peer=context.peer(), who=who, what=entry[1], outcome=outcome)
 
         return grpc.unary_unary_rpc_method_handler(
             audited, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
         )
-
-
-def _who(context: grpc.ServicerContext) -> str:
-    shown: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]  # its stubs are wrong
-    names = shown.get("x509_subject_alternative_name") or shown.get("x509_common_name") or ()
-    return " ".join(name.decode(errors="backslashreplace") for name in names)

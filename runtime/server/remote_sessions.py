@@ -21,6 +21,7 @@ from runtime.errors import AbortedError, NotFoundError
 from runtime.limits import Limits
 from runtime.master.master import MasterSession
 from runtime.master.prepared import PreparedPlan
+from runtime.transport.roles import ANYBODY, Identity
 
 
 class RemoteSession:
@@ -30,12 +31,14 @@ class RemoteSession:
         session: the session.
         client: the connection that it was opened by.
         plans: how many are kept; its client keeps fewer, so that those that it uses are here.
+        owner: whose certificate it was opened with.
     """
 
-    def __init__(self, session: MasterSession, client: str, plans: int) -> None:
+    def __init__(self, session: MasterSession, client: str, plans: int, owner: Identity = ANYBODY) -> None:
         self.session = session
         self.client = client
         self._most = plans
+        self.owner = owner
         self.heard_at = time.monotonic()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -120,32 +123,37 @@ class RemoteSessions:
         if all_of_them >= limits.sessions:
             raise limits.exceeded("sessions", f"{all_of_them} sessions of clients elsewhere are open here")
 
-    def add(self, session: MasterSession, client: str = "") -> None:
+    def add(self, session: MasterSession, client: str = "", owner: Identity = ANYBODY) -> None:
         """Keeps a session that has just been opened.
 
         Args:
             session: the session.
             client: the connection that it was opened by.
+            owner: whose certificate it was opened with.
 
         Raises:
             ResourceExhaustedError: others were opened meanwhile, and now there are too many.
         """
         with self._changed:
             self._check_room(client)
-            self._sessions[session.id] = RemoteSession(session, client, self._limits.session_plans)
+            self._sessions[session.id] = RemoteSession(session, client, self._limits.session_plans, owner)
             if not self._watching:
                 threading.Thread(target=self._watch, name="remote sessions", daemon=True).start()
                 self._watching = True
 
-    def renewed(self, number: int) -> RemoteSession:
+    def renewed(self, number: int, who: Identity = ANYBODY) -> RemoteSession:
         """The session of an id; its client was heard of just now.
 
+        Args:
+            number: the id.
+            who: asks for it.
+
         Raises:
-            AbortedError: it is not there (any more).
+            AbortedError: it is not there (any more), or is another client's.
         """
         with self._changed:
             found = self._sessions.get(number)
-            if found is not None:
+            if found is not None and found.owner.is_as(who):
                 found.heard_at = time.monotonic()
                 return found
         raise AbortedError(
@@ -153,10 +161,13 @@ class RemoteSessions:
             f"for {timeouts.LEASE_SECS:g} s"
         )
 
-    def end(self, number: int) -> None:
-        """Closes a session, if it is there."""
+    def end(self, number: int, who: Identity = ANYBODY) -> None:
+        """Closes a session, if it is there and not another client's."""
         with self._changed:
-            found = self._sessions.pop(number, None)
+            found = self._sessions.get(number)
+            if found is not None and not found.owner.is_as(who):
+                return
+            self._sessions.pop(number, None)
             self._changed.notify()
         if found is not None:
             self._close(found.session)

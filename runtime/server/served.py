@@ -38,5 +38,8 @@ class Served(Protocol):
     def transport_counters(self) -> ServerCounters:
         """Figures of the tensor channel."""
 
+    def check_session(self, session: int) -> None:
+        """In a servicer method: raises PermissionDeniedError where a session is another client's."""
+
     def check_open(self) -> None:
         """Raises UnavailableError when the server has stopped."""

@@ -24,7 +24,13 @@ from runtime.backup.image import capture
 from runtime.backup.primary import DEFAULT_LAG, Primary
 from runtime.checkpoint.roots import ROOT_VARIABLE, roots_of
 from runtime.cluster.spec import EVALUATOR, ClusterSpec, TaskId, join_address, split_address
-from runtime.errors import InvalidArgumentError, TaskLeftError, UnavailableError, UnknownError
+from runtime.errors import (
+    InvalidArgumentError,
+    PermissionDeniedError,
+    TaskLeftError,
+    UnavailableError,
+    UnknownError,
+)
 from runtime.limits import Limits
 from runtime.master import tasks
 from runtime.master.master import Master
@@ -34,6 +40,7 @@ from runtime.observe.audit import AuditLog
 from runtime.plan.place import ProgramForm
 from runtime.proto import cluster_pb2
 from runtime.server import binding
+from runtime.server.access import AccessControl
 from runtime.server.audited import Audit
 from runtime.server.pools import CallPools
 from runtime.server.remote_sessions import RemoteSessions
@@ -44,10 +51,12 @@ from runtime.task import cpu_share
 from runtime.task.compiler import warm_up
 from runtime.task.worker import Worker
 from runtime.timeouts import HEARTBEAT_TIMEOUT_SECS, LOG_EVERY_SECS
-from runtime.transport import rpc
+from runtime.transport import roles, rpc
 from runtime.transport.certificates import Certificates
+from runtime.transport.connection import current_identity
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.listener import ServerCounters, TensorServer
+from runtime.transport.roles import ANYBODY, Identity, identity_of
 from runtime.transport.security import WAYS_OUT, Refusals, Security, leave_token, share
 from runtime.transport.token_files import KEY_BYTES
 
@@ -112,7 +121,8 @@ class Server:
             lets in.
         UnauthenticatedError: the file with the token cannot be read, or others can read it; there is no certificate
             for its host, or that has ended.
-        PermissionDeniedError: there is no place for a token that nobody else can reach.
+        PermissionDeniedError: there is no place for a token that nobody else can reach; or the certificate is that of
+            another task, or of somebody who is none.
         UnknownError: the port is in use; names it.
     """
 
@@ -191,13 +201,19 @@ class Server:
         """Of the task; None without."""
         if self.certificates is not None:
             self.certificates.check()
+        self._own = self._own_identity()
         self._audit = AuditLog(str(self.task), audit_log or os.environ.get(AUDIT_VARIABLE))
         refusals = Refusals(str(self.task), self._audit)
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
         self._pools = CallPools(limits, refusals)
         self._grpc = grpc.server(
             CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
-            interceptors=[*([] if check is None else [check]), self._pools, Audit(self._audit)],
+            interceptors=[
+                *([] if check is None else [check]),
+                AccessControl(self._own, self.certificates is not None, check, refusals),
+                self._pools,
+                Audit(self._audit),
+            ],
             options=rpc.server_options(limits),
         )
         self._grpc_started = False
@@ -222,6 +238,7 @@ class Server:
             incarnation=self.incarnation,
             refusals=refusals,
             limits=limits,
+            own=self._own,
             tls=None if self.certificates is None else self.certificates.server_context,
         )
         self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker, self.security)
@@ -303,7 +320,7 @@ class Server:
 
     def _start(self) -> None:
         if self._holder:
-            self.worker.hold_backups(BackupHolder(self._audit))
+            self.worker.hold_backups(BackupHolder(self._audit, self._check_is_task))
             self._start_grpc()  # the others may ask, while this task asks them, and need not wait for each other
             self._replicate(self._holder)
             self._start_tensors()
@@ -356,6 +373,40 @@ class Server:
         if resumed is not None:
             primary.inherit(resumed.answered)
         primary.start()
+
+    def _own_identity(self) -> Identity:
+        """What the task's own certificate says that it is.
+
+        Raises:
+            PermissionDeniedError: it is that of another task, or of somebody who is no task.
+        """
+        if self.certificates is None:
+            return ANYBODY
+        try:
+            own = identity_of(self.certificates.current.names)
+            roles.check("tensors", own)
+            if own.task not in ("", str(self.task)):
+                raise PermissionDeniedError(f"it is that of {own.task}")
+        except PermissionDeniedError as error:
+            text = f"{self.certificates.pair.certificate} is not for this server: {error.message}"
+            raise PermissionDeniedError(text, task=str(self.task)) from None
+        return own
+
+    def _check_is_task(self, task: str) -> None:
+        """Sees that who makes the tensor channel's call that runs is a task, as far as certificates tell.
+
+        Raises:
+            PermissionDeniedError: it is another.
+        """
+        address = next((a for known, a in self.cluster.tasks().items() if str(known) == task), None)
+        if address is None:
+            raise PermissionDeniedError(f"the cluster has no {task}", task=str(self.task))
+        roles.check_is_task(current_identity(), task, split_address(address)[0])
+
+    def check_session(self, session: int) -> None:
+        """In a servicer method: raises PermissionDeniedError where a session is another client's."""
+        if self.certificates is not None:
+            self._tensors.check_client(session, rpc.caller())
 
     def check_open(self) -> None:
         """Raises UnavailableError while this task has started but does not know yet whether it goes on as itself."""

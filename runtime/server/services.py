@@ -23,7 +23,8 @@ from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.task.ending import StepEnding
 from runtime.transport.endpoint import host_id
 from runtime.transport.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
-from runtime.transport.rpc import peer, servicer_method, when_abandoned
+from runtime.transport.roles import ANYBODY
+from runtime.transport.rpc import caller, peer, servicer_method, when_abandoned
 
 
 class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
@@ -60,6 +61,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         self._server.check_open()
         if request.incarnation != self._server.incarnation:
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
+        self._server.check_session(request.session)
         call = call_from_proto(request.call)
         traced = "over the wire" if request.traced else ""
         found = self._server.worker.register(
@@ -80,12 +82,14 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     @servicer_method
     def Unregister(self, request: pb.UnregisterRequest) -> pb.UnregisterResponse:
         """Hears that a session needs handles no more."""
+        self._server.check_session(request.session)
         self._server.worker.registry.unregister(request.session, request.handles)
         return pb.UnregisterResponse()
 
     @servicer_method
     def Trace(self, request: pb.TraceRequest) -> pb.TraceResponse:
         """Gives what the traced calls of a session did here, and forgets it."""
+        self._server.check_session(request.session)
         spans = self._server.worker.tracer.take(request.session)
         return pb.TraceResponse(step_stats=step_stats(spans), now_unix_nanos=time.time_ns())
 
@@ -129,10 +133,11 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     """Runs steps for clients in other processes."""
 
-    def __init__(self, master: Master, sessions: RemoteSessions, limits: Limits) -> None:
+    def __init__(self, master: Master, sessions: RemoteSessions, limits: Limits, certificates: bool) -> None:
         self._master = master
         self._sessions = sessions
         self._limits = limits
+        self._who = caller if certificates else lambda: ANYBODY
 
     @servicer_method
     def CreateSession(self, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
@@ -144,7 +149,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
             session = self._master.create_session(options, cancelled, request.waited_secs, foreign=True)
         try:
             cancelled.check("opening a session")
-            self._sessions.add(session, peer())
+            self._sessions.add(session, peer(), self._who())
         except OpError:
             self._master.close_session(session)
             raise
@@ -161,19 +166,19 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     @servicer_method
     def RenewSession(self, request: pb.RenewSessionRequest) -> pb.RenewSessionResponse:
         """Hears that a client still has its session."""
-        self._sessions.renewed(request.session)
+        self._sessions.renewed(request.session, self._who())
         return pb.RenewSessionResponse()
 
     @servicer_method
     def CloseSession(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
         """Closes a session."""
-        self._sessions.end(request.session)
+        self._sessions.end(request.session, self._who())
         return pb.CloseSessionResponse()
 
     @servicer_method
     def RegisterPlan(self, request: pb.RegisterPlanRequest) -> pb.RegisterPlanResponse:
         """Registers the stages of a plan on their tasks."""
-        remote = self._sessions.renewed(request.session)
+        remote = self._sessions.renewed(request.session, self._who())
         return pb.RegisterPlanResponse(
             plan=remote.add(remote.session.prepare(plan_from_proto(request.plan, self._limits)))
         )
@@ -181,7 +186,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     @servicer_method
     def RunStep(self, request: pb.RunStepRequest) -> pb.RunStepResponse:
         """Runs one step of a registered plan; it ends early when nobody waits for it any more."""
-        remote = self._sessions.renewed(request.session)
+        remote = self._sessions.renewed(request.session, self._who())
         feeds, timeout = unpack(request.feeds), request.timeout_secs or None
         prepared = remote.plan(request.plan)
         stats = None
@@ -196,13 +201,13 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     @servicer_method
     def ForwardCheckpoint(self, request: pb.ForwardCheckpointRequest) -> pb.CheckpointReply:
         """Passes an order of a coordinator of checkpoints on to a task."""
-        session = self._sessions.renewed(request.session).session
+        session = self._sessions.renewed(request.session, self._who()).session
         return session.send_order(request.task, request.order, request.timeout_secs or None)
 
     @servicer_method
     def ForwardBytes(self, request: pb.ForwardBytesRequest) -> pb.ForwardBytesReply:
         """Carries a byte range of a checkpoint between a client that has no tensor channel and a task."""
-        session = self._sessions.renewed(request.session).session
+        session = self._sessions.renewed(request.session, self._who()).session
         byte_range = ByteRange.from_array(np.array(request.byte_range, np.uint64))
         with contextlib.closing(session.stream(request.task)) as stream:
             if request.data:
@@ -222,7 +227,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         cancelled = Cancellation()
         with self._sessions.call(), when_abandoned(lambda: cancelled.set(HUNG_UP)):
             if request.session:
-                session = self._sessions.renewed(request.session).session
+                session = self._sessions.renewed(request.session, self._who()).session
                 reply = session.send_run_order(request.task, request.order, request.answer_secs, cancelled)
                 return pb.ForwardRunOrderReply(sender=request.order.sender, replies={request.task: reply})
             replies = self._master.send_run_order(request.order, request.device_filters, request.answer_secs, cancelled)
@@ -231,14 +236,15 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     @servicer_method
     def AdoptGenerations(self, request: pb.AdoptGenerationsRequest) -> pb.AdoptGenerationsResponse:
         """Lets a session go on under generations that its client has begun."""
-        session = self._sessions.renewed(request.session).session
+        session = self._sessions.renewed(request.session, self._who()).session
         session.adopt_generations(request.generations)
         return pb.AdoptGenerationsResponse(value_ids=session.value_ids)
 
     @servicer_method
     def Reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
         """Clears containers and closes all sessions."""
-        self._master.reset(list(request.containers) or None, SessionConfig(start_timeout_secs=10.0))
+        options = SessionConfig(start_timeout_secs=10.0)
+        self._master.reset(list(request.containers) or None, options, sessions_only=request.sessions_only)
         self._sessions.end_all()
         return pb.ResetResponse()
 
@@ -268,6 +274,5 @@ def options_to_proto(options: SessionConfig) -> pb.SessionOptions:
 def add_services(grpc_server: grpc.Server, server: Served, sessions: RemoteSessions) -> None:
     """Adds both services to a gRPC server."""
     services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(server), grpc_server)
-    services_pb2_grpc.add_MasterServiceServicer_to_server(
-        MasterServicer(server.master, sessions, server.worker.limits), grpc_server
-    )
+    master = MasterServicer(server.master, sessions, server.worker.limits, server.certificates is not None)
+    services_pb2_grpc.add_MasterServiceServicer_to_server(master, grpc_server)

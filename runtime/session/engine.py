@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
+import grpc
 import numpy as np
 from absl import logging
 
 from runtime import timeouts
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.streaming import CHUNK_BYTES, Stream
-from runtime.cluster.spec import split_address
+from runtime.cluster.spec import EVALUATOR, ClusterSpec, split_address
 from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
 from runtime.master.config import SessionConfig
 from runtime.master.master import Master, MasterSession
@@ -29,7 +32,8 @@ from runtime.state.cancellation import Cancellation
 from runtime.tensor_spec import AnyArray, Array, aligned_buffer
 from runtime.transport import rpc
 from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
-from runtime.transport.security import Security
+from runtime.transport.roles import identity_of
+from runtime.transport.security import Security, in_force
 
 FORWARD_SECS = 120.0
 """Time limit of one byte range of a checkpoint."""
@@ -327,9 +331,29 @@ def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None
     """
     if not target.startswith("grpc://"):
         raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")
-    channel = rpc.open_channel(target.removeprefix("grpc://"))
-    try:
+    address = target.removeprefix("grpc://")
+    request = pb.ResetRequest(containers=containers or (), sessions_only=_has_a_role())
+    with contextlib.closing(rpc.open_channel(address)) as channel:
+        if request.sessions_only:
+            _clear(channel, target, containers, timeout)
         stub = services_pb2_grpc.MasterServiceStub(channel)
-        rpc.call(stub.Reset, pb.ResetRequest(containers=containers or ()), timeout=timeout, task=target)
-    finally:
-        channel.close()
+        rpc.call(stub.Reset, request, timeout=timeout, task=target)
+
+
+def _has_a_role() -> bool:
+    """Whether this process orders under a role, which the target's own may not do for it."""
+    given = in_force(None, os.environ)
+    certificates = given.tls() if given else None
+    return certificates is not None and identity_of(certificates.current.names).role is not None
+
+
+def _clear(channel: grpc.Channel, target: str, containers: Sequence[str] | None, timeout: float) -> None:
+    """Clears containers on all tasks of a target's cluster, by orders of this process to each."""
+    worker = services_pb2_grpc.WorkerServiceStub(channel)
+    told = rpc.call(worker.Metrics, pb.MetricsRequest(), timeout=timeout, task=target)
+    request = pb.ClearRequest(containers=containers or (), all=containers is None)
+    for task, address in ClusterSpec(told.cluster).tasks().items():
+        if task.job != EVALUATOR:
+            with contextlib.closing(rpc.open_channel(address)) as to_task:
+                stub = services_pb2_grpc.WorkerServiceStub(to_task)
+                rpc.call(stub.Clear, request, timeout=timeout, task=str(task))

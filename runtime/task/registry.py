@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from runtime.errors import AbortedError, NotFoundError
+from runtime.errors import AbortedError, NotFoundError, PermissionDeniedError
 from runtime.limits import Limits
 from runtime.plan.plan import Program, StageCall, VariableOutput
 from runtime.task.executor import PreparedStage
@@ -82,6 +82,7 @@ class Registry:
         self._held: OrderedDict[int, Counter[int]] = OrderedDict()  # by session, the handles, and how often registered
         self._holders: dict[int, int] = {}  # by handle, how many sessions
         self._spare: OrderedDict[int, None] = OrderedDict()  # the oldest first
+        self._released: OrderedDict[int, frozenset[int]] = OrderedDict()  # the same of sessions that may come back
         self._inherited: dict[int, Inherited] = {}  # by handle, what ``revive`` makes a call of
         self._revive: Callable[[int, Inherited], RegisteredCall] | None = None
         self.changes = 0
@@ -119,6 +120,16 @@ class Registry:
                     "the session was silent for so long that its stages were dropped; open a new one", task=self._task
                 ) from None
             raise NotFoundError(f"no stage is registered under handle {handle}", task=self._task) from None
+
+    def check_holder(self, handle: int, session: int) -> None:
+        """Sees that a session has registered the call of a handle, now or before it was silent for too long.
+
+        Raises:
+            PermissionDeniedError: the call is that of others.
+        """
+        with self._lock:
+            if handle not in self._held.get(session, ()) and handle not in self._released.get(session, ()):
+                raise PermissionDeniedError(f"stage {handle} is not one of this session's", task=self._task)
 
     def kept(self) -> tuple[dict[int, RegisteredCall], dict[int, Inherited], dict[int, list[int]]]:
         """The calls by handle, those that were inherited and not used yet, and by session the handles it holds.
@@ -267,8 +278,13 @@ class Registry:
 
     def _release(self, session: int) -> None:
         self.changes += 1
-        for handle in self._held.pop(session, ()):
-            self._let_go(handle)
+        held = self._held.pop(session, None)
+        if held:
+            self._released[session] = frozenset(held)
+            while len(self._released) > self._limits.stage_sessions:
+                self._released.popitem(last=False)
+            for handle in held:
+                self._let_go(handle)
         self._trim()
 
     def _let_go(self, handle: int) -> None:

@@ -409,6 +409,11 @@ class Worker:
             return _FIXED[handle]
         return self.registered(handle).input_layout
 
+    def permit(self, handle: int, client: int) -> None:
+        """Raises PermissionDeniedError where a handle is a stage that others have registered."""
+        if handle not in _FIXED:
+            self.registry.check_holder(handle, client)
+
     def call(self, handle: int, client: int, step: int, inputs: list[Array]) -> Reply:
         """Answers one call of the tensor channel."""
         if handle == FETCH:

@@ -57,6 +57,7 @@ class Credential:
         authorities: certificates of the CA, as PEM.
         begin: since when the certificate holds, seconds since the epoch.
         end: until when.
+        names: that it has, its role among them.
         server: context of the side that accepts.
         client: context of the side that connects.
     """
@@ -66,6 +67,7 @@ class Credential:
     authorities: bytes
     begin: float
     end: float
+    names: tuple[str, ...]
     server: ssl.SSLContext
     client: ssl.SSLContext
 
@@ -198,8 +200,8 @@ class Certificates:
         # Tickets would lie unread in the sockets of clients, which then reset their connections when they close them.
         contexts[0].num_tickets = 0
         contexts[1].set_alpn_protocols(["h2"])  # gRPC hangs up on who does not ask for it; tensors are the same to it
-        begin, end = _life(certificate)
-        return Credential(certificate, key, authorities, begin, end, *contexts)
+        begin, end, names = _about(certificate)
+        return Credential(certificate, key, authorities, begin, end, names, *contexts)
 
 
 @functools.lru_cache(maxsize=64)
@@ -286,12 +288,18 @@ def _names(pair: Pair, host: str) -> bool:
         return host.lower() in map(str.lower, names.get_values_for_type(x509.DNSName))
 
 
-def _life(certificate: bytes) -> tuple[float, float]:
+def _about(certificate: bytes) -> tuple[float, float, tuple[str, ...]]:
+    """Since when it holds, until when, and the names in it."""
     # Not at the top: a process without certificates does not pay for its import.
     from cryptography import x509
 
     about = x509.load_pem_x509_certificate(certificate)
-    return about.not_valid_before_utc.timestamp(), about.not_valid_after_utc.timestamp()
+    try:
+        names = about.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        found = tuple(str(name.value) for name in names if not isinstance(name, x509.OtherName))
+    except x509.ExtensionNotFound:
+        found = ()
+    return about.not_valid_before_utc.timestamp(), about.not_valid_after_utc.timestamp(), found
 
 
 def _private(path: Path) -> bytes:

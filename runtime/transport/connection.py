@@ -2,6 +2,7 @@
 
 import contextlib
 import hmac
+import ipaddress
 import os
 import secrets
 import socket
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from absl import logging
 
@@ -20,12 +21,13 @@ from runtime.errors import (
     InternalError,
     InvalidArgumentError,
     OpError,
+    PermissionDeniedError,
     ResourceExhaustedError,
     UnauthenticatedError,
 )
 from runtime.limits import Limits
 from runtime.tensor_spec import Array, aligned_buffer
-from runtime.transport import frames, sockets
+from runtime.transport import frames, roles, sockets
 from runtime.transport.codec import (
     Buffer,
     Layout,
@@ -35,7 +37,9 @@ from runtime.transport.codec import (
     fixed_payload,
     payload_nbytes,
 )
+from runtime.transport.handles import ORDERS
 from runtime.transport.reply_cache import LaneRecord, LaneTable, Superseded
+from runtime.transport.roles import ANYBODY, Identity, identity_of
 from runtime.transport.security import NOT_TLS, Refusals, no_handshake, speaks_tls, tensor_proof
 
 # A frame is received with its header right before an aligned payload.
@@ -46,6 +50,7 @@ _LARGE_BUFFER_BYTES: Final = 4 << 20
 _SHRINK_AFTER_CALLS: Final = 64
 _DRAIN_BYTES: Final = 1 << 20
 _VIEWS: Final = 256
+_PERMITTED: Final = 4096
 _TLS_TICK_SECS: Final = 0.25
 """How soon a thread that waits for its TLS client notices the end: OpenSSL wants one thread at a time."""
 _CUT_TLS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -75,6 +80,9 @@ class Handler(Protocol):
     It lets `call` end early, with an answer that reaches a client that has only hung up its own side (`Lane.cancel`).
     The client may also connect again and repeat that call: what `call` must not do again it notes in `call_memory()`.
     `current_lane()` tells `call` its lane, `caller_is_gone()` whether its own connection is meant.
+
+    And a method `permit(handle: int, client: int) -> None`, which raises PermissionDeniedError where a handle is not
+    the client's to call. It is asked once for each connection and handle.
 
     And a method `gone(client: int, goodbye: bool) -> None`, told from another thread when a client is not expected
     back: it said goodbye, or had no connection for a while. It may still come back in the second case.
@@ -114,6 +122,7 @@ class ServerContext:
         key: the token that clients must have; None lets everybody in.
         incarnation: of the server.
         limits: of the server.
+        own: what its own certificate says that it is.
         lanes: the memories.
         refusals: tells of clients without the token.
         stopping: set when the server ends.
@@ -128,6 +137,7 @@ class ServerContext:
     limits: Limits
     lanes: LaneTable[Reply]
     refusals: Refusals
+    own: Identity = ANYBODY
     stopping: threading.Event = field(default_factory=threading.Event)
     leaving: threading.Event = field(default_factory=threading.Event)
     progress: threading.Event = field(default_factory=threading.Event)
@@ -145,6 +155,7 @@ class ServerContext:
 
 class _Local(threading.local):
     lane = 0
+    who = ANYBODY
     connection: "Connection | None" = None
 
 
@@ -161,6 +172,11 @@ def current_call() -> tuple[int, int]:
     connection = _local.connection
     record = None if connection is None else connection._record
     return (0, 0) if connection is None or record is None else (connection.lane, record.seq)
+
+
+def current_identity() -> Identity:
+    """Whose call runs on this thread, as far as its client has shown; ANYBODY outside `Handler.call`."""
+    return _local.who
 
 
 def caller_is_gone() -> bool:
@@ -200,6 +216,7 @@ class Connection:
     Attributes:
         client: id of the client, 0 before the hello.
         lane: number of its lane.
+        who: it is, by its certificate.
         welcomed: whether the hello was good.
         busy: a call is being handled.
         gone: the client has hung up, or the server cut the connection.
@@ -216,6 +233,7 @@ class Connection:
         """Takes an accepted socket."""
         self.client = 0
         self.lane = 0
+        self.who = ANYBODY
         self.welcomed = False
         self.busy = False
         self.gone = False
@@ -235,6 +253,7 @@ class Connection:
         self._closed = False
         self._record: LaneRecord[Reply] | None = None
         self._views: dict[int, tuple[Layout, list[Array]]] = {}
+        self._permitted: set[int] = set()
         self._small_calls = 0
 
     def run(self) -> None:
@@ -242,8 +261,10 @@ class Connection:
         try:
             self._shake_hands()
             self._allocate(_FIRST_BUFFER_BYTES)  # not before: strangers cost no memory
-            _local.lane, _local.connection = self.lane, self
+            _local.lane, _local.who, _local.connection = self.lane, self.who, self
             self._serve()
+        except PermissionDeniedError as error:
+            self._context.refusals.deny(self.peer_host, self.who.names, "tensors", error.message)
         except (Superseded, ssl.SSLError, OSError) as error:
             refused = isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_TLS) and not self.welcomed
             if refused:
@@ -348,12 +369,15 @@ class Connection:
             nobody = InvalidArgumentError("a client's id is not 0: that stands for nobody")
             self._send_error(0, nobody)
             raise nobody
-        self.client, self.lane = hello.client, hello.lane
-        now = time.monotonic()
         try:
-            self._record, known, before = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now)
-        except ResourceExhaustedError as error:
-            context.refusals.tell(self.peer_host, error.message, "limit")
+            self._identify()
+            self.client, self.lane = hello.client, hello.lane
+            now = time.monotonic()
+            attached = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now, self.who)
+            self._record, known, before = attached
+        except (PermissionDeniedError, ResourceExhaustedError) as error:
+            if isinstance(error, ResourceExhaustedError):
+                context.refusals.tell(self.peer_host, error.message, "limit")
             self._send_error(0, error)
             raise
         if isinstance(before, Connection):
@@ -363,6 +387,32 @@ class Connection:
         flags = frames.RESUMED if known else 0
         self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
         self.welcomed = True
+
+    def _identify(self) -> None:
+        """Sees who the client is, and that its role lets it connect; raises PermissionDeniedError."""
+        if not isinstance(self._sock, ssl.SSLSocket):
+            return
+        shown = self._sock.getpeercert() or {}
+        names = [_plain(*entry) for entry in cast(Any, shown.get("subjectAltName", ()))]
+        self.who = Identity(tuple(names))  # for the log, should it say what it must not
+        self.who = identity_of(names)
+        roles.check_run(self._context.own, self.who)
+        roles.check("tensors", self.who)
+
+    def _permit(self, handle: int) -> None:
+        """Sees that the client may call a handle, once for each; raises PermissionDeniedError."""
+        order = ORDERS.get(handle, "stage")
+        try:
+            roles.check(order, self.who)
+            permit = getattr(self._context.handler, "permit", None)
+            if permit is not None:
+                permit(handle, self.client)
+        except PermissionDeniedError as error:
+            self._context.refusals.deny(self.peer_host, self.who.names, order, error.message)
+            raise
+        if len(self._permitted) >= _PERMITTED:
+            self._permitted.clear()
+        self._permitted.add(handle)
 
     def _refuse_plainly(self, sock: ssl.SSLSocket) -> None:
         """Tells a client that does not speak TLS what is wrong."""
@@ -470,6 +520,8 @@ class Connection:
         self.bytes_in += length + frames.HEADER_BYTES
         try:
             layout = self._context.handler.input_layout(handle)
+            if handle not in self._permitted:
+                self._permit(handle)
             self._check_call(layout, flags, handle, length)
         except Exception as error:
             self._drain(length + frames.HEADER_BYTES - count)
@@ -606,3 +658,8 @@ class Connection:
         if self._small_calls >= _SHRINK_AFTER_CALLS:
             self._small_calls = 0
             self._allocate(max(length, _FIRST_BUFFER_BYTES))
+
+
+def _plain(kind: str, name: str) -> str:
+    """A name of a certificate as gRPC writes it, too."""
+    return str(ipaddress.ip_address(name.strip())) if kind == "IP Address" else name

@@ -8,3 +8,5 @@ PUSH = 0xFFFF_FFFE
 """The coordinator of a checkpoint sends a range of bytes of a variable."""
 BACKUP = 0xFFFF_FFFD
 """A task sends a message about its backup to the task that holds it."""
+ORDERS = {FETCH: "fetch", PULL: "checkpoint.bytes", PUSH: "checkpoint.bytes", BACKUP: "backup"}
+"""What a call of each orders (`roles.MAY`); that of any other handle runs a stage."""

@@ -21,6 +21,7 @@ from runtime.transport.certificates import Context
 from runtime.transport.connection import Connection, Handler, Reply, ServerContext, peer_host
 from runtime.transport.endpoint import Endpoint, fast_path_enabled, host_id
 from runtime.transport.reply_cache import LaneTable
+from runtime.transport.roles import ANYBODY, Identity
 from runtime.transport.security import Refusals
 
 __all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
@@ -81,6 +82,7 @@ class TensorServer:
         key: bytes | None,
         incarnation: int,
         refusals: Refusals | None = None,
+        own: Identity = ANYBODY,
         unix: bool = True,
         tls: Context | None = None,
         limits: Limits | None = None,
@@ -97,6 +99,7 @@ class TensorServer:
             key: the token that clients must have; None lets everybody in.
             incarnation: random u64 of this process of the task.
             refusals: tells of clients without the token.
+            own: what the task's own certificate says that it is.
             unix: listen on a Unix socket too (in a directory that only this user can enter).
             tls: gives the context for each connection over TCP; the Unix socket stays plain.
             limits: how many connections there may be, how long they may take, and how much they may send.
@@ -112,6 +115,7 @@ class TensorServer:
             limits=limits,
             lanes=LaneTable[Reply](limits),
             refusals=refusals or Refusals(task),
+            own=own,
         )
         self._hosts = [host] if isinstance(host, str) else list(host)
         self._port = port
@@ -217,6 +221,10 @@ class TensorServer:
         if now - self._turned_at > _ASLEEP_SECS:
             return 0.0
         return max(0.0, now - max(heard, self._awake_since))
+
+    def check_client(self, client: int, who: Identity) -> None:
+        """Raises PermissionDeniedError when a client's id is known here as that of another than ``who``."""
+        self._context.lanes.check_client(client, who)
 
     def connected(self, client: int) -> bool:
         """Whether a client has a connection at this moment."""

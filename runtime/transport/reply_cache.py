@@ -8,8 +8,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
-from runtime.errors import FailedPreconditionError
+from runtime.errors import FailedPreconditionError, PermissionDeniedError
 from runtime.limits import Limits
+from runtime.transport.roles import ANYBODY, Identity
 
 _WAIT_SECS = 1.0
 
@@ -132,6 +133,7 @@ class LaneTable(Generic[Kept]):
         self._limits = limits or Limits()
         self._lock = threading.Lock()
         self._clients: dict[int, dict[int, LaneRecord[Kept]]] = {}
+        self._who: dict[int, Identity] = {}  # of the clients that have shown a certificate
         self._given_up: set[int] = set()
         self._left: dict[int, float] = {}
         """When clients have said goodbye that have not been forgotten yet."""
@@ -161,7 +163,7 @@ class LaneTable(Generic[Kept]):
             return sum(map(len, self._clients.values()))
 
     def attach(
-        self, client: int, lane: int, attempt: int, owner: Owner, now: float
+        self, client: int, lane: int, attempt: int, owner: Owner, now: float, who: Identity = ANYBODY
     ) -> tuple[LaneRecord[Kept], bool, Owner | None]:
         """Makes a connection the one that speaks for a lane.
 
@@ -171,15 +173,18 @@ class LaneTable(Generic[Kept]):
             attempt: grows with every connection of the lane.
             owner: the connection.
             now: `time.monotonic()`.
+            who: the client has shown itself to be.
 
         Returns:
             The lane's memory, whether it was there before, and the connection that it replaces.
 
         Raises:
             Superseded: a later attempt was here before.
+            PermissionDeniedError: the id is that of another client.
             ResourceExhaustedError: the client has too many connections.
         """
         with self._lock:
+            self._check_client(client, who)
             self._given_up.discard(client)
             lanes = self._clients.get(client, {})
             record = lanes.get(lane)
@@ -190,7 +195,19 @@ class LaneTable(Generic[Kept]):
                 record = lanes[lane] = LaneRecord()
             elif attempt <= record.attempt:
                 raise Superseded
+            if who.names:
+                self._who[client] = who
             return record, known, record.take_over(owner, attempt, now)
+
+    def check_client(self, client: int, who: Identity) -> None:
+        """Raises PermissionDeniedError when a client's id is known as that of another than ``who``."""
+        with self._lock:
+            self._check_client(client, who)
+
+    def _check_client(self, client: int, who: Identity) -> None:
+        known = self._who.get(client)
+        if known is not None and not known.is_as(who):
+            raise PermissionDeniedError(f"this session is that of {known}, and the client is {who}")
 
     def _make_room(self, lanes: dict[int, LaneRecord[Kept]]) -> None:
         """Before a client gets one more lane."""
@@ -225,6 +242,7 @@ class LaneTable(Generic[Kept]):
         lanes.pop(lane, None)
         if not lanes:
             self._clients.pop(client, None)
+            self._who.pop(client, None)
 
     def forget(self, client: int, lane: int | None, now: float) -> None:
         """Drops the memory of one lane, or of all lanes of a client.
@@ -239,6 +257,7 @@ class LaneTable(Generic[Kept]):
                 self._drop(client, lane)
                 return
             self._left[client] = now
+            self._who.pop(client, None)
             self._clients.pop(client, None)
 
     def give_up(self, before: float) -> list[int]:
@@ -285,4 +304,5 @@ class LaneTable(Generic[Kept]):
         """Drops everything."""
         with self._lock:
             self._clients.clear()
+            self._who.clear()
             self._left.clear()

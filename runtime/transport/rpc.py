@@ -8,7 +8,7 @@ import hmac
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import grpc
@@ -19,7 +19,8 @@ from runtime.errors import CancelledError, OpError, UnauthenticatedError, error_
 from runtime.limits import VARIABLE, Limits
 from runtime.transport import addresses, diagnosis, http_proxy, security
 from runtime.transport.certificates import Certificates, Credential
-from runtime.transport.security import Refusals, Security, call_proof, find_token
+from runtime.transport.roles import ANYBODY, Identity, identity_of
+from runtime.transport.security import Refusals, Security, call_proof, find_token, observer_key
 
 _TASK = "bellwether-task"
 _TYPE = "bellwether-error"
@@ -261,12 +262,21 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
     def _expected(self) -> bytes:
         return f"{self._nonce}.{call_proof(self._key, self._nonce, self.port)}".encode()
 
+    @functools.cached_property
+    def _of_observer(self) -> bytes:
+        return f"{self._nonce}.{call_proof(observer_key(self._key), self._nonce, self.port)}".encode()
+
+    def is_observer(self, handler_call_details: Any) -> bool:
+        """Whether a call comes from somebody who has the observer's token."""
+        return hmac.compare_digest(_shown(handler_call_details), self._of_observer)
+
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """The handler of a call, or one that refuses it."""
-        told = next((value for name, value in handler_call_details.invocation_metadata if name == _PROOF), "")
-        shown = told if isinstance(told, bytes) else told.encode(errors="replace")
+        shown = _shown(handler_call_details)
         if hmac.compare_digest(shown, self._expected) or handler_call_details.method.startswith(_OPEN_TO_ALL):
             return continuation(handler_call_details)
+        if hmac.compare_digest(shown, self._of_observer):
+            return continuation(handler_call_details)  # what it may order is looked at next
         # One who asks, or has the nonce of an earlier process, comes again.
         about_us = not shown or shown.startswith(f"{self._nonce}.".encode())
         return self._refused if about_us else self._asked
@@ -280,6 +290,28 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
     def _refuse(self, requests: Any, context: grpc.ServicerContext) -> None:
         self._refusals.tell(host_of(context.peer()), "it has not shown that it has the token (calls)")
         self._ask(requests, context)
+
+
+def _shown(handler_call_details: Any) -> bytes:
+    """The proof that comes with a call."""
+    told = next((value for name, value in handler_call_details.invocation_metadata if name == _PROOF), "")
+    return told if isinstance(told, bytes) else told.encode(errors="replace")
+
+
+def identity(context: grpc.ServicerContext) -> Identity:
+    """Who the client of a call is, by its certificate.
+
+    Raises:
+        PermissionDeniedError: the certificate names a role that is none.
+    """
+    return identity_of(names(context))
+
+
+def names(context: grpc.ServicerContext) -> tuple[str, ...]:
+    """The names in the certificate of a call's client; none without one."""
+    shown: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]  # its stubs are wrong
+    found = shown.get("x509_subject_alternative_name") or shown.get("x509_common_name") or ()
+    return tuple(name.decode(errors="backslashreplace") for name in found)
 
 
 def host_of(peer: str) -> str:
@@ -369,3 +401,8 @@ def abort(context: grpc.ServicerContext, error: OpError) -> NoReturn:
     code = next(c for c in grpc.StatusCode if c.value[0] == error.code)
     context.abort(code, error.message)
     raise AssertionError("abort raises") from error
+
+
+def caller() -> Identity:
+    """In a servicer method: who its client is, by its certificate; ANYBODY without one."""
+    return ANYBODY if _running.context is None else identity(_running.context)

@@ -44,6 +44,7 @@ WAYS_OUT: Final = (
 FindToken = Callable[[float], Token | None]
 """Finds the token of one task, given the seconds that it may take; None when this process has none."""
 BEARER_OF: Final = b"metrics"
+OBSERVER_OF: Final = b"observer"
 TLS_ALERT: Final = b"\x15\x03"
 """How what a TLS server says begins that has been told something else than TLS."""
 NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
@@ -287,6 +288,11 @@ def _loopback(host: str, timeout: float) -> list[str]:
     return [one for one in numeric if ipaddress.ip_address(one).is_loopback]
 
 
+def observer_key(key: bytes) -> bytes:
+    """The token of those who may look and do nothing, made from the cluster's: who has it has not that."""
+    return hmac.digest(key, OBSERVER_OF, hashlib.sha256)
+
+
 class Refusals:
     """Tells of clients that were refused: of each address once in a while.
 
@@ -298,7 +304,7 @@ class Refusals:
     def __init__(self, task: str, audit: AuditLog | None = None) -> None:
         self._task = task
         self._audit = audit
-        self._told: dict[tuple[str, str], float] = {}
+        self._told: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def tell(self, peer: str, why: str, action: str = "connect") -> None:
@@ -309,16 +315,39 @@ class Refusals:
             why: in words.
             action: "connect" where it was not let in, "limit" where it was over one (``runtime.limits``).
         """
-        metrics.add("refused_total")
-        now = time.monotonic()
-        with self._lock:
-            if now - self._told.get((peer, action), -_TELL_AGAIN_SECS) < _TELL_AGAIN_SECS:
-                return
-            if len(self._told) >= _MOST_PEERS:
-                self._told.clear()
-            self._told[peer, action] = now
+        if not self._is_due(f"{peer} {action}"):
+            return
         if self._audit is not None:
             self._audit.write(action, peer=peer, what=why, outcome="refused")
         logging.warning(
             "%s refuses a client at %s: %s (said once a minute for each address)", self._task or "a server", peer, why
         )
+
+    def deny(self, peer: str, names: Sequence[str], order: str, why: str) -> None:
+        """Tells that a client that was let in may not give an order; of each client and order once in a while.
+
+        Args:
+            peer: its address, without a port.
+            names: in its certificate.
+            order: as it is called in ``roles.MAY``.
+            why: in words.
+        """
+        who = " ".join(names)
+        if not self._is_due(f"{peer} {who} {order}"):
+            return
+        if self._audit is not None:
+            self._audit.write(order, peer=peer, who=who, what=why, outcome="refused")
+        logging.warning(
+            "%s refuses an order of a client at %s: %s (said once a minute)", self._task or "a server", peer, why
+        )
+
+    def _is_due(self, about: str) -> bool:
+        metrics.add("refused_total")
+        now = time.monotonic()
+        with self._lock:
+            if now - self._told.get(about, -_TELL_AGAIN_SECS) < _TELL_AGAIN_SECS:
+                return False
+            if len(self._told) >= _MOST_PEERS:
+                self._told.clear()
+            self._told[about] = now
+            return True

@@ -150,3 +150,44 @@ def test_the_command_says_what_to_do_next_and_its_help_shows_how(tmp_path: pathl
     assert "BELLWETHER_SECURITY=" in done.stdout and "--renew" in done.stdout and "ca.key" in done.stdout
     shown = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert all(word in shown for word in ("--out", "--hosts", "--days", "--renew", "ps1+10.0.0.7"))
+
+
+def test_a_role_is_in_the_certificate(tmp_path: pathlib.Path) -> None:
+    assert make(tmp_path, "--hosts=w1,w2+10.0.0.2", "--role=worker", "--tasks=worker/1, worker/2", "--run=mnist") == 0
+    assert make(tmp_path, "--hosts=ps0", "--role=ps") == 0
+    assert make(tmp_path, "--hosts=alice", "--role=observer") == 0
+    assert make(tmp_path, "--hosts=admin", "--role=admin") == 0
+
+    def role(name: str) -> list[str]:
+        found = load(tmp_path / f"{name}.pem").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return found.get_values_for_type(x509.UniformResourceIdentifier)
+
+    assert role("w1") == ["bellwether://mnist/worker/worker/1"]
+    assert role("w2") == ["bellwether://mnist/worker/worker/2"]
+    assert names(tmp_path / "w2.pem") == ["w2", "10.0.0.2"]
+    assert role("ps0") == ["bellwether://bellwether/ps"]
+    assert role("alice") == ["bellwether://bellwether/observer"]
+    both = {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+    for name, uses in (("w1", both), ("ps0", both), ("alice", both - {ExtendedKeyUsageOID.SERVER_AUTH})):
+        found = load(tmp_path / f"{name}.pem").extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        assert set(found) == uses
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--role=king"], "--role=king is none of worker, chief, ps, observer, admin"),
+        (["--tasks=ps/0"], "go with a --role"),
+        (["--run=mnist"], "go with a --role"),
+        (["--role=ps", "--tasks=ps/0,ps/1"], "names 2 tasks and --hosts 1 hosts"),
+        (["--role=ps", "--tasks=ps0"], "'ps0' is not of the form JOB/INDEX"),
+        (["--role=ps", "--run=a/b"], "--run=a/b is no name"),
+        (["--role=observer", "--tasks=ps/0"], "that of no task"),
+    ],
+)
+def test_roles_that_make_no_sense_are_refused(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], options: list[str], why: str
+) -> None:
+    assert make(tmp_path, "--hosts=h", *options) == 2
+    assert why in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

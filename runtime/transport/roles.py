@@ -1,0 +1,197 @@
+"""Roles: what the client of a task may order, by what its certificate says that it is.
+
+A certificate may hold a name ``bellwether://RUN/ROLE/JOB/INDEX`` (a URI, as `python -m harness.certs --role` writes
+it); JOB and INDEX may be left out. Who has none, who shows a token, and processes of the task's own user on the Unix
+socket may order everything, as all could before there were roles. Who shows the observer's token is an observer.
+
+``MAY`` is the one place that says which role may give which order.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from runtime.errors import PermissionDeniedError
+
+SCHEME: Final = "bellwether://"
+_NAME: Final = re.compile(rf"{SCHEME}([A-Za-z0-9._-]+)/([a-z]+)(?:/([A-Za-z0-9_.-]+)/([0-9]+))?")
+
+
+class ClientRole(enum.StrEnum):
+    """What a client of a task is for."""
+
+    OBSERVER = "observer"
+    """Looks: figures and the state of the run."""
+    WORKER = "worker"
+    """Trains."""
+    CHIEF = "chief"
+    """Trains and leads the run."""
+    PS = "ps"
+    """Holds variables; fetches tensors, and backs itself up on its neighbour."""
+    ADMIN = "admin"
+    """Looks, and clears variables."""
+
+
+_ALL: Final = frozenset(ClientRole)
+_TRAIN: Final = frozenset((ClientRole.WORKER, ClientRole.CHIEF))
+_TASKS: Final = _TRAIN | {ClientRole.PS}
+_LEAD: Final = frozenset((ClientRole.CHIEF,))
+_PS: Final = frozenset((ClientRole.PS,))
+_ADMIN: Final = frozenset((ClientRole.ADMIN,))
+
+MAY: Final[Mapping[str, frozenset[ClientRole]]] = {
+    "status": _ALL,
+    "metrics": _ALL,
+    "register": _TRAIN,
+    "unregister": _TRAIN,
+    "trace": _TRAIN,
+    "session": _TRAIN,
+    "step": _TRAIN,
+    "quorum": _LEAD,
+    "clear": _ADMIN,
+    "run.inspect": _ALL,
+    "run.join": _TRAIN,
+    "run.rest": _TRAIN,
+    "run.done": _TRAIN,
+    "run.stop": _TRAIN,
+    "run.wait_stop": _TRAIN,
+    "run.wait_loaded": _TRAIN,
+    "run.wait_done": _TRAIN,
+    "run.claim": _LEAD,
+    "run.load": _LEAD,
+    "run.open": _LEAD,
+    "run.finish": _LEAD,
+    "checkpoint.states": _TRAIN,
+    "checkpoint.changed": _TRAIN,
+    "checkpoint.pause": _LEAD,
+    "checkpoint.let_through": _LEAD,
+    "checkpoint.take": _LEAD,
+    "checkpoint.write": _LEAD,
+    "checkpoint.progress": _LEAD,
+    "checkpoint.verify": _LEAD,
+    "checkpoint.read": _LEAD,
+    "checkpoint.receive": _LEAD,
+    "checkpoint.commit": _LEAD,
+    "checkpoint.drop": _LEAD,
+    "checkpoint.bytes": _LEAD,
+    "tensors": _TASKS,
+    "stage": _TRAIN,
+    "fetch": _TASKS,
+    "backup": _PS,
+    "unknown": _ALL,
+}
+"""By order, the roles that may give it. "unknown" is what this version does not know, and refuses by itself; "tensors"
+a connection of the tensor channel; "stage" the call of a stage; "quorum" a stage by which a chief decides on a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is at the other end of a connection, as far as it has shown that.
+
+    Attributes:
+        names: in its certificate; none without one.
+        role: None: everything is allowed.
+        run: for which its certificate was made; empty when it does not say.
+        task: that it is, ``/job:worker/task:1``; empty when its certificate does not say.
+    """
+
+    names: tuple[str, ...] = ()
+    role: ClientRole | None = None
+    run: str = ""
+    task: str = ""
+
+    def __str__(self) -> str:
+        """What it is called in messages and in the audit log."""
+        return " ".join(self.names)
+
+    def is_as(self, other: Identity) -> bool:
+        """Whether the two may be one client, at different times or by different ways.
+
+        A process has a certificate over TCP and none on the Unix socket of its user. One that is renewed may have
+        further names, and says the same of its task, or else has a name of before.
+        """
+        if not self.names or not other.names:
+            return True
+        if (self.role, self.run, self.task) != (other.role, other.run, other.task):
+            return False
+        common = set(self.names) & set(other.names)
+        return bool(self.task) or any(not name.startswith(SCHEME) for name in common)
+
+    def names_host(self, host: str) -> bool:
+        """Whether the certificate is one of a host."""
+        wild = f"*.{host.partition('.')[2]}" if "." in host else host
+        return any(name.lower() in (host.lower(), wild.lower()) for name in self.names)
+
+
+ANYBODY: Final = Identity()
+"""Who has shown no certificate and was let in: by a token, by being the same user, or because everybody is."""
+OBSERVER: Final = Identity(role=ClientRole.OBSERVER)
+"""Who has shown the observer's token."""
+
+
+def identity_of(names: Iterable[str]) -> Identity:
+    """Who a certificate says that its holder is.
+
+    Args:
+        names: its alternative names.
+
+    Raises:
+        PermissionDeniedError: it names a role that is none, or several.
+    """
+    all_names = tuple(sorted(set(names)))
+    own = [name for name in all_names if name.lower().startswith(SCHEME)]
+    if not own:
+        return Identity(all_names)
+    parts = _NAME.fullmatch(own[0])
+    if len(own) > 1 or parts is None or parts[2] not in _ALL:
+        raise PermissionDeniedError(
+            f"its certificate says {' and '.join(own)[:300]!r}, which is no role: {SCHEME}RUN/ROLE/JOB/INDEX, where "
+            f"ROLE is {', '.join(ClientRole)}"
+        )
+    run, role, job, index = parts.groups()
+    return Identity(all_names, ClientRole(role), run, f"/job:{job}/task:{int(index)}" if job else "")
+
+
+def check(order: str, who: Identity) -> None:
+    """Sees that somebody may give an order.
+
+    Raises:
+        PermissionDeniedError: the role does not allow it; names the order, the role and those that do.
+    """
+    allowed = MAY[order]
+    if who.role is not None and who.role not in allowed:
+        needed = " or ".join(role for role in ClientRole if role in allowed)
+        raise PermissionDeniedError(f"{order!r} is for the role {needed}, and this client has the role {who.role}")
+
+
+def check_run(own: Identity, who: Identity) -> None:
+    """Sees that a client is of the task's own run, where both certificates say of which they are.
+
+    Raises:
+        PermissionDeniedError: it is of another.
+    """
+    if own.run and who.run and own.run != who.run:
+        raise PermissionDeniedError(f"this task is of the run {own.run!r}, and the client's certificate of {who.run!r}")
+
+
+def check_is_task(who: Identity, task: str, host: str) -> None:
+    """Sees that a client is the task that it says it is, as far as its certificate tells.
+
+    Args:
+        who: the client.
+        task: that it says it is.
+        host: of that task in the cluster.
+
+    Raises:
+        PermissionDeniedError: its certificate is of another task, or, where it names none, of another host.
+    """
+    if who.task and who.task != task:
+        raise PermissionDeniedError(f"the certificate is that of {who.task}, and the order speaks for {task}")
+    if who.names and not who.task and not who.names_host(host):
+        raise PermissionDeniedError(
+            f"the certificate is that of {who}, and the order speaks for {task}, which the cluster has at {host}"
+        )

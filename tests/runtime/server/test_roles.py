@@ -1,0 +1,559 @@
+"""Roles: which client may give which order, over real sockets with real certificates, as one table.
+
+Requests are of no consequence where they are let through: they mean another process of the task, or nothing at all.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import runtime as rt
+from harness.certs import CA
+from harness.monitoring import status
+from runtime.backup.holder import packed_message, read_message
+from runtime.master import tasks
+from runtime.proto import run_record_pb2, services_pb2_grpc, stage_pb2
+from runtime.proto import services_pb2 as pb
+from runtime.server.access import ORDERS
+from runtime.state.leadership import Leadership
+from runtime.transport import Endpoint, Peer, roles, rpc
+from runtime.transport.codec import Layout
+from runtime.transport.handles import BACKUP, FETCH, PULL, PUSH
+from runtime.transport.roles import ClientRole, identity_of
+from runtime.transport.security import VARIABLE, Security
+from tests.kit import certificates
+from tests.runtime import kit
+
+pytestmark = pytest.mark.cluster
+
+PS, HOLDER, WORKER = "/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:0"
+ELSE = 1
+"""An incarnation that no task has."""
+EVERY = "observer worker chief ps admin"
+TRAIN, LEAD, TASKS = "worker chief", "chief", "worker chief ps"
+
+TABLE = {
+    "status": EVERY,
+    "metrics": EVERY,
+    "run.inspect": EVERY,
+    **dict.fromkeys(("register", "unregister", "trace", "session", "step", "stage"), TRAIN),
+    **dict.fromkeys(("run.join", "run.rest", "run.done", "run.stop"), TRAIN),
+    **dict.fromkeys(("run.wait_stop", "run.wait_loaded", "run.wait_done"), TRAIN),
+    **dict.fromkeys(("checkpoint.states", "checkpoint.changed"), TRAIN),
+    **dict.fromkeys(("run.claim", "run.load", "run.open", "run.finish", "quorum"), LEAD),
+    **dict.fromkeys(("checkpoint.pause", "checkpoint.let_through", "checkpoint.take", "checkpoint.write"), LEAD),
+    **dict.fromkeys(("checkpoint.progress", "checkpoint.verify", "checkpoint.read", "checkpoint.receive"), LEAD),
+    **dict.fromkeys(("checkpoint.commit", "checkpoint.drop", "checkpoint.bytes"), LEAD),
+    "tensors": TASKS,
+    "fetch": TASKS,
+    "backup": "ps",
+    "clear": "admin",
+}
+"""What the documentation says, by order."""
+
+
+def uri(role: str, task: str = "", run: str = "run") -> str:
+    return f"bellwether://{run}/{role}{task and '/'}{task}"
+
+
+class Cluster:
+    """A ps and the holder of its backup, each with a certificate of its task, reached as if in other processes."""
+
+    def __init__(self, directory: pathlib.Path, authority: CA) -> None:
+        self.directory, self.authority = directory, authority
+        self.log = directory / "audit.jsonl"
+        self.stack = contextlib.ExitStack()
+        spec = kit.addresses(ps=2, worker=1)
+        self.servers = {}
+        for job, index in (("ps", 0), ("ps", 1), ("worker", 0)):
+            role = "chief" if job == "worker" else job
+            server = rt.Server(
+                spec, job, index, security=self.security(role, f"{job}/{index}"), ps_backups=0, audit_log=self.log
+            )
+            self.servers[f"/job:{job}/task:{index}"] = self.stack.enter_context(server)
+            tasks.withdraw(server.address, server)
+            server._unshare()
+
+    def security(self, role: str, task: str = "", run: str = "run") -> Security:
+        """What a client of a role has; of no role at all when it is empty."""
+        name = f"{role or 'none'}-{task.replace('/', '-')}-{run}"
+        said = uri(role, task, run) if role else ""
+        return Security(certificates=certificates.make(self.directory / name, self.authority, role=said))
+
+    @contextlib.contextmanager
+    def stubs(self, security: Security, of: str = PS) -> Iterator[tuple[Any, Any]]:
+        """Both services of a task."""
+        with rpc.open_channel(self.servers[of].address, security) as channel:
+            yield services_pb2_grpc.WorkerServiceStub(channel), services_pb2_grpc.MasterServiceStub(channel)
+
+    @contextlib.contextmanager
+    def lane(self, security: Security, of: str = PS, client: int = 0) -> Iterator[Any]:
+        """A connection of the tensor channel of a task, over TCP; of a new client unless one is named."""
+        server = self.servers[of]
+        there = server._tensors.endpoint("127.0.0.1")
+        there = Endpoint(there.host, there.port, None, there.host_id, there.incarnation)
+        held = security.tls()
+        assert held is not None
+        client = client or secrets.randbits(62) | 1
+        peer = Peer(of, lambda timeout: there, client, lambda timeout: None, tls=held.client_context)
+        with contextlib.closing(peer):
+            lane = peer.acquire()
+            try:
+                yield lane
+            finally:
+                peer.release(lane)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def authority() -> CA:
+    return CA.make()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, authority: CA) -> Iterator[Cluster]:
+    before = os.environ.pop(VARIABLE, None)
+    made = Cluster(tmp_path_factory.mktemp("roles"), authority)
+    try:
+        yield made
+    finally:
+        made.stack.close()
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+# -- the table ---------------------------------------------------------------------------------------------------
+
+
+def _stage(kernel: str) -> stage_pb2.StageCallDef:
+    return stage_pb2.StageCallDef(stage=stage_pb2.StageDef(host=[stage_pb2.HostCallDef(kernel=kernel)]))
+
+
+def _orders(message: Any) -> list[str]:
+    return [field.name for field in message.DESCRIPTOR.oneofs_by_name["order"].fields]
+
+
+def _requests() -> Iterator[tuple[str, str, Any]]:
+    """Every order, with a method that takes it and a request: of a task that is not there, of a session that is not."""
+    yield "status", "Status", pb.StatusRequest()
+    yield "metrics", "Metrics", pb.MetricsRequest()
+    yield "register", "Register", pb.RegisterRequest(incarnation=ELSE)
+    for kernel in ("quorum/claim", "quorum/gather", "quorum/commit", "when/quorum/claim"):
+        yield "quorum", "Register", pb.RegisterRequest(incarnation=ELSE, call=_stage(kernel))
+        yield (
+            "quorum",
+            "RegisterPlan",
+            pb.RegisterPlanRequest(session=5, plan=stage_pb2.PlanDef(stages=[_stage(kernel)])),
+        )
+    yield "register", "Register", pb.RegisterRequest(incarnation=ELSE, call=_stage("quorum/push"))
+    yield "register", "RegisterPlan", pb.RegisterPlanRequest(session=5)
+    yield "unregister", "Unregister", pb.UnregisterRequest(session=5)
+    yield "trace", "Trace", pb.TraceRequest(session=5)
+    yield "clear", "Clear", pb.ClearRequest(containers=["none"])
+    yield "session", "RenewSession", pb.RenewSessionRequest(session=5)
+    yield "session", "CloseSession", pb.CloseSessionRequest(session=5)
+    yield "session", "AdoptGenerations", pb.AdoptGenerationsRequest(session=5)
+    yield (
+        "session",
+        "CreateSession",
+        pb.CreateSessionRequest(options=pb.SessionOptions(device_filters=["/job:ps/task:0"], start_timeout_secs=0.2)),
+    )
+    yield "step", "RunStep", pb.RunStepRequest(session=5)
+    yield "checkpoint.bytes", "ForwardBytes", pb.ForwardBytesRequest(session=5, byte_range=[0] * 6)
+    for name in _orders(run_record_pb2.RunOrder):
+        order = run_record_pb2.RunOrder(incarnation=ELSE, **{name: {}})
+        yield f"run.{name}", "Run", order
+        yield f"run.{name}", "ForwardRunOrder", pb.ForwardRunOrderRequest(session=5, order=order, answer_secs=1.0)
+    for name in _orders(pb.CheckpointOrder):
+        checkpoint = pb.CheckpointOrder(incarnation=ELSE, **{name: {}})
+        yield f"checkpoint.{name}", "Checkpoint", checkpoint
+        yield f"checkpoint.{name}", "ForwardCheckpoint", pb.ForwardCheckpointRequest(session=5, order=checkpoint)
+
+
+def _answer(stubs: tuple[Any, Any], method: str, request: Any) -> tuple[str, str]:
+    stub = next(stub for stub in stubs if hasattr(stub, method))
+    try:
+        getattr(stub, method)(request, timeout=60)
+    except grpc.RpcError as error:
+        return error.code().name, error.details() or ""
+    return "OK", ""
+
+
+@pytest.mark.parametrize("role", ["", *ClientRole])
+def test_a_role_gives_the_orders_of_the_table_and_no_others(cluster: Cluster, role: str) -> None:
+    wrong = []
+    with cluster.stubs(cluster.security(role)) as stubs:
+        for order, method, request in _requests():
+            code, text = _answer(stubs, method, request)
+            allowed = not role or role in TABLE[order].split()
+            refused = code == "PERMISSION_DENIED"
+            needed = TABLE[order].replace(" ", " or ")
+            expected = f"{order!r} is for the role {needed}, and this client has the role {role}"
+            if refused is allowed or (refused and text != expected) or code == "UNAUTHENTICATED":
+                wrong.append((order, method, code, text))
+    assert not wrong
+
+
+@pytest.mark.parametrize("role", ["", *ClientRole])
+def test_a_role_uses_the_tensor_channel_by_the_table(cluster: Cluster, role: str) -> None:
+    security = cluster.security(role)
+    if role and role not in TASKS.split():
+        with pytest.raises(rt.PermissionDeniedError, match=f"'tensors' is for the role .*has the role {role}"):
+            with cluster.lane(security):
+                pass
+        return
+    leadership = np.array([1, 1, 1, 0, 0, 0], np.uint64)
+    # Of a stage that nobody has registered everybody hears that.
+    calls: dict[str, tuple[int, list[Any], bool]] = {
+        "fetch": (FETCH, [np.array([1, 2], np.uint64)], True),  # one number too few
+        "backup": (BACKUP, packed_message({"kind": "take", "of": PS, "index": 0, "process_id": 1}, []), True),
+    }
+    for order, (handle, arrays, dynamic) in calls.items():
+        with cluster.lane(security) as lane, pytest.raises(rt.OpError) as caught:
+            lane.call(handle, 0, arrays, None, dynamic=dynamic)
+        assert isinstance(caught.value, rt.PermissionDeniedError) is (bool(role) and role not in TABLE[order].split())
+    for handle, arrays in ((PULL, [leadership]), (PUSH, [leadership, np.zeros(1, np.uint8)])):
+        with cluster.lane(security) as lane, pytest.raises(rt.OpError) as caught:
+            lane.call(handle, 0, arrays, Layout([]), dynamic=handle == PUSH)
+        assert isinstance(caught.value, rt.PermissionDeniedError) is (bool(role) and role != "chief")
+
+
+def test_the_table_of_the_code_is_that_of_the_documentation() -> None:
+    may = {order: set(given) for order, given in roles.MAY.items() if order != "unknown"}
+    assert may == {order: set(given.split()) for order, given in TABLE.items()}
+
+
+def test_every_method_is_an_order_and_every_order_of_an_order_has_a_row() -> None:
+    methods = {
+        f"/{service.full_name}/{method.name}"
+        for service in pb.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    assert ORDERS.keys() == methods
+    for plane, message in (("run", run_record_pb2.RunOrder), ("checkpoint", pb.CheckpointOrder)):
+        assert {f"{plane}.{name}" for name in _orders(message)} <= roles.MAY.keys()
+
+
+def test_an_order_that_nobody_knows_is_refused_as_such(cluster: Cluster) -> None:
+    with cluster.stubs(cluster.security("observer")) as stubs:
+        assert _answer(stubs, "Checkpoint", pb.CheckpointOrder())[0] == "INVALID_ARGUMENT"
+
+
+# -- refusals are told -------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_written_down_once_with_who_and_why(cluster: Cluster) -> None:
+    security = cluster.security("observer", run="audited")
+    cluster.servers[PS].worker  # noqa: B018  # it serves
+    with cluster.stubs(cluster.security("ps")) as stubs:
+        for _ in range(3):
+            _answer(stubs, "Clear", pb.ClearRequest(all=True))
+    lines = [line for line in cluster.lines() if line["action"] == "clear" and uri("ps") in line["who"]]
+    assert len(lines) <= 1  # the matrix may have been first
+    assert all(line["outcome"] == "refused" and "the role ps" in line["what"] for line in lines)
+    with cluster.stubs(security) as stubs:
+        code, text = _answer(stubs, "Status", pb.StatusRequest())
+    assert (
+        code == "PERMISSION_DENIED"
+        and text == "this task is of the run 'run', and the client's certificate of 'audited'"
+    )
+    (line,) = [line for line in cluster.lines() if line["action"] == "status" and "audited" in line["who"]]
+    assert (line["outcome"], line["task"]) == ("refused", PS) and line["peer"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "said", ["bellwether://run/king", "bellwether://run", "bellwether://run/ps/ps/x", "bellwether://run/PS"]
+)
+def test_a_role_that_is_none_may_nothing(cluster: Cluster, tmp_path: pathlib.Path, said: str) -> None:
+    security = Security(certificates=certificates.make(tmp_path / "c", cluster.authority, role=f"{said}"))
+    with cluster.stubs(security) as stubs:
+        code, text = _answer(stubs, "Status", pb.StatusRequest())
+    assert code == "PERMISSION_DENIED" and "which is no role" in text and said in text
+    with pytest.raises(rt.PermissionDeniedError, match="which is no role"), cluster.lane(security):
+        pass
+
+
+def test_both_planes_and_the_files_give_one_identity(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    names = ("127.0.0.1", "localhost", "::1", "w-0.mnist", "*.mnist")
+    directory = certificates.make(tmp_path / "c", cluster.authority, names, role=uri("worker", "worker/3"))
+    security = Security(certificates=directory)
+    held = security.tls()
+    assert held is not None
+    with cluster.lane(security, client=99):
+        seen = cluster.servers[PS]._tensors._context.lanes._clients[99]
+    assert seen == identity_of(held.current.names)
+    assert (seen.role, seen.run, seen.task) == (ClientRole.WORKER, "run", "/job:worker/task:3")
+    with cluster.stubs(security) as (worker, _):
+        cluster.servers[PS]._tensors._context.lanes._clients[98] = seen
+        worker.Trace(pb.TraceRequest(session=98), timeout=60)  # over gRPC it is the same client
+
+
+# -- who speaks for whom -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["join", "rest", "done", "claim", "load", "open", "finish"])
+def test_an_order_to_the_run_record_speaks_for_its_own_task(cluster: Cluster, name: str) -> None:
+    order = run_record_pb2.RunOrder(incarnation=ELSE, sender="/job:worker/task:1", **{name: {}})
+    with cluster.stubs(cluster.security("chief", "worker/0")) as stubs:
+        code, text = _answer(stubs, "Run", order)
+        assert code == "PERMISSION_DENIED" and "/job:worker/task:0" in text and "/job:worker/task:1" in text
+        order.sender = "/job:worker/task:0"
+        assert _answer(stubs, "Run", order)[0] == "ABORTED"  # it is let through, and means another process
+
+
+@pytest.fixture
+def holder(cluster: Cluster) -> Iterator[rt.Server]:
+    """The task that holds backups of others; empty."""
+    from runtime.backup.holder import BackupHolder
+
+    server = cluster.servers[HOLDER]
+    server.worker.hold_backups(BackupHolder(None, server._check_is_task))
+    yield server
+    server.worker.backups = None
+
+
+def push_of(task: str) -> list[Any]:
+    header = {
+        **{"kind": "push", "of": task, "hello": True, "process_id": 1, "version": 1, "base": None, "index": 0},
+        **{"put": [], "keep": [], "about": {}, "unusable_because": ""},
+    }
+    return packed_message(header, [])
+
+
+def take_of(task: str) -> list[Any]:
+    return packed_message({"kind": "take", "of": task, "index": 0, "process_id": 2}, [])
+
+
+@pytest.mark.usefixtures("holder")
+def test_a_forged_backup_is_refused_and_one_is_not_given_away(cluster: Cluster) -> None:
+    """A stranger gave an image of ps 0, from which its next process went on; and took the image of a living one."""
+    with cluster.lane(cluster.security("ps", "ps/0"), HOLDER) as lane:
+        assert read_message(lane.call(BACKUP, 0, push_of(PS), None, dynamic=True))[0] == {}
+    for security in (cluster.security("ps", "ps/1"), cluster.security("ps", "ps/7")):
+        for message in (push_of(PS), take_of(PS)):
+            with cluster.lane(security, HOLDER) as lane:
+                with pytest.raises(rt.PermissionDeniedError, match="the order speaks for /job:ps/task:0"):
+                    lane.call(BACKUP, 0, message, None, dynamic=True)
+    with cluster.lane(cluster.security("ps", "ps/0"), HOLDER) as lane:
+        assert read_message(lane.call(BACKUP, 0, take_of(PS), None, dynamic=True))[0]["found"]
+        with pytest.raises(rt.PermissionDeniedError, match="the cluster has no /job:ps/task:9"):
+            lane.call(BACKUP, 0, push_of("/job:ps/task:9"), None, dynamic=True)
+
+
+@pytest.mark.usefixtures("holder")
+def test_without_a_role_a_backup_is_that_of_the_host_in_the_certificate(
+    cluster: Cluster, tmp_path: pathlib.Path
+) -> None:
+    for names, good in ((("127.0.0.1", "localhost"), True), (("w7", "10.0.0.7"), False)):
+        directory = certificates.make(tmp_path / names[0], cluster.authority, names)
+        with cluster.lane(Security(certificates=directory), HOLDER) as lane:
+            if good:
+                assert read_message(lane.call(BACKUP, 0, push_of(PS), None, dynamic=True))[0] == {}
+                continue
+            for message in (push_of(PS), take_of(PS)):
+                with pytest.raises(rt.PermissionDeniedError, match="is that of 10.0.0.7 w7.*has at localhost"):
+                    lane.call(BACKUP, 0, message, None, dynamic=True)
+
+
+def test_a_server_serves_with_a_certificate_of_its_own_task_only(cluster: Cluster) -> None:
+    spec = kit.addresses(ps=2)
+    for role, task, why in (("ps", "ps/1", "that of /job:ps/task:1"), ("observer", "", "has the role observer")):
+        with pytest.raises(rt.PermissionDeniedError, match=f"is not for this server: .*{why}"):
+            rt.Server(spec, "ps", 0, security=cluster.security(role, task), start=False)
+
+
+WORKER_1 = identity_of(("w1", uri("worker", "worker/1")))
+OF_HOST = identity_of(("w1", "10.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (WORKER_1, WORKER_1, True),
+        (WORKER_1, identity_of(("w1", "w1.local", uri("worker", "worker/1"))), True),  # renewed, with another name
+        (WORKER_1, identity_of(("w1", uri("worker", "worker/2"))), False),
+        (WORKER_1, identity_of(("w1", uri("chief", "worker/1"))), False),
+        (WORKER_1, identity_of(("w1", uri("worker", "worker/1", run="other"))), False),
+        (WORKER_1, identity_of(("w1",)), False),
+        (WORKER_1, roles.ANYBODY, True),  # on the Unix socket
+        (OF_HOST, identity_of(("w1", "w1.local")), True),
+        (OF_HOST, identity_of(("w2", "10.0.0.2")), False),
+        (identity_of(("w1", uri("worker"))), identity_of(("w2", uri("worker"))), False),
+        (identity_of(("w1", uri("worker"))), identity_of(("w1", "w2", uri("worker"))), True),
+    ],
+)
+def test_a_client_is_the_same_after_its_certificate_is_renewed(
+    one: roles.Identity, other: roles.Identity, same: bool
+) -> None:
+    assert one.is_as(other) is other.is_as(one) is same
+
+
+# -- what belongs to whom ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def training(cluster: Cluster) -> Iterator[tuple[Any, rt.Variable, Callable[[], Any]]]:
+    """A session of the chief, in another process as far as the ps can tell, that trains."""
+    chief = cluster.servers[WORKER]
+    with rt.Graph().as_default() as graph:
+        with rt.device(PS):
+            w = rt.Variable(np.zeros(3, np.float32), name="w")
+            step = w.assign_add(np.ones(3, np.float32))
+        with rt.Session(chief.target, graph, security=cluster.security("chief", "worker/0")) as sess:
+            sess.run(w.initializer)
+            yield sess, w, lambda: sess.run(step)
+
+
+def test_the_stages_of_a_session_are_not_run_by_others(cluster: Cluster) -> None:
+    """Handles are small numbers: with that of another's update, a stranger changed its variables."""
+    with training(cluster) as (sess, w, step):
+        step()
+        handles = list(cluster.servers[PS].worker.registry._calls)
+        assert handles
+        for role in ("worker", "chief", ""):
+            with cluster.lane(cluster.security(role), client=4711) as lane:
+                for handle in handles:
+                    with pytest.raises(rt.PermissionDeniedError, match=f"stage {handle} is not one of this session's"):
+                        lane.call(handle, 1, [], Layout([]))
+        step()
+        assert sess.run(w).tolist() == [2.0] * 3
+
+
+def test_the_lanes_of_a_session_are_not_taken_by_others(cluster: Cluster) -> None:
+    """Who knew the number of a session took its lanes, for ever, by a hello with the largest attempt."""
+    with training(cluster) as (sess, w, step):
+        step()
+        context = cluster.servers[PS]._tensors._context
+        # What the session has connected by is the Unix socket; over TCP it would show the worker's certificate.
+        own = identity_of(("127.0.0.1", "localhost", uri("chief", "worker/0")))
+        clients = {client for client, _ in context.lanes._records}
+        for client in clients:
+            context.lanes._clients[client] = own
+            with pytest.raises(rt.PermissionDeniedError, match="this session is that of .*chief/worker/0"):
+                with cluster.lane(cluster.security("worker", "worker/1"), client=client):
+                    pass
+            with cluster.stubs(cluster.security("worker", "worker/1")) as stubs:
+                for method, request in (
+                    ("Trace", pb.TraceRequest(session=client)),
+                    ("Unregister", pb.UnregisterRequest(session=client, handles=[1, 2, 3])),
+                ):
+                    assert _answer(stubs, method, request)[0] == "PERMISSION_DENIED"
+        step()
+        assert sess.run(w).tolist() == [2.0] * 3
+
+
+def test_a_session_of_a_master_is_not_used_or_ended_by_others(cluster: Cluster) -> None:
+    """A client that knows the number of another's session."""
+    with training(cluster) as (sess, w, step):
+        step()
+        (number,) = cluster.servers[WORKER].remote_sessions._sessions
+        with cluster.stubs(cluster.security("chief", "worker/5"), WORKER) as stubs:
+            for method, request in (
+                ("RenewSession", pb.RenewSessionRequest(session=number)),
+                ("RunStep", pb.RunStepRequest(session=number, plan=1)),
+                ("RegisterPlan", pb.RegisterPlanRequest(session=number)),
+            ):
+                code, text = _answer(stubs, method, request)
+                assert code == "ABORTED" and "is not found here" in text  # as of one that is not there
+            assert _answer(stubs, "CloseSession", pb.CloseSessionRequest(session=number))[0] == "OK"
+        step()
+        assert sess.run(w).tolist() == [2.0] * 3
+
+
+def test_a_worker_does_not_lead_whatever_it_has_seen(cluster: Cluster) -> None:
+    """Orders carry a leadership that every task tells: that alone let anybody order saves and restores in its name."""
+    with training(cluster) as (sess, _, step):
+        step()
+        with cluster.stubs(cluster.security("chief", "worker/0")) as stubs:
+            incarnation = cluster.servers[PS].incarnation
+            claim = run_record_pb2.RunOrder(
+                incarnation=incarnation,
+                sender=WORKER,
+                leadership=Leadership(9, 9).to_proto(),
+                claim=run_record_pb2.RunOrder.Claim(),
+            )
+            assert _answer(stubs, "Run", claim)[0] == "OK"
+        with cluster.stubs(cluster.security("worker", "worker/1")) as stubs:
+            seen = (
+                stubs[0]
+                .Run(
+                    run_record_pb2.RunOrder(incarnation=incarnation, inspect=run_record_pb2.RunOrder.Inspect()),
+                    timeout=60,
+                )
+                .leadership
+            )
+            assert seen == Leadership(9, 9).to_proto()
+            order = pb.CheckpointOrder(leadership=seen, pause=pb.CheckpointOrder.Pause(job=1, seconds=9.0))
+            assert _answer(stubs, "Checkpoint", order)[0] == "PERMISSION_DENIED"
+        step()
+
+
+def test_an_admin_clears_the_variables_of_a_cluster_and_nobody_else_does(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = cluster.servers[WORKER].target
+    with training(cluster) as (_, w, step):
+        step()
+        for role in ("observer", "worker", "chief", "ps"):
+            monkeypatch.setenv(VARIABLE, str(cluster.security(role).certificates))
+            with pytest.raises(rt.PermissionDeniedError, match="'clear' is for the role admin"):
+                rt.Session.reset(target)
+        step()
+        monkeypatch.setenv(VARIABLE, str(cluster.security("admin").certificates))
+        rt.Session.reset(target)
+        assert not cluster.servers[PS].worker.store.variables()
+        with pytest.raises(rt.AbortedError):
+            step()
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------
+
+
+def test_the_observers_token_looks_and_does_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    key = bytes(range(32))
+    observers = hmac.digest(key, b"observer", hashlib.sha256)  # what the documentation has openssl make
+    files = {}
+    for name, content in (("token", key), ("observer", observers)):
+        files[name] = tmp_path / name
+        files[name].touch(mode=0o600)
+        files[name].write_text(content.hex())
+    spec = kit.addresses(ps=1)
+    with rt.Server(spec, "ps", 0, security=Security(files["token"])) as server:
+        tasks.withdraw(server.address, server)
+        server._unshare()
+        for left in server._tokens:
+            left.close()  # as on another host: what it leaves for its own user is not there
+        given = Security(files["observer"])
+        assert rt.probe(server.address, 30, security=given).task == PS
+        wrong = []
+        with rpc.open_channel(server.address, given) as channel:
+            stubs = services_pb2_grpc.WorkerServiceStub(channel), services_pb2_grpc.MasterServiceStub(channel)
+            for order, method, request in _requests():
+                code, text = _answer(stubs, method, request)
+                if (code == "PERMISSION_DENIED") is ("observer" in TABLE[order]) or code == "UNAUTHENTICATED":
+                    wrong.append((order, method, code, text))
+        assert not wrong
+        there = server._tensors.endpoint("127.0.0.1")
+        for endpoint in (there, Endpoint(there.host, there.port, None, there.host_id, there.incarnation)):
+            peer = Peer(PS, lambda timeout, found=endpoint: found, 7, lambda timeout: given.token())
+            with pytest.raises(rt.UnauthenticatedError):
+                peer.acquire()
+            peer.close()
+        assert status.main([f"--cluster=ps={spec['ps'][0]}", f"--security={files['observer']}"]) == 0
+        assert re.search(r"/job:ps/task:0 +ps +up", capsys.readouterr().out)
