@@ -19,6 +19,7 @@ from harness.coordinator import Coordinator
 from harness.data import lease_table
 from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
 from harness.training.global_step import get_or_create_global_step
+from harness.training.lifecycle import ELASTIC
 from harness.training.monitored_session import MonitoredSession
 from harness.training.session_manager import LOST_CONTACT
 from runtime.lowlevel import Array, RunRecords, RunRecordView
@@ -220,10 +221,6 @@ class DataShards:
         """The update of the table that says, beside ``after``, that a batch is done."""
         with self._step.graph.as_default(), rt.name_scope(None), rt.control_dependencies(after):
             return rt.update([self.table], _mark, [self._marks], name=f"{self.name}/mark")
-
-
-ELASTIC = "elastic"
-"""The collection of a graph that holds its ``DataShards``: workers that train it may come and go."""
 
 
 def _lease(table: Any, asked: Any) -> Any:

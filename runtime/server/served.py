@@ -38,5 +38,8 @@ class Served(Protocol):
     def transport_counters(self) -> ServerCounters:
         """Figures of the tensor channel."""
 
+    def hear_of(self, cluster: ClusterSpec) -> None:
+        """Notes where other tasks are, as far as this one was not told when it started."""
+
     def check_open(self) -> None:
         """Raises UnavailableError when the server has stopped."""
