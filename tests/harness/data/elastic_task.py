@@ -49,7 +49,7 @@ class Counting:
                 options["batch"],
                 epochs=options["epochs"],
                 block_batches=options.get("block", 4),
-                slots=64,
+                slots=options.get("slots", 64),
                 lease_secs=options.get("lease_secs", 3.0),
             )
             self.optimizer: Any = self.shards.counted(harness.Optimizer(optax.sgd(1.0)))

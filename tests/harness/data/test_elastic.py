@@ -28,7 +28,7 @@ class Run:
     """
 
     def __init__(self, ps: int, named: int = 2, **options: Any) -> None:
-        hosts = [f"127.0.0.1:{port}" for port in free_ports(ps + 8)]
+        hosts = [f"127.0.0.1:{port}" for port in free_ports(ps + options.pop("workers", 8))]
         self.ps = dict(enumerate(hosts[:ps]))
         self.hosts = hosts[ps:]
         self._options = {"batch": 10, "epochs": 1, "sync": False, **options}

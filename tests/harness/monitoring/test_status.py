@@ -211,7 +211,7 @@ def test_a_task_of_another_cluster_is_named() -> None:
         other = rt.ClusterSpec({"worker": [made[TARGET].address], "other": ["localhost:1"]})
         states = status.probe_tasks(other, 1.0)
     assert [bool(state.problem) for state in states] == [True, True]
-    assert states[0].problem == "knows another cluster"
+    assert states[1].problem == "knows another cluster"
 
 
 @pytest.mark.parametrize(
