@@ -11,6 +11,7 @@ from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.checkpoint.pacing import in_thread
 from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
+from runtime.cluster.spec import agree
 from runtime.errors import (
     GroupLostError,
     MissingFeedError,
@@ -70,6 +71,7 @@ __all__ = [
     "TakeoverError",
     "UninitializedError",
     "VariableSlice",
+    "agree",
     "bounded_update",
     "canonical_dtype",
     "data_type_number",

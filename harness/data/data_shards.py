@@ -19,6 +19,7 @@ from harness.coordinator import Coordinator
 from harness.data import lease_table
 from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
 from harness.training.global_step import get_or_create_global_step
+from harness.training.lifecycle import ELASTIC
 from harness.training.monitored_session import MonitoredSession
 from harness.training.session_manager import LOST_CONTACT
 from runtime.lowlevel import Array, RunRecords, RunRecordView
@@ -68,7 +69,7 @@ class DataShards:
     Args:
         num_examples: in the data set.
         batch_size: examples in one batch. The very last one may have fewer.
-        epochs: how often the data set is gone through; None for ever.
+        epochs: how often the data set is gone through; None, or what is as much, for ever: 2^30 blocks.
         shuffle: every epoch has an order of its own; it takes 8 bytes of memory for each example. False: in order.
         seed: of the orders.
         block_batches: batches in a lease, 15 at most. An epoch should have ten blocks for each worker.
@@ -115,10 +116,7 @@ class DataShards:
         self._examples = None if epochs is None else round(epochs * num_examples)
         self._orders = _Orders(num_examples, seed if shuffle else None)
         if self.num_blocks > lease_table.MOST_BLOCKS:
-            raise rt.InvalidArgumentError(
-                f"{name}: {self.num_blocks} blocks of {block_batches} batches are more than "
-                f"{lease_table.MOST_BLOCKS}: give a larger batch_size"
-            )
+            self._examples = None
         self._likeness = num_examples, batch_size, block_batches, seed, int(shuffle)
         step = get_or_create_global_step() if global_step is None else global_step
         with (
@@ -220,10 +218,6 @@ class DataShards:
         """The update of the table that says, beside ``after``, that a batch is done."""
         with self._step.graph.as_default(), rt.name_scope(None), rt.control_dependencies(after):
             return rt.update([self.table], _mark, [self._marks], name=f"{self.name}/mark")
-
-
-ELASTIC = "elastic"
-"""The collection of a graph that holds its ``DataShards``: workers that train it may come and go."""
 
 
 def _lease(table: Any, asked: Any) -> Any:

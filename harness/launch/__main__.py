@@ -10,6 +10,9 @@ tasks when the workers are done, passes Ctrl-C and SIGTERM on, and leaves no pro
 the first task that failed for good, 128+signal if a signal ended it (with --per_task the task's own), that of
 `exit_codes.CONFIGURATION` for bad arguments, else 0.
 
+With --ps_hosts it adds workers to a cluster that runs already, which they join while it trains: --workers of them, from
+--first_worker on. The program must let workers come and go (--elastic of the example).
+
 With --chief the chief is a job of its own (--chief_hosts), and worker 0 a worker like the others. With --evaluators=N
 there are evaluators too. Nobody waits for them, but they have --grace_secs for the last checkpoint.
 """
@@ -42,6 +45,17 @@ _WORKERS = flags.DEFINE_integer(
 )
 _CHIEF = flags.DEFINE_bool(
     "chief", False, "Start the chief as a job of its own, as TFJob does: chief/0 beside --workers, with --chief_hosts."
+)
+_PS_HOSTS = flags.DEFINE_list(
+    "ps_hosts",
+    [],
+    "Add workers to a running cluster, whose ps tasks are at these host:port; starts no ps and no chief.",
+)
+_FIRST_WORKER = flags.DEFINE_integer(
+    "first_worker",
+    None,
+    "With --ps_hosts: index of the first added worker. No running worker may have it, nor one of those after it.",
+    lower_bound=1,
 )
 _EVALUATORS = flags.DEFINE_integer(
     "evaluators", 0, "Number of evaluators, which follow the checkpoints: --job_name=evaluator.", lower_bound=0
@@ -114,6 +128,10 @@ def _check(command: list[str], argv: list[str]) -> None:
         _refuse(f"{command[0]} stands before --: the command to run goes after it, flags of the launcher before")
     if claimed := claimed_flags(command):
         _refuse(f"{claimed[0]} is set by the launcher for every task: leave it out of the command")
+    if bool(_PS_HOSTS.value) != (_FIRST_WORKER.value is not None):
+        _refuse("--ps_hosts and --first_worker go together: where the ps are, and the index of the first added worker")
+    if _PS_HOSTS.value and (_CHIEF.value or _EVALUATORS.value or _PER_TASK.value):
+        _refuse("--ps_hosts adds workers and nothing else: leave --chief, --evaluators and --per_task out")
     if any(argument.lstrip("-").partition("=")[0] == "exit_codes" for argument in command if argument[:1] == "-"):
         _refuse("--exit_codes goes before --: the launcher reads the plain codes of its tasks")
     if shutil.which(command[0]) is None:
@@ -132,7 +150,8 @@ def main(argv: list[str]) -> int:
     _check(command, sys.argv)
     guard.become_subreaper()  # Should a guard be killed, its task's orphans come to us, and end below.
     try:
-        return exit_codes.translated(_per_task(command) if _PER_TASK.value else _cluster(command))
+        run = _per_task if _PER_TASK.value else _added if _PS_HOSTS.value else _cluster
+        return exit_codes.translated(run(command))
     except OSError as error:
         print(f"{LAUNCHER_NAME}: cannot run the cluster: {error}", file=sys.stderr)
         return exit_codes.code(exit_codes.FAILED)
@@ -150,6 +169,16 @@ def _cluster(command: list[str]) -> int:
     numbers = {task: number for number, task in enumerate(tasks)}
     ports = dict(zip(tasks, held, strict=False))  # the evaluators, which come last, need none
     return _runner(command, topology, numbers, ports, os.environ).run()
+
+
+def _added(command: list[str]) -> int:
+    """Runs workers that join a cluster which is there."""
+    held = hold_ports(_WORKERS.value)
+    hosts = [f"{LOCAL_HOST}:{holder.getsockname()[1]}" for holder in held]
+    first = _FIRST_WORKER.value or 0
+    topology = Topology(tuple(_PS_HOSTS.value), ("",) * first + tuple(hosts))
+    numbers = {policy.LaunchTask(policy.WORKER, first + number): number for number in range(len(hosts))}
+    return _runner(command, topology, numbers, dict(zip(numbers, held, strict=True)), os.environ).run()
 
 
 def _per_task(command: list[str]) -> int:

@@ -34,7 +34,7 @@ PS_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Topology:
-    """The addresses (`host:port`) of a cluster's tasks, by task index."""
+    """The addresses (`host:port`) of a cluster's tasks, by task index; empty where a task's is not known."""
 
     ps_hosts: tuple[str, ...]
     worker_hosts: tuple[str, ...]
@@ -109,7 +109,11 @@ def environment(
     """
     number = topology.tasks().index(task) if number is None else number
     jobs = {PS: topology.ps_hosts, CHIEF_JOB: topology.chief_hosts, WORKER: topology.worker_hosts}
-    cluster = {job: list(hosts) for job, hosts in jobs.items() if hosts}
+    cluster = {
+        job: list(hosts) if all(hosts) else {i: host for i, host in enumerate(hosts) if host}
+        for job, hosts in jobs.items()
+        if hosts
+    }
     config = {"cluster": cluster, "task": {"type": task.job, "index": task.index}, "rpc_layer": "grpc"}
     own = {
         "PYTHONUNBUFFERED": "1",

@@ -18,6 +18,9 @@ _FOR = flags.DEFINE_enum("for", None, ENGINES, "The engine that is to start the 
 _PS = flags.DEFINE_integer("ps", 1, "Number of ps tasks.", lower_bound=1)
 _WORKERS = flags.DEFINE_integer("workers", 2, "Number of tasks that train, the chief among them.", lower_bound=1)
 _EVALUATORS = flags.DEFINE_integer("evaluators", 0, "Number of evaluators.", lower_bound=0, upper_bound=1)
+_ELASTIC = flags.DEFINE_bool(
+    "elastic", False, "Workers come and go: their number may be changed while they train. For jobset and tfjob."
+)
 _GPUS = flags.DEFINE_integer("gpus", 0, "GPUs for each worker; a ps needs none.", lower_bound=0)
 _MODEL_MB = flags.DEFINE_float("model_mb", 1.0, "Size of all trained variables, in 10^6 bytes.", lower_bound=0.0)
 _SLOTS = flags.DEFINE_float(
@@ -43,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
             image=_IMAGE.value,
             gpus=_GPUS.value,
             evaluators=_EVALUATORS.value,
+            elastic=_ELASTIC.value,
             command=tuple(argv[1:]) or TRAINER,
             exit_codes=not argv[1:],
             slots=_SLOTS.value,

@@ -36,18 +36,24 @@ def jobset(request: ClusterRequest) -> list[Object]:
         pod["spec"]["containers"][0]["env"] += [
             _from_pod(variable, f"metadata.labels['jobset.sigs.k8s.io/{label}']") for variable, label in labels.items()
         ]
-        sizes = ",".join(f"{job}={count}" for job, count in jobs.items() if job != EVALUATOR)
+        grows = request.elastic and name == WORKER
+        counts = {
+            job: f"1x{count}+" if request.elastic and job == WORKER else str(count) for job, count in jobs.items()
+        }
+        sizes = ",".join(f"{job}={count}" for job, count in counts.items() if job != EVALUATOR)
         pod["spec"]["containers"][0]["env"].append({"name": "BELLWETHER_JOBS", "value": sizes})
         pod["spec"]["restartPolicy"] = "Never"
         never = {"containerName": CONTAINER, "operator": "In", "values": [NEVER_AGAIN]}
         return {
             "name": name,
-            "replicas": jobs[name],  # a child job for each task: one that fails is made anew alone
+            # A child job for each task: one that fails is made anew alone. Of child jobs, not of their number, the pods
+            # may be changed: where workers come and go there is one, which makes its pods anew itself.
+            "replicas": 1 if grows else jobs[name],
             "template": {
                 "spec": {
-                    "parallelism": 1,
-                    "completions": 1,
-                    "backoffLimit": 0,
+                    "parallelism": jobs[name] if grows else 1,
+                    "completions": jobs[name] if grows else 1,
+                    **({"backoffLimitPerIndex": MAX_RESTARTS} if grows else {"backoffLimit": 0}),
                     "podFailurePolicy": {
                         "rules": [
                             {"action": "FailJob", "onExitCodes": never},
@@ -107,6 +113,7 @@ def tfjob(request: ClusterRequest) -> list[Object]:
             "spec": {
                 "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": MAX_RESTARTS},
                 "successPolicy": "",  # the chief: it waits for the others itself
+                **({"enableDynamicWorker": True} if request.elastic else {}),
                 "tfReplicaSpecs": {kinds[job]: replicas(job) for job, count in counts.items() if count},
             },
         },

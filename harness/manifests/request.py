@@ -40,6 +40,7 @@ class ClusterRequest:
         gpus: for each worker.
         evaluators: how many, 0 or 1.
         command: program and arguments of every task.
+        elastic: workers come and go: their number may be changed while they train.
         exit_codes: whether the command takes ``--exit_codes``, which says in which codes an engine is answered.
         job: what the sizes follow from.
     """
@@ -53,6 +54,7 @@ class ClusterRequest:
     evaluators: int = 0
     command: Sequence[str] = TRAINER
     exit_codes: bool = True
+    elastic: bool = False
     job: Workload = field(init=False)
     slots: float = 2.0
     compute_secs: float = 0.1
@@ -81,6 +83,7 @@ class ClusterRequest:
     def arguments(self, scheme: str, *flags: str) -> list[str]:
         """The command of every task, with the flags that an engine adds."""
         codes = [f"--exit_codes={scheme}"] if self.exit_codes else []
+        flags = (*flags, "--elastic") if self.elastic and self.exit_codes else flags
         return [*self.command, *flags, f"--logdir={self.logdir}", f"--preempt_grace_secs={SAVE_SECS}", *codes]
 
     def environment(self, job: str) -> dict[str, str]:
@@ -109,6 +112,7 @@ class ClusterRequest:
         """What stands above a launch file: what it was made from, and what has to be done before."""
         found = self.sizes
         asked = f"--for={engine} --ps={self.ps} --workers={self.workers} --model_mb={self.model_bytes / 1e6:g}"
+        asked += " --elastic" if self.elastic else ""
         lines = [
             f"{self.name} on {engine}: made by `python -m harness.manifests {asked}`.",
             f"A ps needs {self.memory_mib(PS)} MiB (docs/memory.md) and about {self.cores(PS):g} cores; all workers "

@@ -1,8 +1,9 @@
 r"""The state of a cluster in the terminal: `python -m harness.status --target=host:port`, or with `--cluster=...`.
 
 --cluster takes "ps=a:2222,b:2222;worker=c:2222", the same as JSON, or the name of a JSON file; --target asks one task
-for the cluster that it knows. The exit code is 0 when every task of the cluster answers and knows the same cluster, or
-is done with training, 1 when not, 2 for bad arguments.
+for the cluster that it knows. Workers that have joined the training run besides are shown too, also when they have left
+or are gone. The exit code is 0 when every task of the cluster answers and knows the same cluster, or is done with
+training, 1 when not, 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class TaskStatus:
         report: what it said; None when it did not answer.
         problem: why it does not count as up; ``""`` when it does, or is done.
         done: it does not answer, and has said before that it is done with training.
+        gone: it does not answer, and no task names it in its cluster: why, in words. Such workers come and go.
     """
 
     task: str
@@ -42,6 +44,7 @@ class TaskStatus:
     report: rt.TaskReport | None
     problem: str = ""
     done: bool = False
+    gone: str = ""
 
 
 def parse_cluster(text: str) -> rt.ClusterSpec:
@@ -84,27 +87,49 @@ def probe_tasks(
         return _probe_one(*item, cluster, timeout_secs, variables, security)
 
     tasks = [(str(task), address) for task, address in cluster.tasks().items() if task.job != "evaluator"]
-    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(tasks)))) as pool:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
         states = list(pool.map(ask, tasks))
-    if all(state.report is not None for state in states):
-        return states
-    done = _done(states, timeout_secs)
-    return [replace(s, problem="", done=True) if s.report is None and s.task in done else s for s in states]
+        found = [record for record in pool.map(lambda state: _record(state, timeout_secs), states) if record]
+        named = {task for task, _ in tasks}
+        joined = {task: address for record in found for task, address in record.addresses.items() if task not in named}
+        states += pool.map(ask, sorted(joined.items(), key=lambda item: _order(item[0])))
+    done = {task for record in found for task in record.done}
+    left = {task for record in found for task in record.left}
+    silent = {task: secs for record in found for task, secs in record.silent.items()}
+    return [_known(state, named, done, left, silent) for state in states]
 
 
-def _done(states: Sequence[TaskStatus], timeout_secs: float) -> set[str]:
-    """The tasks that are done with training, by the run records of those that answer."""
-    done: set[str] = set()
-    for state in states:
-        if state.report is None or not state.report.values.get("variables"):
-            continue
-        records = rt.lowlevel.RunRecords(f"grpc://{state.address}", rt.SessionConfig(device_filters=(state.task,)))
-        records.answer_secs = timeout_secs
-        try:
-            done.update(*(record.done for record in records.inspect().values()))
-        except rt.OpError:  # it has gone meanwhile, or is not ours to ask: the state stays what it was
-            continue
-    return done
+def _known(
+    state: TaskStatus, named: Collection[str], done: Collection[str], left: Collection[str], silent: Mapping[str, float]
+) -> TaskStatus:
+    """A task with what the run records say of it, where it does not answer for itself."""
+    if state.report is not None and state.report.task == state.task:
+        return state
+    if state.task in left:
+        return replace(state, report=None, problem="", gone="left")
+    if state.task in done:
+        return replace(state, report=None, problem="", done=True)
+    if state.task in named:
+        return state
+    secs = f", no sign of life for {silent[state.task]:.0f} s" if state.task in silent else ""
+    return replace(state, report=None, problem="", gone=f"gone{secs}")
+
+
+def _order(task: str) -> tuple[str, int]:
+    job, _, index = task.rpartition(":")
+    return job, int(index) if index.isdecimal() else 0
+
+
+def _record(state: TaskStatus, timeout_secs: float) -> rt.lowlevel.RunRecordView | None:
+    """The run record of a task; None when it has none to tell of."""
+    if state.report is None or not state.report.values.get("variables"):
+        return None
+    records = rt.lowlevel.RunRecords(f"grpc://{state.address}", rt.SessionConfig(device_filters=(state.task,)))
+    records.answer_secs = timeout_secs
+    try:
+        return records.inspect().get(state.task)
+    except rt.OpError:  # it has gone meanwhile, or is not ours to ask
+        return None
 
 
 def _probe_one(
@@ -125,7 +150,7 @@ def _probe_one(
         return TaskStatus(task, address, None, error.message)
     if report.task != task:
         return TaskStatus(task, address, report, f"another task answers: {report.task}")
-    if report.cluster != cluster:
+    if not rt.lowlevel.agree(report.cluster, cluster):
         return TaskStatus(task, address, report, "knows another cluster")
     return TaskStatus(task, address, report)
 
@@ -150,7 +175,7 @@ def as_rows(states: list[TaskStatus], spans: Mapping[str, Figures], now: float) 
     for state in states:
         report = state.report
         if report is None:
-            text = "done" if state.done else state.problem
+            text = "done" if state.done else state.gone or state.problem
             rows.append([state.task, role(state.task, tasks), text, *[""] * (len(rows[0]) - 3)])
             continue
         up = f"up {_duration(now - report.started_unix_secs)}"
@@ -228,6 +253,7 @@ def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str,
             "role": role(state.task, [state.task for state in states]),
             "up": state.report is not None,
             "done": state.done,
+            "gone": state.gone,
             "problem": state.problem,
         }
         if state.report is not None:

@@ -29,7 +29,7 @@ from absl import logging
 
 import runtime as rt
 from harness import exit_codes
-from harness.optimizers.optimizer import GradientAndVariable, Optimizer, WrappedOptimizer
+from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class CollectiveReplicas(WrappedOptimizer):
         name: first part of the names of operations.
     """
 
-    def __init__(self, optimizer: Optimizer, *, name: str = "collective_replicas") -> None:
+    def __init__(self, optimizer: AnyOptimizer, *, name: str = "collective_replicas") -> None:
         super().__init__(optimizer, name)
 
     def apply_gradients(

@@ -199,7 +199,9 @@ def _flags(argv: Sequence[str]) -> dict[str, str]:
 
 
 def _from_flags(told: Mapping[str, str]) -> TaskIdentity:
-    cluster = {job: [host.strip() for host in told[flag].split(",")] for flag, job in _HOSTS.items() if flag in told}
+    hosts = {job: enumerate(told[flag].split(",")) for flag, job in _HOSTS.items() if flag in told}
+    # An address that this task need not know may be left out between its commas.
+    cluster = {job: {i: host.strip() for i, host in found if host.strip()} for job, found in hosts.items()}
     if not cluster or "job_name" not in told:
         given = ", ".join(f"--{name}" for name in told)
         lacking = "--job_name" if cluster else "--ps_hosts and --worker_hosts"

@@ -43,6 +43,10 @@ _AT_EXIT_SECS = 5.0
 LEAST_SILENCE_SECS = 4.0
 """A task that has been silent for less is not given up, however short the grace period: signs of life may be late."""
 _ADVICE = "start this task again to train them"
+ELASTIC = "elastic"
+"""The collection of a graph that holds something when its workers come and go: one that leaves is not waited for."""
+ELASTIC_SILENCE_SECS = 10.0
+"""Where workers come and go, one that has been silent for so long at the end is not waited for: it need not come."""
 
 
 class Lifecycle:
@@ -63,6 +67,7 @@ class Lifecycle:
         self.session: ManagedSession | None = None
         self.silence_secs = max(stop_grace_secs, LEAST_SILENCE_SECS)
         """A task without a sign of life for so long is not waited for at the end."""
+        self._elastic = False
         self.late = False
         """Whether the run had finished before this task came."""
         self.ended = False
@@ -109,6 +114,7 @@ class Lifecycle:
             give_up_secs: how long ``ready`` waits at most, for the log.
         """
         self.grace_period.renew()
+        self._elastic = bool(graph.get_collection(ELASTIC))
         self._records, self._global_step, self.late = records, global_step, False
         self._reached = None
         self.ended = self._finishing = False
@@ -287,7 +293,7 @@ class Lifecycle:
                     continue
                 # One that never came to any of the tasks has the time of a silent one, from now on.
                 quiet = {who: min(secs, now - began) if secs == math.inf else secs for who, secs in silences.items()}
-                left = [who for who, secs in quiet.items() if secs < self.silence_secs]
+                left = [who for who, secs in quiet.items() if secs < self._worker_silence_secs]
                 gone = quiet.keys() - set(left)
                 for who in sorted(gone - logged_gone):
                     logging.warning("not waiting any longer for %s: no sign of life for %.0f s", who, quiet[who])
@@ -300,10 +306,15 @@ class Lifecycle:
                     silent_ones = [f"{who} (silent for {quiet[who]:.0f} s)" if quiet[who] >= 3 else who for who in left]
                     level = logging.INFO if now - began < _WAIT_SECS else logging.WARNING  # what lasts is seen by all
                     logging.log(level, "waiting for %s to finish training (step %s)", ", ".join(silent_ones), step)
-                soonest = min(self.silence_secs - quiet[who] for who in left)
+                soonest = min(self._worker_silence_secs - quiet[who] for who in left)
                 wait = min(_WAIT_SECS, max(0.1, soonest))
         finally:
             self.grace_period.deadline, self._waiting = None, False
+
+    @property
+    def _worker_silence_secs(self) -> float:
+        """A worker without a sign of life for so long is not waited for at the end."""
+        return min(self.silence_secs, ELASTIC_SILENCE_SECS) if self._elastic else self.silence_secs
 
     def _step(self, session: ManagedSession) -> int | None:
         """The global step now; a lost ps, whichever it is, is recovered on the way, as the others need it too."""
@@ -405,12 +416,22 @@ class Lifecycle:
                 self._report_done(self._records, session, str(checkpoint_dir) if saves else None)
             elif saves and not self.late:
                 note_end(str(checkpoint_dir), saved_step(str(checkpoint_dir)))
+        elif self._elastic and not self.is_chief and self._records is not None:
+            self._say_goodbye(self._records, session)
+
+    def _say_goodbye(self, records: RunRecords, session: ManagedSession) -> None:
+        """Training goes on without this worker: nobody is to wait for it, nor to hold it for dead."""
+        try:
+            records.done(leave=False, session=session.id, goodbye=True)
+            logging.info("left the training run, which goes on without this task")
+        except (rt.TaskLeftError, *LOST_CONTACT) as error:
+            logging.warning("could not tell the others that this task leaves: %s", error)
 
     def _report_done(self, records: RunRecords, session: ManagedSession, checkpoint_dir: str | None) -> None:
         try:
             if self.is_chief and not self.late:
                 step = None if checkpoint_dir is None else saved_step(checkpoint_dir)
-                end = self.silence_secs, _key(self._global_step), step
+                end = self._worker_silence_secs, _key(self._global_step), step, self._elastic
                 try:
                     records.finish(*end)
                 except rt.AbortedError:  # a task was started again after the last save, and knows of no chief

@@ -73,7 +73,9 @@ class Config:
     """How much of this task others may use: each of its fields is a flag, --limit_NAME. None where none is given."""
     ps_hosts: tuple[str, ...] = _list([], "Comma-separated host:port of the parameter servers, the same on every task.")
     worker_hosts: tuple[str, ...] = _list(
-        [], "Comma-separated host:port of the workers, the same on every task. Empty: one process."
+        [],
+        "Comma-separated host:port of the workers, the same on every task. Empty: one process. One that this task need "
+        "not know may be left out between its commas.",
     )
     chief_hosts: tuple[str, ...] = _list(
         [], "host:port of the chief, where it is a job of its own; by default worker 0 is the chief."
@@ -183,6 +185,14 @@ class Config:
         "With --sync: seconds after which a step goes on without workers that are missing. Default: it waits for them.",
         low=0.0,
     )
+    elastic: bool = _switch(
+        False,
+        "Workers join and leave while training runs: the data is dealt out to those who are there, and a step of "
+        "--sync takes their gradients. The same on every task.",
+    )
+    lease_secs: float = _number(
+        10.0, "With --elastic: seconds of silence after which a worker's share of the data goes to others.", low=0.1
+    )
     max_staleness: int | None = _count(
         None, "Without --sync: steps that a worker may be ahead of the slowest. Default: no bound.", low=0
     )
@@ -240,8 +250,8 @@ class Config:
         if self.cluster is not None:
             return self.cluster
         hosts = {"ps": self.ps_hosts, "chief": self.chief_hosts, "worker": self.worker_hosts}
-        jobs = {job: list(tasks) for job, tasks in hosts.items() if tasks}
-        return rt.ClusterSpec(jobs if jobs.keys() - {"ps"} else {**jobs, "worker": ["localhost:0"]})
+        jobs = {job: {i: host for i, host in enumerate(tasks) if host} for job, tasks in hosts.items() if any(tasks)}
+        return rt.ClusterSpec(jobs if jobs.keys() - {"ps"} else {**jobs, "worker": {0: "localhost:0"}})
 
     @property
     def given_security(self) -> rt.Security | None:
@@ -278,7 +288,7 @@ class Config:
     @property
     def batches_per_step(self) -> int:
         """How many workers' batches one global step stands for."""
-        if self.sync == PS:
+        if self.sync == PS:  # where workers come and go, as many as there are at first
             return self.replicas_to_aggregate or self.workers
         return self.workers if self.sync == COLLECTIVE else 1
 
@@ -289,6 +299,11 @@ class Config:
     def last_step(self, examples: int) -> int:
         """The global step at which training on so many examples ends."""
         return round(self.epochs * self.steps_per_epoch(examples)) if self.train_steps is None else self.train_steps
+
+    @property
+    def trains_all_data(self) -> bool:
+        """Whether training ends with the data, which is dealt out, and not at a global step."""
+        return self.elastic and self.train_steps is None
 
     def problem(self) -> str | None:
         """What is wrong with the flags together, None when they fit."""
@@ -306,6 +321,8 @@ class Config:
         if self.ps_backups and (self.sync != ASYNC or self.max_staleness is not None):
             waits = "--sync and --max_staleness"
             return f"--ps_backups mirrors variables, not who waits for whom: leave it out with {waits}"
+        if self.elastic and (wrong := self._not_elastic()):
+            return wrong
         if self.sync != PS and (self.replicas_to_aggregate is not None or self.sync_timeout_secs is not None):
             return "--replicas_to_aggregate and --sync_timeout_secs belong to --sync=ps"
         try:
@@ -331,6 +348,18 @@ class Config:
         if self.task_index not in self.jobs.task_indices(self.job_name):
             count = self.jobs.num_tasks(self.job_name)
             return f"--task_index={self.task_index}: --{self.job_name}_hosts names {count} tasks"
+        return None
+
+    def _not_elastic(self) -> str | None:
+        """What does not go together with --elastic."""
+        if self.sync == COLLECTIVE:
+            return "--elastic needs ps: with --sync=collective the group of processes is fixed"
+        if self.prefetch:
+            return "--elastic counts a batch with its own step: leave --prefetch out"
+        if self.sync == PS and self.decay == "linear" and self.train_steps is None:
+            return (
+                "--decay=linear needs the number of steps, which nobody knows with --elastic --sync: give --train_steps"
+            )
         return None
 
 

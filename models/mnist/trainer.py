@@ -16,7 +16,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 import harness
 import runtime as rt
 from harness import exit_codes, monitoring
+from harness.optimizers.optimizer import AnyOptimizer
 from models.mnist import config as config_flags
 from models.mnist import data
 from models.mnist.config import COLLECTIVE, PS, Config
@@ -37,7 +38,6 @@ from models.mnist.model import MODELS
 from models.mnist.pictures import Pictures
 
 flags.adopt_module_key_flags(config_flags)  # --help lists them
-Together = harness.Optimizer | harness.SyncReplicas | harness.CollectiveReplicas | harness.StaleSynchronous
 
 
 def main(argv: list[str]) -> None:
@@ -96,7 +96,7 @@ def between_graph(config: Config) -> None:
 def follow(config: Config) -> None:
     """Evaluates the checkpoints that others write, on the test set, until training is over."""
     split = load(config).test
-    graph = build(config, None, 1)
+    graph = build(config, None, 1, 1)
 
     def evaluate(session: rt.Session, step: int) -> dict[str, float]:
         sums = np.zeros(2)
@@ -146,12 +146,10 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
         logdir: for checkpoints and events; None or empty writes none.
     """
     mnist = load(config)
-    batches = data.Batches(
-        mnist.train, config.batch_size * config.accumulate, config.seed, config.number, config.workers
-    )
     last, per_epoch = config.last_step(len(mnist.train)), config.steps_per_epoch(len(mnist.train))
-    graph = build(config, cluster, last)
-    if leads:
+    graph = build(config, cluster, last, len(mnist.train))
+    batches = None if config.elastic else share(config, mnist.train)
+    if leads and batches is not None:
         checkpoint(batches)  # before the checkpoint is restored
     supervisor = supervise(config, graph, leads, logdir)
     progress = harness.Progress(last, every=config.log_every_steps)
@@ -163,27 +161,29 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
         supervisor.managed_session(target, config=options) as session,
         profiler,
     ):
-        if not leads:
+        if not leads and batches is not None:
             checkpoint(batches)  # not earlier: no checkpoint is to hold the beginning for a worker that goes on
         step = int(session.run(graph.global_step))
         if step:
             go_on(session, step, last, logdir)
         tests = Tests(config, session, graph, supervisor, mnist.test, step, per_epoch)
-        while not supervisor.should_stop() and step < last:
-            profiler.step(step)
-            images, labels = batches.next()
-            feeds = {graph.images: images, graph.labels: labels}
-            try:
-                _, loss, count = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
-            except rt.OutOfRangeError:
-                break  # an evaluator has ended training, and whom this step waited for knew it first
-            except rt.CancelledError:
-                if not supervisor.should_stop():
-                    raise
-                break
-            step = int(count)
-            progress.update(step, epoch=step / per_epoch, cost=float(loss))
-            tests.after(step, feeds)
+        with dealt(graph, session, mnist.train, batches) as feeds_of_steps:
+            while not supervisor.should_stop() and (step < last or config.trains_all_data):
+                profiler.step(step)
+                try:
+                    feeds = next(feeds_of_steps, None)
+                    if feeds is None:
+                        break  # all epochs are done, by all workers together
+                    _, loss, count = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
+                except rt.OutOfRangeError:
+                    break  # an evaluator has ended training, and whom this step waited for knew it first
+                except rt.CancelledError:
+                    if not supervisor.should_stop():
+                        raise
+                    break
+                step = int(count)
+                progress.update(step, epoch=step / per_epoch, cost=float(loss))
+                tests.after(step, feeds)
         if config.is_chief:
             accuracy = tests.test(step)
     progress.close()
@@ -191,6 +191,31 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
         if logdir:
             tell_newest(logdir)
         print(f"Test-Accuracy: {accuracy:.4f}", flush=True)
+
+
+Feeds = Mapping[rt.Tensor, NDArray]
+
+
+def share(config: Config, split: data.Split) -> data.Batches:
+    """The batches of this worker, where each has a share of its own."""
+    return data.Batches(split, config.batch_size * config.accumulate, config.seed, config.number, config.workers)
+
+
+@contextlib.contextmanager
+def dealt(
+    graph: "Graph", session: rt.Session, split: data.Split, batches: data.Batches | None
+) -> Iterator[Iterator[Feeds]]:
+    """What this worker's training steps are fed: of its own share, or of what is dealt out to those who are there."""
+    if batches is not None:
+        pairs = iter(batches.next, None)
+        yield ({graph.images: images, graph.labels: labels} for images, labels in pairs)
+        return
+    assert graph.shards is not None
+    with graph.shards.open(session) as leased:
+        yield (
+            {graph.images: data.scale(split.pixels[b.examples]), graph.labels: split.labels[b.examples], **b.feed}
+            for b in leased
+        )
 
 
 def load(config: Config) -> data.Mnist:
@@ -217,9 +242,10 @@ class Graph:
     global_step: rt.Variable
     summaries: rt.Tensor
     pictures: Pictures
+    shards: harness.DataShards | None
 
 
-def build(config: Config, cluster: rt.ClusterSpec | None, steps: int) -> Graph:
+def build(config: Config, cluster: rt.ClusterSpec | None, steps: int, examples: int) -> Graph:
     """The same graph on every worker: variables on the ps, computation on this worker."""
     model = MODELS[config.model]
     with where(cluster, config):
@@ -232,14 +258,27 @@ def build(config: Config, cluster: rt.ClusterSpec | None, steps: int) -> Graph:
         accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
         predictions = rt.call(model.predictions, params, images, name="predictions")
         clip = None if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-        optimizer = together(harness.Optimizer(update_rule(config, steps), before_push=clip), config)
+        rule = harness.Optimizer(update_rule(config, steps), before_push=clip)
+        shards = deal(config, examples) if config.elastic else None
+        optimizer = together(rule if shards is None else shards.counted(rule), config)
         train_op = optimizer.minimize(loss, global_step=global_step)
         harness.summary.scalar("cost", loss)
         harness.summary.scalar("batch_accuracy", accuracy)
         summaries = harness.summary.merge_all()
         assert summaries is not None  # there are two
         pictures = Pictures.build(params.get("w1") if config.model == "mlp" else None)
-    return Graph(images, labels, loss, accuracy, predictions, train_op, global_step, summaries, pictures)
+    return Graph(images, labels, loss, accuracy, predictions, train_op, global_step, summaries, pictures, shards)
+
+
+def deal(config: Config, examples: int) -> harness.DataShards:
+    """What deals the training data out to workers that come and go."""
+    return harness.DataShards(
+        examples,
+        config.batch_size * config.accumulate,
+        epochs=config.epochs if config.trains_all_data else None,
+        seed=config.seed,
+        lease_secs=config.lease_secs,
+    )
 
 
 def where(cluster: rt.ClusterSpec | None, config: Config) -> contextlib.AbstractContextManager[None]:
@@ -250,17 +289,18 @@ def where(cluster: rt.ClusterSpec | None, config: Config) -> contextlib.Abstract
     return rt.device(rt.replica_device_setter(cluster=cluster, worker_device=worker))
 
 
-def together(optimizer: harness.Optimizer, config: Config) -> Together:
+def together(optimizer: AnyOptimizer, config: Config) -> AnyOptimizer:
     """The optimizer as the mode wants it: it has the same methods."""
     if config.sync == PS:
-        needed = config.replicas_to_aggregate or config.workers
+        workers = None if config.elastic else config.workers
         return harness.SyncReplicas(
             optimizer,
-            needed,
-            config.workers,
+            config.replicas_to_aggregate or workers,
+            workers,
             worker=config.number,
             is_chief=config.is_chief,
             sync_timeout_secs=config.sync_timeout_secs,
+            elastic=config.elastic,
         )
     if config.sync == COLLECTIVE:
         return harness.CollectiveReplicas(optimizer)
@@ -271,7 +311,9 @@ def together(optimizer: harness.Optimizer, config: Config) -> Together:
 
 def update_rule(config: Config, steps: int) -> optax.GradientTransformation:
     """The optax transformation of a run of so many steps."""
-    decay = config.decay or ("linear" if config.optimizer == "adam" else "none")
+    # Where workers come and go, nobody knows how many synchronous steps there will be.
+    unknown = config.elastic and config.sync == PS and config.train_steps is None
+    decay = config.decay or ("linear" if config.optimizer == "adam" and not unknown else "none")
     # Optax counts updates in int32, and its count stays at the largest.
     last = min(max(steps, 1), np.iinfo(np.int32).max)
     schedule = optax.linear_schedule(config.rate, 0.0, last) if decay == "linear" else config.rate

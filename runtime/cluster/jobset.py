@@ -34,7 +34,8 @@ class JobSetClusterResolver(ClusterResolver):
 
     * JOBSET_NAME, REPLICATED_JOB_NAME, JOB_INDEX: from the pod's labels.
     * JOB_COMPLETION_INDEX: the pod's index in its child job; Kubernetes sets it. 0 without it.
-    * BELLWETHER_JOBS: how many tasks each job has, ``ps=2,worker=8``; ``worker=2x4`` for 2 child jobs of 4 pods.
+    * BELLWETHER_JOBS: how many tasks each job has, ``ps=2,worker=8``; ``worker=2x4`` for 2 child jobs of 4 pods;
+      ``worker=1x4+`` for one child job of 4 pods at first, whose ``parallelism`` and ``completions`` may be raised.
     * JOBSET_SUBDOMAIN: of the network of the JobSet, by default its name. With a cluster domain if that is needed.
     * BELLWETHER_PORT: of every task, by default 2222.
 
@@ -59,10 +60,21 @@ class JobSetClusterResolver(ClusterResolver):
         port = self._port if self._port is not None else _number(PORT_VARIABLE, str(DEFAULT_PORT))
         return ClusterSpec(
             {
-                job: [f"{name}-{job}-{j}-{p}.{subdomain}:{port}" for j in range(replicas) for p in range(pods)]
-                for job, (replicas, pods) in _sizes().items()
+                job: {
+                    j * pods + p: f"{name}-{job}-{j}-{p}.{subdomain}:{port}"
+                    for j in range(replicas)
+                    for p in [*range(pods), *self._added(job, pods)]
+                }
+                for job, (replicas, pods, _) in _sizes().items()
             }
         )
+
+    def _added(self, job: str, pods: int) -> list[int]:
+        """The index of this pod, when its job has grown since the variables were written."""
+        if job != self.task_type or not _sizes()[job][2]:
+            return []
+        pod = _number(POD_INDEX_VARIABLE, "0")
+        return [pod] if pod >= pods else []
 
     @property
     def task_type(self) -> str | None:
@@ -78,7 +90,7 @@ class JobSetClusterResolver(ClusterResolver):
         """Task index of this process; None outside a JobSet."""
         if self._task_id is not None or JOB_INDEX_VARIABLE not in os.environ:
             return self._task_id
-        _, pods = _sizes().get(self.task_type or "", (0, 1))
+        _, pods, _ = _sizes().get(self.task_type or "", (0, 1, False))
         return _number(JOB_INDEX_VARIABLE) * pods + _number(POD_INDEX_VARIABLE, "0")
 
     @task_id.setter
@@ -94,9 +106,9 @@ class JobSetClusterResolver(ClusterResolver):
         cluster, job = self.cluster_spec(), _variable(JOB_VARIABLE)
         index = _number(JOB_INDEX_VARIABLE)
         if job in cluster.jobs:
-            replicas, pods = _sizes()[job]
+            replicas, pods, grows = _sizes()[job]
             pod = _number(POD_INDEX_VARIABLE, "0")
-            if index >= replicas or pod >= pods:
+            if index >= replicas or (pod >= pods and not grows):
                 where = f"{JOB_INDEX_VARIABLE}={index}, {POD_INDEX_VARIABLE}={pod}"
                 raise InvalidArgumentError(
                     f"{where}: out of range, {JOBS_VARIABLE} gives {job} {replicas} child jobs with {pods} pods each"
@@ -105,17 +117,19 @@ class JobSetClusterResolver(ClusterResolver):
         return cluster, own_task(cluster, job, index, f"{JOB_VARIABLE} and {JOB_INDEX_VARIABLE}")
 
 
-def _sizes() -> dict[str, tuple[int, int]]:
-    """By job, the number of child jobs and of pods in each."""
+def _sizes() -> dict[str, tuple[int, int, bool]]:
+    """By job, the number of child jobs and of pods in each, and whether there may be more pods."""
     text = _variable(JOBS_VARIABLE)
-    sizes: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, tuple[int, int, bool]] = {}
     for part in text.split(","):
-        match = re.fullmatch(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)=(\d+)(?:x(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)=(\d+)(?:x(\d+))?(\+)?\s*", part)
         if match is None:
             raise InvalidArgumentError(f"{JOBS_VARIABLE}: cannot read {part!r} in {text!r}; write ps=2,worker=8")
         if match[1] in sizes:
             raise InvalidArgumentError(f"{JOBS_VARIABLE} has job {match[1]!r} twice: {text!r}")
-        sizes[match[1]] = int(match[2]), int(match[3] or 1)
+        if match[4] and (int(match[2]) != 1 or not match[3]):
+            raise InvalidArgumentError(f"{JOBS_VARIABLE}: {part!r} can grow only with one child job: write worker=1x4+")
+        sizes[match[1]] = int(match[2]), int(match[3] or 1), bool(match[4])
     return sizes
 
 

@@ -124,6 +124,7 @@ class RunOrder(_message.Message):
         COUNTER_NAME_FIELD_NUMBER: _builtins.int
         SAVED_STEP_FIELD_NUMBER: _builtins.int
         TOOK_PART_FIELD_NUMBER: _builtins.int
+        ELASTIC_FIELD_NUMBER: _builtins.int
         silence_secs: _builtins.float
         """who is not done, and silent for so long, is not waited for any more"""
         counter_container: _builtins.str
@@ -132,6 +133,8 @@ class RunOrder(_message.Message):
         """its name, empty when there is none,"""
         saved_step: _builtins.int
         """and its value in the last checkpoint"""
+        elastic: _builtins.bool
+        """workers come and go: one that has never come is not waited for"""
         @_builtins.property
         def took_part(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
             """tasks that the leader waits for no more; this one need not know them"""
@@ -144,10 +147,11 @@ class RunOrder(_message.Message):
             counter_name: _builtins.str = ...,
             saved_step: _builtins.int | None = ...,
             took_part: _abc.Iterable[_builtins.str] | None = ...,
+            elastic: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "saved_step", b"saved_step"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "counter_container", b"counter_container", "counter_name", b"counter_name", "saved_step", b"saved_step", "silence_secs", b"silence_secs", "took_part", b"took_part"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "counter_container", b"counter_container", "counter_name", b"counter_name", "elastic", b"elastic", "saved_step", b"saved_step", "silence_secs", b"silence_secs", "took_part", b"took_part"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         _WhichOneofReturnType__saved_step: _TypeAlias = _typing.Literal["saved_step"]  # noqa: Y015
         _WhichOneofArgType__saved_step: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step"]  # noqa: Y015
@@ -199,19 +203,23 @@ class RunOrder(_message.Message):
 
         SESSION_FIELD_NUMBER: _builtins.int
         LEAVE_FIELD_NUMBER: _builtins.int
+        GOODBYE_FIELD_NUMBER: _builtins.int
         session: _builtins.int
         """that it has trained in"""
         leave: _builtins.bool
         """this task may go when nobody needs it"""
+        goodbye: _builtins.bool
+        """training goes on without the sender"""
         def __init__(
             self,
             *,
             session: _builtins.int = ...,
             leave: _builtins.bool = ...,
+            goodbye: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["leave", b"leave", "session", b"session"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "leave", b"leave", "session", b"session"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -451,6 +459,7 @@ class RunReply(_message.Message):
     ORIGIN_FIELD_NUMBER: _builtins.int
     LOGDIR_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """of the task that replies"""
     phase: Global___RunReply.Phase.ValueType
@@ -481,6 +490,10 @@ class RunReply(_message.Message):
     def silent(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """who joined and is not done, for how long it gave no sign of life here, seconds"""
 
+    @_builtins.property
+    def left(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of those who are done, who has said goodbye while training went on"""
+
     def __init__(
         self,
         *,
@@ -498,10 +511,11 @@ class RunReply(_message.Message):
         origin: _builtins.str = ...,
         logdir: _builtins.str = ...,
         stop: _builtins.str = ...,
+        left: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "leadership", b"leadership", "saved_step", b"saved_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "address", b"address", "addresses", b"addresses", "done", b"done", "generation", b"generation", "joined", b"joined", "leader_address", b"leader_address", "leader_name", b"leader_name", "leadership", b"leadership", "logdir", b"logdir", "origin", b"origin", "phase", b"phase", "saved_step", b"saved_step", "silent", b"silent", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "address", b"address", "addresses", b"addresses", "done", b"done", "generation", b"generation", "joined", b"joined", "leader_address", b"leader_address", "leader_name", b"leader_name", "leadership", b"leadership", "left", b"left", "logdir", b"logdir", "origin", b"origin", "phase", b"phase", "saved_step", b"saved_step", "silent", b"silent", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__saved_step: _TypeAlias = _typing.Literal["saved_step"]  # noqa: Y015
     _WhichOneofArgType__saved_step: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step"]  # noqa: Y015

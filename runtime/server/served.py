@@ -41,5 +41,8 @@ class Served(Protocol):
     def check_session(self, session: int) -> None:
         """In a servicer method: raises PermissionDeniedError where a session is another client's."""
 
+    def hear_of(self, cluster: ClusterSpec) -> None:
+        """Notes where other tasks are, as far as this one was not told when it started."""
+
     def check_open(self) -> None:
         """Raises UnavailableError when the server has stopped."""

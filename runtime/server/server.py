@@ -23,7 +23,7 @@ from runtime.backup.holder import BackupHolder, Header, packed_message, read_mes
 from runtime.backup.image import capture
 from runtime.backup.primary import DEFAULT_LAG, Primary
 from runtime.checkpoint.roots import ROOT_VARIABLE, roots_of
-from runtime.cluster.spec import EVALUATOR, ClusterSpec, TaskId, join_address, split_address
+from runtime.cluster.spec import EVALUATOR, ClusterSpec, TaskId, agree, join_address, split_address
 from runtime.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
@@ -167,6 +167,7 @@ class Server:
         self.started_unix_secs = time.time()
         self._peers: dict[str, Task] = {}
         self._peers_lock = threading.Lock()
+        self._heard: dict[str, str] = {}
         self._stopped = threading.Event()
         self._over = threading.Event()
         """Set when ``join`` should end: stopped, or nobody needs this task any more."""
@@ -223,6 +224,7 @@ class Server:
         self._tokens = [] if self._key is None or not local else leave_token(self._key, self.listens_on, bound)
         self.address = join_address(host, bound)
         self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
+        self._known = {str(task): address for task, address in self.cluster.tasks().items()}
         run = self.worker.store.run
         run.address = self.address
         run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, EVALUATOR))
@@ -555,6 +557,11 @@ class Server:
         """Stops the server."""
         self.stop()
 
+    def hear_of(self, cluster: ClusterSpec) -> None:
+        """Notes where other ps are: one that was told of no task but itself (``agree``) hears it from the workers."""
+        if len(self._known) == 1 and agree(self.cluster, cluster):
+            self._heard.update({str(task): address for task, address in cluster.tasks().items() if task.job == "ps"})
+
     def _peer(self, name: str) -> Task:
         """Another task of the cluster, for tensors that go straight between two tasks."""
         with self._peers_lock:
@@ -563,7 +570,9 @@ class Server:
                 found.close(0)
                 found = None
             if found is None:
-                address = next(a for t, a in self.cluster.tasks().items() if str(t) == name)
+                address = self._known.get(name) or self._heard.get(name)
+                if address is None:
+                    raise InvalidArgumentError(f"nobody has told it where {name} is", task=str(self.task))
                 local = tasks.find_local(address)
                 if local is not None:
                     return LocalTask(name, local)

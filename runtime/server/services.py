@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 
 from runtime.checkpoint.byte_ranges import ByteRange
+from runtime.cluster.spec import ClusterSpec
 from runtime.errors import AbortedError, InvalidArgumentError, OpError
 from runtime.limits import Limits
 from runtime.master.config import SessionConfig
@@ -40,6 +41,8 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         server = self._server
         server.check_open()
         primary = server.worker.primary
+        if request.HasField("cluster"):
+            server.hear_of(ClusterSpec(request.cluster))
         return pb.StatusResponse(
             cluster=server.cluster.as_cluster_def(),
             task=server.worker.task,

@@ -52,6 +52,7 @@ class RunRecordView:
         stop: why training is to end; empty while nobody has ordered that.
         origin: why the task started without the values that it should have had a backup of.
         logdir: log directory of the run that the task's values belong to; empty when nobody has told.
+        left: of those who are done, who has said goodbye while training went on.
     """
 
     phase: str = "new"
@@ -62,6 +63,7 @@ class RunRecordView:
     done: tuple[str, ...] = ()
     origin: str = ""
     logdir: str = field(default="", kw_only=True)
+    left: tuple[str, ...] = field(default=(), kw_only=True)
     addresses: Mapping[str, str] = field(default_factory=dict)
     address: str = ""
     silent: Mapping[str, float] = field(default_factory=dict)
@@ -141,7 +143,11 @@ class RunRecords:
         self._send(RunOrder(open=RunOrder.Open(logdir=logdir)))
 
     def finish(
-        self, silence_secs: float, counter: tuple[str, str] | None = None, saved_step: int | None = None
+        self,
+        silence_secs: float,
+        counter: tuple[str, str] | None = None,
+        saved_step: int | None = None,
+        elastic: bool = False,
     ) -> None:
         """Tells the tasks that training is over.
 
@@ -149,6 +155,7 @@ class RunRecords:
             silence_secs: who is not done, and gives no sign of life for so long, is not waited for any longer.
             counter: the global step's (container, name).
             saved_step: its value in the last checkpoint; None when there is none.
+            elastic: workers come and go: the tasks wait for none that has never come.
 
         Raises:
             PermissionDeniedError: another chief leads.
@@ -160,6 +167,7 @@ class RunRecords:
             counter_name=name,
             saved_step=saved_step,
             took_part=sorted(self._took_part),
+            elastic=elastic,
         )
         self._send(RunOrder(finish=order))
 
@@ -173,6 +181,9 @@ class RunRecords:
 
         Args:
             session: the session that it trains in: as long as that gives signs of life, the task lives.
+
+        Raises:
+            InvalidArgumentError: another task with this name takes part, at another address, and lives.
         """
         with self._lock:
             self._closed = False
@@ -182,14 +193,15 @@ class RunRecords:
         """Tells the tasks that this one trains no more in a session, though it still needs them."""
         self._send(RunOrder(rest=RunOrder.Rest(session=session)))
 
-    def done(self, leave: bool, session: int = 0) -> dict[str, RunRecordView]:
+    def done(self, leave: bool, session: int = 0, *, goodbye: bool = False) -> dict[str, RunRecordView]:
         """Tells the tasks that this one needs them no more.
 
         Args:
             leave: they may go when nobody needs them; False when somebody else (a launcher) ends them.
             session: that it has trained in.
+            goodbye: training goes on without this task.
         """
-        return self._send(RunOrder(done=RunOrder.Done(session=session, leave=leave)))
+        return self._send(RunOrder(done=RunOrder.Done(session=session, leave=leave, goodbye=goodbye)))
 
     def wait_loaded(self, timeout_secs: float) -> bool:
         """Waits until no chief is loading, for a minute at most; returns whether that is so now."""
@@ -287,6 +299,7 @@ def _record(reply: RunReply) -> RunRecordView:
         silent=dict(reply.silent),
         saved_step=reply.saved_step if reply.HasField("saved_step") else None,
         stop=reply.stop,
+        left=tuple(reply.left),
     )
 
 

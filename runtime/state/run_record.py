@@ -10,6 +10,8 @@ The phases:
     ready     training goes on
     finished  the chief has said that training is over
 
+Who leaves while training goes on says goodbye: it is done, as somebody who has trained to the end.
+
 Before it is finished anybody may order training to end (``stop``), with a reason: who takes part waits for that.
 
 The end. Who takes part has joined, with the session that it trains in; the connections of that session tell whether it
@@ -132,6 +134,8 @@ class RunRecord:
         self._phase = NEW
         self._joined: dict[str, Participant] = {}
         self._done: dict[str, None] = {}
+        self._left: set[str] = set()
+        self._elastic = False
         self._leave = False
         self._stop = ""
         self._closed: OpError | None = None
@@ -160,7 +164,7 @@ class RunRecord:
             cancelled.check("an order for the run record")
             handler(self, order, task, cancelled)
             self._changed.notify_all()
-            left = self._leave and bool(self.expected) and not self._missing()
+            left = self._may_go and not self._missing()
             reply = self._reply()
         if left and self.when_all_done is not None:
             self.when_all_done()
@@ -182,6 +186,7 @@ class RunRecord:
             origin=self.origin,
             logdir=self._logdir,
             stop=self._stop,
+            left=sorted(self._left),
         )
 
     def close(self, error: OpError) -> None:
@@ -249,6 +254,8 @@ class RunRecord:
             "logdir": self._logdir,
             "joined": {name: [part.address, part.session] for name, part in self._joined.items()},
             "done": list(self._done),
+            "left": sorted(self._left),
+            "elastic": self._elastic,
             "leave": self._leave,
             "stop": self._stop,
             "silence_secs": self._silence_secs,
@@ -268,6 +275,7 @@ class RunRecord:
                 name: Participant(address, session, now) for name, (address, session) in state["joined"].items()
             }
             self._done = dict.fromkeys(state["done"])
+            self._left, self._elastic = set(state.get("left", ())), bool(state.get("elastic", False))
             self._stop = str(state.get("stop", ""))
             self._silence_secs = state["silence_secs"]
             if state["saved"] is not None:
@@ -294,7 +302,12 @@ class RunRecord:
     def awaited(self) -> list[Awaited]:
         """The tasks that must be done before this one may leave, when any task has asked it to leave; else none."""
         with self._changed:
-            return self._awaited() if self._leave and self.expected else []
+            return self._awaited() if self._may_go else []
+
+    @property
+    def _may_go(self) -> bool:
+        """Whether this task leaves when nobody needs it; one that expects nobody stays, unless workers come and go."""
+        return self._leave and (bool(self.expected) or self._elastic)
 
     def _awaited(self) -> list[Awaited]:
         silences = self._silences(time.monotonic())
@@ -309,7 +322,7 @@ class RunRecord:
             late_secs: how long tasks that have never come are waited for after the run has finished.
         """
         with self._changed:
-            if not self._leave or not self.expected:
+            if not self._may_go:
                 return False
             awaited = self._awaited()
             over = None if self.finished_at is None else time.monotonic() - self.finished_at
@@ -330,7 +343,8 @@ class RunRecord:
         return bool(self._joined) and self._phase != FINISHED
 
     def _missing(self) -> list[str]:
-        everybody = {**dict.fromkeys(sorted(self.expected)), **dict.fromkeys(self._joined)}
+        expected = () if self._elastic else sorted(self.expected)
+        everybody = {**dict.fromkeys(expected), **dict.fromkeys(self._joined)}
         return [task for task in everybody if task not in self._done]  # one that joined need not be in this cluster
 
     def _silences(self, now: float) -> dict[str, float]:
@@ -391,7 +405,8 @@ class RunRecord:
         if self._phase == FINISHED:  # a run of its own begins, to which those who were done may not come
             self._joined = {name: part for name, part in self._joined.items() if name not in self._done}
             self._done.clear()
-            self._leave = False
+            self._left.clear()
+            self._leave = self._elastic = False
             self._stop = ""
             self.finished_at = self.saved = None
         self.origin = ""
@@ -404,6 +419,7 @@ class RunRecord:
         self._check_room({*self._joined, *self._done, *took_part}, task)
         self._done |= took_part
         self._phase = FINISHED
+        self._elastic = given.elastic
         self.finished_at = time.monotonic()
         self._silence_secs = given.silence_secs
         told = given.counter_name and given.HasField("saved_step")
@@ -411,8 +427,16 @@ class RunRecord:
 
     def _join(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_room({*self._joined, *self._done, order.sender}, task)
+        known = self._joined.get(order.sender)
+        if known and order.sender not in self._done and known.address != order.address and self.lives(known.session):
+            raise InvalidArgumentError(
+                f"two tasks say that they are {order.sender}: one at {known.address}, which lives, and one at "
+                f"{order.address}: give each an index (--task_index) of its own",
+                task=task,
+            )
         self._joined[order.sender] = Participant(order.address, order.join.session)
         self._done.pop(order.sender, None)
+        self._left.discard(order.sender)
 
     def _rest(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         pass  # the record stays as it is: what updates that wait have to know of it, the worker tells them
@@ -420,6 +444,8 @@ class RunRecord:
     def _done_with(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_room({*self._joined, *self._done, order.sender}, task)
         self._done[order.sender] = None
+        if order.done.goodbye:
+            self._left.add(order.sender)
         self._leave |= order.done.leave
 
     def _stop_training(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:

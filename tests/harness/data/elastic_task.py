@@ -49,7 +49,7 @@ class Counting:
                 options["batch"],
                 epochs=options["epochs"],
                 block_batches=options.get("block", 4),
-                slots=64,
+                slots=options.get("slots", 64),
                 lease_secs=options.get("lease_secs", 3.0),
             )
             self.optimizer: Any = self.shards.counted(harness.Optimizer(optax.sgd(1.0)))
@@ -95,7 +95,7 @@ def train(server: rt.Server, model: Counting, index: int, options: dict[str, Any
             feeds = {model.examples: batch.examples.astype(np.int32), **batch.feed}
             _, counted, step = session.run(model.fetches(), feeds)
             pipe.send(("STEP", (int(step), batch.number, bool(counted))))
-            if pause:
+            if pause and not os.path.exists(options.get("hurry", "")):
                 supervisor.coord.wait_for_stop(pause)
         if index == 0:
             end = {"step": int(session.run(model.step)), "counts": session.run(model.counts)}

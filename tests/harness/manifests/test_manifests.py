@@ -27,6 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 REQUESTS = {
     "small": ClusterRequest(1, 1, 1e6),
     "large": ClusterRequest(2, 8, 400e6, name="large", gpus=1, evaluators=1, image="registry.example/b:1"),
+    "elastic": ClusterRequest(2, 4, 1e6, elastic=True),
     "own command": ClusterRequest(4, 64, 1e9, command=("python", "-m", "mine"), exit_codes=False),
 }
 

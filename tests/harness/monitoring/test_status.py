@@ -208,10 +208,10 @@ def test_a_missing_task_makes_it_not_whole(run_status: Callable[..., Ran]) -> No
 
 def test_a_task_of_another_cluster_is_named() -> None:
     with servers(worker=1) as made:
-        other = rt.ClusterSpec({"worker": [made[TARGET].address, "localhost:1"]})
+        other = rt.ClusterSpec({"worker": [made[TARGET].address], "other": ["localhost:1"]})
         states = status.probe_tasks(other, 1.0)
     assert [bool(state.problem) for state in states] == [True, True]
-    assert states[0].problem == "knows another cluster"
+    assert states[1].problem == "knows another cluster"
 
 
 @pytest.mark.parametrize(

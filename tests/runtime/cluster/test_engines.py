@@ -126,6 +126,16 @@ def test_a_jobset_with_several_pods_in_a_child_job(monkeypatch: pytest.MonkeyPat
     assert cluster.task_address("worker", 7) == "mnist-worker-1-3.net:9"
 
 
+def test_a_pod_that_was_added_to_a_jobset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables are those of the beginning, when there were four: it knows these, and itself."""
+    grows = {"BELLWETHER_JOBS": "ps=2,worker=1x4+", "JOB_INDEX": "0"}
+    before = pod(monkeypatch, **grows).checked()[0]
+    assert before.task_indices("worker") == [0, 1, 2, 3]
+    cluster, task = pod(monkeypatch, **grows, JOB_COMPLETION_INDEX="6").checked()
+    assert task == TaskId("worker", 6) and cluster.task_indices("worker") == [0, 1, 2, 3, 6]
+    assert cluster.task_address("worker", 6) == "mnist-worker-0-6.mnist:2222" and agree(cluster, before)
+
+
 def test_an_evaluator_of_a_jobset_is_no_task_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, task = pod(monkeypatch, REPLICATED_JOB_NAME="evaluator", JOB_INDEX="0").checked()
     assert task == TaskId("evaluator", 0) and cluster.jobs == ["ps", "worker"]
@@ -142,6 +152,7 @@ def test_an_evaluator_of_a_jobset_is_no_task_of_the_cluster(monkeypatch: pytest.
         ({"BELLWETHER_PORT": "-1"}, "BELLWETHER_PORT must be a number"),
         ({"BELLWETHER_JOBS": "ps:2"}, "BELLWETHER_JOBS: cannot read 'ps:2'"),
         ({"BELLWETHER_JOBS": "ps=2,worker=8,ps=1"}, "BELLWETHER_JOBS has job 'ps' twice"),
+        ({"BELLWETHER_JOBS": "ps=2,worker=4+"}, "'worker=4+' can grow only with one child job: write worker=1x4+"),
         ({"JOB_INDEX": "8"}, "JOB_INDEX=8, JOB_COMPLETION_INDEX=0: out of range"),
         ({"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX=1: out of range"),
         ({"REPLICATED_JOB_NAME": "boss"}, "unknown role 'boss'; the jobs of the cluster: ps, worker"),

@@ -1,0 +1,46 @@
+"""Workers that are added to a running cluster by a launcher of their own train with it."""
+
+import os
+import pathlib
+import re
+
+import pytest
+
+from tests.kit.processes import Program
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("mode", ["async", "ps"])
+def test_mnist_with_workers_that_come_later(tmp_path: pathlib.Path, mode: str) -> None:
+    trainer = ["python", "-m", "models.mnist.trainer", f"--sync={mode}", "--elastic", "--hidden_units=10"]
+    trainer += ["--epochs=1e9", f"--logdir={tmp_path}", "--save_summaries_secs=0", "--log_every_steps=20"]
+    environment = {"MNIST_DIR": os.environ.get("MNIST_DIR")}
+    launch = ["python", "-m", "harness.launch"]
+    with Program(*launch, "--ps=2", "--workers=1", "--", *trainer, env=environment) as first:
+        ps = [first.expect(rf"/job:ps/task:{i} serves at grpc://(\S+)")[1] for i in range(2)]
+        first.expect(r"worker/0.*step")
+        added = [f"--ps_hosts={','.join(ps)}", "--first_worker=1", "--workers=2"]
+        with Program(*launch, *added, "--", *trainer, env=environment) as second:
+            second.expect(r"worker/1.*step")
+            second.expect(r"worker/2.*step")
+            second.signal(15)
+            second.expect("left the training run, which goes on without this task")
+            assert second.wait() == 143
+        first.expect(r"worker/0.*step")
+        first.signal(15)
+        assert first.wait() == 143
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--ps_hosts=a:1"], "--ps_hosts and --first_worker go together"),
+        (["--first_worker=1"], "--ps_hosts and --first_worker go together"),
+        (["--ps_hosts=a:1", "--first_worker=1", "--chief"], "leave --chief, --evaluators and --per_task out"),
+    ],
+)
+def test_flags_that_do_not_fit(flags: list[str], said: str) -> None:
+    with Program("python", "-m", "harness.launch", *flags, "--", "true") as program:
+        assert program.wait() == 2
+        assert re.search(re.escape(said), program.output())
