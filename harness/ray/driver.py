@@ -131,6 +131,7 @@ class _Seat:
         actor: its actor; None when it has died.
         address: where it serves.
         attempt: which start of it is under way.
+        placing: whether its actor has not told yet where it is.
         runs: whether its process was started and has not been heard of again.
         moving: whether it was ended because a ps has moved.
         result: what it has returned.
@@ -141,6 +142,7 @@ class _Seat:
     actor: Any = None
     address: str = ""
     attempt: int = 0
+    placing: bool = False
     runs: bool = False
     moving: bool = False
     result: Any = None
@@ -190,6 +192,7 @@ class _Cluster:
         self._token.write_text(secrets.token_hex(32))
         self._seats = {task: _Seat(number) for number, task in enumerate(bundles)}
         self._group: Any = None
+        self._say_at = 0.0
 
     def run(self) -> list[Any]:
         """Runs to the end; see the function."""
@@ -239,22 +242,26 @@ class _Cluster:
             try:
                 event = self.events.get(timeout=SAY_SECS)
             except queue.Empty:
-                wanted = [str(task) for task, seat in self._seats.items() if not seat.address]
-                asked = sorted({str(dict(self._bundles[task])) for task in self._seats})
-                _say(
-                    f"still waiting for {what} {', '.join(wanted)}: they need {' or '.join(asked)} each, and the nodes "
-                    f"of this Ray cluster have {_free()} to give"
-                )
+                self._say_waiting(what, [task for task, seat in self._seats.items() if not seat.address])
                 continue
             match event:
                 case policy.Interrupted(signum):
                     raise _stopped(signum)
                 case _Placed(task, _, answer):
+                    self._seats[task].placing = False
                     self._seats[task].address = answer.result()
+
+    def _say_waiting(self, what: str, tasks: Sequence[LaunchTask]) -> None:
+        asked = sorted({str(dict(self._bundles[task])) for task in tasks})
+        _say(
+            f"still waiting for {what} {', '.join(map(str, tasks))}: each needs {' or '.join(asked)}, and the nodes of "
+            f"this Ray cluster have {_free()} to give"
+        )
 
     def _place(self, task: LaunchTask) -> None:
         """Makes an actor for a task, in its bundle; its address comes as an event."""
         seat = self._seats[task]
+        seat.placing = True
         needed = dict(self._bundles[task])
         options = {name: needed.pop(known, 0) for known, name in _OPTIONS.items()}
         environ = {name: os.environ[name] for name in (SECURITY_VARIABLE,) if name in os.environ}
@@ -295,9 +302,14 @@ class _Cluster:
 
     def _next(self, due: float | None) -> Iterator[policy.Event]:
         """Waits for an event, or until time is due; gives what it means for the policy."""
+        placing = [task for task, seat in self._seats.items() if seat.placing]
+        soonest = min((secs for secs in (due, self._say_at if placing else None) if secs is not None), default=None)
         try:
-            event = self.events.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+            event = self.events.get(timeout=None if soonest is None else max(0.0, soonest - time.monotonic()))
         except queue.Empty:
+            if placing and time.monotonic() >= self._say_at:
+                self._say_waiting("nodes for", placing)
+                self._say_at = time.monotonic() + SAY_SECS
             return
         match event:
             case policy.Exited() | policy.Interrupted():
@@ -309,6 +321,7 @@ class _Cluster:
 
     def _on_place(self, task: LaunchTask, answer: "Future[str]") -> Iterator[policy.Event]:
         seat = self._seats[task]
+        seat.placing = False
         try:
             address = answer.result()
         except RayError as error:
@@ -341,7 +354,9 @@ class _Cluster:
     def _lost(self, task: LaunchTask, error: RayError) -> policy.Exited:
         """The actor is gone, and with it the process of the task."""
         seat = self._seats[task]
+        ray.kill(seat.actor)  # it may only be out of reach: then it ends before another takes its place
         seat.actor, seat.runs, seat.error = None, False, error
+        self._say_at = time.monotonic() + SAY_SECS
         preempted = bool(getattr(error, "preempted", False))
         _say(f"the actor of {task} is gone: {_first_line(error)}")
         return policy.Exited(task, -signal.SIGTERM if preempted else -signal.SIGKILL)
@@ -374,9 +389,9 @@ class _Cluster:
         seat = self._seats[task]
         if seat.runs:
             seat.actor.send.remote(signum)
-        elif seat.actor is not None:  # it waits for a node
+        elif seat.placing:
             ray.kill(seat.actor)
-            seat.actor = None
+            seat.actor, seat.placing = None, False
             self.events.put(policy.Exited(task, -signum))
 
 

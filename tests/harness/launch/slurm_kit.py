@@ -1,5 +1,6 @@
 """A real Slurm of two hosts for tests (tests/tools/slurm_two_hosts.sh), and jobs of the scripts in configs/."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -96,6 +97,33 @@ class Slurm:
             except psutil.Error:
                 continue
         return found
+
+    def notice_within(self, secs: int) -> None:
+        """Has the controller take a host for gone after so long."""
+        self.run("sed", "-i", f"$ a SlurmdTimeout={secs}", "/etc/slurm/slurm.conf")
+        self.run("scontrol", "reconfigure")
+
+    def cut_power(self, host: str) -> None:
+        """Ends a host without a word to anybody: no packet leaves it, and then its processes are gone."""
+        (daemon,) = self.processes(f"slurmd -N {host}")
+        space = os.stat(f"/proc/{daemon.pid}/ns/net").st_ino
+        self._outside("ip", "link", "set", host.replace("n", "v"), "down")
+        for process in psutil.Process(self._popen.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+                if os.stat(f"/proc/{process.pid}/ns/net").st_ino == space:
+                    process.kill()
+
+    def power(self, host: str) -> None:
+        """Brings a host back, and waits until Slurm has it."""
+        self._outside("ip", "link", "set", host.replace("n", "v"), "up")
+        start = f"hostname {host}; exec chroot /mnt/root slurmd -N {host}"
+        self._outside("nsenter", f"--net=/run/netns/{host}", "unshare", "--uts", "bash", "-c", start)
+        until(lambda: self.run("sinfo", "-h", "-n", host, "-o", "%T").startswith("idle"), f"{host} is back")
+
+    def _outside(self, *command: str) -> None:
+        """Runs a command where the hosts were made: in the namespaces of the controller, over the whole file system."""
+        inside = ["nsenter", f"--target={self._inside}", *"--mount --pid --net --uts".split()]
+        subprocess.run([*inside, *command], check=True, capture_output=True, text=True, cwd="/")
 
     def close(self) -> None:
         """Ends all that runs on the hosts, and the hosts."""

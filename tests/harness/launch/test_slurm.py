@@ -74,7 +74,7 @@ def test_a_run_over_both_hosts_outlives_its_tasks_a_drained_host_and_its_time(sl
     job.wait("PENDING")
     assert job.fields()["Restarts"] == "1"
     assert int(pathlib.Path(harness.latest_checkpoint(job.directory / "model.ckpt") or "").name) == saved
-    token = (job.directory / "token").read_text()
+    authority = (job.directory / "certs" / "ca.pem").read_text()
 
     # Slurm lets two minutes pass before it starts a job again, in which the end of this start is told to it.
     until(lambda: not slurm.processes("slurmstepd"), "the first start is over")
@@ -88,8 +88,40 @@ def test_a_run_over_both_hosts_outlives_its_tasks_a_drained_host_and_its_time(sl
     job.wait("COMPLETED")
     assert accuracy > 0.9
     assert job.fields()["ExitCode"] == "0:0"
-    assert (job.directory / "token").stat().st_mode & 0o777 == 0o600
-    assert (job.directory / "token").read_text() != token
+    keys = list((job.directory / "certs").glob("*.key"))
+    assert {key.stem for key in keys} == {"ca", "n1", "n2"} and {key.stat().st_mode & 0o777 for key in keys} == {0o600}
+    assert (job.directory / "certs" / "ca.pem").read_text() != authority
+
+
+@pytest.fixture
+def own_slurm(tmp_path: pathlib.Path) -> Iterator[Slurm]:
+    slurm = Slurm(tmp_path)
+    yield slurm
+    slurm.close()
+
+
+def test_a_host_that_is_gone_for_good_ends_the_job_which_goes_on_when_there_are_hosts_again(own_slurm: Slurm) -> None:
+    slurm = own_slurm
+    slurm.notice_within(20)
+    further = slurm.shared / "further.flags"
+    further.write_text("--epochs=1\n")
+    job = slurm.submit(SCRIPT, *ENDLESS, f"--flagfile={further}", sbatch=THREE_TASKS, WORKERS="2")
+    job.expect(r"^worker/1 .* step \d")
+    job.expect(r"saved .*/[1-9]\d*$")
+    assert job.host("worker/1") == "n2"
+    slurm.cut_power("n2")
+    job.expect(r"^worker/0 .* step \d")  # until Slurm has noticed (SlurmdTimeout)
+    job.wait("PENDING")
+    assert job.fields()["Restarts"] == "1"
+    until(lambda: not slurm.processes("models.mnist.trainer"), "every task is gone")
+    saved = int(pathlib.Path(harness.latest_checkpoint(job.directory / "model.ckpt") or "").name)
+    further.write_text(f"--train_steps={saved + 300}\n")
+    slurm.power("n2")
+    slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+    job.expect(f"job {job.number} was requeued, this is restart 1")
+    assert int(job.expect(r"training goes on from step (\d+)")[1]) == saved
+    job.expect(r"Test-Accuracy: ([\d.]+)")
+    job.wait("COMPLETED")
 
 
 def test_a_heterogeneous_job_has_its_ps_elsewhere_and_scancel_ends_it_all(slurm: Slurm, tmp_path: pathlib.Path) -> None:
@@ -100,6 +132,7 @@ def test_a_heterogeneous_job_has_its_ps_elsewhere_and_scancel_ends_it_all(slurm:
     job = slurm.submit(str(script), *ENDLESS, PS="1", WORKERS="2")
     job.expect(r"^worker/1 .* step \d")
     assert job.host("ps/0") == "n2"
+    assert {path.stem for path in (job.directory / "certs").glob("n*.pem")} == {"n1", "n2"}  # of both groups
     assert [job.host(f"worker/{index}") for index in (0, 1)] == ["n1", "n1"]
     assert [job.task(f"worker/{index}").environ()["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["0", "1"]
     assert job.task("ps/0").environ()["CUDA_VISIBLE_DEVICES"] == ""
