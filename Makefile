@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole test test-unit test-rest test-all test-lowest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs lock audit tensorboard clean
+.PHONY: help setup mnist cartpole images early-stopping test test-unit test-rest test-all test-lowest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -48,6 +48,16 @@ mnist: $(STAMP) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends wi
 cartpole: $(STAMP) ## Learn CartPole with 1 ps and 2 actor-critic workers; ends with the mean score, 500 at the most.
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
 		$(BIN)/python -m models.cartpole.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=cartpole-%)
+
+images: $(STAMP) ## Train a Flax model with BatchNorm on digits, two workers in step; ends with the test accuracy.
+	$(BIN)/python -m models.mnist.data
+	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
+		$(BIN)/python -m models.images.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=images-%)
+
+early-stopping: $(STAMP) ## Train until an evaluator finds that the model gets no better; ends with the best checkpoint.
+	$(BIN)/python -m models.mnist.data
+	$(BIN)/python -m harness.launch --ps=1 --workers=2 --evaluators=1 -- \
+		$(BIN)/python -m models.early_stopping.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=early-stopping-%)
 
 test: $(STAMP) ## Run the tests but the longest, in eight or nine minutes on two cores; one file: make test TESTS=tests/harness/launch/test_launch.py
 	$(PYTEST) -m "not chaos" $(TESTS)

@@ -1,0 +1,1 @@
+"""Training that an evaluator ends when the model gets no better."""

@@ -1,0 +1,1 @@
+"""Digits by a convolutional network with BatchNorm in Flax, trained in step."""
