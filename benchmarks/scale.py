@@ -117,10 +117,16 @@ def run_record(workers: int) -> Figures:
 
 
 def chief_choice(workers: int, ps: int) -> float:
-    """Seconds in which the chief of a synchronous step chooses, when all gradients are in at all ps."""
-    report = TaskProgress(1, tuple(range(workers)))
+    """Seconds that the chief of a synchronous step spends on choices: it looks when each of the ps has reported."""
     members = frozenset(range(workers))
-    return _timed(lambda: choose(report, [report] * (ps - 1), 2**31 - 1, members, 1, False), 5)
+    missing, whole = TaskProgress(1), TaskProgress(1, tuple(range(workers)))
+
+    def step() -> None:
+        for reported in range(1, ps + 1):
+            reports = [whole] * reported + [missing] * (ps - reported)
+            choose(reports[0], reports[1:], 2**31 - 1, members, 1, False)
+
+    return _timed(step, 5)
 
 
 def leases(slots: int) -> Figures:

@@ -66,6 +66,10 @@ def choose(
         each: most gradients of one worker in an aggregate.
         time_is_up: take what there is.
     """
+    wanted = needed if members is None else min(needed, len(members) * each)
+    fewest = min(len(r.workers) if r.step == leader.step else 0 for r in (leader, *others))
+    if fewest < wanted and not time_is_up:  # said before anything is counted: each task of many reports each step
+        return Choice((), f"{fewest} of {wanted} gradients are in")
     has = [Counter(r.workers) if r.step == leader.step else Counter() for r in others]
     left = Counter(leader.workers)
     for counts in has:
@@ -75,7 +79,6 @@ def choose(
         if left[worker]:
             left[worker] -= 1
             everywhere.append(worker)
-    wanted = needed if members is None else min(needed, len(members) * each)
     if len(everywhere) >= wanted:
         return Choice(tuple(everywhere[:wanted]), f"{wanted} gradients are in")
     if time_is_up and everywhere:
