@@ -28,6 +28,8 @@ from runtime.lowlevel import RunRecords
 ATTEMPT_SECS = 10.0
 _LOG_EVERY_SECS = 10.0
 """How long one attempt to open a session or one blocking wait takes; after each it is looked whether to stop."""
+OWN_SECS = 1.0
+"""The same where the wait takes all of it, because variables are among those awaited that nobody else initialises."""
 FIRST_BACKOFF_SECS = 0.05
 LAST_BACKOFF_SECS = 1.0
 """Pauses between two attempts: from, doubling, to."""
@@ -354,13 +356,27 @@ class SessionManager:
         if last is not None:
             self._await(request, session, last)
         report = self._report(session, request.records, None)
+        own = self._own(session)
+        report = replace(report, missing=[name for name in report.missing if name not in own])
         if not report.missing and "loading" not in report.phases.values():
             report = replace(report, not_ready=self._local_init(session))
         return report
 
+    def _own(self, session: rt.Session) -> set[str]:
+        """The global variables on the session's own task, by name, which no chief initialises for it.
+
+        Whether they must have a value is what the ready operation says: workers that learn from a copy of the network
+        on their own task give it one when they have a session.
+        """
+        own = rt.DeviceSpec.parse(session.task)
+        variables = self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
+        places = {v.op.name: rt.DeviceSpec.parse(v.device) for v in variables}
+        return {name for name, at in places.items() if (at.job, at.task) == (own.job, own.task)}
+
     def _await(self, request: _Request, session: rt.Session, last: policy.ClusterReport) -> None:
         """Waits a while for what was missing when the cluster reported last."""
-        wait_secs = max(0.0, min(request.options.give_up_at - time.monotonic(), ATTEMPT_SECS))
+        longest = OWN_SECS if self._own(session) else ATTEMPT_SECS
+        wait_secs = max(0.0, min(request.options.give_up_at - time.monotonic(), longest))
         if last.missing:
             limit = wait_secs + ATTEMPT_SECS
             with _silence_is_loss():

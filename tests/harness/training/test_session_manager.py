@@ -265,3 +265,31 @@ def test_a_new_session_takes_over_plans(target: str, monkeypatch: pytest.MonkeyP
         elsewhere.run(v.initializer)
         assert elsewhere.run(product, {x: [1.0, 2.0]}) == 3.0
         assert len(planned) == before + 2
+
+
+def test_a_worker_does_not_wait_for_its_own_copy_that_no_chief_initialises() -> None:
+    """Workers that learn from a network of their own say with a ready operation that only the shared one counts."""
+    with rt.local_cluster(ps=1, workers=2) as cluster:
+        with rt.Graph().as_default() as chiefs, rt.device("/job:ps/task:0"):
+            rt.Variable(3.0, name="shared")
+            chief = harness.SessionManager(ready_op=rt.report_uninitialized_variables())
+            init = rt.global_variables_initializer()
+        with rt.Graph().as_default() as workers:
+            with rt.device("/job:ps/task:0"):
+                shared = rt.Variable(1.0, name="shared")
+            with rt.device("/job:worker/task:1/cpu:0"):
+                own = rt.Variable(0.0, name="own")
+            copy = own.assign(shared)
+            patient = harness.SessionManager(
+                ready_op=rt.report_uninitialized_variables([shared]), recovery_wait_secs=0.05, graph=workers
+            )
+            strict = harness.SessionManager(
+                ready_op=rt.report_uninitialized_variables(), recovery_wait_secs=0.05, graph=workers
+            )
+        with pytest.raises(rt.DeadlineExceededError, match="the chief has not yet initialised shared"):
+            patient.wait_for_session(cluster.target_of(1), max_wait_secs=0.5)
+        with chief.prepare_session(cluster.target_of(0), init), chiefs.as_default():
+            with patient.wait_for_session(cluster.target_of(1), max_wait_secs=30) as session:
+                assert session.run([copy, own])[0] == 3.0
+            with strict.wait_for_session(cluster.target_of(1), max_wait_secs=30) as session:
+                assert session.run(own) == 3.0
