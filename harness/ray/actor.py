@@ -26,6 +26,7 @@ from harness.launch.tasks import Topology, arguments, environment, start_guarded
 LOWEST_PORT = 20_000
 """Ports below are those that Ray gives its own workers (10002 to 19999)."""
 SECURITY_VARIABLE = "BELLWETHER_SECURITY"
+BIND_VARIABLE = "BELLWETHER_BIND"
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,16 @@ class TaskActor:
         self._held = hold_ports(1, LOWEST_PORT)
         return f"{host}:{self._held[0].getsockname()[1]}"
 
-    async def run(self, topology: Topology, task: LaunchTask, attempt: int, number: int) -> Ended:
-        """Runs the task's process until it ends."""
+    async def run(self, topology: Topology, task: LaunchTask, attempt: int, number: int, bind: str) -> Ended:
+        """Runs the task's process until it ends.
+
+        Args:
+            topology: the cluster.
+            task: which task of it this is.
+            attempt: which start, from 0.
+            number: of the task among all.
+            bind: where it listens, if not at its address in the cluster.
+        """
         while self._held:
             self._held.pop().close()
         for left in (self._result, self._error):
@@ -91,6 +100,8 @@ class TaskActor:
             command = arguments(self._command, topology, task)
         env = environment(os.environ, topology, task, attempt, number)
         env.setdefault(SECURITY_VARIABLE, str(self._token))
+        if bind:
+            env[BIND_VARIABLE] = bind
         env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # what Ray lets this process import
         # From the thread of the event loop, which lives as long as the actor: the guard ends with the thread.
         self._popen = start_guarded(command, env)

@@ -129,7 +129,9 @@ class _Seat:
     Attributes:
         number: its number among all, which is that of its bundle.
         actor: its actor; None when it has died.
-        address: where it serves.
+        address: the one that the cluster knows.
+        place: the address that its actor holds. A worker that has moved keeps the one that the cluster knows, as the
+            others were told of it; only who asks for its status looks for a worker there.
         attempt: which start of it is under way.
         placing: whether its actor has not told yet where it is.
         runs: whether its process was started and has not been heard of again.
@@ -141,6 +143,7 @@ class _Seat:
     number: int
     actor: Any = None
     address: str = ""
+    place: str = ""
     attempt: int = 0
     placing: bool = False
     runs: bool = False
@@ -248,8 +251,9 @@ class _Cluster:
                 case policy.Interrupted(signum):
                     raise _stopped(signum)
                 case _Placed(task, _, answer):
-                    self._seats[task].placing = False
-                    self._seats[task].address = answer.result()
+                    seat = self._seats[task]
+                    seat.placing = False
+                    seat.address = seat.place = answer.result()
 
     def _say_waiting(self, what: str, tasks: Sequence[LaunchTask]) -> None:
         asked = sorted({str(dict(self._bundles[task])) for task in tasks})
@@ -278,7 +282,7 @@ class _Cluster:
             )
             .remote(str(task), self._program, self._token.read_text())
         )
-        self._tell(seat.actor.hold.remote(seat.address), functools.partial(_Placed, task, seat.actor))
+        self._tell(seat.actor.hold.remote(seat.place), functools.partial(_Placed, task, seat.actor))
 
     def _topology(self) -> Topology:
         def hosts(job: str) -> tuple[str, ...]:
@@ -323,14 +327,14 @@ class _Cluster:
         seat = self._seats[task]
         seat.placing = False
         try:
-            address = answer.result()
+            seat.place = answer.result()
         except RayError as error:
             yield self._lost(task, error)
             return
-        moved, seat.address = address != seat.address, address
-        if moved and task.job == PS:
-            _say(f"{task} is on another node now, at {address}: all tasks are started again with this address")
+        if seat.place != seat.address and task.job == PS:
+            _say(f"{task} is on another node now, at {seat.place}: all tasks are started again with this address")
             for other, its in self._seats.items():
+                its.address = its.place
                 if its.runs and other != task:
                     its.moving = True
                     its.actor.send.remote(signal.SIGKILL)
@@ -382,7 +386,8 @@ class _Cluster:
     def _run(self, task: LaunchTask) -> None:
         seat = self._seats[task]
         seat.runs = True
-        answer = seat.actor.run.remote(self._topology(), task, seat.attempt, seat.number)
+        bind = "" if seat.place == seat.address else seat.place.rpartition(":")[0].strip("[]")
+        answer = seat.actor.run.remote(self._topology(), task, seat.attempt, seat.number, bind)
         self._tell(answer, functools.partial(_Ended, task, seat.actor))
 
     def _send(self, task: LaunchTask, signum: int) -> None:
@@ -421,8 +426,9 @@ def _stopped(signum: int) -> BaseException:
 
 
 def _free() -> str:
-    """What the nodes have to give, without Ray's own markers of nodes."""
-    free = {name: amount for name, amount in ray.available_resources().items() if not name.startswith("node:")}
+    """What the nodes have to give, without Ray's own markers of nodes and bundles."""
+    markers = ("node:", "bundle_group_")
+    free = {name: amount for name, amount in ray.available_resources().items() if not name.startswith(markers)}
     return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(free.items())) or "nothing"
 
 
