@@ -121,7 +121,7 @@ def _relinked(text: str, folder: str) -> str:
         page = PAGES.get(file.relative_to(ROOT).as_posix())
         if page is None and file.parent == ROOT / "docs":
             page = file.name
-        if page is None and file.suffix == ".png":
+        if page is None and file.suffix in (".png", ".svg"):
             page = f"images/{file.name}"
         return words[1:-1] if page is None else f"{words}({page}{anchor})"
 
