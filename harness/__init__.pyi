@@ -30,6 +30,7 @@ from harness.optimizers.collective import CollectiveReplicas as CollectiveReplic
 from harness.optimizers.collective import join_group as join_group
 from harness.optimizers.exponential_moving_average import ExponentialMovingAverage as ExponentialMovingAverage
 from harness.optimizers.gradient_accumulation import accumulated as accumulated
+from harness.optimizers.optimizer import AnyOptimizer as AnyOptimizer
 from harness.optimizers.optimizer import Optimizer as Optimizer
 from harness.optimizers.stale_synchronous import StaleSynchronous as StaleSynchronous
 from harness.optimizers.sync_replicas import SyncReplicas as SyncReplicas

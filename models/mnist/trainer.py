@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 import harness
 import runtime as rt
 from harness import exit_codes, monitoring
-from harness.optimizers.optimizer import AnyOptimizer
 from models.mnist import config as config_flags
 from models.mnist import data
 from models.mnist.config import COLLECTIVE, PS, Config
@@ -289,7 +288,7 @@ def where(cluster: rt.ClusterSpec | None, config: Config) -> contextlib.Abstract
     return rt.device(rt.replica_device_setter(cluster=cluster, worker_device=worker))
 
 
-def together(optimizer: AnyOptimizer, config: Config) -> AnyOptimizer:
+def together(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOptimizer:
     """The optimizer as the mode wants it: it has the same methods."""
     if config.sync == PS:
         workers = None if config.elastic else config.workers
