@@ -174,15 +174,19 @@ def glorot_normal_initializer(seed: int | None = None, dtype: DTypeLike = np.flo
 
 @dataclass
 class uniform_unit_scaling_initializer(Initializer):  # noqa: N801
-    """Uniform, scaled by the square root of 3 over the size of the input."""
+    """Uniform, scaled by the square root of 3 over the size of the input.
+
+    ``full_shape`` is that of the whole variable where this is one part of several (TensorFlow 0.x).
+    """
 
     factor: float = 1.0
     seed: int | None = None
     dtype: DTypeLike = np.float32
+    full_shape: Sequence[int] | None = None
 
     def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
         """See ``Initializer``."""
-        limit = math.sqrt(3 / max(1.0, math.prod(shape[:-1]))) * self.factor
+        limit = math.sqrt(3 / max(1.0, math.prod((self.full_shape or shape)[:-1]))) * self.factor
         return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
 
 

@@ -16,7 +16,7 @@ from harness.tf1.join_ops import top_k_op
 from harness.tf1.lift import Array, Arrays, Function, Names, Static, WrongType, either, from_table, is_tensor, op
 from harness.tf1.math_ops import OPS as _MATH
 from harness.tf1.math_ops import _abs
-from harness.tf1.shapes import ShapeLike
+from harness.tf1.shapes import ShapeLike, TensorShape
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
@@ -208,8 +208,6 @@ def softmax_cross_entropy_with_logits_v2(
 
 @op("logistic_loss", takes="float")
 def _sigmoid_xent(labels: Array, logits: Array, name: str | None = None) -> Array:
-    if jnp.shape(labels) != jnp.shape(logits):
-        raise ValueError(f"labels and logits must have one shape: {jnp.shape(labels)}, {jnp.shape(logits)}")
     positive = jnp.greater_equal(logits, 0)
     relu, minus_abs = jnp.where(positive, logits, 0), jnp.where(positive, jnp.negative(logits), logits)
     return relu - logits * labels + jnp.log1p(jnp.exp(minus_abs))
@@ -222,7 +220,10 @@ def sigmoid_cross_entropy_with_logits(
     """Cross entropy of independent probabilities, arguments as for the sparse one; ``targets`` is the old name."""
     labels = targets if labels is None else labels
     labels, logits = _labels_and_logits(args, labels, logits, "sigmoid_cross_entropy_with_logits")
-    return _sigmoid_xent(labels, logits, name)
+    shapes = [value.shape if is_tensor(value) else np.shape(value) for value in (labels, logits)]
+    if None not in shapes and not TensorShape(shapes[0]).is_compatible_with(shapes[1]):
+        raise ValueError(f"logits and labels must have the same shape ({shapes[1]} vs {shapes[0]})")
+    return _sigmoid_xent(labels, logits, name)  # a label of unknown shape may be any that broadcasts, as in TensorFlow
 
 
 @OPS.op("logistic_loss")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -66,6 +67,7 @@ class QueueRunner:
         self._rounds = rounds
         self._lock = threading.Lock()
         self._running: dict[rt.Session, int] = {}
+        self._through: weakref.WeakSet[rt.Session] = weakref.WeakSet()  # where all rounds were added
         self._raised: list[BaseException] = []
 
     @property
@@ -100,10 +102,10 @@ class QueueRunner:
             start: whether to start them.
 
         Returns:
-            The threads; none when those of an earlier call for this session still run.
+            The threads; none when those of an earlier call for this session still run, or have added all rounds.
         """
         with self._lock:
-            if self._running.get(sess, 0) > 0:
+            if self._running.get(sess, 0) > 0 or sess in self._through:
                 return []
             self._running[sess] = len(self._enqueue_ops)
             self._raised = []
@@ -150,6 +152,8 @@ class QueueRunner:
                 last = self._running[sess] == 0
                 if last:
                     del self._running[sess]
+                    if through and self._rounds is not None:
+                        self._through.add(sess)
             if through and last:
                 self._close(sess, self._close_op)
 

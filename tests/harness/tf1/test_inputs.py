@@ -63,6 +63,23 @@ def test_batches_of_many_at_once_and_shuffled_ones() -> None:
         assert sorted(batch.tolist()) == list(range(40)) != batch.tolist()
 
 
+def test_runners_that_are_started_again_after_the_last_epoch_add_nothing() -> None:
+    """Programs begin their loop anew with a new coordinator: they find the end again, and no error."""
+    with tf.Graph().as_default(), tf.Session() as sess:
+        number = tf.train.range_input_producer(3, num_epochs=2, shuffle=False).dequeue()
+        sess.run(tf.local_variables_initializer())
+        for wanted in ([0, 1, 2] * 2, []):
+            coord = tf.train.Coordinator()
+            threads = tf.train.start_queue_runners(sess, coord)
+            found = []
+            with pytest.raises(tf.errors.OutOfRangeError):
+                while True:
+                    found.append(int(sess.run(number)))
+            coord.request_stop()
+            coord.join(threads)
+            assert found == wanted
+
+
 def test_what_cannot_be_an_input() -> None:
     with tf.Graph().as_default():
         with pytest.raises(ValueError, match="num_epochs must be > 0"):

@@ -224,3 +224,25 @@ def test_mixed_up_arguments_are_told() -> None:
             tf.nn.conv2d(X, K, [2, 1, 1, 1], "SAME")
         with pytest.raises(ValueError, match="'other' on 1 parts"):
             tf.nn.embedding_lookup([L], [0], "other")
+
+
+def test_a_label_of_unknown_shape_broadcasts_in_the_step_as_in_tensorflow() -> None:
+    """Its shape is checked when the graph is built, where it is known, and not in the step."""
+    with tf.Graph().as_default(), tf.Session() as sess:
+        labels, logits = tf.placeholder(tf.float32), tf.placeholder(tf.float32, [None, 1])
+        found = sess.run(
+            tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits),
+            {labels: [1.0, 0.0], logits: [[1.0], [2.0]]},
+        )
+        wanted = np.log1p(np.exp([[1.0], [2.0]])) - np.array([[1.0], [2.0]]) * [1.0, 0.0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        with pytest.raises(ValueError, match=r"must have the same shape \(\(2, 1\) vs \(2,\)\)"):
+            tf.nn.sigmoid_cross_entropy_with_logits(
+                labels=tf.placeholder(tf.float32, [2]), logits=tf.placeholder(tf.float32, [2, 1])
+            )
+
+
+def test_a_part_of_a_variable_is_scaled_by_the_shape_of_the_whole() -> None:
+    with tf.Graph().as_default(), tf.Session() as sess:
+        part = sess.run(tf.uniform_unit_scaling_initializer(full_shape=[300, 4])([3, 40]))
+        assert 0.05 < np.abs(part).max() <= 0.1
