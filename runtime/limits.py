@@ -92,7 +92,7 @@ class Limits:
     request_bytes: int = _limit(64 << 20, _CALLS, "Bytes of one message; none is compressed.", most=_MAX_MESSAGE)
     rpc_connections: int = _limit(1024, _CALLS, "Connections. One more is closed.")
     rpc_idle_secs: float = _limit(
-        30.0, _CALLS, "Seconds after which a connection without a call is closed; its client connects again to call."
+        3600.0, _CALLS, "Seconds after which a connection without a call is closed; its client connects again to call."
     )
     calls: int = _limit(
         64, _CALLS, "Calls at once that ask and wait for nothing, such as status. One more waits its turn."

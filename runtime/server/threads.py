@@ -18,8 +18,9 @@ class CallThreads(futures.Executor):
     """An executor without a bound, for gRPC's server.
 
     A step of a client elsewhere may wait for another step (a queue that is full), and a session for a task that is not
-    there yet. With a bound, waits that reach it would keep out the very call that ends them. Idle threads are used
-    again and end after a while. Unlike those of ``ThreadPoolExecutor`` they do not keep the process alive.
+    there yet. With a bound, waits that reach it would keep out the very call that ends them: ``runtime.server.pools``
+    counts and refuses them instead. Idle threads are used again and end after a while. Unlike those of
+    ``ThreadPoolExecutor`` they do not keep the process alive.
 
     Args:
         name: of the threads.
