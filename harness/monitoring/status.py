@@ -88,17 +88,18 @@ def probe_tasks(
         states = list(pool.map(ask, tasks))
     if all(state.report is not None for state in states):
         return states
-    done = _done(states, timeout_secs)
+    done = _done(states, timeout_secs, security)
     return [replace(s, problem="", done=True) if s.report is None and s.task in done else s for s in states]
 
 
-def _done(states: Sequence[TaskStatus], timeout_secs: float) -> set[str]:
+def _done(states: Sequence[TaskStatus], timeout_secs: float, security: rt.Security | None) -> set[str]:
     """The tasks that are done with training, by the run records of those that answer."""
     done: set[str] = set()
     for state in states:
         if state.report is None or not state.report.values.get("variables"):
             continue
-        records = rt.lowlevel.RunRecords(f"grpc://{state.address}", rt.SessionConfig(device_filters=(state.task,)))
+        only = rt.SessionConfig(device_filters=(state.task,))
+        records = rt.lowlevel.RunRecords(f"grpc://{state.address}", only, security=security)
         records.answer_secs = timeout_secs
         try:
             done.update(*(record.done for record in records.inspect().values()))
