@@ -89,7 +89,7 @@ def probe_tasks(
     tasks = [(str(task), address) for task, address in cluster.tasks().items() if task.job != "evaluator"]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         states = list(pool.map(ask, tasks))
-        found = [record for record in pool.map(lambda state: _record(state, timeout_secs), states) if record]
+        found = [record for record in pool.map(lambda state: _record(state, timeout_secs, security), states) if record]
         named = {task for task, _ in tasks}
         joined = {task: address for record in found for task, address in record.addresses.items() if task not in named}
         states += pool.map(ask, sorted(joined.items(), key=lambda item: _order(item[0])))
@@ -120,11 +120,12 @@ def _order(task: str) -> tuple[str, int]:
     return job, int(index) if index.isdecimal() else 0
 
 
-def _record(state: TaskStatus, timeout_secs: float) -> rt.lowlevel.RunRecordView | None:
+def _record(state: TaskStatus, timeout_secs: float, security: rt.Security | None) -> rt.lowlevel.RunRecordView | None:
     """The run record of a task; None when it has none to tell of."""
     if state.report is None or not state.report.values.get("variables"):
         return None
-    records = rt.lowlevel.RunRecords(f"grpc://{state.address}", rt.SessionConfig(device_filters=(state.task,)))
+    only = rt.SessionConfig(device_filters=(state.task,))
+    records = rt.lowlevel.RunRecords(f"grpc://{state.address}", only, security=security)
     records.answer_secs = timeout_secs
     try:
         return records.inspect().get(state.task)

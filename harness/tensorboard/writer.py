@@ -293,9 +293,7 @@ def _records(path: str) -> Iterator[tuple[event_pb2.Event, bytes, int]]:
                 (length,) = _LENGTH.unpack_from(header)
                 if masked_crc32c(header[: _LENGTH.size]) != _CHECKSUM.unpack_from(header, _LENGTH.size)[0]:
                     at = file.tell() - _HEADER_BYTES
-                    if any(header) or any(
-                        map(any, iter(lambda: file.read(_BLOCK_BYTES), b""))
-                    ):  # zeros are what a power cut leaves of what was not written
+                    if any(header) or any(file.read(_BLOCK_BYTES)):  # else a power cut has left zeros
                         logging.warning("event file %s is damaged at byte %d: the rest of it is skipped", path, at)
                     break
                 if length + _FOOTER_BYTES > size - file.tell():

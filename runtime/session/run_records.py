@@ -27,6 +27,7 @@ from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import NOBODY, Leadership
 from runtime.state.run_record import wait_secs
 from runtime.transport import rpc
+from runtime.transport.security import Security
 
 ANSWER_SECS = 10.0
 """How long one exchange with the tasks may take by default, beyond what it waits for on purpose."""
@@ -82,10 +83,19 @@ class RunRecords:
         target: session target; its task is the one that speaks.
         config: options of the sessions; its device filters say which tasks count.
         is_chief: whether this task may lead.
+        security: certificates or token of the cluster; by default what ``BELLWETHER_SECURITY`` says.
     """
 
-    def __init__(self, target: str, config: SessionConfig | None = None, *, is_chief: bool = False) -> None:
+    def __init__(
+        self,
+        target: str,
+        config: SessionConfig | None = None,
+        *,
+        is_chief: bool = False,
+        security: Security | None = None,
+    ) -> None:
         self._target = target
+        self._security = security
         self.answer_secs = ANSWER_SECS
         """How long one exchange may take beyond what it waits for on purpose."""
         self._device_filters = () if config is None else config.device_filters
@@ -264,7 +274,9 @@ class RunRecords:
         if self.lead is not None and not order.HasField("claim"):
             order.leadership.CopyFrom(self.lead.leadership.to_proto())
         try:
-            self._task, replies = _sent(self._target, order, self._device_filters, self.answer_secs, cancelled)
+            self._task, replies = _sent(
+                self._target, order, self._device_filters, self.answer_secs, cancelled, self._security
+            )
         except DeadlineExceededError as error:
             raise UnavailableError(error.message, task=error.task) from None
         records = {name: _record(reply) for name, reply in replies.items()}
@@ -304,7 +316,12 @@ def _record(reply: RunReply) -> RunRecordView:
 
 
 def _sent(
-    target: str, order: RunOrder, device_filters: Sequence[str], answer_secs: float, cancelled: Cancellation | None
+    target: str,
+    order: RunOrder,
+    device_filters: Sequence[str],
+    answer_secs: float,
+    cancelled: Cancellation | None,
+    security: Security | None,
 ) -> tuple[str, dict[str, RunReply]]:
     """Sends an order by way of a target; gives the name of the target's task, and the replies by task."""
     address = target.removeprefix("grpc://")
@@ -316,7 +333,7 @@ def _sent(
         replies = local.master.send_run_order(order, device_filters, answer_secs, cancelled or Cancellation())
         return local.worker.task, replies
     request = services_pb2.ForwardRunOrderRequest(order=order, device_filters=device_filters, answer_secs=answer_secs)
-    with rpc.open_channel(address) as channel, _closing(channel, cancelled):
+    with rpc.open_channel(address, security) as channel, _closing(channel, cancelled):
         answer = rpc.call(
             services_pb2_grpc.MasterServiceStub(channel).ForwardRunOrder,
             request,

@@ -1,6 +1,5 @@
 """A cluster whose tasks have certificates of their roles, over TCP alone: trains, saves, loses a ps and goes on."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from tests.kit import certificates
 from tests.kit.processes import Task
 
 pytestmark = pytest.mark.cluster
-
-TASKS = (("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1))
 
 
 class Roles:
@@ -46,7 +43,7 @@ def worker_of(c: Cluster, roles: Roles, index: int) -> Task:
     return c.worker(index, env=roles.env("worker" if index else "chief", f"worker/{index}"))
 
 
-def test_every_role_can_do_its_part(tmp_path: Path, roles: Roles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_role_can_do_its_part(tmp_path: Path, roles: Roles) -> None:
     backup = {"ps_backups": 1, "ps_backups_lag": 0}
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path / "run"), backup=backup) as c:
         ps = [ps_of(c, roles, 0), ps_of(c, roles, 1)]
@@ -66,12 +63,18 @@ def test_every_role_can_do_its_part(tmp_path: Path, roles: Roles, monkeypatch: p
         done = chief.hear("TRAINED")[1] + other.hear("TRAINED")[1]
         assert consistent(chief.request("values")) == 17 + done
         observer = rt.Security.from_text(roles.env("observer")["BELLWETHER_SECURITY"])
-        monkeypatch.setitem(os.environ, "BELLWETHER_SECURITY", str(observer.certificates))
-        found = status.probe_tasks(rt.ClusterSpec(c.spec), 30.0, security=observer)
-        assert [(state.task, state.problem) for state in found] == [(f"/job:{j}/task:{i}", "") for j, i in TASKS]
         other.tell("end")
+        assert other.wait() == 0
+        spec = rt.ClusterSpec(c.spec)
+        found = status.probe_tasks(spec, 30.0, security=observer)
+        assert [(state.task, state.problem, state.done) for state in found] == [
+            ("/job:ps/task:0", "", False),
+            ("/job:ps/task:1", "", False),
+            ("/job:worker/task:0", "", False),
+            ("/job:worker/task:1", "", True),  # the run records tell
+        ]
         chief.tell("end")
-        assert [t.wait() for t in (other, chief, *ps)] == [0, 0, 0, 0]
+        assert [t.wait() for t in (chief, *ps)] == [0, 0, 0]
 
 
 def test_who_has_the_role_of_a_worker_does_not_become_chief(tmp_path: Path, roles: Roles) -> None:
