@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,6 @@ from numpy.typing import NDArray
 import harness
 import runtime as rt
 from harness import exit_codes, monitoring
-from harness.optimizers.optimizer import AnyOptimizer
 from models.mnist import config as config_flags
 from models.mnist import data
 from models.mnist.config import COLLECTIVE, PS, Config
@@ -191,6 +191,13 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
 Feeds = Mapping[rt.Tensor, NDArray]
 
 
+class Minimizes(Protocol):
+    """An optimizer of any mode."""
+
+    def minimize(self, loss: rt.Tensor, global_step: rt.Variable | None = None) -> rt.Operation:
+        """The training operation."""
+
+
 def share(config: Config, split: data.Split) -> data.Batches:
     """The batches of this worker, where each has a share of its own."""
     return data.Batches(split, config.batch_size * config.accumulate, config.seed, config.number, config.workers)
@@ -255,7 +262,7 @@ def build(config: Config, cluster: rt.ClusterSpec | None, steps: int, examples: 
         clip = None if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
         rule = harness.Optimizer(update_rule(config, steps), before_push=clip)
         shards = deal(config, examples) if config.elastic else None
-        optimizer = together(rule if shards is None else shards.counted(rule), config)
+        optimizer = together(rule, config, shards)
         train_op = optimizer.minimize(loss, global_step=global_step)
         harness.summary.scalar("cost", loss)
         harness.summary.scalar("batch_accuracy", accuracy)
@@ -284,8 +291,9 @@ def where(cluster: rt.ClusterSpec | None, config: Config) -> contextlib.Abstract
     return rt.device(rt.replica_device_setter(cluster=cluster, worker_device=worker))
 
 
-def together(optimizer: AnyOptimizer, config: Config) -> AnyOptimizer:
-    """The optimizer as the mode wants it: it has the same methods."""
+def together(rule: harness.Optimizer, config: Config, shards: harness.DataShards | None = None) -> Minimizes:
+    """The optimizer as the mode wants it; with ``shards`` its training operation says which batch it has trained."""
+    optimizer = rule if shards is None else shards.counted(rule)
     if config.sync == PS:
         workers = None if config.elastic else config.workers
         return harness.SyncReplicas(
