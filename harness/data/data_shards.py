@@ -40,7 +40,7 @@ class Batch:
     Attributes:
         number: of the batch, from 0, through all epochs.
         epoch: how often the data set has been gone through before it: 1.5 in the middle of the second time.
-        examples: int64[n], indices of the examples, below ``num_examples``.
+        examples: int64[batch_size], indices of the examples, below ``num_examples``.
         feed: what its training step must be fed besides: with the gradients it says that these examples are done.
     """
 
@@ -68,7 +68,8 @@ class DataShards:
 
     Args:
         num_examples: in the data set.
-        batch_size: examples in one batch. The very last one may have fewer.
+        batch_size: examples in one batch. One that reaches the end of an epoch is completed from the next, the very
+            last one too: all have one size, and a run that goes on with more epochs leaves nothing out.
         epochs: how often the data set is gone through; None, or what is as much, for ever: 2^30 blocks.
         shuffle: every epoch has an order of its own; it takes 8 bytes of memory for each example. False: in order.
         seed: of the orders.
@@ -210,9 +211,9 @@ class DataShards:
     def batch(self, number: int) -> Batch:
         """One batch, from its number."""
         start = number * self.batch_size
-        end = start + self.batch_size if self._examples is None else min(start + self.batch_size, self._examples)
+        examples = self._orders.examples(start, start + self.batch_size)
         marks = lease_table.mark(self._slots, number, self._block_batches)
-        return Batch(number, start / self.num_examples, self._orders.examples(start, end), {self._marks: marks})
+        return Batch(number, start / self.num_examples, examples, {self._marks: marks})
 
     def count(self, after: Sequence[rt.Operation]) -> rt.Operation:
         """The update of the table that says, beside ``after``, that a batch is done."""

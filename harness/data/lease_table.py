@@ -103,8 +103,8 @@ def leased(
     """
     slots = table.shape[1]
     numbers = _blocks(table)
-    undone = (numbers >= blocks) | (table[_MARKS] != jnp.where(numbers == blocks - 1, last, whole))
-    first = jnp.min(jnp.where(undone, numbers, table[_HEAD, 0] + slots))
+    # A last block with fewer batches stays where it is: with more epochs it has the rest of them.
+    first = jnp.min(jnp.where((numbers >= blocks) | (table[_MARKS] != whole), numbers, table[_HEAD, 0] + slots))
     over = numbers < first  # these slots are for the next blocks from here on
     owners = jnp.where(over, FREE, table[_OWNER])
     marks = jnp.where(over, 0, table[_MARKS])
@@ -119,7 +119,7 @@ def leased(
     head = jnp.where(jnp.arange(slots) == 0, first, jnp.where(jnp.arange(slots) == 1, count, table[_HEAD]))
     leases = jnp.where(chosen, count, table[_LEASE])
     after = jnp.stack([jnp.where(chosen, owner, owners), leases, marks, head])
-    told = jnp.where(block < none, block, jnp.where(first >= blocks, END, WAIT))
+    told = jnp.where(block < none, block, jnp.where(jnp.any(to_do), WAIT, END))
     return after, jnp.stack([told, jnp.sum(jnp.where(chosen, marks, 0))])
 
 

@@ -135,3 +135,12 @@ def test_a_worker_that_has_come_back_keeps_its_later_lease() -> None:
     table.table = RELEASED(table.table, np.array([5, lt.FREE], np.int32), np.int32(before))
     assert table.take(6) == (1, 0)
     assert lt.owners_of(np.asarray(table.table)) == {5, 6}
+
+
+def test_a_run_that_goes_on_with_more_epochs_has_the_rest_of_its_last_block() -> None:
+    table = Table(4)
+    for number in range(4):
+        table.table = MARKED(table.table, lt.mark(SLOTS, number, BATCHES))
+    assert table.take(0) == (lt.END, 0)
+    table.batches = 9
+    assert table.take(0) == (1, 0b1) and table.take(1) == (2, 0) and table.take(2) == (lt.WAIT, 0)

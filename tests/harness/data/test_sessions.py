@@ -1,0 +1,82 @@
+"""DataShards in sessions of every kind, in one process."""
+
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+import optax
+import pytest
+
+import harness
+import runtime as rt
+from runtime.server.local_cluster import InProcessCluster
+
+pytestmark = pytest.mark.cluster
+EXAMPLES = 47
+
+
+class Model:
+    """Every training of an example adds 1 to its count."""
+
+    def __init__(self, epochs: float = 1.0) -> None:
+        self.step = harness.get_or_create_global_step()
+        with rt.device(self.step.device):
+            self.counts = rt.Variable(np.zeros(EXAMPLES, np.float32), name="counts")
+        self.examples = rt.placeholder(np.int32, [None])
+        loss = rt.call(lambda counts, examples: -counts[examples].sum(), self.counts, self.examples)
+        self.shards = harness.DataShards(EXAMPLES, 5, epochs=epochs, block_batches=2, slots=8)
+        self.train = self.shards.counted(harness.Optimizer(optax.sgd(1.0))).minimize(loss, self.step)
+
+
+@pytest.fixture
+def cluster() -> Iterator[InProcessCluster]:
+    with rt.local_cluster(ps=1, workers=1) as made:
+        yield made
+
+
+def test_a_monitored_session(cluster: InProcessCluster, tmp_path: pathlib.Path) -> None:
+    with rt.Graph().as_default(), cluster.device():
+        model = Model()
+        last = harness.FinalOpsHook(model.counts)
+        with (
+            harness.MonitoredTrainingSession(
+                cluster.target, checkpoint_dir=str(tmp_path), hooks=[last], save_summaries_secs=None
+            ) as session,
+            model.shards.open(session) as batches,
+        ):
+            for batch in batches:
+                session.run(model.train, {model.examples: batch.examples.astype(np.int32), **batch.feed})
+    assert np.all(last.final_ops_values >= 1) and np.sum(last.final_ops_values) == 50
+
+
+def test_a_plain_session_without_a_cluster() -> None:
+    with rt.Graph().as_default():
+        model = Model(epochs=2)
+        init = rt.global_variables_initializer()
+        with rt.Session() as session:
+            session.run(init)
+            with model.shards.open(session) as batches:
+                for batch in batches:
+                    session.run(model.train, {model.examples: batch.examples.astype(np.int32), **batch.feed})
+            counts = session.run(model.counts)
+            assert np.all(counts >= 2) and np.sum(counts) == 95 and int(session.run(model.step)) == 19
+
+
+def test_a_run_that_is_taken_up_again_goes_on_where_its_checkpoint_was(tmp_path: pathlib.Path) -> None:
+    for epochs in (1.0, 2.0):
+        with rt.local_cluster(ps=1, workers=1) as cluster, rt.Graph().as_default(), cluster.device():
+            model = Model(epochs)
+            supervisor = harness.Supervisor(logdir=str(tmp_path), global_step=model.step, save_summaries_secs=0)
+            with supervisor.managed_session(cluster.target) as session, model.shards.open(session) as batches:
+                for batch in batches:
+                    session.run(model.train, {model.examples: batch.examples.astype(np.int32), **batch.feed})
+                counts = session.run(model.counts)
+    assert np.all(counts >= 2) and np.sum(counts) == 95  # 19 batches: the last one is completed from the third epoch
+
+
+def test_a_session_that_prefetches_is_refused(cluster: InProcessCluster) -> None:
+    with rt.Graph().as_default(), cluster.device():
+        model = Model()
+        with rt.Session(cluster.target, config=rt.SessionConfig(prefetch=1)) as session:
+            with pytest.raises(rt.InvalidArgumentError, match="leave SessionConfig.prefetch out"):
+                model.shards.open(session).__enter__()
