@@ -105,3 +105,39 @@ def test_its_files_and_its_command_serve_as_another_user_and_hear_sigterm(place:
         program.expect("serves at")
         program.signal(signal.SIGTERM)
         assert program.wait() == 0, program.story()
+
+
+_UNSHARE = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+_TRY = """
+mount -t tmpfs tmpfs /mnt && mkdir /mnt/u /mnt/w /mnt/r
+mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/r && ip link set lo up
+"""
+
+
+@pytest.fixture
+def chroots() -> None:
+    """Skips the test where a copy of the file system cannot be made."""
+    if os.geteuid():
+        pytest.skip("only root can change the root directory")
+    if missing := [name for name in ("unshare", "ip", "useradd") if shutil.which(name) is None]:
+        pytest.skip(f"{', '.join(missing)} not installed: apt-get install iproute2 util-linux passwd")
+    tried = subprocess.run([*_UNSHARE, "sh", "-ec", _TRY], capture_output=True, text=True, timeout=60)
+    if tried.returncode:
+        pytest.skip(f"namespaces cannot be made here: {tried.stderr.strip()}")
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("chroots")
+def test_its_steps_build_in_a_root_directory_of_their_own_and_its_command_hears_sigterm_as_number_1() -> None:
+    done = subprocess.run(
+        [*_UNSHARE, sys.executable, "-m", "tests.harness.manifests.docker_program"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=570,
+    )
+    story = (done.stdout + done.stderr)[-4000:]
+    assert done.returncode == 0, story
+    assert re.findall("^RUN (.*)$", done.stdout, re.MULTILINE) == of("RUN"), story
+    assert re.search("ps/0.* serves at", done.stdout) and done.stdout.endswith("CODE 0\n"), story
