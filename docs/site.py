@@ -23,6 +23,7 @@ PAGES = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "SECURITY.md": "SECURITY.md",
     "docs/tutorials": "tutorials/01_servers_and_sessions.md",
+    "docs/notebooks": "notebooks/01_a_cluster_in_a_notebook.md",
 }
 """Files and folders of the repository that are pages under another name."""
 _LINK = re.compile(r"(\[[^\]]*\])\((?!https?:|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
@@ -64,8 +65,8 @@ def texts() -> Iterator[tuple[str, str]]:
     for name, page in PAGES.items():
         if name.endswith(".md"):
             yield page, _relinked((ROOT / name).read_text(encoding="utf-8"), ".")
-    for path in sorted(ROOT.glob("docs/tutorials/*.ipynb")):
-        yield f"tutorials/{path.stem}.md", notebook(path.read_text(encoding="utf-8"))
+    for path in sorted(ROOT.glob("docs/*/*.ipynb")):
+        yield f"{path.parent.name}/{path.stem}.md", notebook(path.read_text(encoding="utf-8"))
     for page, module in FACES.items():
         yield f"reference/{page}.md", reference(module)
 
