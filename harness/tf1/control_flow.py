@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -162,11 +162,6 @@ def case(
 
 # -- loops ---------------------------------------------------------------------------------------------------------
 
-_NO_GRADIENT = (
-    "the number of turns of this loop is known only in the step, so it has no derivative: give tf.while_loop "
-    "maximum_iterations, or a condition that counts up to a number"
-)
-
 
 @OPS.add()
 def while_loop(
@@ -183,8 +178,9 @@ def while_loop(
 ) -> Nest:
     """Repeats ``body`` while ``cond`` holds; gives the last ``loop_vars``.
 
-    It has a derivative where the number of turns has a limit that is known before the step: ``maximum_iterations``, or
-    a condition that depends only on counters, constants and shapes.
+    Its derivative costs as much as the loop where the number of turns has a limit that is known before the step:
+    ``maximum_iterations``, or a condition that depends only on counters, constants and shapes. Else n turns cost
+    n * n / 2 there, because each state is made anew from the beginning.
 
     Args:
         cond: a function of the loop variables that gives a bool scalar.
@@ -298,6 +294,9 @@ def _changed(one: object, two: object) -> ValueError:
     )
 
 
+_Value = TypeVar("_Value")
+Slopes = list[jax.Array | None]
+"""Derivatives; None of what has none, such as a counter."""
 _MOST_TURNS = 1_000_000
 """A loop that counts further is not counted before the step."""
 
@@ -397,14 +396,12 @@ class _Loop:
             if turns is not None:
                 return self._counting(begin, of_turn, turns if most is None else min(turns, most))
             if most is None:
-                return self._until(begin, of_test, of_turn, computed)
+                return self._as_often()(begin, of_test, of_turn, computed)
             return self._at_most(int(most))(begin, of_test, of_turn)
 
         results = _operation(run, name, (self._test, self._turn), list(self._begin), sources, self._computed_limit)
         if not back_prop:
             rt.lowlevel.without_derivative(results[0])
-        elif self._counters is None and limit is None:
-            rt.lowlevel.without_derivative(results[0], _NO_GRADIENT)
         return results
 
     def _check_shapes(self, begin: Arrays, of_turn: Arrays) -> None:
@@ -423,7 +420,11 @@ class _Loop:
         last, _ = jax.lax.scan(step, list(begin), jnp.arange(turns, dtype=np.int32))
         return last
 
-    def _until(self, begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | int | None) -> Arrays:
+    def _until(
+        self, begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | int | None
+    ) -> tuple[jax.Array, Arrays]:
+        """The number of turns, and the loop variables after them."""
+
         def going(state: tuple[jax.Array, Arrays]) -> jax.Array:
             more = self._test(state[1], of_test)[0]
             return more if most is None else more & (state[0] < most)
@@ -431,8 +432,53 @@ class _Loop:
         def step(state: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
             return state[0] + 1, self._next(state[1], of_turn, state[0])
 
-        last: Arrays = jax.lax.while_loop(going, step, (jnp.asarray(0, np.int32), list(begin)))[1]
-        return last
+        found: tuple[jax.Array, Arrays] = jax.lax.while_loop(going, step, (jnp.asarray(0, np.int32), list(begin)))
+        return found
+
+    def _as_often(self) -> Callable[[Arrays, Arrays, Arrays, jax.Array | None], Arrays]:
+        """As many turns as there are; its derivative makes the state before each turn anew, from the beginning.
+
+        XLA has no stack that grows, so states cannot be kept for a number of turns that nobody knows: n turns cost
+        n * n / 2 in the derivative.
+        """
+
+        def after(turns: jax.Array, begin: Arrays, of_turn: Arrays) -> Arrays:
+            last: Arrays = jax.lax.fori_loop(0, turns, lambda i, now: self._next(now, of_turn, i), list(begin))
+            return last
+
+        def backward(saved: tuple[jax.Array, Arrays, Arrays], slopes: Arrays) -> tuple[Slopes, None, Slopes, None]:
+            turns, begin, of_turn = saved
+            moved = [i for i, x in enumerate(begin) if jnp.issubdtype(x.dtype, np.inexact)]
+            used = [i for i, x in enumerate(of_turn) if jnp.issubdtype(x.dtype, np.inexact)]
+
+            def back(i: jax.Array, found: tuple[Arrays, Arrays]) -> tuple[Arrays, Arrays]:
+                turn = turns - 1 - i
+                now = after(turn, begin, of_turn)
+
+                def once(some: Arrays, others: Arrays) -> list[jax.Array]:
+                    following = self._next(_with(now, moved, some), _with(of_turn, used, others), turn)
+                    return [following[k] for k in moved]
+
+                _, pull = jax.vjp(once, [now[k] for k in moved], [of_turn[k] for k in used])
+                of_state, of_others = pull(found[0])
+                return of_state, [a + b for a, b in zip(found[1], of_others, strict=True)]
+
+            first = ([slopes[k] for k in moved], [jnp.zeros_like(of_turn[k]) for k in used])
+            of_begin, of_used = jax.lax.fori_loop(0, turns, back, first)
+            return _with([None] * len(begin), moved, of_begin), None, _with([None] * len(of_turn), used, of_used), None
+
+        @jax.custom_vjp
+        def loop(begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | None) -> Arrays:
+            return self._until(begin, of_test, of_turn, most)[1]
+
+        def forward(
+            begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | None
+        ) -> tuple[Arrays, tuple[jax.Array, Arrays, Arrays]]:
+            turns, last = self._until(begin, of_test, of_turn, most)
+            return last, (turns, begin, of_turn)
+
+        loop.defvjp(forward, backward)
+        return loop
 
     def _at_most(self, most: int) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
         """As many turns as there are; its derivative goes through ``most`` turns, of which the last do nothing."""
@@ -448,10 +494,18 @@ class _Loop:
 
         @jax.custom_vjp
         def loop(begin: Arrays, of_test: Arrays, of_turn: Arrays) -> Arrays:
-            return self._until(begin, of_test, of_turn, most)
+            return self._until(begin, of_test, of_turn, most)[1]
 
         loop.defvjp(lambda *inputs: jax.vjp(padded, *inputs), lambda backward, slopes: backward(slopes))
         return loop
+
+
+def _with(values: Sequence[_Value], places: Sequence[int], others: Sequence[_Value]) -> list[_Value]:
+    """``values``, with others in some places."""
+    found = list(values)
+    for place, other in zip(places, others, strict=True):
+        found[place] = other
+    return found
 
 
 # -- loops over rows -----------------------------------------------------------------------------------------------

@@ -13,6 +13,10 @@ _SHAPE = "its result has no static shape: fetch the input and use numpy, or use 
 _SPARSE = "use a dense tensor, or jax.experimental.sparse inside rt.call"
 _RNN = "use jax.lax.scan inside rt.call, or a Flax or Equinox cell"
 _EAGER = "JAX itself runs eagerly: use jax.numpy outside of a graph"
+_XLA = "XLA optimises and compiles every step: leave it out"
+_LOADED = "graphs are built by the program, not loaded; jax.export of the function"
+_DENSE = "gradients are dense; an update of some rows is tf.scatter_add or tf.scatter_sub"
+_CONVERT = "convert the value before an operation is given it"
 _METRICS = "tf.metrics.mean of what you compute of each batch, or scikit-learn"
 _LAYERS = "make weights with tf.get_variable, or call a Flax or Equinox module with rt.call"
 
@@ -36,18 +40,37 @@ INSTEAD: dict[str, str] = {
     "tf.ifft": "jax.numpy.fft.ifft inside rt.call",
     "tf.sparse_placeholder": _SPARSE,
     "tf.sparse_tensor_dense_matmul": _SPARSE,
-    "tf.IndexedSlices": "gradients are dense; an update of some rows is tf.scatter_add or tf.scatter_sub",
+    "tf.IndexedSlices": _DENSE,
+    "tf.compiler": _XLA,
+    "tf.contrib.framework.nest": "jax.tree",
     "tf.contrib.learn": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
     "tf.contrib.factorization": "scikit-learn, or write it in JAX",
     "tf.contrib.session_bundle": "jax.export",
+    "tf.core.protobuf.rewriter_config_pb2": _XLA,
+    "tf.debug": "tf.Print and tf.Assert, or jax.debug inside rt.call",
+    "tf.distributions": "jax.random and jax.scipy.stats inside rt.call",
     "tf.estimator": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
     "tf.keras": _LAYERS,
     "tf.distribute": "tf.train.replica_device_setter for parameter servers, or plain jax.sharding for all-reduce",
     "tf.enable_eager_execution": _EAGER,
+    "tf.framework.convert_to_constants": _LOADED,
+    "tf.framework.graph_util": _LOADED,
+    "tf.framework.graph_util_impl": _LOADED,
+    "tf.framework.importer": _LOADED,
+    "tf.framework.indexed_slices": _DENSE,
+    "tf.framework.ops.register_tensor_conversion_function": _CONVERT,
+    "tf.framework.tensor_conversion_registry": _CONVERT,
     "tf.function": "jax.jit",
     "tf.GradientTape": "jax.grad, or tf.gradients of a graph",
     "tf.profiler": "tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) and harness.timeline",
+    "tf.models": "it belongs to the repository tensorflow/models: put it beside the program",
+    "tf.nn.seq2seq": _RNN,
+    "tf.ops.data_flow_ops.StagingArea": "Dataset.prefetch, which makes elements beside training",
+    "tf.reverse_sequence": _IN_CALL,
     "tf.saved_model": "jax.export",
+    "tf.string_to_hash_bucket_fast": _STRINGS,
+    "tf.util.nest": "jax.tree",
+    "tf.xla": _XLA,
     "tf.random_poisson": "rt.random.poisson",
     "tf.count_up_to": "tf.assign_add, and stop in Python",
     "tf.load_op_library": "no code crosses the wire: write the operation in JAX",

@@ -66,7 +66,6 @@ DIFFERENT: dict[str, Any] = {
     # docs/tf1.md: int32 / int32 is float32.
     "divide_int32": _is("float32", [3.5, -3.5, -3.5, 3.5, 16777216.0, 0.0]),
     # docs/tf1.md: the derivative of a loop needs a limit that is known before the step.
-    "while_slopes_that_depend_on_the_data": {"error": "InvalidArgumentError"},
     # The size of a TensorArray is known before the step; what lies beyond it is left out, or NaN.
     "array_that_grows": {"error": "ValueError"},
     "array_write_beyond": _is("float32", [0.0]),

@@ -56,6 +56,17 @@ def slopes(tf: Any, y: Any, *xs: Any) -> Any:
     return [y, *tf.gradients(y, list(xs))]
 
 
+def _until_large(tf: Any, x: Any) -> Any:
+    """A loop with a counter, a vector, and a weight that the body uses; the slopes of all that have one."""
+    w = tf.Variable([1.5, -0.5])
+    turns, last = tf.while_loop(
+        lambda i, a: tf.reduce_sum(tf.abs(a)) < 60.0,
+        lambda i, a: (i + 1, a * w + tf.cast(i, tf.float32) * tf.sin(x)),
+        [tf.constant(1), x * 2.0],
+    )
+    return [turns, *slopes(tf, tf.reduce_sum(last * last), x, w)]
+
+
 # -- cond ----------------------------------------------------------------------------------------------------------
 
 cases(
@@ -337,6 +348,23 @@ cases(
     ),
     while_slopes_that_depend_on_the_data=given(
         0.3, lambda tf, x: slopes(tf, tf.while_loop(lambda a: a < 3.0, lambda a: a * 2.0, [x]), x)
+    ),
+    while_slopes_of_several_that_depend_on_the_data=given(PAIR, lambda tf, x: _until_large(tf, x)),
+    while_slopes_of_no_turn_by_the_data=given(
+        9.0, lambda tf, x: slopes(tf, tf.while_loop(lambda a: a < 3.0, lambda a: a * x, [x]), x)
+    ),
+    while_slopes_up_to_a_fed_limit=given(
+        3,
+        lambda tf, n: slopes(
+            tf,
+            *(
+                lambda x: [
+                    tf.while_loop(lambda a: a < 100.0, lambda a: a * x + 1.0, [x], maximum_iterations=n),
+                    x,
+                ]
+            )(tf.constant(1.5)),
+        ),
+        np.int32,
     ),
     while_without_back_prop=given(
         0.3,
