@@ -134,6 +134,7 @@ class TensorServer:
         self._idle: dict[Connection, tuple[int, float, float]] = {}
         """By connection its calls and last ping when it was looked at, and since when they have been the same."""
         self._tidied_at = 0.0
+        self._flooded = 0  # silent connections that have given way since
         self._connections: dict[int, tuple[Connection, threading.Thread]] = {}
         self._ended: list[tuple[Connection, threading.Thread]] = []
         self._accepted = 0
@@ -413,7 +414,9 @@ class TensorServer:
         """Ends the oldest connection that has said nothing, else the oldest that has not shown who it is."""
         if self._silent:
             fd, (sock, _) = next(iter(self._silent.items()))
-            self._tell(peer_host(sock), "handshakes", "a connection that says nothing gives way to a new one")
+            if not self._flooded:  # else this is done a thousand times a second, and telling costs more than the rest
+                self._tell(peer_host(sock), "handshakes", "a connection that says nothing gives way to a new one")
+            self._flooded += 1
             self._end_silent(fd)
             return True
         for fd, connection in self._shaking.items():
@@ -507,7 +510,7 @@ class TensorServer:
                 self._past[2] += connection.bytes_out
 
     def _tidy(self, now: float) -> None:
-        late = now - self._limits.hello_secs
+        late, self._flooded = now - self._limits.hello_secs, 0
         for fd in [fd for fd, (_, accepted_at) in self._silent.items() if accepted_at < late]:
             self._end_silent(fd)
         with self._lock:
