@@ -19,11 +19,11 @@ import time
 import psutil
 
 HEAD = "10.89.0.1"
-TIMEOUT_SECS = 150.0
+TIMEOUT_SECS = 240.0
 QUICK = {  # how soon Ray takes a node that is silent for dead
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_timeout_ms": "4000",
     "RAY_health_check_failure_threshold": "5",
 }
 ENVIRONMENT = {
@@ -67,10 +67,12 @@ class Node:
             network = f"ip addr add {address}/24 dev eth0; ip link set eth0 up; ip link set lo up"
             run(*space, "sh", "-c", network)
             space += ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /tmp/ray; exec "$@"', "sh")
+        # It gives up after 30 s, which a busy machine may take: again, until it runs.
+        again = ("sh", "-c", 'until "$@"; do echo "ray start: again" >&2; done', "sh")
         options = [f"--node-ip-address={address}", "--num-cpus=1", f"--resources={json.dumps(resources)}", "--block"]
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *what, *options, "--object-store-memory=100000000"]
         self.process = subprocess.Popen(
-            [*space, *ray], env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            [*space, *again, *ray], env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
 
     def cut_power(self) -> None:
