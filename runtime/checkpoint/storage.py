@@ -34,7 +34,6 @@ from runtime.checkpoint.durability import (
 )
 from runtime.checkpoint.pacing import Pace, step_aside
 from runtime.checkpoint.string_arrays import decode_strings, encode_strings
-from runtime.checkpoint.trial import read_apart
 from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, ResourceExhaustedError, one_line
 from runtime.tensor_spec import Array, aligned
 
@@ -50,19 +49,10 @@ READS_IN_FLIGHT = 4
 CHUNK_TIMES = 4
 CHUNK_BYTES = 64 << 20
 """A chunk may be so many times as large as its array, or so many bytes: others write arrays in chunks of one size."""
-TRIALS_KEPT = 1 << 16
-"""Of how many arrays it is remembered that they could be read."""
-_Tried = tuple[str, str, bool, tuple[int, ...]]
-"""Directory, key, whether its values were read, and what the file that describes it was like."""
-_tried: dict[_Tried, None] = {}
-_MANIFEST_MAGIC = bytes.fromhex("0cdb3a2a")
-_MANIFEST_HEAD = 64
 METADATA_BYTES = 16 << 20
 """The most that a file may have that says what an array is, or where a store's values lie."""
 ALIGNMENT = 64
 """XLA takes an array of host memory that begins at a multiple of so many bytes as it is, without a copy."""
-MANIFEST_FILE = "bellwether.json"
-"""What is in every checkpoint of ours, with the checksums of its files."""
 _STORE_FILE = "manifest.ocdbt"
 """What is in every OCDBT store, and only there."""
 _ARRAY_FILES = (".zarray", "zarr.json")
@@ -116,12 +106,7 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
         spec.update(base={**base, "file_io_locking": {"mode": "non_atomic"}}, manifest=base)
     if write:
         spec.update(
-            config={
-                "max_inline_value_bytes": 1024,
-                "max_decoded_node_bytes": 100_000_000,
-                "manifest_kind": "single",
-                "compression": None,  # so nothing in the store is larger than on disk: it needs no trial
-            },
+            config={"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
             assume_config=True,  # nobody else writes into this store
             target_data_file_size=2**31 if isinstance(base, dict) else 400 << 20,
         )
@@ -423,80 +408,8 @@ def _check_metadata(directory: str, key: str, *, ocdbt: bool) -> None:
             )
 
 
-def try_out(directory: str, wanted: Iterable[ArraySlice | str], *, ocdbt: bool, zarr3: bool) -> None:
-    """Has arrays that may unpack to more than they say read by another process first, once for each.
-
-    Args:
-        directory: of the store.
-        wanted: arrays that are about to be read, or the keys of those that are about to be opened.
-        ocdbt: as in ``read_each``.
-        zarr3: as in ``read_each``.
-
-    Raises:
-        DataLossError: they do.
-    """
-    if is_local(directory) and not (ocdbt and _is_plain(directory)):
-        _try_out(directory, wanted, ocdbt, zarr3)
-
-
-def _try_out(directory: str, wanted: Iterable[ArraySlice | str], ocdbt: bool, zarr3: bool) -> None:
-    fresh: dict[_Tried, int] = {}
-    for one in wanted:
-        key, size = (one, 0) if isinstance(one, str) else (one.key, math.prod(one.full_shape) * one.dtype.itemsize)
-        about = (directory, key, not isinstance(one, str), _signature(directory, key, ocdbt))
-        if about not in _tried:
-            _check_metadata(directory, key, ocdbt=ocdbt)
-            fresh[about] = size
-    for values in (False, True):
-        some = {key: size for (_, key, read, _), size in fresh.items() if read is values}
-        if some:
-            specs = [_read_spec(directory, key, ocdbt, zarr3) for key in some]
-            read_apart(specs, max(some.values()), directory, values=values)
-    _tried.update(dict.fromkeys(fresh))
-    while len(_tried) > TRIALS_KEPT:
-        _tried.pop(next(iter(_tried)), None)
-
-
-def _signature(directory: str, key: str, ocdbt: bool) -> tuple[int, ...]:
-    """Tells what lies at a place now from what may lie there later."""
-    for name in (_STORE_FILE,) if ocdbt else (os.path.join(key, file) for file in _ARRAY_FILES):
-        with contextlib.suppress(OSError):
-            about = os.stat(os.path.join(directory, name))
-            return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
-    return ()
-
-
-def _is_plain(directory: str) -> bool:
-    """Whether a local OCDBT store says that it is not compressed, neither its manifest nor its index.
-
-    The format: https://google.github.io/tensorstore/kvstore/ocdbt/index.html#manifest
-    """
-    try:
-        with open(os.open(os.path.join(directory, _STORE_FILE), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            head = file.read(_MANIFEST_HEAD)
-    except OSError:
-        return True  # who reads it tells
-    if len(head) < _MANIFEST_HEAD or head[:4] != _MANIFEST_MAGIC or head[12:14] != bytes(2):  # version, compression
-        return False
-    at = 14 + 16  # the store's id
-    for _ in range(3):  # kind, and two limits, each of seven bits a byte
-        while at < len(head) and head[at] & 0x80:
-            at += 1
-        at += 1
-    return at + 1 < len(head) and head[at + 1] == 0  # after the arity of its versions, how the index is compressed
-
-
-def _is_packed(store: Any) -> bool:
-    """Whether the chunks of an array may unpack to more than they are on disk."""
-    about = store.spec().to_json()["metadata"]
-    if "codecs" in about:
-        return any(codec["name"] != "bytes" for codec in about["codecs"])
-    return about.get("compressor") is not None or bool(about.get("filters"))
-
-
 def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bool, zarr3: bool) -> Any:
     _check_metadata(directory, key, ocdbt=ocdbt)
-    try_out(directory, [key], ocdbt=ocdbt, zarr3=zarr3)
     try:
         store = ts.open(_read_spec(directory, key, ocdbt, zarr3), open=True, read=True, context=context).result()
     except ValueError as error:
@@ -507,17 +420,6 @@ def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bo
             raise other from error
         raise DataLossError(f"{key!r} in {directory} cannot be opened: {text}") from error
     _check_chunks(store, directory, key)
-    return store
-
-
-def _open_wanted(ts: Any, context: Any, directory: str, placed: ArraySlice, ocdbt: bool, zarr3: bool) -> Any:
-    """An array that is there as it is wanted; raises InvalidArgumentError where its shape or dtype is another."""
-    store = _open_for_reading(ts, context, directory, placed.key, ocdbt, zarr3)
-    shape = tuple(store.shape)
-    if shape != placed.full_shape:
-        raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
-    if store.dtype.name != placed.dtype.name:
-        raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
     return store
 
 
@@ -573,13 +475,6 @@ def read_each(
     import tensorstore as ts
 
     context = _context(ts, mapped=mapped and is_local(directory))
-    plain = not is_local(directory) or (ocdbt and _is_plain(directory))
-    if not plain:
-        wanted = list(wanted)
-        try_out(directory, dict.fromkeys(placed.key for placed in wanted), ocdbt=ocdbt, zarr3=zarr3)
-        for placed in wanted:  # no more is read apart than what is wanted, whatever an array is said to be
-            _open_wanted(ts, context, directory, placed, ocdbt, zarr3)
-        try_out(directory, wanted, ocdbt=ocdbt, zarr3=zarr3)
     reads: deque[tuple[ArraySlice, Array, Any]] = deque()
 
     def finish() -> Array:
@@ -596,9 +491,12 @@ def read_each(
     for placed in wanted:
         if cancelled():
             break
-        store = _open_wanted(ts, context, directory, placed, ocdbt, zarr3)
-        if plain and is_local(directory) and _is_packed(store):
-            _try_out(directory, [placed], ocdbt, zarr3)
+        store = _open_for_reading(ts, context, directory, placed.key, ocdbt, zarr3)
+        shape = tuple(store.shape)
+        if shape != placed.full_shape:
+            raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
+        if store.dtype.name != placed.dtype.name:
+            raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
         try:
             array = aligned(placed.shape, placed.dtype)
         except MemoryError:
@@ -619,7 +517,6 @@ def read_arrays(directory: str, wanted: Sequence[ArraySlice], *, ocdbt: bool, za
 
 
 __all__ = [
-    "MANIFEST_FILE",
     "NOTHING_THERE",
     "Checksums",
     "absolute",
@@ -642,7 +539,6 @@ __all__ = [
     "small_text",
     "sync",
     "sync_tree",
-    "try_out",
     "write_arrays",
     "write_error",
     "write_store",
