@@ -293,11 +293,11 @@ def test_both_planes_and_the_files_give_one_identity(cluster: Cluster, tmp_path:
     held = security.tls()
     assert held is not None
     with cluster.lane(security, client=99):
-        seen = cluster.servers[PS]._tensors._context.lanes._clients[99]
+        seen = cluster.servers[PS]._tensors._context.lanes._who[99]
     assert seen == identity_of(held.current.names)
     assert (seen.role, seen.run, seen.task) == (ClientRole.WORKER, "run", "/job:worker/task:3")
     with cluster.stubs(security) as (worker, _):
-        cluster.servers[PS]._tensors._context.lanes._clients[98] = seen
+        cluster.servers[PS]._tensors._context.lanes._who[98] = seen
         worker.Trace(pb.TraceRequest(session=98), timeout=60)  # over gRPC it is the same client
 
 
@@ -439,9 +439,9 @@ def test_the_lanes_of_a_session_are_not_taken_by_others(cluster: Cluster) -> Non
         context = cluster.servers[PS]._tensors._context
         # What the session has connected by is the Unix socket; over TCP it would show the worker's certificate.
         own = identity_of(("127.0.0.1", "localhost", uri("chief", "worker/0")))
-        clients = {client for client, _ in context.lanes._records}
+        clients = set(context.lanes._clients)
         for client in clients:
-            context.lanes._clients[client] = own
+            context.lanes._who[client] = own
             with pytest.raises(rt.PermissionDeniedError, match="this session is that of .*chief/worker/0"):
                 with cluster.lane(cluster.security("worker", "worker/1"), client=client):
                     pass

@@ -300,9 +300,17 @@ def test_what_a_stranger_may_not_order() -> None:
             order.incarnation = ps.incarnation
             with refused(grpc.StatusCode.ABORTED, "took the lead"):
                 they.worker.Run(order, timeout=30)
-            for secs in (0.0, -1.0, 1e9, float("inf"), float("nan")):
+            none, much = (grpc.StatusCode.INVALID_ARGUMENT, "s for its answer"), "--limit_run_order_secs"
+            above = (grpc.StatusCode.RESOURCE_EXHAUSTED, much)
+            for secs, (code, said) in {
+                0.0: none,
+                -1.0: none,
+                float("nan"): none,
+                1e9: above,
+                float("inf"): above,
+            }.items():
                 request = pb.ForwardRunOrderRequest(order=RunOrder(inspect=RunOrder.Inspect()), answer_secs=secs)
-                with refused(grpc.StatusCode.INVALID_ARGUMENT, "60 s at most"):
+                with refused(code, said):
                     their.master.ForwardRunOrder(request, timeout=30)
             with refused(grpc.StatusCode.ABORTED, "is not found here"):
                 their.master.AdoptGenerations(pb.AdoptGenerationsRequest(session=1, generations={PS[0]: 1}), timeout=30)
