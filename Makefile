@@ -67,10 +67,10 @@ test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
 test-unit: $(STAMP) ## Run the quick tests, which start no process, in about two minutes.
 	$(PYTEST) -m unit $(TESTS)
 
-test-rest: $(STAMP) ## Run what make test leaves out: the longest, and the property tests again with more examples.
-	HYPOTHESIS_PROFILE=$(or $(HYPOTHESIS_PROFILE),ci) $(PYTEST) -m "chaos or hypothesis" $(TESTS)
+test-rest: $(STAMP) ## Run what make test leaves out: the longest.
+	$(PYTEST) -m chaos $(TESTS)
 
-test-all: $(STAMP) ## Run all tests; HYPOTHESIS_PROFILE=nightly for many more examples (dev: 20, ci: 100, nightly: 2000).
+test-all: $(STAMP) ## Run all tests; HYPOTHESIS_PROFILE=ci for more examples of properties (dev: 20, ci: 100, nightly: 2000).
 	$(PYTEST) $(TESTS)
 
 test-lowest: ## make test-unit with the lowest versions of all dependencies that pyproject.toml allows.

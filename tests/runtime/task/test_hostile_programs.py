@@ -23,6 +23,8 @@ from runtime.task.portable_artifact import check_frame
 from runtime.task.program_verifier import ALLOWED_OPERATIONS, verify_program
 from runtime.tensor_spec import TensorSpec
 
+pytestmark = pytest.mark.cluster  # hundreds of compilations
+
 F32 = np.dtype(np.float32)
 SQUARE = TensorSpec((4, 4), F32)
 VECTOR = TensorSpec((4,), F32)
