@@ -519,7 +519,7 @@ def test_a_token_for_figures_is_not_the_token(tmp_path: pathlib.Path, caplog: py
     security = Security(path)
     bearer = security.bearer()
     assert bearer is not None and "cdcd" not in bearer
-    (line,) = re.findall(r"^    (printf metrics \| .*)> bearer", (ROOT / "docs/security.md").read_text(), re.M)
+    (line,) = re.findall(r"^ *(printf metrics \| .*)> bearer", (ROOT / "docs/security.md").read_text(), re.M)
     made = subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert made.stdout.strip() == bearer
     with rt.Server(kit.addresses(local=1), "local", 0, security=security) as server:

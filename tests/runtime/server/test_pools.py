@@ -152,8 +152,9 @@ def test_a_call_that_waits_its_turn_gets_it_and_one_connection_has_half() -> Non
         request = pb.RegisterRequest(incarnation=server.incarnation)
         one, other = (proven(stack.enter_context(connection(server)), server) for _ in range(2))
         stubs = [services_pb2_grpc.WorkerServiceStub(channel) for channel in (one, other)]
-        waiting = [stubs[0].Register.future(request, timeout=60) for _ in range(4)]
+        waiting = [stubs[0].Register.future(request, timeout=60)]
         assert begun.acquire(timeout=60)
+        waiting += [stubs[0].Register.future(request, timeout=60) for _ in range(3)]  # after the one that runs
         assert running(server, REGISTRATIONS) == 1
         second = stubs[1].Register.future(request, timeout=60)
         assert begun.acquire(timeout=60) and running(server, REGISTRATIONS) == 2
@@ -238,7 +239,7 @@ def test_steps_of_a_client_elsewhere_are_so_many_and_named() -> None:
         tasks.withdraw(server.address, server)  # as a client in another process sees it
         with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
             queue = rt.FIFOQueue(10, [np.float32], shapes=[()], name="q")
-            take, close = queue.dequeue(), queue.close(cancel_pending_enqueues=True)
+            take = queue.dequeue()
             errors: list[Exception] = []
             taken: list[float] = []
 
@@ -254,8 +255,6 @@ def test_steps_of_a_client_elsewhere_are_so_many_and_named() -> None:
             assert eventually(lambda: len(errors) == 4)
             assert "the limit client_waiting_calls is 4" in str(errors[0])
             assert running(server, WAITING) == 4 and not taken
-            with pytest.raises(rt.ResourceExhaustedError):
-                sess.run(close)  # told, where it would wait for ever in a pool with a queue
         for thread in consumers:
             thread.join(60)
             assert not thread.is_alive()
