@@ -16,6 +16,7 @@ TIERS = {
     "disk": "checkpoints and event files on a file system that is full, slow, damaged or lost, and many saves",
     "browser": "TensorBoard and its pages in a headless Chromium",
     "chaos": "the longest: many kills and cuts, random histories, long periods, whole trainings",
+    "nightly": "longer still, and rarely broken: examples, programs of the pages, many tasks, pods, Ray; make test-all",
 }
 
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system", "multiprocessing"}

@@ -90,6 +90,7 @@ def test_the_blocks_of_a_page_run(page: pathlib.Path, needs: tuple[str, ...], tm
     assert re.search(r"^blocks that ran: [1-9]", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", [block for block in PROGRAMS if block.page.name == "models.md"], ids=str)
 def test_a_program_of_a_page_trains(block: Block, tmp_path: pathlib.Path) -> None:
     without(tuple(block.needs))
@@ -107,6 +108,7 @@ def test_a_program_that_is_started_again_goes_on(tmp_path: pathlib.Path) -> None
     assert harness.load_variable(str(tmp_path / "run"), "global_step") == step >= 600
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", [block for block in PROGRAMS if block.page.name == "data.md"], ids=str)
 def test_a_program_goes_on_with_its_data(block: Block, tmp_path: pathlib.Path) -> None:
     without(tuple(block.needs))

@@ -11,7 +11,7 @@ import pytest
 from tests.harness.data.test_elastic import Run
 from tests.kit.processes import ROOT
 
-pytestmark = pytest.mark.chaos
+pytestmark = pytest.mark.nightly
 WORKERS = 64
 SECS = 280.0
 

@@ -20,6 +20,7 @@ Prints what happens as "POD name address", "READY name", "END name code", "JOBSE
 lines of the pods as "name | line".
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -269,7 +270,8 @@ class JobSet:
             hook = pod.spec["containers"][0].get("lifecycle", {}).get("preStop")
             if hook:
                 run(*hook["exec"]["command"])
-            pod.main.send_signal(signal.SIGTERM)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by itself meanwhile
+                pod.main.send_signal(signal.SIGTERM)
             try:
                 pod.process.wait(pod.spec["terminationGracePeriodSeconds"])
             except subprocess.TimeoutExpired:

@@ -126,7 +126,7 @@ def chroots() -> None:
         pytest.skip(f"namespaces cannot be made here: {tried.stderr.strip()}")
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("chroots")
 def test_its_steps_build_in_a_root_directory_of_their_own_and_its_command_hears_sigterm_as_number_1() -> None:

@@ -32,7 +32,7 @@ def why_no_pods() -> str:
 
 
 NONE_HERE = why_no_pods()
-pytestmark = [pytest.mark.chaos, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(600)]
 COMMAND = (
     *("python", "-m", "models.mnist.trainer", "--flagfile=configs/mnist_async.flags", "--flagfile=/runs/further.flags"),
     *("--decay=none", "--epochs=0", "--save_model_secs=2", "--log_every_steps=200", "--exit_codes=jobset"),

@@ -30,7 +30,7 @@ def why_no_nodes() -> str:
 
 
 NONE_HERE = why_no_nodes()
-pytestmark = [pytest.mark.chaos, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(600)]
 
 
 def test_a_worker_and_a_ps_whose_nodes_lose_their_power_go_on_on_others(tmp_path: pathlib.Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.kit.processes import Program
 
 pytestmark = [
-    pytest.mark.chaos,
+    pytest.mark.nightly,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs PyPI's ray: make test-ray"),
 ]
 

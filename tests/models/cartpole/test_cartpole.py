@@ -28,7 +28,7 @@ def test_advantages_are_those_of_the_formula() -> None:
     assert all(score >= 1 for score in player.finished)
 
 
-@pytest.mark.chaos  # a whole training
+@pytest.mark.nightly  # a whole training
 def test_it_is_solved(tmp_path: pathlib.Path) -> None:
     launcher = [sys.executable, "-m", "harness.launch", "--ps=1", "--workers=2", "--"]
     program = [sys.executable, "-m", "models.cartpole.trainer", f"--logdir={tmp_path}"]

@@ -11,7 +11,7 @@ import pytest
 import harness
 
 
-@pytest.mark.chaos  # a whole training
+@pytest.mark.nightly  # a whole training
 def test_it_ends_by_itself(tmp_path: pathlib.Path) -> None:
     launcher = [sys.executable, "-m", "harness.launch", "--ps=1", "--workers=2", "--evaluators=1", "--"]
     program = [sys.executable, "-m", "models.early_stopping.trainer", f"--logdir={tmp_path}"]

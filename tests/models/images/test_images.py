@@ -29,7 +29,7 @@ def test_the_running_means_follow_the_batches() -> None:
     assert few in (0, 1)  # one image alone, which has no statistics of its own
 
 
-@pytest.mark.chaos  # a whole training
+@pytest.mark.nightly  # a whole training
 def test_it_learns(tmp_path: pathlib.Path) -> None:
     launcher = [sys.executable, "-m", "harness.launch", "--ps=1", "--workers=2", "--"]
     program = [sys.executable, "-m", "models.images.trainer", f"--logdir={tmp_path}"]
