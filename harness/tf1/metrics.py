@@ -132,12 +132,13 @@ def mean(
         return _metric({"total": total, "count": count}, _ratio, metrics_collections, updates_collections)
 
 
-def _mean_of(
-    shown: str,
-    described: str,
-    of_batch: Callable[[Any, Any], rt.Tensor],
-    result: Callable[..., jax.Array] = _ratio,
-) -> None:
+Counted = Callable[[Any, Any, Any], dict[str, rt.Tensor]]
+"""What a metric counts of labels, predictions and weights, by the names of its variables."""
+
+
+def _define(shown: str, described: str, counted: Counted, result: Callable[..., jax.Array]) -> None:
+    """Adds the metric of that name: ``result`` of what is ``counted``, over all batches."""
+
     def metric(
         labels: rt.TensorLike,
         predictions: rt.TensorLike,
@@ -147,12 +148,24 @@ def _mean_of(
         name: str | None = None,
     ) -> Pair:
         with variable_scope(name, shown):
-            total, count = _sums(of_batch(*_same_rank(labels, predictions)), weights)
-            return _metric({"total": total, "count": count}, result, metrics_collections, updates_collections)
+            own, found = _same_rank(labels, predictions)
+            return _metric(counted(own, found, weights), result, metrics_collections, updates_collections)
 
     metric.__name__ = metric.__qualname__ = shown
-    metric.__doc__ = f"{described} over all batches; gives it and the operation that takes a batch in."
+    metric.__doc__ = f"{described}; gives it and the operation that takes a batch in."
     OPS[shown] = metric
+
+
+def _mean_of(
+    shown: str,
+    described: str,
+    of_batch: Callable[[Any, Any], rt.Tensor],
+    result: Callable[..., jax.Array] = _ratio,
+) -> None:
+    def counted(labels: Any, predictions: Any, weights: Any) -> dict[str, rt.Tensor]:
+        return dict(zip(("total", "count"), _sums(of_batch(labels, predictions), weights), strict=True))
+
+    _define(shown, f"{described} over all batches", counted, result)
 
 
 _squared = _MATH["squared_difference"]
@@ -163,22 +176,11 @@ _mean_of("root_mean_squared_error", "The root of the mean squared error", _squar
 
 
 def _count_of(shown: str, kinds: Sequence[str], described: str, result: Callable[..., jax.Array]) -> None:
-    def metric(
-        labels: rt.TensorLike,
-        predictions: rt.TensorLike,
-        weights: rt.TensorLike | None = None,
-        metrics_collections: Collections = None,
-        updates_collections: Collections = None,
-        name: str | None = None,
-    ) -> Pair:
-        with variable_scope(name, shown):
-            found = dict(zip(_KINDS, _counts(*_same_rank(labels, predictions), weights, None), strict=True))
-            counts = {"count" if kind == shown else f"{kind}/count": found[kind] for kind in kinds}
-            return _metric(counts, result, metrics_collections, updates_collections)
+    def counted(labels: Any, predictions: Any, weights: Any) -> dict[str, rt.Tensor]:
+        found = dict(zip(_KINDS, _counts(labels, predictions, weights, None), strict=True))
+        return {"count" if kind == shown else f"{kind}/count": found[kind] for kind in kinds}
 
-    metric.__name__ = metric.__qualname__ = shown
-    metric.__doc__ = f"{described} over all batches, of values that are true or not; gives it and the update operation."
-    OPS[shown] = metric
+    _define(shown, f"{described} over all batches, of values that are true or not", counted, result)
 
 
 _count_of("precision", ["true_positives", "false_positives"], "True among all positives", lambda t, f: _ratio(t, t + f))
