@@ -91,6 +91,8 @@ class Server:
         config: default session options for sessions on this server (``runtime.SessionConfig``).
         start: start serving at once.
         data_port: TCP port of the tensor channel; 0 takes a free one and tells it over gRPC.
+        unix_socket: whether tasks of this host reach its tensors by a Unix socket, which is faster; else by TCP, as all
+            others do. No task does where ``BELLWETHER_FAST_PATH`` is 0.
         ps_backups: 1 backs this task's variables up on the next task of its job: when this one dies and is started
             again, it goes on as itself, and no checkpoint is read. All tasks of the job must be given the same.
         ps_backups_lag: how many of its last updates may be lost then, in steps. 0: none that was answered; an update
@@ -135,6 +137,7 @@ class Server:
         start: bool = True,
         *,
         data_port: int = 0,
+        unix_socket: bool = True,
         ps_backups: int = 0,
         ps_backups_lag: int = DEFAULT_LAG,
         checkpoint_root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
@@ -241,6 +244,7 @@ class Server:
             refusals=refusals,
             limits=limits,
             own=self._own,
+            unix=unix_socket,
             tls=None if self.certificates is None else self.certificates.server_context,
         )
         self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker, self.security)

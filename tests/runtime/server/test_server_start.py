@@ -50,6 +50,23 @@ def test_a_server_without_room_for_its_unix_socket_serves_by_tcp(monkeypatch: py
         assert server.data_port
 
 
+def test_a_server_may_go_without_a_unix_socket() -> None:
+    spec = addresses(ps=1, worker=1)
+    with (
+        rt.Graph().as_default(),
+        rt.Server(spec, "ps", 0, unix_socket=False) as ps,
+        rt.Server(spec, "worker", 0) as worker,
+    ):
+        assert (ps.unix_path, worker.unix_path is None) == (None, False)
+        tasks.withdraw(ps.address, ps)  # over sockets, as from another process
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable(np.arange(4.0, dtype=np.float32), name="v")
+        with rt.Session(worker.target, config=WAIT) as session:
+            session.run(v.initializer)
+            assert session.run(v).tolist() == [0, 1, 2, 3]
+        assert ps.transport_counters.accepted
+
+
 def _hosts() -> Iterator[str]:
     """The loopback address of IPv6 and one of another interface, where there are any."""
     for found in psutil.net_if_addrs().values():
