@@ -7,6 +7,7 @@ batches of 32 train as one with batches of 64. The running means of BatchNorm ar
 """
 
 import argparse
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -49,14 +50,20 @@ class Net(nnx.Module):
         return self.out(x.reshape(len(x), -1))
 
 
-GRAPH, *FIRST = nnx.split(Net(nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
-PARAMS, MEANS = map(nnx.to_pure_dict, FIRST)
 Tree = dict[str, dict[str, jax.Array]]
+
+
+@functools.cache
+def split_net() -> tuple[nnx.GraphDef[Net], Tree, Tree]:
+    """The network without values, the first values of its parameters, and those of its running means."""
+    graph, *states = nnx.split(Net(nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
+    params, means = map(nnx.to_pure_dict, states)
+    return graph, params, means
 
 
 def loss_fn(params: Tree, means: Tree, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, Tree]:
     """The mean cross-entropy of a batch, and the running means after it."""
-    net = nnx.merge(GRAPH, params, means)
+    net = nnx.merge(split_net()[0], params, means)
     net.train()
     loss = optax.softmax_cross_entropy_with_integer_labels(net(images), labels).mean()
     return loss, nnx.to_pure_dict(nnx.state(net, nnx.BatchStat))
@@ -64,7 +71,7 @@ def loss_fn(params: Tree, means: Tree, images: jax.Array, labels: jax.Array) -> 
 
 def accuracy_fn(params: Tree, means: Tree, images: jax.Array, labels: jax.Array) -> jax.Array:
     """The share of images whose digit is found, by the running means."""
-    net = nnx.merge(GRAPH, params, means)
+    net = nnx.merge(split_net()[0], params, means)
     net.eval()
     return (net(images).argmax(-1) == labels).mean()
 
@@ -77,8 +84,9 @@ def main(options: argparse.Namespace) -> None:
         harness.checkpointable("data", batches.state, batches.restore)
         with me.device():
             global_step = harness.get_or_create_global_step()
-            params = rt.variables(PARAMS, name="net")
-            means = rt.variables(MEANS, name="net", trainable=False)
+            _, first_params, first_means = split_net()
+            params = rt.variables(first_params, name="net")
+            means = rt.variables(first_means, name="net", trainable=False)
             images = rt.placeholder(jnp.float32, [None, 784], name="images")
             labels = rt.placeholder(jnp.int32, [None], name="labels")
             loss, new_means = rt.call(loss_fn, params, means, images, labels)
