@@ -109,16 +109,17 @@ def test_two_then_four_then_one(ps: int, named: int, sync: bool, tmp_path: pathl
         assert 1000 - 3 <= counted <= 1000
 
 
-def test_a_chief_that_is_killed_takes_no_example_along() -> None:
-    with Run(1, examples=3_000, pause=0.005) as cluster:
+def test_a_chief_that_is_killed_takes_no_example_along(tmp_path: pathlib.Path) -> None:
+    with Run(1, examples=10_000, pause=0.2, hurry=str(tmp_path / "hurry")) as cluster:
         workers = [cluster.worker(index) for index in range(3)]
         for worker in workers:
             goes_on(worker)
         workers[0].kill()
         goes_on(workers[1])
         again = cluster.worker(0)
+        (tmp_path / "hurry").touch()
         end = again.hear("END")[1]
-        assert end["step"] == 300 and np.all(end["counts"] == 1)
+        assert end["step"] == 1000 and np.all(end["counts"] == 1)
         assert [task.wait() for task in (again, *workers[1:], *cluster.servers)] == [0] * 4
 
 
@@ -143,7 +144,7 @@ def test_after_a_restore_the_place_in_the_data_is_that_of_the_model(tmp_path: pa
 
 
 def test_two_tasks_with_one_index() -> None:
-    with Run(1, examples=3_000, pause=0.01) as cluster:
+    with Run(1, examples=10_000, pause=0.2) as cluster:
         workers = [cluster.worker(0), cluster.worker(2)]
         for worker in workers:
             goes_on(worker)
@@ -154,7 +155,7 @@ def test_two_tasks_with_one_index() -> None:
 
 
 def test_another_data_set_is_refused() -> None:
-    with Run(1, examples=3_000, pause=0.01) as cluster:
+    with Run(1, examples=10_000, pause=0.2) as cluster:
         chief = cluster.worker(0)
         goes_on(chief)
         other = cluster.worker(2, batch=20)
