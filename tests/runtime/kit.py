@@ -2,7 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,3 +84,33 @@ def target_of_kind(kind: str) -> Iterator[str]:
 
 
 KINDS = ("private", "local master", "remote master")
+
+
+def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """A call on a thread of its own, and what it gives or raises."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
+
+
+def train(server: rt.Server, steps: int) -> None:
+    """Steps that write a variable and the global step on ps 0, computed on worker 0."""
+    with rt.Graph().as_default() as graph:
+        with rt.device("/job:ps/task:0"):
+            w = rt.Variable(np.ones(256, np.float32), name="w")
+            step = rt.Variable(0, dtype=np.int64, name="global_step")
+        with rt.device("/job:worker/task:0"):
+            gradient = rt.numpy.tanh(w)
+        ops = [w.assign_add(gradient).op, step.assign_add(1).op]
+        with rt.Session(server.target, graph) as session:
+            session.run([w.initializer, step.initializer])
+            for _ in range(steps):
+                session.run(ops)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,21 +24,7 @@ from harness.monitoring.rates import figures, sizes, table
 from harness.tensorboard.plugin_messages import custom_scalars_summary
 from harness.tensorboard.writer import read_events
 from tests.kit.processes import ROOT
-from tests.runtime.kit import TARGET, addresses, servers
-
-
-def train(server: rt.Server, steps: int) -> None:
-    with rt.Graph().as_default() as graph:
-        with rt.device("/job:ps/task:0"):
-            w = rt.Variable(np.ones(256, np.float32), name="w")
-            step = rt.Variable(0, dtype=np.int64, name="global_step")
-        with rt.device("/job:worker/task:0"):
-            gradient = rt.numpy.tanh(w)
-        ops = [w.assign_add(gradient).op, step.assign_add(1).op]
-        with rt.Session(server.target, graph) as session:
-            session.run([w.initializer, step.initializer])
-            for _ in range(steps):
-                session.run(ops)
+from tests.runtime.kit import TARGET, addresses, servers, train
 
 
 def report(values: dict[str, float], staleness: tuple[int, ...] = (0, 0, 0), incarnation: int = 1) -> rt.TaskReport:

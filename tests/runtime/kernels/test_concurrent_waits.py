@@ -1,7 +1,6 @@
 """Operations of one step that wait do so at the same time, whatever was made first and wherever they are."""
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 import runtime as rt
 from tests.harness.optimizers.kit import wait_until
-from tests.runtime.kit import TARGET, servers, target_of_kind
+from tests.runtime.kit import TARGET, in_thread, servers, target_of_kind
 
 pytestmark = pytest.mark.cluster
 
@@ -42,20 +41,6 @@ def _session(target: str) -> rt.Session:
     session = rt.Session(target)
     session.run(rt.global_variables_initializer())
     return session
-
-
-def _in_thread(action: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(action())
-        except Exception as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, results
 
 
 @pytest.mark.parametrize("enqueue_first", [False, True])
@@ -112,7 +97,7 @@ def test_request_and_answer_in_one_step(target: str, place: str, graph: rt.Graph
     with _session(target) as session:
         # all four in one step, and as two steps of two threads
         assert float(session.run([answered, ask, answer], {x: 1}, timeout_secs=LIMIT)[0]) == 2
-        serving, served = _in_thread(lambda: [session.run(answer, timeout_secs=LIMIT) for _ in range(10)])
+        serving, served = in_thread(lambda: [session.run(answer, timeout_secs=LIMIT) for _ in range(10)])
         found = [float(session.run([ask, answered], {x: k}, timeout_secs=LIMIT)[1]) for k in range(10)]
         serving.join(LIMIT)
         assert served == [[None] * 10]
@@ -151,7 +136,7 @@ def test_a_closed_session_ends_all_waits_of_a_step(target: str, place: str, grap
     x = rt.placeholder(np.float32, [])
     both, begun = [first.dequeue(), second.dequeue(), first.enqueue(x), first.dequeue()], second.size()
     session = _session(target)
-    thread, results = _in_thread(lambda: session.run(both, {x: 1}))
+    thread, results = in_thread(lambda: session.run(both, {x: 1}))
     thread.join(0.5)
     session.run(begun)  # others are not held up
     assert not results
@@ -171,7 +156,7 @@ def test_waits_whose_connections_were_cut_still_do_not_wait_for_each_other(graph
     taken = [queue.dequeue() for queue in results]
     with servers(sockets=True, ps=1, worker=1) as made, rt.Session(made[TARGET].target) as session:
         ps = made[place].worker
-        thread, moved = _in_thread(lambda: session.run(move, timeout_secs=LIMIT))
+        thread, moved = in_thread(lambda: session.run(move, timeout_secs=LIMIT))
         wait_until(lambda: sum(map(len, list(ps._waits.values()))) == 2)
         peer: Any = session._engine._session.tasks[place].peer  # type: ignore[attr-defined]
         before = {lane: lane.connected_at for lane in peer._all_lanes()}

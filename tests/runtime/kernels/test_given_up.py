@@ -4,7 +4,7 @@ import contextlib
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from runtime.master import flow
 from runtime.transport.peer import Peer
 from tests.harness.optimizers.kit import free_addresses, serving, wait_until
 from tests.kit.processes import Program, programs
-from tests.runtime.kit import TARGET, servers
+from tests.runtime.kit import TARGET, in_thread, servers
 
 pytestmark = pytest.mark.cluster
 
@@ -77,20 +77,6 @@ def client(cluster: dict[str, rt.Server]) -> Iterator[Client]:
         yield found
 
 
-def _in_thread(action: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(action())
-        except Exception as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, results
-
-
 def _waiting(server: rt.Server) -> int:
     return sum(map(len, list(server.worker._waits.values())))
 
@@ -120,7 +106,7 @@ def test_what_is_added_under_a_time_limit_is_added_once(client: Client) -> None:
         client.put(value)
     with pytest.raises(rt.DeadlineExceededError):
         client.session.run(client.put_many, {client.values: [10, 11]}, timeout_secs=0.2)
-    thread, results = _in_thread(lambda: client.session.run(client.put_many, {client.values: [10, 11]}))
+    thread, results = in_thread(lambda: client.session.run(client.put_many, {client.values: [10, 11]}))
     assert [client.take() for _ in range(12)] == list(range(12))
     thread.join(LONG)
     assert results == [None]
@@ -139,7 +125,7 @@ def test_what_was_added_before_a_time_limit_stays(client: Client) -> None:
 def test_many_are_added_once_through_cuts(cluster: dict[str, rt.Server], client: Client) -> None:
     ps = cluster["/job:ps/task:0"]
     values = list(range(20))
-    thread, results = _in_thread(lambda: client.session.run(client.put_many, {client.values: values}))
+    thread, results = in_thread(lambda: client.session.run(client.put_many, {client.values: values}))
     other = Client(cluster["/job:worker/task:1"].target)
     taken = []
     with other.session:
@@ -164,7 +150,7 @@ def test_a_repeated_wait_keeps_what_it_fetched_from_a_third_task(cluster: dict[s
         put, take = queue.enqueue(made), queue.dequeue()
     with rt.Session(cluster[TARGET].target, graph) as session:
         session.run(put, {x: np.ones(3)})
-        thread, results = _in_thread(lambda: session.run(put, {x: np.full(3, 2.0)}, timeout_secs=LONG))
+        thread, results = in_thread(lambda: session.run(put, {x: np.full(3, 2.0)}, timeout_secs=LONG))
         for _ in range(3):
             wait_until(lambda: _waiting(ps) == 1 or bool(results))
             seen = ps.transport_counters.accepted
@@ -236,7 +222,7 @@ def test_polling_callers_lose_and_double_nothing(step: str, trouble: str) -> Non
                     got = int(one.session.run(one.steps[step], timeout_secs=limit)[0])
                     taken.append(got)
 
-        threads = [_in_thread(lambda one=one, i=i: take(one, i)) for i, one in enumerate(takers)]  # type: ignore[misc]
+        threads = [in_thread(lambda one=one, i=i: take(one, i)) for i, one in enumerate(takers)]  # type: ignore[misc]
         pause = threading.Event()
         for value in range(count):
             giver.put(value)
@@ -309,7 +295,7 @@ def test_nobody_takes_an_element_that_is_there_for_a_caller_that_has_just_gone(
     other = Client(cluster[TARGET].target)
     with other.session:
         with queue._changed:
-            thread, results = _in_thread(other.take)
+            thread, results = in_thread(other.take)
             wait_until(lambda: _waiting(ps) == 1)
             if end == "hangs up":
                 other.peer().cancel_calls()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from runtime.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, OutOfRangeError
 from runtime.kernels.queues import QueueResource, make_queue
 from runtime.state.cancellation import Cancellation
+from tests.runtime.kit import in_thread
 
 F32 = np.dtype(np.float32)
 GIVE_UP = 0.0  # a deadline that has passed: what would wait raises instead
@@ -27,20 +28,6 @@ def _element(value: float) -> tuple[np.ndarray, ...]:
 
 def _now() -> Cancellation:
     return Cancellation(deadline=GIVE_UP)
-
-
-def _in_thread(action: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(action())
-        except Exception as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, results
 
 
 ACTIONS = st.lists(
@@ -159,7 +146,7 @@ def test_padding_of_strings_is_empty() -> None:
 
 def test_a_batch_may_be_larger_than_the_queue() -> None:
     queue = _queue(capacity=2)
-    thread, got = _in_thread(lambda: queue.dequeue_many(5, Cancellation()))
+    thread, got = in_thread(lambda: queue.dequeue_many(5, Cancellation()))
     queue.enqueue_many([_element(v) for v in range(5)], Cancellation())
     thread.join(60)
     assert got[0][0].tolist() == [0, 1, 2, 3, 4]
@@ -176,7 +163,7 @@ def test_a_failed_batch_puts_back_what_it_took() -> None:
 def test_closing_lets_waiting_enqueues_finish() -> None:
     queue = _queue(capacity=1)
     queue.enqueue_many([_element(1)], _now())
-    thread, done = _in_thread(lambda: queue.enqueue_many([_element(2)], Cancellation()))
+    thread, done = in_thread(lambda: queue.enqueue_many([_element(2)], Cancellation()))
     while not queue._givers:
         thread.join(0.001)
     queue.close()
@@ -190,7 +177,7 @@ def test_closing_lets_waiting_enqueues_finish() -> None:
 def test_closing_can_cancel_waiting_enqueues() -> None:
     queue = _queue(capacity=1)
     queue.enqueue_many([_element(1)], _now())
-    thread, done = _in_thread(lambda: queue.enqueue_many([_element(2)], Cancellation()))
+    thread, done = in_thread(lambda: queue.enqueue_many([_element(2)], Cancellation()))
     while not queue._givers:
         thread.join(0.001)
     queue.close(cancel_pending_enqueues=True)
@@ -202,7 +189,7 @@ def test_closing_can_cancel_waiting_enqueues() -> None:
 @pytest.mark.parametrize("end", [lambda q, c: c.set("the caller hung up"), lambda q, c: q.clear()])
 def test_a_waiting_dequeue_ends(end: Callable[..., None]) -> None:
     queue, cancellation = _queue(), Cancellation()
-    thread, done = _in_thread(lambda: queue.dequeue(cancellation))
+    thread, done = in_thread(lambda: queue.dequeue(cancellation))
     end(queue, cancellation)
     thread.join(60)
     assert isinstance(done[0], CancelledError)
@@ -210,10 +197,10 @@ def test_a_waiting_dequeue_ends(end: Callable[..., None]) -> None:
 
 def test_dequeues_are_served_in_the_order_in_which_they_came() -> None:
     queue = _queue(capacity=8)
-    large, got_large = _in_thread(lambda: queue.dequeue_many(3, Cancellation()))
+    large, got_large = in_thread(lambda: queue.dequeue_many(3, Cancellation()))
     while not queue._takers:
         large.join(0.001)
-    small, got_small = _in_thread(lambda: queue.dequeue(Cancellation()))
+    small, got_small = in_thread(lambda: queue.dequeue(Cancellation()))
     while len(queue._takers) < 2:
         small.join(0.001)
     queue.enqueue_many([_element(v) for v in range(4)], _now())

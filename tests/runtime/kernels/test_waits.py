@@ -1,8 +1,7 @@
 """Operations that wait on a ps: who ends them, and what a dead or cut-off caller leaves behind."""
 
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import runtime as rt
 from tests.harness.optimizers.kit import cluster, free_addresses, reset, wait_until
 from tests.kit.processes import Program
+from tests.runtime.kit import in_thread
 
 pytestmark = pytest.mark.cluster
 
@@ -68,22 +68,8 @@ def here() -> Iterator[tuple[rt.Server, rt.Server]]:
         yield ps, server
 
 
-def _in_thread(action: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(action())
-        except Exception as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, results
-
-
 def test_a_wait_holds_up_nobody_else(client: Client) -> None:
-    thread, results = _in_thread(client.take)
+    thread, results = in_thread(client.take)
     client.put(7)  # the same session, while its other step waits
     thread.join(60)
     assert results == [7]
@@ -92,7 +78,7 @@ def test_a_wait_holds_up_nobody_else(client: Client) -> None:
 def test_a_wait_ends_with_its_session(here: tuple[rt.Server, rt.Server]) -> None:
     ps, server = here
     client, other = Client(server), Client(server)
-    thread, results = _in_thread(other.take)
+    thread, results = in_thread(other.take)
     wait_until(lambda: bool(ps.worker._waits))
     other.session.close()
     thread.join(60)
@@ -111,7 +97,7 @@ def test_a_wait_ends_at_its_time_limit_and_takes_nothing_later(client: Client) -
 
 
 def test_a_wait_survives_a_cut_that_heals(client: Client) -> None:
-    thread, results = _in_thread(client.take)
+    thread, results = in_thread(client.take)
     thread.join(0.3)
     peer = client.session._engine._session.tasks["/job:ps/task:0"].peer  # type: ignore[attr-defined]
     for lane in peer._all_lanes():
@@ -195,7 +181,7 @@ def test_an_accumulator_on_a_ps(server: rt.Server) -> None:
         to_five = accumulator.set_global_step(5)
         config = rt.SessionConfig(device_filters=("/job:ps",), start_timeout_secs=20)
         with rt.Session(server.target, graph, config) as session:
-            thread, results = _in_thread(lambda: session.run(taken))
+            thread, results = in_thread(lambda: session.run(taken))
             assert session.run(applied[0], {gradient: [1, 2]})
             assert session.run(applied[1], {gradient: [3, 4]})
             thread.join(60)
@@ -216,7 +202,7 @@ def test_a_container_is_cleared_with_its_resources_and_no_other(here: tuple[rt.S
         with rt.Session(server.target, graph, config) as session:
             session.run(put)
             assert [int(n) for n in session.run(sizes)] == [1, 1]
-            waiting = [_in_thread(lambda fetch=fetch: session.run(fetch)) for fetch in (taken, given)]  # type: ignore[misc]
+            waiting = [in_thread(lambda fetch=fetch: session.run(fetch)) for fetch in (taken, given)]  # type: ignore[misc]
             wait_until(lambda: sum(map(len, list(ps.worker._waits.values()))) == 2)
             for thread, results in waiting:
                 while thread.is_alive():  # again, should it have been on its way only

@@ -10,7 +10,7 @@ from runtime.observe.counters import STALENESS_BUCKETS, TaskCounters
 from runtime.plan.place import Device, Devices
 from runtime.plan.plan import COMPUTE, PULL, PUSH, Plan
 from runtime.plan.planner import make_plan
-from tests.runtime.kit import TARGET, addresses, processes, servers
+from tests.runtime.kit import TARGET, addresses, processes, servers, train
 
 DEVICES = Devices((Device("ps", 0), Device("worker", 0)), ("worker", 0), ("ps", 0))
 
@@ -76,20 +76,6 @@ def test_many_threads_lose_no_count() -> None:
     for thread in threads:
         thread.join()
     assert (counters.calls, counters.applied, counters.active) == (2000, 2000, 0)
-
-
-def train(server: rt.Server, steps: int) -> None:
-    with rt.Graph().as_default() as graph:
-        with rt.device("/job:ps/task:0"):
-            w = rt.Variable(np.ones(256, np.float32), name="w")
-            step = rt.Variable(0, dtype=np.int64, name="global_step")
-        with rt.device("/job:worker/task:0"):
-            gradient = rt.numpy.tanh(w)
-        ops = [w.assign_add(gradient).op, step.assign_add(1).op]
-        with rt.Session(server.target, graph) as session:
-            session.run([w.initializer, step.initializer])
-            for _ in range(steps):
-                session.run(ops)
 
 
 def test_reports_of_a_ps_and_a_worker() -> None:

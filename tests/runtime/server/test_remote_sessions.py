@@ -18,7 +18,7 @@ import runtime.session.session
 from runtime import timeouts
 from runtime.server import threads
 from tests.kit.processes import Program, programs
-from tests.runtime.kit import TARGET, addresses, processes, servers
+from tests.runtime.kit import TARGET, addresses, in_thread, processes, servers
 
 pytestmark = pytest.mark.cluster
 
@@ -32,21 +32,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.02)
-
-
-def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """A call on a thread of its own, and what it gives or raises."""
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, results
 
 
 @pytest.fixture

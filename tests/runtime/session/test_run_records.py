@@ -25,7 +25,7 @@ from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
 from runtime.state.store import Resource
 from runtime.transport.dial import ChannelOptions
 from tests.kit.processes import Program
-from tests.runtime.kit import TARGET, addresses, serve, servers
+from tests.runtime.kit import TARGET, addresses, in_thread, serve, servers
 from tests.runtime.stranger import Stranger, refused
 
 pytestmark = pytest.mark.cluster
@@ -33,21 +33,6 @@ pytestmark = pytest.mark.cluster
 PS = ["/job:ps/task:0", "/job:ps/task:1"]
 LONG_SECS = 600.0
 """More than an order ever waits."""
-
-
-def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """A call on a thread of its own, and what it gives or raises."""
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except rt.OpError as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, results
 
 
 def waiting(server: rt.Server) -> int:
