@@ -59,7 +59,7 @@ early-stopping: $(STAMP) ## Train until an evaluator finds that the model gets n
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 --evaluators=1 -- \
 		$(BIN)/python -m models.early_stopping.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=early-stopping-%)
 
-test: $(STAMP) ## Run the tests but the longest, in twelve minutes or so on two cores; one file: make test TESTS=tests/harness/launch/test_launch.py
+test: $(STAMP) ## Run the tests but the longest, in six minutes or so on two cores; one file: make test TESTS=tests/harness/launch/test_launch.py
 	$(PYTEST) -m "not (chaos or nightly)" $(TESTS)
 
 # What is compiled for a unit test runs once: optimising it would take longer. make test does, with the same tests.

@@ -42,6 +42,7 @@ def run(path: pathlib.Path, *flags: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*command, *flags, path], cwd=ROOT, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.chaos
 def test_a_unit_test_that_starts_a_process_in_any_way_fails(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "test_ways.py"
     tests = [
@@ -59,6 +60,7 @@ def test_a_unit_test_that_starts_a_process_in_any_way_fails(tmp_path: pathlib.Pa
     assert "test_allowed PASSED" in done.stdout
 
 
+@pytest.mark.chaos
 def test_a_test_has_one_tier_and_is_a_unit_test_without_a_mark(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "test_marks.py"
     path.write_text("import pytest\n\ndef test_plain():\n    pass\n\n@pytest.mark.disk\ndef test_disk():\n    pass\n")

@@ -15,7 +15,7 @@ TIERS = {
     "cluster": "starts processes: tasks, launchers, programs; or runs many servers or compilations in this one",
     "disk": "checkpoints and event files on a file system that is full, slow, damaged or lost, and many saves",
     "browser": "TensorBoard and its pages in a headless Chromium",
-    "chaos": "the longest: many kills and cuts, random histories, long periods, whole trainings",
+    "chaos": "the longest: many kills and cuts, random histories, long periods, whole trainings, programs of the pages",
     "nightly": "longer still, and rarely broken: examples, programs of the pages, many tasks, pods, Ray; make test-all",
 }
 

@@ -56,7 +56,8 @@ Tree = dict[str, dict[str, jax.Array]]
 @functools.cache
 def split_net() -> tuple[nnx.GraphDef[Net], Tree, Tree]:
     """The network without values, the first values of its parameters, and those of its running means."""
-    graph, *states = nnx.split(Net(nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
+    net = nnx.jit(lambda: Net(nnx.Rngs(0)))()  # one program, in place of one for each layer's values
+    graph, *states = nnx.split(net, nnx.Param, nnx.BatchStat)
     params, means = map(nnx.to_pure_dict, states)
     return graph, params, means
 

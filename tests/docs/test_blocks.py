@@ -14,7 +14,7 @@ import pytest
 import harness
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 LANGUAGES = {"python", "console", "sh", "text", "json", "yaml"}
 ELSEWHERE = {"README.md": "tests/models/mnist/test_minimal.py runs its program and its commands"}

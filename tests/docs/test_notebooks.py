@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs.notebooks import ROOT, code_cells, kept
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.browser import TEXT, Browser, why_no_browser
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.chaos
 
 ROOT = pathlib.Path(__file__).parents[2]
 PHONE = 390

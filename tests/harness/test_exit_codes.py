@@ -77,7 +77,7 @@ def test_the_guide_has_this_table() -> None:
     assert told is not None and len(told[1].splitlines()) == len(TABLE)
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [

@@ -266,6 +266,7 @@ def _full_disk(kind: str, directory: pathlib.Path) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("kind", ["supervisor", "monitored"])
 def test_a_full_disk_costs_checkpoints_not_training(tmp_path: pathlib.Path, kind: str) -> None:
     told = _full_disk(kind, tmp_path)

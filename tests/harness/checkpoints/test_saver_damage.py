@@ -70,6 +70,7 @@ def _parts(step: pathlib.Path) -> list[str]:
     return sorted(str(p.relative_to(step)) for p in step.rglob("*") if ".orbax" not in p.name)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("how", ["lost", "emptied"])
 def test_whatever_part_is_gone_no_wrong_value_is_restored_and_nothing_begins_anew(
     saved: pathlib.Path, tmp_path: pathlib.Path, how: str
@@ -110,6 +111,7 @@ def test_whatever_part_is_gone_no_wrong_value_is_restored_and_nothing_begins_ane
     assert stepped_back > 5
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("kind", ["supervisor", "monitored"])
 def test_a_managed_session_does_not_initialize_over_damaged_checkpoints(tmp_path: pathlib.Path, kind: str) -> None:
     assert _train_to(tmp_path, kind, 3) == 0
@@ -123,6 +125,7 @@ def test_a_managed_session_does_not_initialize_over_damaged_checkpoints(tmp_path
     assert _train_to(tmp_path, kind, 5) == 0  # told to start afresh
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("kind", ["supervisor", "monitored"])
 def test_a_step_that_was_being_replaced_is_found(tmp_path: pathlib.Path, kind: str) -> None:
     """A chief that saves a step again moves the old one aside; here it died before the new one had its name."""

@@ -84,6 +84,7 @@ def test_a_chief_that_may_not_look_fails_and_initialises_nothing(tmp_path: pathl
     assert _run(tmp_path, 0) == [5, 5]
 
 
+@pytest.mark.chaos
 def test_another_user_is_told_that_he_may_not_look(tmp_path: pathlib.Path) -> None:
     _run(tmp_path, 1)
     (tmp_path / "model.ckpt").chmod(0 if os.geteuid() else 0o700)

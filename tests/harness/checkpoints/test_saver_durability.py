@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.disk
+pytestmark = pytest.mark.chaos
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PROGRAM = """

@@ -18,7 +18,7 @@ from tests.harness.checkpoints import checkpoint_kit as ckit
 from tests.kit.processes import Program
 from tests.runtime import kit
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -264,7 +264,6 @@ def test_states_of_other_workers_ride_along(tmp_path: pathlib.Path) -> None:
         harness.forget_checkpointable("data")
 
 
-@pytest.mark.chaos
 def test_random_kills_of_chief_and_ps() -> None:
     seed = int.from_bytes(os.urandom(4), "big")
     command = [sys.executable, "-m", "benchmarks.checkpoint_kills", "--kills=20", f"--seed={seed}"]

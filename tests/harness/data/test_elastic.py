@@ -14,7 +14,7 @@ from harness.launch.ports import free_ports
 from tests.harness.data.elastic_task import run
 from tests.kit.processes import ROOT, Task
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 LEFT = "left"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.processes import Program
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 
 @pytest.mark.parametrize("mode", ["async", "ps"])

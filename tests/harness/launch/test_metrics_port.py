@@ -59,6 +59,7 @@ def two_ports() -> int:
                 return int(port)
 
 
+@pytest.mark.chaos
 def test_each_task_of_a_launcher_has_its_own_port(tmp_path: pathlib.Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     port = two_ports()

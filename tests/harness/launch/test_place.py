@@ -81,7 +81,7 @@ def test_what_all_tasks_find_the_first_one_says(
     assert capsys.readouterr().err.startswith("launch: rank 2 runs on n9, not on n2")
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 def test_a_task_that_fails_for_good_leaves_why_and_has_the_others_stopped(tmp_path: pathlib.Path) -> None:
     scancel = tmp_path / "scancel"
     scancel.write_text('#!/bin/sh\necho "$@" >"$0.told"\n')
@@ -104,7 +104,7 @@ def test_a_task_that_fails_for_good_leaves_why_and_has_the_others_stopped(tmp_pa
     assert (tmp_path / "scancel.told").read_text() == "--signal=TERM 707.0\n"
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 def test_the_others_are_stopped_even_where_the_reason_cannot_be_left(tmp_path: pathlib.Path) -> None:
     scancel = tmp_path / "scancel"
     scancel.write_text('#!/bin/sh\necho "no such step" >&2\nexit 1\n')

@@ -65,6 +65,7 @@ def place() -> Iterator[pathlib.Path]:
         yield pathlib.Path(path)
 
 
+@pytest.mark.chaos
 def test_its_files_and_its_command_serve_as_another_user_and_hear_sigterm(place: pathlib.Path) -> None:
     """The steps COPY, pip install, USER and CMD, without the network: what is installed already stands for the lock."""
     app, site, runs = place / "app", place / "site", place / "runs"

@@ -11,7 +11,7 @@ from tensorboard.util import tensor_util
 from tests.harness.optimizers.kit import alone, serving, start, steps, wait_until
 from tests.harness.optimizers.task import STEPS, batches
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 TAG = "sync_replicas/dropped_gradients"
 

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.cluster
 IMPORTED = "'jax' in sys.modules"
 
 
+@pytest.mark.chaos
 def test_python_programs_are_forked_from_a_process_that_has_imported_jax(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import os, sys; print(__name__, {IMPORTED}, sys.argv[1:], sys.path[0], os.getcwd())")
@@ -86,6 +87,7 @@ def test_clusters_of_one_process_share_what_their_tasks_are_forked_from(tmp_path
         assert one.running("worker:0") and one.running("ps:0")
 
 
+@pytest.mark.chaos
 def test_the_process_that_lasts_is_replaced_when_it_has_been_killed() -> None:
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "7"}  # one that no other test uses
     first = Zygote.lasting((), env)

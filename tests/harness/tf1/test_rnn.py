@@ -104,6 +104,7 @@ def test_lengths_end_a_sequence_and_backwards_begins_at_its_end() -> None:
     assert not backwards[0, 2:].any()
 
 
+@pytest.mark.chaos
 def test_cells_on_top_of_each_other_with_dropout_are_trained() -> None:
     with tf.Graph().as_default():
         keep = tf.placeholder(tf.float32, [])

@@ -41,7 +41,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 def test_a_program_runs_with_the_imports_that_it_had(mnist: pathlib.Path, tmp_path: pathlib.Path) -> None:
     logdir = tmp_path / "log"
     done = run(str(PROGRAM), f"--data_dir={mnist}", f"--log_dir={logdir}", "rest")
@@ -58,7 +58,7 @@ def test_a_program_runs_with_the_imports_that_it_had(mnist: pathlib.Path, tmp_pa
     assert len(events) == 1 and b"loss" in events[0].read_bytes()
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 def test_the_command_line() -> None:
     assert "program.py" in run("--help").stdout
     nothing, missing, module = (
@@ -90,7 +90,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 def test_processes_that_a_program_starts_find_tensorflow_too(tmp_path: pathlib.Path) -> None:
     (tmp_path / "program.py").write_text(CHILDREN)
     done = run(str(tmp_path / "program.py"))

@@ -84,6 +84,7 @@ def _run(code: str, *arguments: str, **environment: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("package", ["runtime", "harness.monitoring"])
 def test_a_ps_imports_nothing_that_it_does_not_need(package: str) -> None:
     code = f"import {package}, sys; print(*[name for name in {HEAVY!r} if name in sys.modules])"
@@ -94,6 +95,7 @@ def test_the_launcher_starts_without_jax() -> None:
     assert _python("import harness.launch, sys; print('jax' in sys.modules, 'numpy' in sys.modules)") == "False False\n"
 
 
+@pytest.mark.chaos
 def test_a_second_start_compiles_nothing_wherever_the_directory_lies(tmp_path: Path) -> None:
     first = json.loads(_python(TRAINER, str(tmp_path / "first")))
     assert first["cache_misses"] > 0
@@ -171,6 +173,7 @@ def test_a_file_that_is_not_as_this_user_has_written_it_is_none(
     assert ours.exists() and ours.read_bytes() == b"anew" and other.exists()
 
 
+@pytest.mark.chaos
 def test_a_forged_program_is_told_of_and_compiled_again(tmp_path: Path) -> None:
     first, _ = _train(tmp_path)
     entries = sorted(Path(first["directory"]).iterdir())
@@ -274,6 +277,7 @@ def test_programs_of_another_key_are_left_alone(
     assert keep()[0] not in (first, None)
 
 
+@pytest.mark.chaos
 def test_processes_that_start_at_once_draw_one_key(tmp_path: Path, key: Path) -> None:
     code = "from harness.training.sealed_files import key_name; print(key_name())"
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -281,6 +285,7 @@ def test_processes_that_start_at_once_draw_one_key(tmp_path: Path, key: Path) ->
     assert [path.name for path in key.parent.iterdir()] == [key.name]
 
 
+@pytest.mark.chaos
 def test_a_cache_that_is_limited_forgets_what_was_used_longest_ago(tmp_path: Path) -> None:
     first, _ = _train(tmp_path / "run")
     sizes = [path.stat().st_size for path in Path(first["directory"]).iterdir()]

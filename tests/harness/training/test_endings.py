@@ -208,7 +208,6 @@ def test_what_is_trained_after_the_chief_has_given_a_worker_up_is_told(tmp_path:
 # -- processes that just exit ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.cluster
 def test_a_worker_that_just_exits_is_given_up(tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE="managed") as c:
         chief, other = chief_and_other(c, tmp_path, PAUSE_AT=-1, STYLE="close", EXITS=1)
@@ -280,7 +279,6 @@ def test_no_grace_at_all_is_enough_for_a_good_end(style: str, tmp_path: Path) ->
 # -- SIGTERM and Ctrl-C on the way out -------------------------------------------------------------------------------
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("style", ["stop", "monitored"])
 def test_a_chief_that_is_preempted_while_it_waits_saves(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, STYLE=style, GRACE_SECS=60) as c:
@@ -393,7 +391,6 @@ def test_a_chief_that_is_preempted_during_the_last_save_tells_nobody_that_traini
         assert saved(tmp_path) == 13
 
 
-@pytest.mark.cluster
 def test_a_ps_that_is_started_again_knows_who_was_through_before(tmp_path: Path) -> None:
     with cluster(tmp_path, ps=2, STYLE="managed", LATE_SECS=600) as c:
         chief = start(c, 0, PAUSE_AT=2)

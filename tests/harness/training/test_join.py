@@ -196,7 +196,7 @@ with harness.join_cluster() as me:
 """
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 def test_a_program_without_ceremony_trains_under_the_launcher(tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
     command = ("python", "-m", "harness.launch", "--ps=1", "--workers=2", "--", sys.executable, "train.py", "--steps=5")
@@ -207,7 +207,7 @@ def test_a_program_without_ceremony_trains_under_the_launcher(tmp_path: pathlib.
         assert program.lines("WORKER worker 1 2")
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 def test_the_same_program_runs_alone_and_on_hosts_by_flags(tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM).replace("parse_args()", "parse_known_args()[0]"))
     script = str(tmp_path / "train.py")

@@ -80,6 +80,7 @@ def test_a_ps_that_is_told_at_once_serves_until_the_chief_has_saved(tmp_path: Pa
     assert saved_step(tmp_path) >= reached + 50
 
 
+@pytest.mark.chaos
 def test_a_ps_serves_on_for_its_time_only(tmp_path: Path) -> None:
     with started(tmp_path, drain_secs="0.5") as cluster:
         cluster.wait_step(50)
@@ -92,6 +93,7 @@ def test_the_launcher_tells_a_ps_by_the_variable_that_the_server_reads() -> None
     assert DRAIN_VARIABLE == tasks.DRAIN_VARIABLE
 
 
+@pytest.mark.chaos
 def test_another_worker_leaves_and_nobody_minds(tmp_path: Path) -> None:
     with started(tmp_path, workers=2) as cluster:
         cluster.expect("worker:1", "FROM ")
@@ -107,6 +109,7 @@ def test_another_worker_leaves_and_nobody_minds(tmp_path: Path) -> None:
         cluster.wait_step((cluster.step() or 0) + 50)
 
 
+@pytest.mark.chaos
 def test_what_is_not_done_in_time_is_cut_off(tmp_path: Path) -> None:
     with started(tmp_path, "--grace_secs=1") as cluster:
         cluster.wait_step(100)

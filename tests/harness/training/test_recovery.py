@@ -10,9 +10,10 @@ from harness.tensorboard.writer import read_events
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import consistent
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 
+@pytest.mark.cluster
 def test_a_worker_dies_and_comes_back() -> None:
     with cluster_kit.cluster(1, 2) as c:
         c.ps(0)
@@ -29,6 +30,7 @@ def test_a_worker_dies_and_comes_back() -> None:
         assert consistent(chief.request("values")) == before + 5
 
 
+@pytest.mark.cluster
 def test_the_chief_dies_and_no_step_is_lost(tmp_path: Path) -> None:
     with cluster_kit.cluster(2, 2, logdir=str(tmp_path)) as c:
         c.ps(0)
@@ -95,7 +97,6 @@ def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
         assert consistent(chief.request("values")) == 10 + done
 
 
-@pytest.mark.chaos
 def test_a_ps_dies_while_checkpoints_are_written_all_the_time(tmp_path: Path) -> None:
     with cluster_kit.cluster(2, 1, logdir=str(tmp_path), save_secs=0.02) as c:
         c.ps(0)
@@ -372,7 +373,6 @@ def test_a_worker_that_died_for_good_does_not_keep_the_chief() -> None:
         assert [chief.wait(), ps.wait()] == [0, 0]
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize("own_manager", [False, True], ids=["", "own-session-manager"])
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_a_dead_ps_does_not_keep_the_end(how: str, own_manager: bool) -> None:
@@ -385,7 +385,6 @@ def test_a_dead_ps_does_not_keep_the_end(how: str, own_manager: bool) -> None:
         chief.wait()
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize("monitored", [False, True], ids=["supervisor", "monitored"])
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_a_dead_ps_keeps_no_worker_from_its_end(how: str, monitored: bool) -> None:

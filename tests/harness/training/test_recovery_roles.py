@@ -12,7 +12,7 @@ from tests.harness.cluster_kit import Cluster, consistent
 from tests.kit import certificates
 from tests.kit.processes import Task
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 
 class Roles:

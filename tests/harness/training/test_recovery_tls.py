@@ -9,7 +9,7 @@ from tests.harness import cluster_kit
 from tests.harness.cluster_kit import consistent
 from tests.kit import certificates
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import harness
 import runtime as rt
 from tests.kit.processes import Program
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 PROGRAM = """
 import sys

@@ -14,7 +14,7 @@ import harness
 import runtime as rt
 from tests.runtime.kit import TARGET, addresses, processes, servers
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.chaos
 
 STEPS = 30
 BATCH = 32

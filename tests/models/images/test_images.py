@@ -19,14 +19,14 @@ LABELS = np.arange(16) % 10
 def test_the_running_means_follow_the_batches() -> None:
     """By a tenth in each step of training, and not at all in a test."""
     _, params, means = trainer.split_net()
-    _, after = trainer.loss_fn(params, means, IMAGES, LABELS)
+    _, after = trainer.jax.jit(trainer.loss_fn)(params, means, IMAGES, LABELS)
     kernel = params["conv1"]["kernel"]
     seen = trainer.jax.lax.conv_general_dilated(
         IMAGES.reshape(-1, 28, 28, 1), kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
     np.testing.assert_allclose(after["norm1"]["mean"], 0.1 * seen.mean((0, 1, 2)), rtol=1e-4, atol=1e-6)
     assert trainer.jax.tree.structure(after) == trainer.jax.tree.structure(means)
-    few = trainer.accuracy_fn(params, means, IMAGES[:1], LABELS[:1])
+    few = trainer.jax.jit(trainer.accuracy_fn)(params, means, IMAGES[:1], LABELS[:1])
     assert few in (0, 1)  # one image alone, which has no statistics of its own
 
 

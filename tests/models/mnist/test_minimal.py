@@ -41,7 +41,7 @@ def test_the_readme_names_commands_and_pages_that_are_there() -> None:
     assert set(re.findall(r"`(bellwether-\w+)`", README)) == set(scripts)
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 def test_it_runs_on_hosts_as_the_readme_says(tmp_path: pathlib.Path) -> None:
     commands = re.findall(r"^(?:ps|w)\d\$ +(python .*)$", README, re.MULTILINE)
     assert len(commands) == 3
@@ -56,7 +56,7 @@ def test_it_runs_on_hosts_as_the_readme_says(tmp_path: pathlib.Path) -> None:
         tasks[1].expect("Test-Accuracy: ")
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 @pytest.mark.parametrize("source", ["mnist", "digits"])
 def test_it_trains(tmp_path: pathlib.Path, source: str) -> None:
     if source == "mnist" and not os.path.isdir(REAL_MNIST):

@@ -92,6 +92,7 @@ def test_an_engine_that_tells_nothing_is_one_line(engine: str, environment: dict
     assert line.startswith(said)
 
 
+@pytest.mark.chaos
 def test_chief_worker_ps_and_an_evaluator_that_ends_training(tmp_path: pathlib.Path) -> None:
     """A model that learns nothing, trained for ever: only the evaluator can end it."""
     logdir = tmp_path / "run"

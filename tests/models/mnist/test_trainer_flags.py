@@ -104,7 +104,7 @@ def test_a_task_does_not_let_in_everybody_and_only_some(parsed: Any) -> None:
         assert "leave one of them out" in (Config.from_flags().problem() or "")
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 def test_data_that_cannot_be_used_is_one_line() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "models.mnist.trainer", "--logdir="],
@@ -175,7 +175,7 @@ def test_only_the_config_reads_flags() -> None:
 REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 @pytest.mark.skipif(
     not os.path.isdir(REAL_MNIST), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there"
 )

@@ -190,6 +190,7 @@ def long(x: Any) -> Any:
     return jax.lax.fori_loop(0, 1 << 29, lambda _, a: a * 1.000001 + 0.5, x)
 
 
+@pytest.mark.chaos
 def test_a_step_whose_time_is_over_ends_no_other_and_no_session(
     remote: tuple[rt.Server, rt.Server],
 ) -> None:
