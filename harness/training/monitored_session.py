@@ -453,6 +453,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     save_checkpoint_steps: int | None | Default = USE_DEFAULT,
     summary_dir: str | None = None,
     save_graph_def: bool = True,
+    *,
     tracker: Tracker | None = None,
 ) -> MonitoredSession:
     """Makes a monitored session for training.

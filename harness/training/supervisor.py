@@ -115,6 +115,7 @@ class Supervisor:
         session_manager: SessionManager | None = None,
         summary_writer: services.EventWriter | Literal[0] | None = USE_DEFAULT,
         init_fn: Callable[[rt.Session], object] | None = None,
+        *,
         tracker: Tracker | None = None,
     ) -> None:
         _check_seconds(off=True, save_summaries_secs=save_summaries_secs, save_model_secs=save_model_secs)
