@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole images early-stopping test test-unit test-rest test-all test-lowest test-ray test-trackers chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs lock audit tensorboard clean
+.PHONY: help setup mnist cartpole images early-stopping test test-unit test-rest test-all test-lowest test-ray test-trackers chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -120,6 +120,9 @@ tf1-oracle: $(PEERS_STAMP) ## Write down anew what TensorFlow gives for the case
 
 docs: $(STAMP) ## Make the documentation site, build/docs/site/index.html, with a reference of all public names.
 	$(BIN)/python docs/site.py
+
+dist: $(STAMP) ## Build what is uploaded to a package index, for a repository at URL; the README's links become addresses.
+	$(BIN)/python docs/dist.py --url=$(URL)
 
 lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pins that do; UPGRADE=--upgrade for the newest.
 	$(RESOLVE) $(UPGRADE) $(EXTRAS:%=--extra=%) --output-file=requirements-dev.lock

@@ -55,6 +55,7 @@ def test_what_trains_is_what_is_tested() -> None:
 def test_lock_holds_every_dependency() -> None:
     project = _project()
     extras = dict(project["optional-dependencies"])
+    assert extras.pop("notebooks") == ["jupyterlab>=4"]  # large, and in no test: tests/docs/notebooks.py runs the cells
     for lock, names in APART.items():
         apart = [*project["dependencies"], *(text for name in names for text in extras.pop(name)), *extras["test"]]
         assert {_canonical(Requirement(text).name) for text in apart} <= _pins(lock).keys()
