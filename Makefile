@@ -11,8 +11,8 @@ PEERS_STAMP := $(PEERS)/.installed
 # For the oldest Python: what it can have, the others can have too.
 RESOLVE = $(BIN)/uv pip compile pyproject.toml --quiet --python-version=3.11 --python-platform=linux \
 	--generate-hashes --no-header --no-annotate
-# What the development environment has of the optional dependencies: all but ray, which has one of its own.
-EXTRAS := build cartpole dev digits docs mnist models safetensors tensorboard test
+# What the development environment has of the optional dependencies: all but ray and trackers, which have their own.
+EXTRAS := build cartpole dev digits docs mnist models rich safetensors tensorboard test
 LOGDIR ?= runs
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal
 # Each run has a directory of its own; make mnist RUN=NAME goes on with one that is there.
@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole images early-stopping test test-unit test-rest test-all test-lowest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs lock audit tensorboard clean
+.PHONY: help setup mnist cartpole images early-stopping test test-unit test-rest test-all test-lowest test-ray test-trackers chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -79,6 +79,10 @@ test-lowest: ## make test-unit with the lowest versions of all dependencies that
 test-ray: ## Run the tests of harness.ray with PyPI's ray, in .venv-ray, in some minutes.
 	$(MAKE) --no-print-directory test-all VENV=.venv-ray LOCK=requirements-ray.lock TESTS=tests/harness/ray JOBS=2
 
+test-trackers: ## Run the tests of W&B and MLflow, in their offline modes, with both in .venv-trackers.
+	$(MAKE) --no-print-directory test-all VENV=.venv-trackers LOCK=requirements-trackers.lock JOBS=2 \
+		TESTS="tests/harness/monitoring/test_trackers.py tests/docs/test_blocks.py -k 'trackers or monitoring'"
+
 chaos: $(STAMP) ## Train MNIST under random kills, freezes and cuts, and add up; CHAOS_SECS=60 for a short one.
 	$(BIN)/python -m benchmarks.chaos
 
@@ -117,11 +121,16 @@ tf1-oracle: $(PEERS_STAMP) ## Write down anew what TensorFlow gives for the case
 docs: $(STAMP) ## Make the documentation site, build/docs/site/index.html, with a reference of all public names.
 	$(BIN)/python docs/site.py
 
+dist: $(STAMP) ## Build what is uploaded to a package index, for a repository at URL; the README's links become addresses.
+	$(BIN)/python docs/dist.py --url=$(URL)
+
 lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pins that do; UPGRADE=--upgrade for the newest.
 	$(RESOLVE) $(UPGRADE) $(EXTRAS:%=--extra=%) --output-file=requirements-dev.lock
 	$(RESOLVE) --extra=mnist --extra=digits --extra=build --constraint=requirements-dev.lock --output-file=requirements.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=mnist --extra=ray --extra=test \
 		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
+	$(RESOLVE) $(UPGRADE) --extra=build --extra=mnist --extra=mlflow --extra=test --extra=wandb \
+		--constraint=requirements-dev.lock --output-file=requirements-trackers.lock
 
 audit: $(STAMP) ## Look for known vulnerabilities in what is installed to train; asks pypi.org.
 	$(BIN)/uv tool run pip-audit --strict --disable-pip --require-hashes --requirement=requirements.lock

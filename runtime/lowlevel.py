@@ -35,17 +35,7 @@ from runtime.session.lead import Authority
 from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
-
-
-def version() -> str:
-    """The version of Bellwether that is installed; "0+checkout" for sources that are not."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("bellwether")
-    except metadata.PackageNotFoundError:
-        return "0+checkout"
-
+from runtime.transport.versions import version
 
 __all__ = [
     "ALL_WORKERS",

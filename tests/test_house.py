@@ -20,7 +20,9 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-lowest.lock", "requirements-ray.lock")
+APART = {"requirements-ray.lock": ("ray",), "requirements-trackers.lock": ("mlflow", "wandb")}
+"""Extras that are large have environments of their own."""
+LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-lowest.lock", *APART)
 PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][\w.+!]*)((?: --hash=sha256:[0-9a-f]{64})*)")
 
 
@@ -53,8 +55,10 @@ def test_what_trains_is_what_is_tested() -> None:
 def test_lock_holds_every_dependency() -> None:
     project = _project()
     extras = dict(project["optional-dependencies"])
-    ray = [*project["dependencies"], *extras.pop("ray"), *extras["test"]]  # has an environment of its own
-    assert {_canonical(Requirement(text).name) for text in ray} <= _pins("requirements-ray.lock").keys()
+    assert extras.pop("notebooks") == ["jupyterlab>=4"]  # large, and in no test: tests/docs/notebooks.py runs the cells
+    for lock, names in APART.items():
+        apart = [*project["dependencies"], *(text for name in names for text in extras.pop(name)), *extras["test"]]
+        assert {_canonical(Requirement(text).name) for text in apart} <= _pins(lock).keys()
     wanted = project["dependencies"] + [name for extra in extras.values() for name in extra]
     assert {_canonical(Requirement(text).name) for text in wanted} <= _pins("requirements-dev.lock").keys()
     wanted = [

@@ -1,8 +1,11 @@
 """What is installed: the wheel's packages and commands, one name for both packages, the version."""
 
+import email
 import pathlib
+import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 
@@ -32,29 +35,54 @@ def test_every_package_tells_the_version() -> None:
 @pytest.mark.cluster
 def test_commands_are_functions() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert set(scripts) == {"bellwether-inspect", "bellwether-launch", "bellwether-status"}
+    assert set(scripts) == {"bellwether-certs", "bellwether-inspect", "bellwether-launch", "bellwether-status"}
     for where in scripts.values():
         module, _, function = where.partition(":")
         asked = f"import {module} as m; assert callable(m.{function})"
         subprocess.run([sys.executable, "-c", asked], cwd=ROOT, check=True)
 
 
-@pytest.mark.cluster
-def test_the_wheel_has_both_packages_and_their_common_name_and_nothing_else(tmp_path: pathlib.Path) -> None:
-    copy = tmp_path / "source"
-    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-    for name in files.stdout.splitlines():
-        if name.startswith(("harness/", "runtime/", "models/")) or "/" not in name:
-            if (ROOT / name).is_file():
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                (copy / name).write_bytes((ROOT / name).read_bytes())
-    build = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-    built = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=copy, capture_output=True, text=True)
+URL = "https://example.org/somebody/bellwether"
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder with the wheel and the source archive, as ``make dist`` makes them."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "docs/dist.py", f"--url={URL}", f"--out={out}"]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[-2000:]
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+    return out / "out"
+
+
+@pytest.mark.cluster
+def test_the_wheel_has_both_packages_and_their_common_name_and_nothing_else(archives: pathlib.Path) -> None:
+    with zipfile.ZipFile(next(archives.glob("*.whl"))) as wheel:
         names = wheel.namelist()
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"bellwether.py", "harness", "runtime"}
     wanted = {"harness/__init__.pyi", "harness/py.typed", "harness/tf1/__init__.py", "runtime/proto/stage_pb2.py"}
     assert wanted <= set(names)
     assert any(name.endswith(".dist-info/entry_points.txt") for name in names)
+
+
+@pytest.mark.cluster
+def test_what_an_index_shows_has_addresses_and_no_links_to_files(archives: pathlib.Path) -> None:
+    with zipfile.ZipFile(next(archives.glob("*.whl"))) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(wheel.read(name))
+    version = metadata["Version"]
+    assert {entry.partition(", ")[0] for entry in metadata.get_all("Project-URL", [])} >= {"Homepage", "Changelog"}
+    extras = {"kubernetes", "mlflow", "notebooks", "ray", "rich", "tensorboard", "wandb"}
+    assert extras <= set(metadata.get_all("Provides-Extra", []))
+    text = metadata.get_payload()
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(links) > 15 and all(link.startswith(("https://", "#")) for link in links), links
+    ours = [link.removeprefix(URL) for link in links if link.startswith(URL)]
+    for kind, tag, path in (link.split("/", 3)[1:] for link in ours):
+        assert tag == f"v{version}" and kind == ("raw" if path.endswith(".svg") else kind)
+        found = ROOT / path.partition("#")[0]
+        assert found.is_dir() if kind == "tree" else found.is_file(), path
+    source = next(archives.glob("*.tar.gz"))
+    with tarfile.open(source) as archive:
+        assert f"bellwether-{version}/pyproject.toml" in archive.getnames()

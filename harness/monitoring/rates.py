@@ -117,16 +117,25 @@ def sizes(count: float) -> str:
     raise AssertionError("the last unit takes any size")
 
 
+def number_columns(rows: Sequence[Sequence[str]]) -> frozenset[int]:
+    """The columns of a table that hold numbers only, below the heading: they are aligned to the right."""
+    columns = list(zip(*rows, strict=True))
+    return frozenset(
+        i for i, column in enumerate(columns) if all(_NUMBER.fullmatch(cell) for cell in column[1:] if cell)
+    )
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as text, the columns aligned, numbers to the right; the first row is the heading."""
-    columns = [_aligned([rt.lowlevel.printable(cell) for cell in column]) for column in zip(*rows, strict=True)]
+    rows = [[rt.lowlevel.printable(cell) for cell in row] for row in rows]
+    numbers = number_columns(rows)
+    columns = [_aligned(column, number in numbers) for number, column in enumerate(zip(*rows, strict=True))]
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
-def _aligned(column: Sequence[str]) -> list[str]:
+def _aligned(column: Sequence[str], right: bool) -> list[str]:
     width = max(map(len, column))
-    numbers = all(_NUMBER.fullmatch(cell) for cell in column[1:] if cell)
-    return [cell.rjust(width) if numbers else cell.ljust(width) for cell in column]
+    return [cell.rjust(width) if right else cell.ljust(width) for cell in column]
 
 
 class Parser(argparse.ArgumentParser):

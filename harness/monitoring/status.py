@@ -2,26 +2,30 @@ r"""The state of a cluster in the terminal: `python -m harness.status --target=h
 
 --cluster takes "ps=a:2222,b:2222;worker=c:2222", the same as JSON, or the name of a JSON file; --target asks one task
 for the cluster that it knows. Workers that have joined the training run besides are shown too, also when they have left
-or are gone. The exit code is 0 when every task of the cluster answers and knows the same cluster, or is done with
-training, 1 when not, 2 for bad arguments.
+or are gone. On a terminal the table is coloured, and redrawn in place by --watch, where rich is installed. The exit
+code is 0 when every task of the cluster answers and knows the same cluster, or is done with training, 1 when not, 2 for
+bad arguments.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import json
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 import runtime as rt
 from harness import exit_codes
 from harness.monitoring.rates import Figures, Parser, figures, sizes, table
+from harness.monitoring.status_screen import Screen, terminal
 
 _AT_ONCE = 32
 
@@ -283,21 +287,53 @@ def is_whole(states: list[TaskStatus]) -> bool:
     return all(not state.problem for state in states)
 
 
-def _show(states: list[TaskStatus], spans: Mapping[str, Figures], options: argparse.Namespace) -> None:
-    if options.json:
-        print(json.dumps(as_json(states, spans)), flush=True)
-        return
-    if options.watch and sys.stdout.isatty():
-        print("\033[2J\033[H", end="")
-    elif options.watch:
-        print(f"-- {time.strftime('%H:%M:%S')}")
-    print(table(as_rows(states, spans, time.time())))
-    if options.variables:
-        print("\n" + table(variable_rows(states)))
-    if not is_whole(states):
-        missing = [state.task for state in states if state.problem]
-        print(f"\nnot whole: {', '.join(missing)}")
+def _row_style(state: TaskStatus) -> str:
+    """How the row of a task looks on a terminal; see ``Screen``."""
+    if state.problem:
+        return "bad"
+    if state.report is None:
+        return "over"
+    values = state.report.values
+    doubtful = values.get("backup_usable") == 0 or values.get("insecure") or values.get("certificate_near_end")
+    return "warn" if doubtful else "up"
+
+
+def _screen(states: list[TaskStatus], spans: Mapping[str, Figures], options: argparse.Namespace) -> Screen:
+    missing = [state.task for state in states if state.problem]
+    return Screen(
+        as_rows(states, spans, time.time()),
+        [_row_style(state) for state in states],
+        variable_rows(states) if options.variables else (),
+        f"not whole: {', '.join(missing)}" if missing else "",
+    )
+
+
+def _print_plain(screen: Screen) -> None:
+    print(table(screen.tasks))
+    for text in (table(screen.variables) if screen.variables else "", screen.note):
+        if text:
+            print(f"\n{text}")
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _shown(options: argparse.Namespace) -> Iterator[Callable[[list[TaskStatus], Mapping[str, Figures]], None]]:
+    """What shows the state of the cluster, in the form that the arguments and the terminal ask for."""
+    if options.json:
+        yield lambda states, spans: print(json.dumps(as_json(states, spans)), flush=True)
+        return
+    on_terminal = sys.stdout.isatty()
+    if on_terminal and os.environ.get("TERM") != "dumb" and importlib.util.find_spec("rich"):
+        with terminal(options.watch) as draw:
+            yield lambda states, spans: draw(_screen(states, spans, options))
+        return
+
+    def show(states: list[TaskStatus], spans: Mapping[str, Figures]) -> None:
+        if options.watch:
+            print("\033[2J\033[H" if on_terminal else f"-- {time.strftime('%H:%M:%S')}\n", end="")
+        _print_plain(_screen(states, spans, options))
+
+    yield show
 
 
 def _parser() -> Parser:
@@ -354,15 +390,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     at = time.monotonic()
     never = threading.Event()
     try:
-        while True:
-            never.wait(options.interval)
-            states = probe_tasks(cluster, options.timeout_secs, options.variables, security)
-            now = time.monotonic()
-            spans = {s.task: figures(before[s.task].report, s.report, now - at) for s in states if s.report is not None}
-            _show(states, spans, options)
-            if not options.watch:
-                return 0 if is_whole(states) else 1
-            before, at = {s.task: s for s in states}, now
+        with _shown(options) as show:
+            while True:
+                never.wait(options.interval)
+                states = probe_tasks(cluster, options.timeout_secs, options.variables, security)
+                now = time.monotonic()
+                spans = {
+                    s.task: figures(before[s.task].report, s.report, now - at) for s in states if s.report is not None
+                }
+                show(states, spans)
+                if not options.watch:
+                    return 0 if is_whole(states) else 1
+                before, at = {s.task: s for s in states}, now
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:  # whoever read this has seen enough

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import SupportsInt
 
 from absl import logging
@@ -76,6 +76,8 @@ class FileWriter:
         self._described_at_loss = 0
         self._warned = False
         self._file: EventFile | None = None
+        self.on_scalars: Callable[[Mapping[str, float], int | None], object] | None = None
+        """Given every number that is written, by tag, with its step."""
         self._open()
         if graph is not None:
             self.add_graph(graph)
@@ -120,7 +122,14 @@ class FileWriter:
         else:
             raise TypeError(f"add_summary takes bytes or a Summary, not {type(summary).__name__}")
         self._describe_once(message)
+        self._add_summary(message, global_step)
+
+    def _add_summary(self, message: summary_pb2.Summary, global_step: SupportsInt | None) -> None:
         self._add(event_pb2.Event(summary=message), global_step)
+        if self.on_scalars is not None:
+            numbers = {value.tag: value.simple_value for value in message.value if value.HasField("simple_value")}
+            if numbers:
+                self.on_scalars(numbers, None if global_step is None else int(global_step))
 
     def _describe_once(self, message: summary_pb2.Summary) -> None:
         """Takes out what has been said about tags: readers keep what the first value of a tag says about it."""
@@ -140,7 +149,7 @@ class FileWriter:
         message = summary_pb2.Summary(
             value=[summary_pb2.Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()]
         )
-        self._add(event_pb2.Event(summary=message), global_step)
+        self._add_summary(message, global_step)
 
     def add_hparams(self, values: Mapping[str, object], metrics: Sequence[str] = ()) -> None:
         """Gives the run its row in TensorBoard's table of hyperparameters; see ``summary.hparams``."""

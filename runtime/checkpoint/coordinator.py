@@ -312,7 +312,7 @@ class CheckpointCoordinator:
         self._drop(snapshot.job, snapshot.tasks, snapshot.leaderships)
 
     def states(self) -> dict[str, dict[str, bytes]]:
-        """By task, the states registered there (``runtime.register_state``); tasks that do not answer have none."""
+        """By task, the states registered there (``runtime.register_state``), or those told when it was done."""
         reply = self._request("", Order(states=Order.States()), {}, STATES_SECS).states
         found: dict[str, dict[str, bytes]] = {}
         for key, value in reply.states.items():

@@ -634,7 +634,9 @@ class CheckpointParticipant:
         return self._placed_on_device(s, raw.view(s.stored.dtype).reshape(s.stored.shape))
 
     def _states(self, leadership: Leadership, order: Order.States, cancelled: Cancellation) -> Reply.States:
-        return Reply.States(states=task_states(self._task))
+        told = self._store.run.states_of_done().items()
+        of_done = {f"{task} {name}": state for task, states in told for name, state in states.items()}
+        return Reply.States(states=task_states(self._task), of_done=of_done)
 
 
 def _check_chunks(s: VariableSlice) -> None:

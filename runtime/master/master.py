@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from absl import logging
 
+from runtime.checkpoint.states import task_states
 from runtime.checkpoint.streaming import Stream
 from runtime.cluster.spec import EVALUATOR, ClusterSpec
 from runtime.errors import CancelledError, NotFoundError, OpError, UnavailableError
@@ -31,6 +32,7 @@ from runtime.plan.place import Device, ProgramForm
 from runtime.plan.plan import COMPUTE, Plan
 from runtime.proto import run_record_pb2, services_pb2, step_stats_pb2
 from runtime.state.cancellation import Cancellation
+from runtime.state.run_record import MOST_STATE_BYTES
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
@@ -282,20 +284,25 @@ class MasterSession:
         return task.stream(self.id)
 
     def _states(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
-        """The states of all tasks; one that does not answer has none."""
+        """The states of all tasks: of one that does not answer those that it has told when it was done, else none."""
         found = services_pb2.CheckpointReply()
+        alive: dict[str, bytes] = {}
+        keepers = {name for name, _ in holders(self._everybody)}  # nobody else speaks for others
         with ThreadPoolExecutor(16, "states") as pool:
             answers = [
                 (name, pool.submit(self._request, name, address, order, timeout)) for name, address in self._everybody
             ]
             for name, answer in answers:
                 try:
-                    for key, value in answer.result().states.states.items():
-                        found.states.states[f"{name} {key}"] = value
+                    given = answer.result().states
+                    if name in keepers:
+                        found.states.states.update(given.of_done)
+                    alive.update({f"{name} {key}": value for key, value in given.states.items()})
                 except UnavailableError:
                     logging.debug("%s does not answer: its state does not go into the checkpoint", name)
                 except OpError as error:
                     logging.info("no state of %s goes into the checkpoint: %s", name, error)
+        found.states.states.update(alive)
         return found
 
     def _request(
@@ -445,6 +452,8 @@ class Master:
             OpError: what went wrong and on which task; UnavailableError also when the server has stopped.
         """
         order.sender = self._worker.task
+        if order.HasField("done"):
+            order.done.states.update(_states_to_leave(self._worker.task))
         tasks = asked(order, holders(_visible(self.cluster, self.target, device_filters)), order.sender)
         with self._until_stopped(cancelled):
             return send_run_order(
@@ -541,3 +550,17 @@ def _matches(task: str, filters: Sequence[str]) -> bool:
     if not filters:
         return True
     return any(task == f or task.startswith(f + "/") or fnmatch.fnmatchcase(task, f) for f in filters)
+
+
+def _states_to_leave(task: str) -> dict[str, bytes]:
+    """The states of a task that is done: nobody can ask it for them when the last checkpoint is written."""
+    states = task_states(task)
+    if (size := sum(map(len, states.values()))) <= MOST_STATE_BYTES:
+        return states
+    logging.warning(
+        "the states of this task are %d bytes: the last checkpoint has those of the one before (harness.checkpointable "
+        "is for at most %d bytes)",
+        size,
+        MOST_STATE_BYTES,
+    )
+    return {}

@@ -201,25 +201,51 @@ class RunOrder(_message.Message):
 
         DESCRIPTOR: _descriptor.Descriptor
 
+        @_typing.final
+        class StatesEntry(_message.Message):
+            DESCRIPTOR: _descriptor.Descriptor
+
+            KEY_FIELD_NUMBER: _builtins.int
+            VALUE_FIELD_NUMBER: _builtins.int
+            key: _builtins.str
+            value: _builtins.bytes
+            def __init__(
+                self,
+                *,
+                key: _builtins.str = ...,
+                value: _builtins.bytes = ...,
+            ) -> None: ...
+            _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+            def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+            _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+            def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+            def WhichOneof(self, oneof_group: _Never) -> None: ...
+
         SESSION_FIELD_NUMBER: _builtins.int
         LEAVE_FIELD_NUMBER: _builtins.int
         GOODBYE_FIELD_NUMBER: _builtins.int
+        STATES_FIELD_NUMBER: _builtins.int
         session: _builtins.int
         """that it has trained in"""
         leave: _builtins.bool
         """this task may go when nobody needs it"""
         goodbye: _builtins.bool
         """training goes on without the sender"""
+        @_builtins.property
+        def states(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
+            """the small named states of the trainer there: it will not be asked for them any more"""
+
         def __init__(
             self,
             *,
             session: _builtins.int = ...,
             leave: _builtins.bool = ...,
             goodbye: _builtins.bool = ...,
+            states: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "leave", b"leave", "session", b"session"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "leave", b"leave", "session", b"session", "states", b"states"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

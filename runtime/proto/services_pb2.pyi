@@ -987,17 +987,43 @@ class CheckpointReply(_message.Message):
             def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
             def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+        @_typing.final
+        class OfDoneEntry(_message.Message):
+            DESCRIPTOR: _descriptor.Descriptor
+
+            KEY_FIELD_NUMBER: _builtins.int
+            VALUE_FIELD_NUMBER: _builtins.int
+            key: _builtins.str
+            value: _builtins.bytes
+            def __init__(
+                self,
+                *,
+                key: _builtins.str = ...,
+                value: _builtins.bytes = ...,
+            ) -> None: ...
+            _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+            def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+            _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+            def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+            def WhichOneof(self, oneof_group: _Never) -> None: ...
+
         STATES_FIELD_NUMBER: _builtins.int
+        OF_DONE_FIELD_NUMBER: _builtins.int
         @_builtins.property
         def states(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]: ...
+        @_builtins.property
+        def of_done(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
+            """by "task name", those that tasks which are done have told"""
+
         def __init__(
             self,
             *,
             states: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+            of_done: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["states", b"states"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["of_done", b"of_done", "states", b"states"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -214,6 +214,7 @@ class Server:
             CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
             interceptors=[
                 *([] if check is None else [check]),
+                rpc.VersionCheck(str(self.task)),
                 AccessControl(self._own, self.certificates is not None, check, refusals),
                 self._pools,
                 Audit(self._audit),

@@ -42,6 +42,9 @@ from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBOD
 
 NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
 
+MOST_STATE_BYTES = 1 << 20
+"""So much of the trainer's states is kept of a task that is done."""
+
 
 @dataclass
 class Participant:
@@ -134,6 +137,7 @@ class RunRecord:
         self._phase = NEW
         self._joined: dict[str, Participant] = {}
         self._done: dict[str, None] = {}
+        self._states: dict[str, dict[str, bytes]] = {}
         self._left: set[str] = set()
         self._elastic = False
         self._leave = False
@@ -238,6 +242,11 @@ class RunRecord:
                 task=task,
             )
 
+    def states_of_done(self) -> dict[str, dict[str, bytes]]:
+        """By task that is done, the small named states that it has told."""
+        with self._changed:
+            return {task: dict(states) for task, states in self._states.items()}
+
     @property
     def phase(self) -> str:
         """The phase."""
@@ -254,6 +263,9 @@ class RunRecord:
             "logdir": self._logdir,
             "joined": {name: [part.address, part.session] for name, part in self._joined.items()},
             "done": list(self._done),
+            "states": {
+                task: {name: state.hex() for name, state in states.items()} for task, states in self._states.items()
+            },
             "left": sorted(self._left),
             "elastic": self._elastic,
             "leave": self._leave,
@@ -275,6 +287,10 @@ class RunRecord:
                 name: Participant(address, session, now) for name, (address, session) in state["joined"].items()
             }
             self._done = dict.fromkeys(state["done"])
+            self._states = {
+                task: {name: bytes.fromhex(told) for name, told in states.items()}
+                for task, states in state.get("states", {}).items()
+            }
             self._left, self._elastic = set(state.get("left", ())), bool(state.get("elastic", False))
             self._stop = str(state.get("stop", ""))
             self._silence_secs = state["silence_secs"]
@@ -405,6 +421,7 @@ class RunRecord:
         if self._phase == FINISHED:  # a run of its own begins, to which those who were done may not come
             self._joined = {name: part for name, part in self._joined.items() if name not in self._done}
             self._done.clear()
+            self._states.clear()
             self._left.clear()
             self._leave = self._elastic = False
             self._stop = ""
@@ -436,6 +453,7 @@ class RunRecord:
             )
         self._joined[order.sender] = Participant(order.address, order.join.session)
         self._done.pop(order.sender, None)
+        self._states.pop(order.sender, None)
         self._left.discard(order.sender)
 
     def _rest(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
@@ -443,7 +461,13 @@ class RunRecord:
 
     def _done_with(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_room({*self._joined, *self._done, order.sender}, task)
+        if (size := sum(map(len, order.done.states.values()))) > MOST_STATE_BYTES:
+            raise InvalidArgumentError(
+                f"refused: {order.sender} has states of {size} bytes, and {MOST_STATE_BYTES} are kept", task=task
+            )
         self._done[order.sender] = None
+        if order.done.states:
+            self._states[order.sender] = dict(order.done.states)
         if order.done.goodbye:
             self._left.add(order.sender)
         self._leave |= order.done.leave

@@ -21,9 +21,10 @@ import struct
 from typing import Final, NamedTuple
 
 from runtime.errors import DataLossError, OpError, error_from_code, wire_code
+from runtime.transport.versions import WIRE_VERSION
 
-MAGIC: Final = 0xB702
-"""Fixed high byte, protocol version in the low byte."""
+MAGIC: Final = 0xB700 | WIRE_VERSION
+"""Fixed high byte, the wire version in the low byte."""
 
 HELLO: Final = 1
 WELCOME: Final = 2
@@ -142,7 +143,10 @@ def check_header(fields: tuple[int, int, int, int, int, int, int], limit: int) -
     if magic != MAGIC:
         if magic >> 8 == MAGIC >> 8:
             ours, theirs = MAGIC & 0xFF, magic & 0xFF
-            raise DataLossError(f"the peer speaks version {theirs} of the tensor channel, we speak {ours}")
+            raise DataLossError(
+                f"the peer speaks wire version {theirs}, and this process {ours}: install one version of Bellwether on "
+                "all tasks of the cluster"
+            )
         raise DataLossError("what arrived is not a frame of the tensor channel (is one side TLS and the other not?)")
     if not HELLO <= kind <= PROOF:
         raise DataLossError(f"a frame has the unknown kind {kind}")

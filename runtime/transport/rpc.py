@@ -15,9 +15,16 @@ import grpc
 
 from runtime import timeouts
 from runtime.cluster.spec import split_address
-from runtime.errors import CancelledError, OpError, UnauthenticatedError, error_from_code, wire_code
+from runtime.errors import (
+    CancelledError,
+    OpError,
+    UnauthenticatedError,
+    UnimplementedError,
+    error_from_code,
+    wire_code,
+)
 from runtime.limits import VARIABLE, Limits
-from runtime.transport import addresses, diagnosis, http_proxy, security
+from runtime.transport import addresses, diagnosis, http_proxy, security, versions
 from runtime.transport.certificates import Certificates, Credential
 from runtime.transport.roles import ANYBODY, Identity, identity_of
 from runtime.transport.security import Refusals, Security, call_proof, find_token, observer_key
@@ -29,6 +36,8 @@ _NONCE = "bellwether-nonce"
 """Metadata of a call that was refused for want of a proof: what the proof is to be about."""
 _PROOF = "bellwether-proof"
 """Metadata of a call: the nonce and the proof with a dot between them; a bare dot asks for the nonce."""
+_WIRE = "bellwether-wire"
+"""Metadata of a call: the version of its client (``versions.spoken``)."""
 _ASK = "."
 _MOST_PROOFS = 3
 """How often one call is made at most: the task may restart, and ask again, between two of them."""
@@ -192,7 +201,7 @@ class _CallDetails(NamedTuple):
 
 
 class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
-    """Shows a server with each call that this process has its token.
+    """Shows a server with each call that this process has its token, and says of which version it is.
 
     A call that is refused for want of a proof, the first to each process of a task, is made again with one. (Not one
     that is made by ``future``, for which nobody waits here.)
@@ -201,6 +210,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
     def __init__(self, address: str, given: Security | None) -> None:
         self._address = address
         self._given = given
+        self._speaks = (_WIRE, versions.spoken())
         self._metadata: tuple[tuple[str, str], ...] = ((_PROOF, _ASK),)
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
@@ -211,7 +221,9 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         )
         metadata, token, about = self._metadata, None, ""
         for _ in range(_MOST_PROOFS):
-            answer = continuation(details._replace(metadata=(*(details.metadata or ()), *metadata)), request)
+            answer = continuation(
+                details._replace(metadata=(*(details.metadata or ()), self._speaks, *metadata)), request
+            )
             nonce = _nonce_of(answer)
             if nonce is None:
                 self._metadata = metadata
@@ -232,6 +244,28 @@ def _nonce_of(answer: Any) -> str | None:
     if answer.code() is not grpc.StatusCode.UNAUTHENTICATED:
         return None
     return next((str(entry.value) for entry in answer.trailing_metadata() or () if entry.key == _NONCE), None)
+
+
+class VersionCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses the calls of clients that speak another wire version, before anything of them is read.
+
+    Calls of the health service pass.
+
+    Args:
+        task: whose server it is.
+    """
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """The handler of a call, or one that refuses it."""
+        said = next((value for name, value in handler_call_details.invocation_metadata if name == _WIRE), "")
+        problem = versions.why_not_understood(str(said))
+        if not problem or handler_call_details.method.startswith(_OPEN_TO_ALL):
+            return continuation(handler_call_details)
+        error = UnimplementedError(problem, task=self._task)
+        return grpc.stream_unary_rpc_method_handler(lambda requests, context: abort(context, error))
 
 
 class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]

@@ -203,7 +203,15 @@ class Monitoring(Scene):
         super().graph()
         self.names["step"] = 1
         self.names["writer"] = self._open.enter_context(harness.FileWriter("traces"))
+        self.names |= {"is_chief": True, "options": types.SimpleNamespace(train_steps=2000)}
         self.train_op()
+
+    def after(self, block: Block) -> None:
+        if "tracker" in block.code:
+            supervisor = self.names["supervisor"]
+            with supervisor.managed_session(self.cluster.target):
+                supervisor.summary_writer.add_scalars({"loss": 1.0}, 1)
+            assert pathlib.Path("runs/mine/wandb.run_id").exists()
 
 
 class Design(Scene):

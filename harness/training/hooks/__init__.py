@@ -11,7 +11,13 @@ from harness.training.hooks.control import (
     NanTensorHook,
     StopAtStepHook,
 )
-from harness.training.hooks.observe import LoggingTensorHook, ProfilerHook, StepCounterHook, SummarySaverHook
+from harness.training.hooks.observe import (
+    LoggingTensorHook,
+    ProfilerHook,
+    StepCounterHook,
+    SummarySaverHook,
+    TrackerHook,
+)
 from harness.training.hooks.timer import SecondOrStepTimer
 
 __all__ = [
@@ -33,4 +39,5 @@ __all__ = [
     "StepCounterHook",
     "StopAtStepHook",
     "SummarySaverHook",
+    "TrackerHook",
 ]

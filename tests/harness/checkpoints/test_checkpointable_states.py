@@ -1,12 +1,14 @@
 """The states of a trainer that ride in a checkpoint come back as they were."""
 
 import json
+import pathlib
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import harness
 import runtime as rt
 from harness.checkpoints.states import decode, encode
 
@@ -58,3 +60,33 @@ def test_objects_are_refused() -> None:
     for array in (np.array([object()]), np.zeros(1, [("a", object)])):
         with pytest.raises(rt.InvalidArgumentError, match="array of objects"):
             encode(array)
+
+
+@pytest.mark.parametrize("goodbye", [False, True])
+def test_a_worker_that_is_done_leaves_its_states_to_the_last_checkpoint(tmp_path: pathlib.Path, goodbye: bool) -> None:
+    other = "/job:worker/task:1"
+    position = [0]
+    with rt.local_cluster(ps=2, workers=2) as cluster, rt.Graph().as_default():
+        with cluster.device():
+            step = harness.get_or_create_global_step()
+            train_op = step.assign_add(1)
+        supervisor = harness.Supervisor(logdir=tmp_path, global_step=step, summary_op=None, save_model_secs=0)
+        with supervisor.managed_session(cluster.target) as session:
+            records = rt.lowlevel.RunRecords(cluster.servers["worker", 1].target)
+            harness.checkpointable("data", lambda: position[0], position.append, task=other)
+            records.join()
+            session.run(train_op)
+            supervisor.saver.save(session, supervisor.save_path, global_step=step)
+            session.run(train_op)
+            position[0] = 7
+            records.done(leave=False, goodbye=goodbye)
+            harness.forget_checkpointable("data", task=other)  # its process is gone
+            cluster.servers["worker", 1].stop()
+        checkpoint = harness.latest_checkpoint(tmp_path)
+        assert checkpoint is not None and checkpoint.endswith("/2")
+    harness.checkpointable("data", lambda: 0, position.append, task=other)
+    try:
+        assert harness.restore_states(checkpoint, other) == ["data"]
+    finally:
+        harness.forget_checkpointable("data", task=other)
+    assert position == [7, 7]

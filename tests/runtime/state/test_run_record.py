@@ -21,7 +21,7 @@ from runtime.limits import Limits
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
-from runtime.state.run_record import RunRecord, wait_secs
+from runtime.state.run_record import MOST_STATE_BYTES, RunRecord, wait_secs
 
 TASK, CHIEF, OTHER = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
 KINDS = [field.name for field in RunOrder.DESCRIPTOR.oneofs_by_name["order"].fields]
@@ -324,3 +324,24 @@ def test_an_order_to_stop_comes_too_late_for_a_finished_run() -> None:
     kept.order(**of("claim"))
     kept.order(**of("finish"))
     assert kept.order(OTHER, 0, **of("stop", reason="enough")).stop == ""
+
+
+def test_a_task_that_is_done_leaves_its_states_until_it_comes_again() -> None:
+    kept = Kept()
+    kept.order(OTHER, join=RunOrder.Join(session=3))
+    kept.order(OTHER, done=RunOrder.Done(session=3, states={"data": b"\xff7"}))
+    assert kept.record.states_of_done() == {OTHER: {"data": b"\xff7"}}
+    after = Kept()
+    after.record.take_up(json.loads(json.dumps(kept.record.state())))
+    assert after.record.states_of_done() == {OTHER: {"data": b"\xff7"}}
+    kept.order(OTHER, done=RunOrder.Done(session=3))  # as an order that is given again, from a process without states
+    assert kept.record.states_of_done() == {OTHER: {"data": b"\xff7"}}
+    kept.order(OTHER, join=RunOrder.Join(session=4))
+    assert kept.record.states_of_done() == {}
+
+
+def test_states_that_are_too_large_are_refused() -> None:
+    kept = Kept()
+    with pytest.raises(InvalidArgumentError, match="worker/task:1 has states of 1048577 bytes, and 1048576 are kept"):
+        kept.order(OTHER, done=RunOrder.Done(states={"data": bytes(MOST_STATE_BYTES + 1)}))
+    assert not kept.record.states_of_done()

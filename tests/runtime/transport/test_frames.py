@@ -61,7 +61,7 @@ def test_good_header_passes():
     ("fields", "text"),
     [
         (header(magic=0x1234), "not a frame"),
-        (header(magic=frames.MAGIC + 1), "version 3 of the tensor channel, we speak 2"),
+        (header(magic=frames.MAGIC + 1), "wire version 4, and this process 3"),
         (header(kind=0), "unknown kind 0"),
         (header(kind=99), "unknown kind 99"),
         (header(length=11), "11 bytes, the limit is 10"),

@@ -1,0 +1,46 @@
+"""Which version of Bellwether this is, and which versions it speaks to (docs/compatibility.md)."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Final
+
+WIRE_VERSION: Final = 3
+"""Of both planes. Another number is another wire: it changes with whatever a peer of the version before would not
+understand, or would understand differently."""
+_SAID = re.compile(r"(?P<wire>[0-9]{1,9}) (?P<release>[\w.+!-]{1,40})")
+
+
+@functools.cache
+def version() -> str:
+    """The version of Bellwether that is installed; "0+checkout" for sources that are not."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("bellwether")
+    except metadata.PackageNotFoundError:
+        return "0+checkout"
+
+
+def spoken() -> str:
+    """What a client says of itself with each call of the control plane."""
+    return f"{WIRE_VERSION} {version()}"
+
+
+@functools.lru_cache(maxsize=16)
+def why_not_understood(said: str) -> str:
+    """Why a client is not understood that says ``said`` of itself; "" where it is.
+
+    One that says nothing is taken for one of this version: nothing that was released is so old.
+    """
+    if not said:
+        return ""
+    found = _SAID.fullmatch(said)
+    if found is not None and int(found["wire"]) == WIRE_VERSION:
+        return ""
+    theirs = f"Bellwether {found['release']} (wire version {found['wire']})" if found else "another version"
+    return (
+        f"this task runs Bellwether {version()} (wire version {WIRE_VERSION}) and its client {theirs}: install one "
+        "version on all tasks of the cluster"
+    )

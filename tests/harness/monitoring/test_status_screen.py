@@ -1,0 +1,137 @@
+"""`harness.status` on a terminal: colours, a live table and columns that fit, where rich is installed."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+import runtime as rt
+from harness.monitoring.status_screen import fitting
+from runtime.server.local_cluster import InProcessCluster
+from tests.kit.processes import ROOT, TIMEOUT_SECS
+
+pytest.importorskip("rich")
+
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """`python -m harness.status` on a terminal of its own."""
+
+    def __init__(
+        self, *arguments: str, columns: int = 240, lines: int = 40, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "harness.status", "--interval=0.05", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=ROOT,
+            env={**environment, "TERM": "xterm-256color", "JAX_PLATFORMS": "cpu", **(env or {})},
+        )
+        os.close(theirs)
+        self.text = ""
+
+    def read_until(self, pattern: str, times: int = 1) -> None:
+        """Reads until what was written matches so often, or to the end with an empty pattern."""
+        deadline = time.monotonic() + TIMEOUT_SECS
+        while not pattern or len(re.findall(pattern, self.text)) < times:
+            assert time.monotonic() < deadline, self.text
+            if not select.select([self._ours], [], [], 1)[0]:
+                continue
+            try:
+                self.text += os.read(self._ours, 65536).decode()
+            except OSError:  # EIO: the other side is closed
+                assert not pattern, self.text
+                return
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[InProcessCluster]:
+    with rt.local_cluster(ps=1, workers=2) as made:
+        yield made
+
+
+def argument(cluster: InProcessCluster) -> str:
+    jobs = {job: ",".join(cluster.cluster.job_tasks(job)) for job in cluster.cluster.jobs}
+    return "--cluster=" + ";".join(f"{job}={hosts}" for job, hosts in jobs.items())
+
+
+@pytest.mark.cluster
+def test_a_terminal_shows_colours_and_all_that_a_pipe_shows(cluster: InProcessCluster) -> None:
+    with Terminal(argument(cluster)) as terminal:
+        terminal.read_until("")
+        assert terminal.process.wait(TIMEOUT_SECS) == 0
+    assert terminal.text.count("\x1b[32mup ") == 3
+    shown = ESCAPE.sub("", terminal.text).splitlines()
+    piped = subprocess.run(
+        [sys.executable, "-m", "harness.status", "--interval=0.05", argument(cluster)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECS,
+        check=True,
+    ).stdout
+    assert "\x1b" not in piped
+    assert shown[0].split() == piped.splitlines()[0].split()
+    assert [line.split()[:3] for line in shown[1:]] == [line.split()[:3] for line in piped.splitlines()[1:]]
+
+
+@pytest.mark.cluster
+def test_a_watched_cluster_is_redrawn_in_place_and_a_lost_task_is_red(cluster: InProcessCluster) -> None:
+    lonely = argument(cluster) + ",127.0.0.1:1"  # a worker that is not there
+    with Terminal(lonely, "--watch") as terminal:
+        terminal.read_until("not whole: /job:worker/task:2", times=3)
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.read_until("")
+        assert terminal.process.wait(TIMEOUT_SECS) == 0
+    assert "\x1b[2J" not in terminal.text  # nothing is wiped, so nothing flickers
+    assert re.search(r"\x1b\[\d*A", terminal.text)  # but the cursor goes up
+    assert "\x1b[1;31mdown: nobody listens\x1b[0m" in terminal.text
+    assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")  # and is to be seen again
+
+
+@pytest.mark.cluster
+def test_a_narrow_terminal_has_a_line_for_each_task(cluster: InProcessCluster) -> None:
+    with Terminal(argument(cluster), columns=80) as terminal:
+        terminal.read_until("")
+        assert terminal.process.wait(TIMEOUT_SECS) == 0
+    lines = ESCAPE.sub("", terminal.text).splitlines()
+    assert len(lines) == 4 and max(map(len, lines)) <= 80
+    assert lines[0].split()[:5] == ["TASK", "ROLE", "STATE", "STEP", "STEPS/S"]
+
+
+@pytest.mark.cluster
+def test_a_dumb_terminal_has_the_plain_table(cluster: InProcessCluster) -> None:
+    with Terminal(argument(cluster), env={"TERM": "dumb"}) as terminal:
+        terminal.read_until("")
+        assert terminal.process.wait(TIMEOUT_SECS) == 0
+    assert "\x1b" not in terminal.text and terminal.text.startswith("TASK")
+
+
+def test_columns_are_given_up_until_the_rest_fits() -> None:
+    rows = [["TASK", "ROLE", "STATE", "INCARNATION", "STEP", "CONN", "LAST ERROR"], ["t" * 20, "ps", "up", *"1234"]]
+    assert fitting(rows, 200) == rows
+    assert fitting(rows, 60)[0] == ["TASK", "ROLE", "STATE", "STEP", "CONN", "LAST ERROR"]
+    assert fitting(rows, 10) == [["TASK", "ROLE", "STATE", "STEP", "LAST ERROR"], ["t" * 20, "ps", "up", "2", "4"]]
