@@ -8,7 +8,6 @@ import os
 import resource
 import secrets
 import signal
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -43,6 +42,7 @@ from runtime.server import binding
 from runtime.server.access import AccessControl
 from runtime.server.audited import Audit
 from runtime.server.pools import CallPools
+from runtime.server.ports import wait_for_port
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
@@ -123,7 +123,7 @@ class Server:
             for its host, or that has ended.
         PermissionDeniedError: there is no place for a token that nobody else can reach; or the certificate is that of
             another task, or of somebody who is none.
-        UnknownError: the port is in use; names it.
+        UnknownError: somebody else keeps the port; names it, and who has it.
     """
 
     def __init__(
@@ -218,6 +218,7 @@ class Server:
             options=rpc.server_options(limits),
         )
         self._grpc_started = False
+        wait_for_port(self.listens_on, port, self.task, spec, self.security)
         bound = _bind(self._grpc, self.listens_on, port, self.task, self.certificates)
         if check is not None:
             check.port = bound
@@ -297,7 +298,7 @@ class Server:
         """Starts serving; does nothing the second time.
 
         Raises:
-            UnknownError: the port of the tensor channel is in use; names it. The server is stopped then.
+            UnknownError: somebody else keeps the port of the tensor channel; names it. The server is stopped then.
         """
         if self._started:
             return
@@ -341,14 +342,13 @@ class Server:
         self._grpc.start()
 
     def _start_tensors(self) -> None:
+        port = self._tensors.port
+        wait_for_port(self.listens_on, port, self.task, self.cluster, self.security, tensors=True)
         try:
             self._tensors.start()
-        except OSError as error:
-            raise UnknownError(
-                f"cannot listen on the data port {self._tensors.port}: {error.strerror or error}; stop what holds it "
-                f"or give {self.task.job} task {self.task.index} another data_port",
-                task=str(self.task),
-            ) from error
+        except OSError as error:  # somebody was quicker
+            text = f"cannot listen on the data port {port}: {error.strerror or error}"
+            raise UnknownError(text, task=str(self.task)) from error
 
     def _replicate(self, holder: str) -> None:
         """Goes on from the backup, if there is one, and has this process of the task backed up."""
@@ -624,20 +624,11 @@ def _bind(server: grpc.Server, hosts: Sequence[str], port: int, task: TaskId, ce
             bound = 0
         if not bound:
             raise UnknownError(
-                f"cannot listen on port {port} of {host}: {_why_not(host, port)}; stop what holds it or give "
-                f"{task.job} task {task.index} another port",
+                f"cannot listen on port {port} of {host}: gRPC could not bind it; give {task.job} task {task.index} "
+                "another port",
                 task=str(task),
             )
     return bound
-
-
-def _why_not(host: str, port: int) -> str:
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host and socket.has_ipv6 else socket.AF_INET) as probe:
-            probe.bind((host, port))
-    except OSError as error:
-        return error.strerror or str(error)
-    return "gRPC could not bind it"
 
 
 def _with_address(spec: ClusterSpec, own: TaskId, address: str) -> ClusterSpec:
