@@ -464,7 +464,7 @@ class Server:
         self._stopped.set()
         self._over.set()
 
-    def join(self, late_secs: float = LATE_SECS, drain_secs: float | None = None) -> None:
+    def join(self, late_secs: float = LATE_SECS, drain_secs: float | None = None) -> bool:
         """Serves until ``stop`` is called, or SIGTERM arrives when this is the main thread, or training is over.
 
         Training is over for a task when every task of the other jobs has said so (a Supervisor says it at its end) and
@@ -477,6 +477,10 @@ class Server:
             drain_secs: how long this task serves on after SIGTERM, at most, while tasks that train live: where all are
                 told to stop at once, the chief needs it for its last checkpoint. By default what
                 ``BELLWETHER_DRAIN_SECS`` says, else 0.
+
+        Returns:
+            Whether it is done: False where SIGTERM has ended it before training was over. The process should end with
+            the exit code of "preempted" then (docs/launch.md), or an engine takes it for one that has done its part.
 
         Raises:
             InvalidArgumentError: ``BELLWETHER_DRAIN_SECS`` is no number.
@@ -492,8 +496,9 @@ class Server:
                 self._wait_over(late_secs)
             finally:
                 signal.signal(signal.SIGTERM, before)
-        else:
-            self._wait_over(late_secs)
+            return stop.ident is None or self.worker.store.run.finished_at is not None
+        self._wait_over(late_secs)
+        return True
 
     def _drain(self, secs: float) -> None:
         """Stops, once nobody who trains needs this task any more, or so many seconds from now."""
