@@ -75,6 +75,8 @@ def main(what: str, logdir: str, *further: str) -> None:
             results = run(functools.partial(minimal.main, options))
         case "trainer":
             results = run([*TRAINER, f"--logdir={logdir}", *further])
+        case "evaluator":
+            results = run([*TRAINER, f"--logdir={logdir}", *further], evaluators=1)
         case "count":
             results = run(functools.partial(count, logdir, int(further[0])))
         case "nodes":
