@@ -63,7 +63,7 @@ def no_pickle() -> Any:
 
 
 def start_ray() -> None:
-    """Starts a Ray of this machine. Its start is given up after half a minute, which a busy machine may take: once more."""
+    """Starts a Ray of this machine; once more where a busy one takes longer than the half minute that Ray gives it."""
     for left in (2, 1, 0):
         try:
             ray.init(num_cpus=4, include_dashboard=False)
