@@ -127,7 +127,7 @@ dist: $(STAMP) ## Build what is uploaded to a package index, for a repository at
 lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pins that do; UPGRADE=--upgrade for the newest.
 	$(RESOLVE) $(UPGRADE) $(EXTRAS:%=--extra=%) --output-file=requirements-dev.lock
 	$(RESOLVE) --extra=mnist --extra=digits --extra=build --constraint=requirements-dev.lock --output-file=requirements.lock
-	$(RESOLVE) $(UPGRADE) --extra=build --extra=mnist --extra=ray --extra=test \
+	$(RESOLVE) $(UPGRADE) --extra=build --extra=digits --extra=mnist --extra=ray --extra=test \
 		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=mnist --extra=mlflow --extra=test --extra=wandb \
 		--constraint=requirements-dev.lock --output-file=requirements-trackers.lock

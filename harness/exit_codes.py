@@ -123,6 +123,11 @@ def of_error(error: BaseException) -> ExitCode:
     return FAILED
 
 
+def of_join(done: bool) -> int:
+    """The code with which a ps ends, given what ``Server.join`` has returned."""
+    return code(DONE if done else PREEMPTED)
+
+
 def leave(row: ExitCode, message: str) -> NoReturn:
     """Ends the program with a message on stderr, and the code of a row.
 

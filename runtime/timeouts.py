@@ -32,3 +32,5 @@ LAST_WORD_SECS = 0.5
 """How long a wait that has reached its time limit listens for the answer that may be on its way."""
 LOG_EVERY_SECS = 10.0
 """How often a wait says on whom it waits."""
+PORT_SECS = 10.0
+"""How long a server that starts waits for its port, which a process that is dying may still hold."""

@@ -11,7 +11,8 @@ the first task that failed for good, 128+signal if a signal ended it (with --per
 `exit_codes.CONFIGURATION` for bad arguments, else 0.
 
 With --ps_hosts it adds workers to a cluster that runs already, which they join while it trains: --workers of them, from
---first_worker on. The program must let workers come and go (--elastic of the example).
+--first_worker on. The program must let workers come and go (--elastic of the example). With --per_task too they are the
+tasks of a Slurm step.
 
 With --chief the chief is a job of its own (--chief_hosts), and worker 0 a worker like the others. With --evaluators=N
 there are evaluators too. Nobody waits for them, but they have --grace_secs for the last checkpoint.
@@ -130,8 +131,8 @@ def _check(command: list[str], argv: list[str]) -> None:
         _refuse(f"{claimed[0]} is set by the launcher for every task: leave it out of the command")
     if bool(_PS_HOSTS.value) != (_FIRST_WORKER.value is not None):
         _refuse("--ps_hosts and --first_worker go together: where the ps are, and the index of the first added worker")
-    if _PS_HOSTS.value and (_CHIEF.value or _EVALUATORS.value or _PER_TASK.value):
-        _refuse("--ps_hosts adds workers and nothing else: leave --chief, --evaluators and --per_task out")
+    if _PS_HOSTS.value and (_CHIEF.value or _EVALUATORS.value):
+        _refuse("--ps_hosts adds workers and nothing else: leave --chief and --evaluators out")
     if any(argument.lstrip("-").partition("=")[0] == "exit_codes" for argument in command if argument[:1] == "-"):
         _refuse("--exit_codes goes before --: the launcher reads the plain codes of its tasks")
     if shutil.which(command[0]) is None:
@@ -183,7 +184,11 @@ def _added(command: list[str]) -> int:
 
 def _per_task(command: list[str]) -> int:
     """Runs the one task of a cluster that this process is for its engine."""
-    asked = [sys.executable, "-m", "harness.launch.place", str(_PS.value), str(_WORKERS.value)]
+    held = hold_ports(1) if _PS_HOSTS.value else []  # of a worker that is added nobody knows the address beforehand
+    where = [str(_PS.value), str(_WORKERS.value)]
+    if held:
+        where = [",".join(_PS_HOSTS.value), str(_FIRST_WORKER.value), where[1], str(held[0].getsockname()[1])]
+    asked = [sys.executable, "-m", "harness.launch.place", *where]
     answer = subprocess.run(asked, stdout=subprocess.PIPE, check=False)
     if answer.returncode:
         return policy.exit_code_of(answer.returncode)
@@ -191,11 +196,12 @@ def _per_task(command: list[str]) -> int:
     if place.said:
         print(f"{LAUNCHER_NAME}: {place.said}", file=sys.stderr)
     own = {PER_TASK_VARIABLE: "1", DRAIN_VARIABLE: str(max(0.0, _GRACE_SECS.value - policy.KILL_GRACE_SECS))}
+    task = policy.LaunchTask(place.job, place.index)
     runner = _runner(
         command,
         Topology(tuple(place.ps_hosts), tuple(place.worker_hosts)),
-        {policy.LaunchTask(place.job, place.index): place.number},
-        {},
+        {task: place.number},
+        dict.fromkeys([task], held[0]) if held else {},
         {**os.environ, **place.environ, **own},
     )
     code = runner.run()

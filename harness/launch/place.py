@@ -1,6 +1,7 @@
 """Which task of its cluster a process is, as the engine says that has started it: what `--per_task` goes by.
 
-    srun python -m harness.launch.place 1 3     # ps, workers; prints JSON
+    srun python -m harness.launch.place 1 3                          # ps, workers; prints JSON
+    srun python -m harness.launch.place n1:10064,n2:10064 4 2 23456  # ps that run, first worker, workers, port
 
 A program of its own, because the resolvers come with all of the runtime: it takes its memory along when it ends, and
 the launcher stays small.
@@ -9,7 +10,7 @@ the launcher stays small.
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from harness import exit_codes
@@ -48,6 +49,61 @@ class ForAllError(RuntimeError):
     """A mistake that every task of the step finds: the first of them says it."""
 
 
+def _step(tasks: int, asked: str) -> None:
+    """Sees that this is a task of a Slurm step of so many tasks.
+
+    Raises:
+        RuntimeError: it is not; one line that says what to do.
+    """
+    if "SLURM_PROCID" not in os.environ:
+        raise RuntimeError("SLURM_PROCID is not set: --per_task runs in a Slurm step, start it with srun")
+    missing = [
+        name
+        for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+        if name not in os.environ
+    ]
+    if missing:
+        raise RuntimeError(f"{missing[0]} is not set, although SLURM_PROCID is: pass on what srun has set")
+    found = int(os.environ["SLURM_STEP_NUM_TASKS"])
+    if found != tasks:
+        raise ForAllError(
+            f"{asked} are {tasks} tasks, and this Slurm step has {found}: give sbatch --ntasks={tasks}, or the "
+            "launcher other numbers"
+        )
+
+
+def added_in_slurm(ps_hosts: Sequence[str], first: int, workers: int, port: int) -> Place:
+    """The place of this task in a Slurm step whose tasks join a cluster that runs already, as workers.
+
+    Args:
+        ps_hosts: addresses of the ps.
+        first: index of the worker that is the first task of the step.
+        workers: how many tasks the step has.
+        port: where this one is to serve: a free one of its host, for nobody needs to know it beforehand.
+
+    Raises:
+        RuntimeError: as ``in_slurm``.
+    """
+    environ = dict(os.environ)
+    _step(workers, f"--workers={workers}")
+    import runtime as rt
+
+    resolver = rt.SlurmClusterResolver({WORKER: workers})
+    cluster = resolver.cluster_spec()  # gives this task its GPUs
+    assert resolver.task_id is not None  # as many tasks as there are ranks
+    host = cluster.task_address(WORKER, resolver.task_id).rpartition(":")[0]
+    index = first + resolver.task_id
+    return Place(
+        ps_hosts=tuple(ps_hosts),
+        worker_hosts=("",) * index + (f"{host}:{port}",),
+        job=WORKER,
+        index=index,
+        number=int(environ["SLURM_LOCALID"]),
+        stop=("scancel", "--signal=TERM", f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"),
+        environ={name: value for name, value in os.environ.items() if environ.get(name) != value},
+    )
+
+
 def in_slurm(ps: int, workers: int) -> Place:
     """The place of this task in a Slurm step whose first tasks are the ps.
 
@@ -55,21 +111,8 @@ def in_slurm(ps: int, workers: int) -> Place:
         RuntimeError: not in a step, or it has another number of tasks; one line that says what to do.
     """
     environ = dict(os.environ)
-    if "SLURM_PROCID" not in environ:
-        raise RuntimeError("SLURM_PROCID is not set: --per_task runs in a Slurm step, start it with srun")
-    missing = [
-        name
-        for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-        if name not in environ
-    ]
-    if missing:
-        raise RuntimeError(f"{missing[0]} is not set, although SLURM_PROCID is: pass on what srun has set")
-    job, step, tasks = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], int(environ["SLURM_STEP_NUM_TASKS"])
-    if tasks != ps + workers:
-        raise ForAllError(
-            f"--ps={ps} --workers={workers} are {ps + workers} tasks, and this Slurm step has {tasks}: "
-            f"give sbatch --ntasks={ps + workers}, or the launcher other numbers"
-        )
+    _step(ps + workers, f"--ps={ps} --workers={workers}")
+    job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
     import runtime as rt  # a second, and most of the memory: not for a mistake
 
     resolver = rt.SlurmClusterResolver({PS: ps, WORKER: workers}, LOWEST_PORT + int(job) % JOBS * TASKS)
@@ -92,10 +135,14 @@ def in_slurm(ps: int, workers: int) -> Place:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the place of this task among so many ps and workers; gives the exit code."""
-    ps, workers = map(int, argv)
+    """Prints the place of this task among so many ps and workers, or added workers; gives the exit code."""
     try:
-        found = in_slurm(ps, workers)
+        if len(argv) == 4:
+            first, workers, port = map(int, argv[1:])
+            found = added_in_slurm(argv[0].split(","), first, workers, port)
+        else:
+            ps, workers = map(int, argv)
+            found = in_slurm(ps, workers)
     except (RuntimeError, ValueError) as error:
         if not isinstance(error, ForAllError) or os.environ["SLURM_PROCID"] == "0":
             print(f"launch: {error}", file=sys.stderr)

@@ -94,8 +94,12 @@ def jobset(request: ClusterRequest) -> list[Object]:
 
 
 def tfjob(request: ClusterRequest) -> list[Object]:
-    """A TFJob of Kubeflow's training operator: chief, workers, ps and evaluator, with exit codes as it reads them."""
-    counts = {CHIEF_JOB: 1, PS: request.ps, WORKER: request.workers - 1, EVALUATOR: request.evaluators}
+    """A TFJob of Kubeflow's training operator: chief, workers, ps and evaluator, with exit codes as it reads them.
+
+    Where workers come and go worker 0 is the chief: with enableDynamicWorker the operator tells a Chief of no ps.
+    """
+    chiefs = 0 if request.elastic else 1
+    counts = {CHIEF_JOB: chiefs, PS: request.ps, WORKER: request.workers - chiefs, EVALUATOR: request.evaluators}
     kinds = {CHIEF_JOB: "Chief", PS: "PS", WORKER: "Worker", EVALUATOR: "Evaluator"}
 
     def replicas(job: str) -> Object:
@@ -112,7 +116,7 @@ def tfjob(request: ClusterRequest) -> list[Object]:
             "metadata": {"name": request.name, "labels": {_LABEL: request.name}},
             "spec": {
                 "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": MAX_RESTARTS},
-                "successPolicy": "",  # the chief: it waits for the others itself
+                "successPolicy": "",  # the chief, or worker 0: it waits for the others itself
                 **({"enableDynamicWorker": True} if request.elastic else {}),
                 "tfReplicaSpecs": {kinds[job]: replicas(job) for job, count in counts.items() if count},
             },
@@ -217,6 +221,9 @@ def _from_pod(variable: str, path: str) -> Object:
 def _pod(request: ClusterRequest, job: str, command: list[str], container: str, port: str = "grpc") -> Object:
     """The template of a task's pod."""
     env: list[Object] = [{"name": name, "value": value} for name, value in request.environment(job).items()]
+    # The key of the compiled programs in the run directories: a pod that is made anew takes them, and the home of the
+    # user is lost with the pod, or cannot be written.
+    env.append({"name": "XDG_STATE_HOME", "value": f"{RUNS}/.state"})
     # Its own name may not resolve yet when a pod starts.
     env.append(_from_pod("BELLWETHER_BIND", "status.podIP"))
     memory = f"{request.memory_mib(job)}Mi"

@@ -8,6 +8,7 @@ import sys
 from typing import Any, NoReturn
 
 import runtime as rt
+from harness import exit_codes
 from harness.tf1.config import apply as _apply
 from harness.tf1.decays import DECAYS
 from harness.tf1.inputs import OPS as INPUTS
@@ -44,10 +45,9 @@ class Server(rt.Server):
             drain_secs: how long it serves on after SIGTERM while tasks that train live.
 
         Raises:
-            SystemExit: always, with the code 0.
+            SystemExit: always, with the code 0, or that of "preempted" where SIGTERM has come before training was over.
         """
-        super().join(late_secs, drain_secs)
-        sys.exit(0)
+        sys.exit(exit_codes.of_join(super().join(late_secs, drain_secs)))
 
     @staticmethod
     def create_local_server(config: Any = None, start: bool = True) -> Server:

@@ -99,7 +99,8 @@ def join_cluster(*, ps: int = 1, **server_options: Any) -> Iterator[Member]:
             with supervisor.managed_session(me.target) as session:
                 ...
 
-    As a ps it serves until training is over, and then ends the program (SystemExit): the block is for those who train.
+    As a ps it serves until training is over or SIGTERM comes, and then ends the program (SystemExit): the block is for
+    those who train.
     The cluster and the task come from the first of these that tells them:
 
     1. the flags ``--ps_hosts --worker_hosts --job_name --task_index``, whether or not the program defines them;
@@ -117,7 +118,8 @@ def join_cluster(*, ps: int = 1, **server_options: Any) -> Iterator[Member]:
 
     Raises:
         SystemExit: what is told is not whole, there is no such task, or the server has no credential: the program ends
-            with one line that says so, and the exit code of a wrong configuration. And after a ps has served.
+            with one line that says so, and the exit code of a wrong configuration. And after a ps has served, with that
+            of "done", or of "preempted" where SIGTERM has come before training was over.
         OpError: the server cannot start, such as UnknownError where its port is in use.
     """
     try:
@@ -136,8 +138,7 @@ def join_cluster(*, ps: int = 1, **server_options: Any) -> Iterator[Member]:
         return
     with server:
         if me.job == "ps":
-            server.join()
-            raise SystemExit(0)
+            raise SystemExit(exit_codes.of_join(server.join()))
         yield Member(server.cluster, me.job, me.index, server)
 
 

@@ -158,7 +158,10 @@ def key_name() -> str:
 
 def _state_directory() -> str:
     given = os.environ.get(_STATE_DIRECTORY, "")
-    return given if given.startswith("/") else os.path.expanduser("~/.local/state")
+    found = given if given.startswith("/") else os.path.expanduser("~/.local/state")
+    if not found.startswith("/"):  # as in a container whose user has no account
+        raise rt.PermissionDeniedError(f"this user has no home: set {_STATE_DIRECTORY} to a directory of this user's")
+    return found
 
 
 @functools.lru_cache

@@ -15,6 +15,7 @@ Flags may come from files: --flagfile=configs/mnist_async.flags; further flags a
 import contextlib
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -83,8 +84,7 @@ def between_graph(config: Config) -> None:
         exit_codes.leave(exit_codes.of_error(error), f"{config.job_name} {config.task_index}: {error}")
     with server, monitoring.watched_at(server, config.metrics_port, config.log_json, config.metrics_host):
         if config.job_name == "ps":
-            server.join()
-            return
+            sys.exit(exit_codes.of_join(server.join()))
         try:
             train(config, server.target, server.cluster, leads=config.is_chief, logdir=config.logdir)
         except rt.OpError as error:

@@ -8,7 +8,6 @@ import os
 import resource
 import secrets
 import signal
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -43,6 +42,7 @@ from runtime.server import binding
 from runtime.server.access import AccessControl
 from runtime.server.audited import Audit
 from runtime.server.pools import CallPools
+from runtime.server.ports import wait_for_port
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
@@ -125,7 +125,7 @@ class Server:
             for its host, or that has ended.
         PermissionDeniedError: there is no place for a token that nobody else can reach; or the certificate is that of
             another task, or of somebody who is none.
-        UnknownError: the port is in use; names it.
+        UnknownError: somebody else keeps the port; names it, and who has it.
     """
 
     def __init__(
@@ -222,6 +222,7 @@ class Server:
             options=rpc.server_options(limits),
         )
         self._grpc_started = False
+        wait_for_port(self.listens_on, port, self.task, spec, self.security)
         bound = _bind(self._grpc, self.listens_on, port, self.task, self.certificates)
         if check is not None:
             check.port = bound
@@ -302,7 +303,7 @@ class Server:
         """Starts serving; does nothing the second time.
 
         Raises:
-            UnknownError: the port of the tensor channel is in use; names it. The server is stopped then.
+            UnknownError: somebody else keeps the port of the tensor channel; names it. The server is stopped then.
         """
         if self._started:
             return
@@ -346,14 +347,13 @@ class Server:
         self._grpc.start()
 
     def _start_tensors(self) -> None:
+        port = self._tensors.port
+        wait_for_port(self.listens_on, port, self.task, self.cluster, self.security, tensors=True)
         try:
             self._tensors.start()
-        except OSError as error:
-            raise UnknownError(
-                f"cannot listen on the data port {self._tensors.port}: {error.strerror or error}; stop what holds it "
-                f"or give {self.task.job} task {self.task.index} another data_port",
-                task=str(self.task),
-            ) from error
+        except OSError as error:  # somebody was quicker
+            text = f"cannot listen on the data port {port}: {error.strerror or error}"
+            raise UnknownError(text, task=str(self.task)) from error
 
     def _replicate(self, holder: str) -> None:
         """Goes on from the backup, if there is one, and has this process of the task backed up."""
@@ -469,7 +469,7 @@ class Server:
         self._stopped.set()
         self._over.set()
 
-    def join(self, late_secs: float = LATE_SECS, drain_secs: float | None = None) -> None:
+    def join(self, late_secs: float = LATE_SECS, drain_secs: float | None = None) -> bool:
         """Serves until ``stop`` is called, or SIGTERM arrives when this is the main thread, or training is over.
 
         Training is over for a task when every task of the other jobs has said so (a Supervisor says it at its end) and
@@ -482,6 +482,10 @@ class Server:
             drain_secs: how long this task serves on after SIGTERM, at most, while tasks that train live: where all are
                 told to stop at once, the chief needs it for its last checkpoint. By default what
                 ``BELLWETHER_DRAIN_SECS`` says, else 0.
+
+        Returns:
+            Whether it is done: False where SIGTERM has ended it before training was over. The process should end with
+            the exit code of "preempted" then (docs/launch.md), or an engine takes it for one that has done its part.
 
         Raises:
             InvalidArgumentError: ``BELLWETHER_DRAIN_SECS`` is no number.
@@ -497,8 +501,9 @@ class Server:
                 self._wait_over(late_secs)
             finally:
                 signal.signal(signal.SIGTERM, before)
-        else:
-            self._wait_over(late_secs)
+            return stop.ident is None or self.worker.store.run.finished_at is not None
+        self._wait_over(late_secs)
+        return True
 
     def _drain(self, secs: float) -> None:
         """Stops, once nobody who trains needs this task any more, or so many seconds from now."""
@@ -629,20 +634,11 @@ def _bind(server: grpc.Server, hosts: Sequence[str], port: int, task: TaskId, ce
             bound = 0
         if not bound:
             raise UnknownError(
-                f"cannot listen on port {port} of {host}: {_why_not(host, port)}; stop what holds it or give "
-                f"{task.job} task {task.index} another port",
+                f"cannot listen on port {port} of {host}: gRPC could not bind it; give {task.job} task {task.index} "
+                "another port",
                 task=str(task),
             )
     return bound
-
-
-def _why_not(host: str, port: int) -> str:
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host and socket.has_ipv6 else socket.AF_INET) as probe:
-            probe.bind((host, port))
-    except OSError as error:
-        return error.strerror or str(error)
-    return "gRPC could not bind it"
 
 
 def _with_address(spec: ClusterSpec, own: TaskId, address: str) -> ClusterSpec:

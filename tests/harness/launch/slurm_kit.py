@@ -169,7 +169,7 @@ class Job:
 
     def fields(self) -> dict[str, str]:
         """What ``scontrol show job`` says, of the first group of a heterogeneous job."""
-        told = self.slurm.run("scontrol", "show", "job", self.number).split("\n\n")[0]
+        told = self.slurm.run("scontrol", "show", "job", self.number.partition(".")[0]).split("\n\n")[0]
         return dict(pair.split("=", 1) for pair in told.split() if "=" in pair)
 
     def state(self) -> str:

@@ -40,7 +40,7 @@ def test_mnist_with_workers_that_come_later(tmp_path: pathlib.Path, mode: str) -
     [
         (["--ps_hosts=a:1"], "--ps_hosts and --first_worker go together"),
         (["--first_worker=1"], "--ps_hosts and --first_worker go together"),
-        (["--ps_hosts=a:1", "--first_worker=1", "--chief"], "leave --chief, --evaluators and --per_task out"),
+        (["--ps_hosts=a:1", "--first_worker=1", "--chief"], "leave --chief and --evaluators out"),
     ],
 )
 def test_flags_that_do_not_fit(flags: list[str], said: str) -> None:

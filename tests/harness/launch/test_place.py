@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.launch.place import JOBS, LOWEST_PORT, TASKS, in_slurm, main
+from harness.launch.place import JOBS, LOWEST_PORT, TASKS, added_in_slurm, in_slurm, main
 from harness.launch.ports import LOWEST
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -64,6 +64,27 @@ def test_a_step_of_a_heterogeneous_job_is_stopped_in_each_of_its_groups(monkeypa
     assert [hosts[0].partition(":")[0] for hosts in (place.ps_hosts, place.worker_hosts)] == ["n2", "n1"]
     assert (place.job, place.index) == ("worker", 1)
     assert place.stop == ("scancel", "--signal=TERM", "707.0", "708.0")
+
+
+def test_the_tasks_of_a_step_that_joins_a_cluster_are_further_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    step(monkeypatch, SLURM_PROCID="2", SLURMD_NODENAME="n2", SLURM_GPUS_ON_NODE="2")
+    place = added_in_slurm(["a:1", "b:1"], 4, 3, 23456)
+    assert (place.job, place.index, place.number) == ("worker", 6, 0)
+    assert (place.ps_hosts, place.worker_hosts) == (("a:1", "b:1"), ("",) * 6 + ("n2:23456",))
+    assert place.environ == {"CUDA_VISIBLE_DEVICES": "0"} and place.stop[-1] == "707.0"
+    with pytest.raises(RuntimeError, match="--workers=2 are 2 tasks, and this Slurm step has 3: give"):
+        added_in_slurm(["a:1"], 4, 2, 23456)
+
+
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"])
+def test_a_variable_of_slurm_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    for asked in (["1", "2"], ["a:1", "4", "3", "23456"]):
+        step(monkeypatch, **{name: None})
+        assert main(asked) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"launch: {name} is not set")
 
 
 def test_what_all_tasks_find_the_first_one_says(

@@ -3,6 +3,7 @@
 import datetime
 import pathlib
 import re
+import sys
 import time
 from collections.abc import Iterator
 
@@ -10,12 +11,12 @@ import pytest
 
 import harness
 from harness import exit_codes
-from tests.harness.launch.slurm_kit import Slurm, until, why_no_slurm
+from tests.harness.launch.slurm_kit import Job, Slurm, until, why_no_slurm
 
 NONE_HERE = why_no_slurm()
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(600)]
 
-SCRIPT, HET_SCRIPT = "configs/slurm.sbatch", "configs/slurm_het.sbatch"
+SCRIPT, HET_SCRIPT, WORKERS_SCRIPT = (f"configs/slurm{kind}.sbatch" for kind in ("", "_het", "_workers"))
 THREE_TASKS = ("--ntasks=3",)
 ENDLESS = ("--train_steps=1000000000", "--decay=none", "--log_every_steps=200", "--save_model_secs=2")
 
@@ -145,6 +146,50 @@ def test_a_heterogeneous_job_has_its_ps_elsewhere_and_scancel_ends_it_all(slurm:
     assert time.monotonic() - began < kill_wait
     job.wait("CANCELLED")
     assert "requeueing" not in job.output
+
+
+@pytest.mark.nightly
+def test_workers_of_another_job_and_of_another_step_join_a_run_and_leave_it(slurm: Slurm) -> None:
+    flags = ("--elastic", *ENDLESS)
+    job = slurm.submit(SCRIPT, *flags, sbatch=("--ntasks=2",), WORKERS="1")
+    ps = job.expect(r"^ps/0 .*/job:ps/task:0 serves at grpc://(\S+)")[1]
+    job.expect(r"^worker/0 .* step \d")
+    known = {"RUN": str(job.directory), "PS_HOSTS": ps}
+
+    added = slurm.submit(WORKERS_SCRIPT, *flags, **known, FIRST="1")
+    for index in (1, 2):
+        added.task(f"worker/{index}")
+    while len({line.split()[0] for line in added.output.splitlines() if " step " in line}) < 2:
+        added.expect(r"^worker/[12] .* step \d")
+
+    # A step within the allocation of the first job, on a host that has a certificate already.
+    (job.directory / "step.sh").write_text(
+        f"export BELLWETHER_SECURITY={job.directory}/certs\n"
+        f"exec srun --jobid={job.number} --overlap --ntasks=1 {sys.executable} -m harness.launch --per_task "
+        f"--ps_hosts={ps} --first_worker=3 --workers=1 -- python -m models.mnist.trainer "
+        f"--flagfile=configs/mnist_async.flags --logdir={job.directory} {' '.join(flags)}\n"
+    )
+    slurm.run("bash", "-c", f"bash {job.directory}/step.sh </dev/null >{job.directory}/step.out 2>&1 &")
+    step = Job(slurm, f"{job.number}.1", job.directory / "step")
+    step.expect(r"^worker/3 .* step \d")
+
+    # The same index once more, on the same host: refused, and not again and again.
+    twice = slurm.submit(WORKERS_SCRIPT, *flags, sbatch=("--ntasks=1",), **known, FIRST="3")
+    twice.expect("two tasks say that they are /job:worker/task:3")
+    twice.wait("FAILED")
+    assert twice.fields()["ExitCode"] == f"{exit_codes.CONFIGURATION.plain}:0"
+
+    steps = slurm.run("squeue", "--steps", "--noheader", f"--jobs={job.number}", "--format=%i")
+    (further_step,) = [found for found in steps.split() if not found.endswith((".0", ".batch", ".extern"))]
+    assert further_step, steps
+    slurm.run("scancel", "--signal=TERM", further_step, check=False)  # it says that there is no such job, and obeys
+    step.expect("left the training run, which goes on without this task")
+    slurm.run("scancel", added.number)
+    for _ in (1, 2):
+        added.expect("left the training run, which goes on without this task")
+    added.wait("CANCELLED")
+    job.expect(r"^worker/0 .* step \d")
+    assert job.state() == "RUNNING" and not re.search("restart|Traceback", job.output)
 
 
 def test_tasks_that_do_not_fit_the_roles_are_one_clear_line(slurm: Slurm) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness import exit_codes
 from harness.launch.ports import free_ports
 from harness.manifests.kubernetes import USER
 from tests.kit.processes import Program
@@ -105,7 +106,7 @@ def test_its_files_and_its_command_serve_as_another_user_and_hear_sigterm(place:
     with Program(*command, *hosts, cwd=app, env=env, cold=True) as program:
         program.expect("serves at")
         program.signal(signal.SIGTERM)
-        assert program.wait() == 0, program.story()
+        assert program.wait() == exit_codes.PREEMPTED.plain, program.story()
 
 
 _UNSHARE = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -141,4 +142,6 @@ def test_its_steps_build_in_a_root_directory_of_their_own_and_its_command_hears_
     story = (done.stdout + done.stderr)[-4000:]
     assert done.returncode == 0, story
     assert re.findall("^RUN (.*)$", done.stdout, re.MULTILINE) == of("RUN"), story
-    assert re.search("ps/0.* serves at", done.stdout) and done.stdout.endswith("CODE 0\n"), story
+    assert re.search("ps/0.* serves at", done.stdout) and done.stdout.endswith(
+        f"CODE {exit_codes.PREEMPTED.plain}\n"
+    ), story

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -214,6 +215,38 @@ def test_every_pod_of_a_tfjob_finds_its_place(clean: pytest.MonkeyPatch) -> None
             assert found.workers == 8
             chiefs += found.is_chief
     assert chiefs == 1
+
+
+def test_every_pod_of_a_tfjob_with_dynamic_workers_finds_its_place(clean: pytest.MonkeyPatch) -> None:
+    """The operator tells a worker of itself and all ps, a ps of itself, and a Chief of nobody: so there is none."""
+    asked = dataclasses.replace(REQUESTS["elastic"], evaluators=1)
+    made = of_kind("TFJob", "tfjob", asked)["spec"]
+    assert made["enableDynamicWorker"] and {k: r["replicas"] for k, r in made["tfReplicaSpecs"].items()} == {
+        **{"PS": 2, "Worker": 4, "Evaluator": 1}
+    }
+    ps = [f"bellwether-ps-{i}.default.svc:2222" for i in range(2)]
+    chiefs = 0
+    for role, pod in pods("tfjob", asked):
+        for index in range(made["tfReplicaSpecs"][{"ps": "PS"}.get(role, role.capitalize())]["replicas"]):
+            own = {str(index): f"bellwether-worker-{index}.default.svc:2222"}
+            sparse = {
+                "ps": {"worker": {}, "ps": ps[index : index + 1]},
+                "worker": {"worker": own, "ps": ps},
+                "evaluator": {"worker": {}, "ps": []},
+            }[role]
+            told = {"sparseCluster": sparse, "task": {"type": role, "index": index}}
+            found = config(pod["containers"][0]["command"], {"TF_CONFIG": json.dumps(told)}, clean)
+            assert found.problem() is None and (found.job_name, found.task_index) == (role, index) and found.elastic
+            chiefs += found.is_chief
+    assert chiefs == 1
+
+
+@pytest.mark.parametrize("engine", ["jobset", "tfjob", "statefulset"])
+def test_the_key_of_compiled_programs_outlives_a_pod(engine: str) -> None:
+    """It lies on the volume, as the programs do: with another key they would be compiled again."""
+    text = render(engine, REQUESTS["small"])
+    found = re.findall(r"- name: XDG_STATE_HOME\n +value: (\S+)", text)
+    assert found == ["/runs/.state"] * text.count("  image: ")
 
 
 def test_every_pod_of_a_statefulset_and_a_job_finds_its_place(clean: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The JobSet that `harness.manifests` prints, in pods of namespaces that follow JobSet's documented rules."""
+"""The JobSets and TFJobs that `harness.manifests` prints, in pods of namespaces that follow the engines' rules."""
 
 import os
 import pathlib
@@ -33,9 +33,9 @@ def why_no_pods() -> str:
 
 NONE_HERE = why_no_pods()
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(600)]
-COMMAND = (
+TRAINER = (
     *("python", "-m", "models.mnist.trainer", "--flagfile=configs/mnist_async.flags", "--flagfile=/runs/further.flags"),
-    *("--decay=none", "--epochs=0", "--save_model_secs=2", "--log_every_steps=200", "--exit_codes=jobset"),
+    *("--decay=none", "--epochs=0", "--save_model_secs=2", "--log_every_steps=200"),
 )
 
 
@@ -47,9 +47,10 @@ def node() -> Iterator[pathlib.Path]:
         yield pathlib.Path(path)
 
 
-def play(scenario: str, node: pathlib.Path) -> str:
-    """Prints the manifest, starts what it says, and gives what has happened."""
-    asked = ("--for=jobset", "--ps=1", "--workers=2", "--name=mnist", "--", *COMMAND)
+def play(engine: str, scenario: str, node: pathlib.Path, *options: str, trainer: tuple[str, ...] = ()) -> str:
+    """Prints the manifest of 1 ps, starts what it says, and gives what has happened."""
+    command = (*TRAINER, f"--exit_codes={engine}", *trainer)
+    asked = (f"--for={engine}", "--ps=1", *(options or ("--workers=2",)), "--name=mnist", "--", *command)
     with open(node / "job.yaml", "w") as manifest:
         subprocess.run([sys.executable, "-m", "harness.manifests", *asked], stdout=manifest, cwd=ROOT, check=True)
     done = subprocess.run(
@@ -60,26 +61,71 @@ def play(scenario: str, node: pathlib.Path) -> str:
         timeout=570,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert "are not kept" not in done.stdout, "there is a place for compiled programs, and for their key"
     return done.stdout
 
 
+def rules(story: str) -> list[str]:
+    return re.findall(r"^RULE \S+ (.*)$", story, re.MULTILINE)
+
+
+def lives(story: str) -> list[str]:
+    """The names of pods that were started; no address comes twice."""
+    found: list[tuple[str, str]] = re.findall(r"^POD (\S+) (\S+)$", story, re.MULTILINE)
+    assert len({address for _, address in found}) == len(found)
+    return [name for name, _ in found]
+
+
+def last_ends(story: str) -> dict[str, str]:
+    return dict(re.findall(r"^END (\S+) (\d+)$", story, re.MULTILINE))
+
+
 def test_mnist_trains_in_pods_that_die_and_come_back_with_another_address(node: pathlib.Path) -> None:
-    story = play("deaths", node)
-    lives = re.findall(r"^POD (\S+) (\S+)$", story, re.MULTILINE)
-    assert [name for name, _ in lives] == [
+    story = play("jobset", "deaths", node)
+    assert lives(story) == [
         *("mnist-ps-0-0", "mnist-worker-0-0", "mnist-worker-1-0"),
         *("mnist-ps-0-0", "mnist-worker-1-0", "mnist-worker-0-0", "mnist-worker-1-0"),
     ]
-    assert len({address for _, address in lives}) == len(lives)
-    assert re.findall(r"^RULE \S+ (.*)$", story, re.MULTILINE) == [
-        "ps RestartJob",
-        *["worker RestartJobAndIgnoreMaxRestarts"] * 3,
-    ]
-    ends = dict(re.findall(r"^END (\S+) (\d+)$", story, re.MULTILINE))  # the last of each
-    assert ends == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
+    assert rules(story) == ["ps RestartJob", *["worker RestartJobAndIgnoreMaxRestarts"] * 3]
+    assert last_ends(story) == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
     assert "KILLED" not in story
+    (key,) = (node / "runs" / ".state").rglob("*.key")
+    assert list((node / "runs" / "mnist" / "compilations").iterdir()), "what a pod has compiled is there for the next"
+    assert key.stat().st_mode & 0o777 == 0o600
 
 
 def test_data_that_is_missing_fails_the_job_at_once(node: pathlib.Path) -> None:
-    story = play("wrong-data", node)
-    assert "KILLED" not in story and len(re.findall("^POD ", story, re.MULTILINE)) == 3
+    story = play("jobset", "wrong-data", node)
+    assert "KILLED" not in story and len(lives(story)) == 3
+
+
+def test_pods_that_are_evicted_save_in_time_and_are_made_anew(node: pathlib.Path) -> None:
+    story = play("jobset", "evictions", node)
+    assert rules(story)[:3] == ["disrupted Ignore"] * 3  # not counted
+    assert "KILLED" not in story
+    assert last_ends(story) == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
+
+
+def test_a_jobset_whose_parallelism_changes_trains_on_with_the_workers_that_there_are(node: pathlib.Path) -> None:
+    story = play("jobset", "scaled", node, "--workers=2", "--elastic", trainer=("--elastic",))
+    assert sorted(set(lives(story))) == ["mnist-ps-0-0", *(f"mnist-worker-0-{index}" for index in range(4))]
+    assert "KILLED" not in story and rules(story) == []
+
+
+def test_a_tfjob_with_chief_and_evaluator_trains_through_deaths(node: pathlib.Path) -> None:
+    story = play("tfjob", "tfjob", node, "--workers=3", "--evaluators=1")
+    assert set(rules(story)) == {"ExitCode restart"} and "KILLED" not in story
+    assert last_ends(story)["mnist-chief-0"] == "0"
+    waits = [line for line in story.splitlines() if re.search("wait|await", line) and "evaluator" in line]
+    assert not [line for line in waits if not line.startswith("mnist-evaluator-0")], "nobody waits for an evaluator"
+
+
+def test_a_tfjob_fails_after_an_exit_code_that_is_permanent(node: pathlib.Path) -> None:
+    assert rules(play("tfjob", "tfjob-fails", node, "--workers=3"))[0] == "ExitCode fail"
+
+
+def test_a_tfjob_with_dynamic_workers_grows_and_shrinks(node: pathlib.Path) -> None:
+    options = ("--workers=2", "--evaluators=1", "--elastic")
+    story = play("tfjob", "tfjob-scaled", node, *options, trainer=("--elastic",))
+    assert "mnist-chief-0" not in story, "the operator would tell it of no ps"
+    assert "KILLED" not in story and last_ends(story)["mnist-worker-0"] == "0"

@@ -62,9 +62,23 @@ def no_pickle() -> Any:
         return threading.Lock()
 
 
+def start_ray() -> None:
+    """Starts a Ray of this machine; once more where a busy one takes longer than the half minute that Ray gives it."""
+    for left in (2, 1, 0):
+        try:
+            ray.init(num_cpus=4, include_dashboard=False)
+        except Exception as error:  # it has no type of its own
+            if not left or "timed out during startup" not in str(error):
+                raise
+            print(f"once more: {error}", file=sys.stderr, flush=True)
+            ray.shutdown()
+        else:
+            return
+
+
 def main(what: str, logdir: str, *further: str) -> None:
     if "RAY_ADDRESS" not in os.environ:
-        ray.init(num_cpus=4, include_dashboard=False)
+        start_ray()
     # As functions of a script: Ray's workers need not find this module.
     cloudpickle.register_pickle_by_value(sys.modules[count.__module__])
     run = functools.partial(harness.ray.run, ps=1, workers=2)
@@ -75,6 +89,8 @@ def main(what: str, logdir: str, *further: str) -> None:
             results = run(functools.partial(minimal.main, options))
         case "trainer":
             results = run([*TRAINER, f"--logdir={logdir}", *further])
+        case "evaluator":
+            results = run([*TRAINER, f"--logdir={logdir}", *further], evaluators=1)
         case "count":
             results = run(functools.partial(count, logdir, int(further[0])))
         case "nodes":

@@ -116,6 +116,20 @@ def test_no_update_is_lost_to_deaths_and_the_results_come_back(start: Any, tmp_p
     assert first[:2] == ("worker/0", 0) and second[:2] == ("worker/1", 1)
 
 
+def test_an_evaluator_follows_the_checkpoints_and_nobody_waits_for_it(start: Any, tmp_path: pathlib.Path) -> None:
+    program = start("evaluator")
+    program.expect(r"evaluator/0 .*step \d+: .*accuracy", TIMEOUT_SECS)
+    evaluator, worker = task(program, "evaluator/0"), task(program, "worker/0")
+    evaluator.send_signal(signal.SIGKILL)
+    program.expect("evaluator/0 was killed by SIGKILL; restart 1 of 3", TIMEOUT_SECS)
+    program.expect(r"evaluator/0 .*step \d+: .*accuracy", TIMEOUT_SECS)
+    assert worker.is_running() and task(program, "evaluator/0").environ()[_ATTEMPT] == "1"
+    assert list((tmp_path / "run" / "eval").glob("events*")), "its own series of TensorBoard"
+    os.kill(program.pid, signal.SIGINT)
+    program.expect(r"worker/0 .*saved .*/[1-9]\d*$", TIMEOUT_SECS)
+    assert program.wait() != 0
+
+
 def worker_config(other: psutil.Process, index: int) -> str:
     config = json.loads(other.environ()["TF_CONFIG"])
     config["task"]["index"] = index

@@ -8,6 +8,7 @@ import pytest
 
 import harness.tf1 as tf
 import runtime as rt
+from harness import exit_codes
 from tests.kit.processes import Program
 
 PS = """
@@ -40,7 +41,7 @@ def _ends(how: signal.Signals) -> tuple[int, list[str]]:
 
 @pytest.mark.cluster
 def test_sigterm_ends_a_ps_program_that_has_no_return_after_join() -> None:
-    assert _ends(signal.SIGTERM) == (0, ["left"])
+    assert _ends(signal.SIGTERM) == (exit_codes.PREEMPTED.plain, ["left"])
 
 
 def test_a_server_that_is_stopped_ends_the_thread_that_joined_it() -> None:
@@ -65,4 +66,4 @@ def test_a_server_that_is_stopped_ends_the_thread_that_joined_it() -> None:
 def test_the_runtimes_own_join_returns() -> None:
     server = rt.Server.create_local_server()
     server.stop()
-    assert server.join() is None
+    assert server.join()

@@ -10,6 +10,7 @@ from absl import app, flags, logging
 
 import harness
 import runtime as rt
+from harness import exit_codes
 from models.mnist.data import Batches, Split
 
 FLAGS = flags.FLAGS
@@ -28,7 +29,7 @@ def main(argv: list[str]) -> None:
     cluster = {"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts}
     with rt.Server(cluster, FLAGS.job_name, FLAGS.task_index) as server:
         if FLAGS.job_name == "ps":
-            server.join()
+            sys.exit(exit_codes.of_join(server.join()))
         else:
             work(server)
     print("ENDED", flush=True)

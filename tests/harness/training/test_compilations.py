@@ -269,6 +269,19 @@ def test_without_a_place_for_the_key_nothing_is_kept(
     assert found is None and "set XDG_STATE_HOME" in log
 
 
+def test_a_user_without_a_home_is_told_so_and_no_directory_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Callable[..., tuple[str | None, str]]
+) -> None:
+    """As in a container whose user has no account: "~" stays as it is."""
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", dict[int, str]().__getitem__)
+    monkeypatch.chdir(tmp_path)
+    found, log = keep()
+    assert found is None and "this user has no home: set XDG_STATE_HOME to a directory of this user's" in log
+    assert not (tmp_path / "~").exists()
+
+
 def test_programs_of_another_key_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Callable[..., tuple[str | None, str]]
 ) -> None:

@@ -59,11 +59,13 @@ def test_all_tasks_go_on_from_what_a_preempted_chief_has_saved(tmp_path: Path) -
         place = cluster.expect("worker:0", r"AT (\S+)")[1]
         assert cluster.wait("worker:0") == EXIT_CODE
         cluster.stop("ps:0")  # after the workers, as harness.launch does
-        assert cluster.wait("ps:0") == 0
+        assert cluster.wait("ps:0") == EXIT_CODE
     step = saved_step(tmp_path)
     with started(tmp_path, f"--steps={step + 50}") as cluster:
         assert cluster.expect("worker:0", r"FROM (\S+ \S+)")[1] == f"{step} {place}"
         assert cluster.wait("worker:0") == 0
+        cluster.stop("ps:0")
+        assert cluster.wait("ps:0") == 0  # training is over: it has done its part
     assert saved_step(tmp_path) == step + 50
 
 
@@ -76,7 +78,7 @@ def test_a_ps_that_is_told_at_once_serves_until_the_chief_has_saved(tmp_path: Pa
         cluster.stop("ps:0")  # an engine and a launcher may both send it
         cluster.stop("worker:0")
         assert cluster.wait("worker:0") == EXIT_CODE
-        assert cluster.wait("ps:0") == 0
+        assert cluster.wait("ps:0") == EXIT_CODE
     assert saved_step(tmp_path) >= reached + 50
 
 
@@ -85,7 +87,7 @@ def test_a_ps_serves_on_for_its_time_only(tmp_path: Path) -> None:
     with started(tmp_path, drain_secs="0.5") as cluster:
         cluster.wait_step(50)
         cluster.stop("ps:0")
-        assert cluster.wait("ps:0") == 0
+        assert cluster.wait("ps:0") == EXIT_CODE
         cluster.expect("ps:0", "serving on for 0.5 s at most")
 
 

@@ -275,15 +275,6 @@ def test_two_tasks_at_one_address() -> None:
                 rt.Session(server.target, config=rt.SessionConfig(start_timeout_secs=20))
 
 
-def test_a_port_in_use_is_named() -> None:
-    cluster = addresses(ps=1)
-    port = cluster["ps"][0].rpartition(":")[2]
-    with rt.Server(cluster, "ps", 0):
-        with pytest.raises(rt.UnknownError, match=f"port {port}.*[Aa]ddress already in use.*another port"):
-            rt.Server(cluster, "ps", 0)
-    rt.Server(cluster, "ps", 0).stop()  # it was given back
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
