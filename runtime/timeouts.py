@@ -13,6 +13,8 @@ ATTEMPT_SECS = 2.0
 """How long one attempt to connect may take. A lost first packet is sent again after one second by every system."""
 GRPC_IDLE_SECS = 10.0
 """After so long without a byte gRPC pings the peer of a call that is under way."""
+GRPC_LEAST_IDLE_SECS = 1.0
+"""A server of gRPC takes one ping in so long; the third that comes sooner ends the connection ("too_many_pings")."""
 GRPC_PING_SECS = 2.0
 """Without an answer to that ping for so long the call fails; gRPC's own default lets it wait for a minute."""
 GRPC_DNS_SECS = 1.0

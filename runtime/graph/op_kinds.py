@@ -67,6 +67,20 @@ class Pure:
     fn: ArrayFn
 
 
+@dataclass(frozen=True, eq=False)
+class RandomKey(Pure):
+    """A random key of its own in every step.
+
+    Attributes:
+        make: ``make(seeds, step id)`` gives the key's words, as does ``fn(step id)``; one function for all keys that
+            are made alike.
+        seeds: what tells this key from others, 32 bits each.
+    """
+
+    make: ArrayFn
+    seeds: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Read:
     """The value of one variable at the operation's place in the step's order."""

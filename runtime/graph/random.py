@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 
 import jax
 import numpy as np
 
 from runtime.graph.graph import Tensor, get_default_graph
-from runtime.graph.op_kinds import StepId
-from runtime.graph.ops import pure
+from runtime.graph.op_kinds import ArrayFn, RandomKey, StepId
+from runtime.tensor_spec import AnyArray
 
 _STEP_ID = "step_id"
 
@@ -52,14 +53,21 @@ def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
     words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl))).shape
     fixed = seed is not None or graph.seed is not None
     own = zlib.crc32(label.encode()) if seed is None else seed
-    base = (graph.seed or 0, own)
+    seeds = (graph.seed or 0) & 0xFFFFFFFF, own & 0xFFFFFFFF
+    make = _make_key(impl, (2, 3) if fixed else (0, 1, 2, 3))
+    body = RandomKey(lambda step: make(np.array(seeds, np.uint32), step), make, seeds)
+    outputs = [(words, np.dtype(np.uint32))]
+    return graph.add_operation("RandomKey", body, [step_id()], outputs, name=f"{label}/").outputs[0]
 
-    def make_key(step: jax.Array) -> tuple[jax.Array]:
-        key = jax.random.key(base[0] & 0xFFFFFFFF, impl=impl)
-        key = jax.random.fold_in(key, base[1] & 0xFFFFFFFF)
-        for word in (2, 3) if fixed else (0, 1, 2, 3):
+
+@functools.cache
+def _make_key(impl: str, words: tuple[int, ...]) -> ArrayFn:
+    """What makes a key of the operation's seeds and of these words of the step's id."""
+
+    def make_key(seeds: AnyArray, step: AnyArray) -> tuple[jax.Array]:
+        key = jax.random.fold_in(jax.random.key(seeds[0], impl=impl), seeds[1])
+        for word in words:
             key = jax.random.fold_in(key, step[word])
         return (jax.random.key_data(key),)
 
-    op = pure(make_key, [step_id()], [(words, np.dtype(np.uint32))], f"{label}/", type="RandomKey")
-    return op.outputs[0]
+    return make_key

@@ -27,6 +27,7 @@ from runtime.graph.op_kinds import (
     runs_on_host,
 )
 from runtime.graph.tracing import aval, needs_64_bit, trace
+from runtime.plan.draws import draw_alike
 from runtime.plan.exporting import export_program, write_program
 from runtime.plan.partition import is_write
 from runtime.plan.place import Device, ProgramForm
@@ -227,6 +228,7 @@ def _lower_xla(
             variables[i]: a for i, a in zip(reads, arguments[: len(reads)], strict=True)
         }
         values: dict[Tensor, AnyArray] = dict(zip(inputs, arguments[len(reads) :], strict=True))
+        draw_alike(operations, traced.jaxprs, traced.specs, values)
         for op in operations:
             _evaluate(op, traced, now, values)
         return now, values
@@ -355,6 +357,8 @@ def _evaluate(op: Operation, traced: Traced, now: dict[VariableSpec, AnyArray], 
     elif isinstance(body, Constant):
         results = [body.value]
     elif isinstance(body, Pure):
+        if values.keys() >= {*op.outputs}:
+            return  # drawn with others, or fed
         results = _apply(traced.jaxprs[op], [values[traced.real(t)] for t in op.inputs])
     else:
         assert isinstance(body, Update)

@@ -61,6 +61,10 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.keepalive_time_ms", _ms(timeouts.GRPC_IDLE_SECS)),
     ("grpc.keepalive_timeout_ms", _ms(timeouts.GRPC_PING_SECS)),
     ("grpc.keepalive_permit_without_calls", 0),
+    (
+        "grpc.http2.max_pings_without_data",
+        0,
+    ),  # by itself it pings a silent call twice, then once a minute
     ("grpc.http2.ping_timeout_ms", _ms(timeouts.GRPC_PING_SECS)),  # a frozen peer would go unseen for a minute
 ]
 _TOO_LONG = "larger than max"
@@ -83,8 +87,8 @@ def server_options(limits: Limits) -> list[tuple[str, str | int]]:
         ("grpc.max_connection_idle_ms", _ms(limits.rpc_idle_secs)),
         ("grpc.compression_enabled_algorithms_bitset", 1),  # bit 0: none
         ("grpc.so_reuseport", 0),  # a second server on one port must fail, not share it
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-        ("grpc.http2.max_ping_strikes", 0),  # pings that are late and come at once must not end a call that takes long
+        # Without it a client that pings every GRPC_IDLE_SECS is cut off as a nuisance in a call of minutes.
+        ("grpc.http2.min_ping_interval_without_data_ms", _ms(timeouts.GRPC_LEAST_IDLE_SECS)),
     ]
 
 

@@ -1,5 +1,6 @@
 """How the control plane reaches a task again."""
 
+import pathlib
 import socket
 import struct
 import threading
@@ -7,10 +8,12 @@ import time
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from harness.launch.ports import free_ports
 from runtime.errors import CancelledError
+from runtime.limits import Limits
 from runtime.server import threads
 from runtime.transport import rpc
 
@@ -96,3 +99,70 @@ def test_a_task_that_comes_back_at_another_address_is_found_within_seconds() -> 
     names.close()
     assert len(names.asked) >= 2
     assert took < 30  # 1 to 2 s when nothing else runs; by itself gRPC would not have asked before
+
+
+def test_grpc_knows_every_option() -> None:
+    """An option that is misspelt is ignored without a word."""
+    library = pathlib.Path(cygrpc.__file__).read_bytes()
+    for name, _ in [*rpc.CHANNEL_OPTIONS, *rpc.server_options(Limits())]:
+        assert name.encode() + b"\0" in library, name
+
+
+class PingCounter(threading.Thread):
+    """Passes on a client's connection, and says when that has pinged often enough."""
+
+    PING, ANSWER = 6, 1
+
+    def __init__(self, server: int, wanted: int) -> None:
+        super().__init__(daemon=True)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._server = server
+        self._wanted = wanted
+        self.enough = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        client, _ = self._listener.accept()
+        self._listener.close()
+        with client, socket.create_connection(("127.0.0.1", self._server)) as server:
+            back = threading.Thread(target=self._answers, args=(server, client), daemon=True)
+            back.start()
+            stream = client.makefile("rb")
+            server.sendall(stream.read(24))  # the preface of HTTP/2
+            seen = 0
+            while head := stream.read(9):
+                server.sendall(head + stream.read(int.from_bytes(head[:3], "big")))
+                seen += head[3] == self.PING and not head[4] & self.ANSWER
+                if seen >= self._wanted:
+                    self.enough.set()
+            server.shutdown(socket.SHUT_WR)
+            back.join(60)
+
+    @staticmethod
+    def _answers(server: socket.socket, client: socket.socket) -> None:
+        while data := server.recv(65536):
+            client.sendall(data)
+
+
+def test_a_call_that_says_nothing_for_minutes_is_not_ended_by_its_own_pings() -> None:
+    """A silent call pings its task every ten seconds; here every 1.1, so that it has done so often in a few."""
+    release = threading.Event()
+
+    def wait(request: bytes, context: grpc.ServicerContext) -> bytes:
+        release.wait(120)
+        return request
+
+    server = grpc.server(threads.CallThreads("test"), options=rpc.server_options(Limits()))
+    handlers = {"wait": grpc.unary_unary_rpc_method_handler(wait)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", handlers)])
+    counter = PingCounter(server.add_insecure_port("127.0.0.1:0"), wanted=6)  # the fourth would be one too many
+    server.start()
+    faster = dict(rpc.CHANNEL_OPTIONS) | {"grpc.keepalive_time_ms": 1_100}
+    with grpc.insecure_channel(f"127.0.0.1:{counter.port}", options=list(faster.items())) as channel:
+        answer = channel.unary_unary("/test/wait").future(b"said", timeout=120)
+        answer.add_done_callback(lambda _: counter.enough.set())  # also one that has failed
+        assert counter.enough.wait(120)
+        release.set()
+        assert answer.result(60) == b"said"
+    server.stop(None)
