@@ -273,8 +273,10 @@ class Connection:
                 logging.debug("Connection of client %x, lane %d: %s", self.client, self.lane, error)
         except UnauthenticatedError as error:
             self._context.refusals.tell(self.peer_host, f"{error.message} (tensors)")
+        except ResourceExhaustedError as error:
+            self._context.refusals.tell(self.peer_host, error.message, "limit")
         except OpError as error:  # not a client of ours, or a damaged one
-            logging.warning("Tensor connection from %s refused: %s", self.peer_host, error)
+            self._context.refusals.tell(self.peer_host, f"{error.message} (tensors)")
         except Exception:
             logging.exception("Tensor connection from %s failed", self.peer_host)
         finally:
@@ -366,9 +368,7 @@ class Connection:
         hello = frames.decode_hello(self._read(frames.HELLO, frames.HELLO_BYTES))
         self._check(hello)
         if not hello.client:
-            nobody = InvalidArgumentError("a client's id is not 0: that stands for nobody")
-            self._send_error(0, nobody)
-            raise nobody
+            raise self._refusal(InvalidArgumentError("a client's id is not 0: that stands for nobody"))
         try:
             self._identify()
             self.client, self.lane = hello.client, hello.lane
@@ -376,10 +376,7 @@ class Connection:
             attached = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now, self.who)
             self._record, known, before = attached
         except (PermissionDeniedError, ResourceExhaustedError) as error:
-            if isinstance(error, ResourceExhaustedError):
-                context.refusals.tell(self.peer_host, error.message, "limit")
-            self._send_error(0, error)
-            raise
+            raise self._refusal(error) from None
         if isinstance(before, Connection):
             before.interrupt()
             if before.busy:
@@ -430,9 +427,8 @@ class Connection:
         fields = frames.unpack_header(window)
         try:
             frames.check_header(fields, most)
-        except OpError as error:
-            self._send_error(0, error)  # what is no frame to us may be a TLS client, which can tell from it
-            raise
+        except OpError as error:  # what is no frame to us may be a TLS client, which can tell from it
+            raise self._refusal(error) from None
         if fields[1] != expected:
             raise DataLossError(f"a frame before the welcome has kind {fields[1]}, expected {expected}")
         payload = memoryview(bytearray(fields[6]))
@@ -458,9 +454,13 @@ class Connection:
             if not hmac.compare_digest(proof, tensor_proof(context.key, b"client", *about)):
                 refused = "it has not shown that it has the token"
         if refused:
-            error = UnauthenticatedError(refused)
+            raise self._refusal(UnauthenticatedError(refused))
+
+    def _refusal(self, error: OpError) -> OpError:
+        """Tells a client why it is not welcome, if it still listens; gives the error, which is told of here, too."""
+        with contextlib.suppress(OSError):
             self._send_error(0, error)
-            raise error
+        return error
 
     def _serve(self) -> None:
         sock = self._sock
