@@ -6,7 +6,8 @@ A ps and a flood in processes of their own, a worker in this one. Each round mea
 after the other: with nobody else there; with the same flood at a process that has nothing to do with training, which is
 what the flood itself takes of this machine; and with the flood at the ps, by clients that say nothing, and by clients
 that say hello and do not have the token. Before that it measures the CPU time of the ps for one connection, which does
-not depend on what else the machine does. Keeps benchmarks/results/strangers.json.
+not depend on what else the machine does, beside the floor: a process that accepts a connection and closes it, and does
+nothing else. Keeps benchmarks/results/strangers.json.
 """
 
 import argparse
@@ -147,6 +148,7 @@ def main() -> None:
     sink, sink_port = port_of(SINK)
     process = psutil.Process(ps.pid)
     cpu = {says: cpu_us(process, data_port, says, options.secs, options.rate) for says in ("nothing", "hello")}
+    floor = cpu_us(psutil.Process(sink.pid), sink_port, "nothing", options.secs, options.rate)
     training = Training(cluster)
     try:
         while training.steps < 500:
@@ -178,6 +180,7 @@ def main() -> None:
         "host": {"cpus": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]},
         "connections_a_second": round(statistics.mean(connects)),
         "cpu_us_of_the_ps_for_a_connection": {"silent": round(cpu["nothing"]), "hello": round(cpu["hello"])},
+        "cpu_us_of_accept_and_close": round(floor),
         "steps_a_second": {name: round(statistics.median(values), 1) for name, values in rates.items()},
         "percent_beside_alone": {name: beside(name, "alone") for name in ways},
         "percent_beside_the_flood_elsewhere": {name: beside(name, "elsewhere") for name in ("silent", "hello")},

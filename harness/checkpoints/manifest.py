@@ -15,7 +15,7 @@ from etils import epath
 from runtime import DataLossError, InvalidArgumentError
 from runtime.lowlevel import ArraySlice, CheckpointFile, canonical_dtype, storage
 
-FILE_NAME = "bellwether.json"
+FILE_NAME = storage.MANIFEST_FILE
 """Name of the manifest in a step's directory; plain Orbax passes it by."""
 FORMAT = 1
 UNCHECKED = ("_CHECKPOINT_METADATA", "commit_success.txt", FILE_NAME)

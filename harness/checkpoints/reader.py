@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,11 @@ from harness.checkpoints import layout
 from harness.checkpoints.manifest import Manifest, StoredArray, read_manifest
 from runtime import DataLossError, FailedPreconditionError, NotFoundError
 from runtime.lowlevel import Array, DType, canonical_dtype, dtype_name, storage
+
+TIMES = 64
+BYTES = 64 << 20
+"""The files of a checkpoint may be so many times as large as its arrays, and so many bytes: a chunk has an entry in an
+index, and may be a single number."""
 
 
 class CheckpointReader:
@@ -53,6 +60,8 @@ class CheckpointReader:
         else:
             found = list(self._foreign(tree))
         self.arrays = {s.name: s for s in sorted(found, key=lambda s: s.name)}
+        if (self.manifest is not None or self.ocdbt) and storage.is_local(self.item):
+            _check_size(self.item, sum(s.nbytes for s in found))
 
     def _tree(self) -> dict[str, Any]:
         try:
@@ -64,11 +73,14 @@ class CheckpointReader:
             raise DataLossError(f"{self.path} is damaged: {layout.ORBAX_TREE_FILE} cannot be read ({error})") from error
 
     def _foreign(self, tree: dict[str, Any]) -> Iterator[StoredArray]:
-        for entry in tree["tree_metadata"].values():
-            value = entry["value_metadata"]
-            if value.get("skip_deserialize") or value.get("value_type") in ("None", "string", "Dict", "List"):
-                continue
-            path = [str(k["key"]) for k in entry["key_metadata"]]
+        paths = [
+            [str(k["key"]) for k in entry["key_metadata"]]
+            for entry in tree["tree_metadata"].values()
+            if not entry["value_metadata"].get("skip_deserialize")
+            and entry["value_metadata"].get("value_type") not in ("None", "string", "Dict", "List")
+        ]
+        storage.try_out(self.item, [".".join(path) for path in paths], ocdbt=self.ocdbt, zarr3=self.zarr3)
+        for path in paths:
             key = ".".join(path)
             stored = storage.describe(self.item, key, ocdbt=self.ocdbt, zarr3=self.zarr3)
             yield StoredArray("/".join(path), key, dtype_name(stored.dtype), stored.shape)
@@ -101,6 +113,17 @@ class CheckpointReader:
     def debug_string(self) -> str:
         """One line for each array: name, dtype and shape."""
         return "".join(f"{s.name} {s.dtype} {list(s.shape)}\n" for s in self.arrays.values())
+
+
+def _check_size(item: str, nbytes: int) -> None:
+    """Raises DataLossError where the files of a checkpoint dwarf its arrays: they have holes that cost no disk."""
+    total = 0
+    for where, _, names in os.walk(item):
+        for name in names:
+            with contextlib.suppress(OSError):  # who reads it tells
+                total += os.stat(os.path.join(where, name)).st_size
+    if total > TIMES * nbytes + BYTES:
+        raise DataLossError(f"{item} is damaged: its files are {total} bytes, and its arrays {nbytes}")
 
 
 def unmerged_stores(item: str, manifest: Manifest) -> list[str]:

@@ -85,8 +85,15 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: Callable[[], ssl.SSLContext] | None,
+        refuse: Callable[[str, str | Exception], None],
+    ) -> None:
         self._tls = tls
+        self._refuse = refuse
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._free = threading.Semaphore(REQUESTS)
         self._lock = threading.Lock()
@@ -119,7 +126,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
                 try:
                     request.do_handshake()
                 except OSError as error:
-                    logging.warning("figures are refused to %s: %s", client_address[0], error)
+                    self._refuse(client_address[0], error)
                     self.shutdown_request(request)
                     return
             super().process_request_thread(request, client_address)
@@ -145,7 +152,9 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         logging.debug("a request for figures from %s failed", client_address, exc_info=True)
 
 
-def _guarded(app: WSGIApplication, bearer: str | None) -> WSGIApplication:
+def _guarded(
+    app: WSGIApplication, bearer: str | None, refuse: Callable[[str, str | Exception], None]
+) -> WSGIApplication:
     """An application for those alone who show a bearer token; for all when there is none."""
     if bearer is None:
         return app
@@ -155,7 +164,7 @@ def _guarded(app: WSGIApplication, bearer: str | None) -> WSGIApplication:
         shown = str(environ.get("HTTP_AUTHORIZATION", "")).encode(errors="replace")
         if hmac.compare_digest(shown, expected):
             return app(environ, start_response)
-        logging.warning("figures are refused to %s: it has not shown the bearer token", environ.get("REMOTE_ADDR"))
+        refuse(str(environ.get("REMOTE_ADDR", "")), "it has not shown the bearer token")
         start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
         return [b"figures are for those who show the bearer token of this cluster\n"]
 
@@ -194,8 +203,8 @@ class MetricsServer:
                 )
             if server.certificates is not None:
                 tls = server.certificates.server_context
-            app = _guarded(app, security.bearer())
-        self._http = _HttpServer(host, port, tls)
+            app = _guarded(app, security.bearer(), server.tell_refused)
+        self._http = _HttpServer(host, port, tls, server.tell_refused)
         self._http.set_app(app)
         self._thread = threading.Thread(target=self._http.serve_forever, name="metrics", daemon=True)
         self._thread.start()

@@ -442,6 +442,7 @@ class CheckpointParticipant:
             check()
             path = file_below(order.directory, file.path)
             self.roots.check_inside(path)
+            self._check_there(order.directory, storage.MANIFEST_FILE)  # of no other directory anything is compared
             self._check(leadership)
             try:
                 same = storage.is_as_saved(path, file.size, file.crc32, self.roots.check_inside, check)

@@ -34,6 +34,7 @@ from runtime.checkpoint.durability import (
 )
 from runtime.checkpoint.pacing import Pace, step_aside
 from runtime.checkpoint.string_arrays import decode_strings, encode_strings
+from runtime.checkpoint.trial import read_apart
 from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, ResourceExhaustedError, one_line
 from runtime.tensor_spec import Array, aligned
 
@@ -49,10 +50,23 @@ READS_IN_FLIGHT = 4
 CHUNK_TIMES = 4
 CHUNK_BYTES = 64 << 20
 """A chunk may be so many times as large as its array, or so many bytes: others write arrays in chunks of one size."""
+TRIALS_KEPT = 1 << 16
+"""Of how many arrays it is remembered that they could be read."""
+_Tried = tuple[str, str, bool, tuple[int, ...]]
+"""Directory, key, whether its values were read, and what the file that describes it was like."""
+_tried: dict[_Tried, None] = {}
+_MANIFEST_MAGIC = bytes.fromhex("0cdb3a2a")
+_NODE_MAGIC = bytes.fromhex("0cdb20de")
+_MANIFEST_BYTES = 1 << 20
+"""A longer manifest is none of ours."""
+_HEAD_BYTES = 14
+"""Magic number, length, version, and how the rest is compressed."""
 METADATA_BYTES = 16 << 20
 """The most that a file may have that says what an array is, or where a store's values lie."""
 ALIGNMENT = 64
 """XLA takes an array of host memory that begins at a multiple of so many bytes as it is, without a copy."""
+MANIFEST_FILE = "bellwether.json"
+"""What is in every checkpoint of ours, with the checksums of its files."""
 _STORE_FILE = "manifest.ocdbt"
 """What is in every OCDBT store, and only there."""
 _ARRAY_FILES = (".zarray", "zarr.json")
@@ -106,7 +120,12 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
         spec.update(base={**base, "file_io_locking": {"mode": "non_atomic"}}, manifest=base)
     if write:
         spec.update(
-            config={"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
+            config={
+                "max_inline_value_bytes": 1024,
+                "max_decoded_node_bytes": 100_000_000,
+                "manifest_kind": "single",
+                "compression": None,  # so nothing in the store is larger than on disk: it needs no trial
+            },
             assume_config=True,  # nobody else writes into this store
             target_data_file_size=2**31 if isinstance(base, dict) else 400 << 20,
         )
@@ -408,6 +427,131 @@ def _check_metadata(directory: str, key: str, *, ocdbt: bool) -> None:
             )
 
 
+def try_out(directory: str, wanted: Iterable[ArraySlice | str], *, ocdbt: bool, zarr3: bool) -> None:
+    """Has arrays that may unpack to more than they say read by another process first, once for each.
+
+    Args:
+        directory: of the store.
+        wanted: arrays that are about to be read, or the keys of those that are about to be opened.
+        ocdbt: as in ``read_each``.
+        zarr3: as in ``read_each``.
+
+    Raises:
+        DataLossError: they do.
+    """
+    if is_local(directory) and not (ocdbt and _is_plain(directory)):
+        _try_out(directory, wanted, ocdbt, zarr3)
+
+
+def _try_out(directory: str, wanted: Iterable[ArraySlice | str], ocdbt: bool, zarr3: bool) -> None:
+    fresh: dict[_Tried, int] = {}
+    for one in wanted:
+        key, size = (one, 0) if isinstance(one, str) else (one.key, math.prod(one.full_shape) * one.dtype.itemsize)
+        about = (directory, key, not isinstance(one, str), _signature(directory, key, ocdbt))
+        if about not in _tried:
+            _check_metadata(directory, key, ocdbt=ocdbt)
+            fresh[about] = size
+    for values in (False, True):
+        some = {key: size for (_, key, read, _), size in fresh.items() if read is values}
+        if some:
+            specs = [_read_spec(directory, key, ocdbt, zarr3) for key in some]
+            read_apart(specs, max(some.values()), directory, values=values)
+    _tried.update(dict.fromkeys(fresh))
+    while len(_tried) > TRIALS_KEPT:
+        _tried.pop(next(iter(_tried)), None)
+
+
+def _signature(directory: str, key: str, ocdbt: bool) -> tuple[int, ...]:
+    """Tells what lies at a place now from what may lie there later."""
+    for name in (_STORE_FILE,) if ocdbt else (os.path.join(key, file) for file in _ARRAY_FILES):
+        with contextlib.suppress(OSError):
+            about = os.stat(os.path.join(directory, name))
+            return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+    return ()
+
+
+def _is_plain(directory: str) -> bool:
+    """Whether nothing of a local OCDBT store's index is compressed: its manifest, and the one node that it has.
+
+    The format: https://google.github.io/tensorstore/kvstore/ocdbt/index.html#storage-format
+    """
+    try:
+        with open(os.open(os.path.join(directory, _STORE_FILE), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            root = _plain_root(file.read(_MANIFEST_BYTES))
+        if root is None:
+            return False
+        path, offset = root
+        if os.path.isabs(path) or ".." in path.split("/"):
+            return False
+        with open(os.open(os.path.join(directory, path), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            file.seek(offset)
+            return _is_plain_head(file.read(_HEAD_BYTES), _NODE_MAGIC)
+    except OSError:
+        return True  # who reads it tells
+    except (IndexError, UnicodeDecodeError):
+        return False
+
+
+def _is_plain_head(head: bytes, magic: bytes) -> bool:
+    """Whether what begins so says that it is of the format's one version, and not compressed."""
+    return len(head) >= _HEAD_BYTES and head[:4] == magic and head[12:14] == bytes(2)
+
+
+def _plain_root(manifest: bytes) -> tuple[str, int] | None:
+    """The file and the place of the newest version's root in a manifest, None where that or more may be compressed.
+
+    Raises:
+        IndexError, UnicodeDecodeError: it is none.
+    """
+    if not _is_plain_head(manifest, _MANIFEST_MAGIC):
+        return None
+    at = _HEAD_BYTES + 16  # the store's id
+
+    def number() -> int:
+        """The next one, in seven bits of each byte."""
+        nonlocal at
+        value = shift = 0
+        while shift < 64:
+            byte = manifest[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+        raise IndexError("a number is longer than any is")
+
+    def numbers(count: int) -> list[int]:
+        return [number() for _ in range(count)]
+
+    kind, _, _ = numbers(3)  # and two limits
+    at += 1  # the arity of the tree of versions
+    if kind or number():  # several manifests, or a compressed index
+        return None
+    files = number()
+    if not files:
+        return None
+    prefixes, suffixes, _ = [0, *numbers(files - 1)], numbers(files), numbers(files)
+    paths, before = [], ""
+    for prefix, suffix in zip(prefixes, suffixes, strict=True):
+        before = before[:prefix] + manifest[at : at + suffix].decode("ascii")
+        at += suffix
+        paths.append(before)
+    versions = number()
+    numbers(versions)  # their generations
+    heights = manifest[at : at + versions]
+    at += versions
+    path, offset = paths[numbers(versions)[-1]], numbers(versions)[-1]
+    return None if heights[-1] else (path, offset)
+
+
+def _is_packed(store: Any) -> bool:
+    """Whether the chunks of an array may unpack to more than they are on disk."""
+    about = store.spec().to_json()["metadata"]
+    if "codecs" in about:
+        return any(codec["name"] != "bytes" for codec in about["codecs"])
+    return about.get("compressor") is not None or bool(about.get("filters"))
+
+
 def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bool, zarr3: bool) -> Any:
     _check_metadata(directory, key, ocdbt=ocdbt)
     try:
@@ -420,6 +564,17 @@ def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bo
             raise other from error
         raise DataLossError(f"{key!r} in {directory} cannot be opened: {text}") from error
     _check_chunks(store, directory, key)
+    return store
+
+
+def _open_wanted(ts: Any, context: Any, directory: str, placed: ArraySlice, ocdbt: bool, zarr3: bool) -> Any:
+    """An array that is there as it is wanted; raises InvalidArgumentError where its shape or dtype is another."""
+    store = _open_for_reading(ts, context, directory, placed.key, ocdbt, zarr3)
+    shape = tuple(store.shape)
+    if shape != placed.full_shape:
+        raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
+    if store.dtype.name != placed.dtype.name:
+        raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
     return store
 
 
@@ -438,6 +593,7 @@ def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> ArraySlic
     """An array as it lies on disk, in the parts in which it is read; arguments and errors as in ``read_arrays``."""
     import tensorstore as ts
 
+    try_out(directory, [key], ocdbt=ocdbt, zarr3=zarr3)
     store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
     whole = ArraySlice.whole(key, tuple(store.shape), store.dtype.numpy_dtype)
     return replace(whole, chunk=tuple(store.chunk_layout.read_chunk.shape or store.shape))
@@ -475,6 +631,13 @@ def read_each(
     import tensorstore as ts
 
     context = _context(ts, mapped=mapped and is_local(directory))
+    plain = not is_local(directory) or (ocdbt and _is_plain(directory))
+    if not plain:
+        wanted = list(wanted)
+        try_out(directory, dict.fromkeys(placed.key for placed in wanted), ocdbt=ocdbt, zarr3=zarr3)
+        for placed in wanted:  # no more is read apart than what is wanted, whatever an array is said to be
+            _open_wanted(ts, context, directory, placed, ocdbt, zarr3)
+        try_out(directory, wanted, ocdbt=ocdbt, zarr3=zarr3)
     reads: deque[tuple[ArraySlice, Array, Any]] = deque()
 
     def finish() -> Array:
@@ -491,12 +654,9 @@ def read_each(
     for placed in wanted:
         if cancelled():
             break
-        store = _open_for_reading(ts, context, directory, placed.key, ocdbt, zarr3)
-        shape = tuple(store.shape)
-        if shape != placed.full_shape:
-            raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
-        if store.dtype.name != placed.dtype.name:
-            raise InvalidArgumentError(f"{placed.key!r} in {directory} is {store.dtype.name}, not {placed.dtype.name}")
+        store = _open_wanted(ts, context, directory, placed, ocdbt, zarr3)
+        if plain and is_local(directory) and _is_packed(store):
+            _try_out(directory, [placed], ocdbt, zarr3)
         try:
             array = aligned(placed.shape, placed.dtype)
         except MemoryError:
@@ -517,6 +677,7 @@ def read_arrays(directory: str, wanted: Sequence[ArraySlice], *, ocdbt: bool, za
 
 
 __all__ = [
+    "MANIFEST_FILE",
     "NOTHING_THERE",
     "Checksums",
     "absolute",
@@ -539,6 +700,7 @@ __all__ = [
     "small_text",
     "sync",
     "sync_tree",
+    "try_out",
     "write_arrays",
     "write_error",
     "write_store",

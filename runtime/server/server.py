@@ -57,7 +57,7 @@ from runtime.transport.connection import current_identity
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.listener import ServerCounters, TensorServer
 from runtime.transport.roles import ANYBODY, Identity, identity_of
-from runtime.transport.security import WAYS_OUT, Refusals, Security, leave_token, share
+from runtime.transport.security import WAYS_OUT, Refusals, Security, leave_token, no_handshake, share
 from runtime.transport.token_files import KEY_BYTES
 
 DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
@@ -207,7 +207,7 @@ class Server:
             self.certificates.check()
         self._own = self._own_identity()
         self._audit = AuditLog(str(self.task), audit_log or os.environ.get(AUDIT_VARIABLE))
-        refusals = Refusals(str(self.task), self._audit)
+        refusals = self._refusals = Refusals(str(self.task), self._audit)
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
         self._pools = CallPools(limits, refusals)
         self._grpc = grpc.server(
@@ -298,6 +298,15 @@ class Server:
     def unix_path(self) -> str | None:
         """Path of the tensor channel's Unix socket, None without one."""
         return self._tensors.unix_path
+
+    def tell_refused(self, peer: str, why: str | Exception) -> None:
+        """Tells that the endpoint with this task's figures has refused a client, as of a client of its own ports.
+
+        Args:
+            peer: address of the client, without a port.
+            why: in words, or what its TLS handshake has failed by.
+        """
+        self._refusals.tell(peer, f"{no_handshake(why) if isinstance(why, Exception) else why} (metrics)")
 
     def start(self) -> None:
         """Starts serving; does nothing the second time.

@@ -1,10 +1,8 @@
 """The server side of one connection: the hello, then call after call on a thread of its own."""
 
 import contextlib
-import hmac
 import ipaddress
 import os
-import secrets
 import socket
 import ssl
 import threading
@@ -37,10 +35,11 @@ from runtime.transport.codec import (
     fixed_payload,
     payload_nbytes,
 )
+from runtime.transport.greeting import Greeting
 from runtime.transport.handles import ORDERS
 from runtime.transport.reply_cache import LaneRecord, LaneTable, Superseded
 from runtime.transport.roles import ANYBODY, Identity, identity_of
-from runtime.transport.security import NOT_TLS, Refusals, no_handshake, speaks_tls, tensor_proof
+from runtime.transport.security import NOT_TLS, Refusals, no_handshake, speaks_tls
 
 # A frame is received with its header right before an aligned payload.
 _PAYLOAD_AT: Final = 64
@@ -229,8 +228,10 @@ class Connection:
         heard_at: the same of the last ping, or of the beginning.
     """
 
-    def __init__(self, context: ServerContext, sock: socket.socket, ssl_context: ssl.SSLContext | None) -> None:
-        """Takes an accepted socket."""
+    def __init__(
+        self, context: ServerContext, sock: socket.socket, greeting: Greeting, ssl_context: ssl.SSLContext | None
+    ) -> None:
+        """Takes an accepted socket, and with TLS the whole greeting, which without is over."""
         self.client = 0
         self.lane = 0
         self.who = ANYBODY
@@ -248,6 +249,7 @@ class Connection:
         self._frame_from = 0
         self._context = context
         self._sock = sock
+        self._greeting = greeting
         self._ssl_context = ssl_context
         self._sock_lock = threading.Lock()
         self._closed = False
@@ -273,8 +275,10 @@ class Connection:
                 logging.debug("Connection of client %x, lane %d: %s", self.client, self.lane, error)
         except UnauthenticatedError as error:
             self._context.refusals.tell(self.peer_host, f"{error.message} (tensors)")
+        except ResourceExhaustedError as error:
+            self._context.refusals.tell(self.peer_host, error.message, "limit")
         except OpError as error:  # not a client of ours, or a damaged one
-            logging.warning("Tensor connection from %s refused: %s", self.peer_host, error)
+            self._context.refusals.tell(self.peer_host, f"{error.message} (tensors)")
         except Exception:
             logging.exception("Tensor connection from %s failed", self.peer_host)
         finally:
@@ -362,13 +366,9 @@ class Connection:
                     self._refuse_plainly(secure)
                 raise
             secure.settimeout(_TLS_TICK_SECS)
+            self._hear()
         sockets.tune_buffers(self._sock)
-        hello = frames.decode_hello(self._read(frames.HELLO, frames.HELLO_BYTES))
-        self._check(hello)
-        if not hello.client:
-            nobody = InvalidArgumentError("a client's id is not 0: that stands for nobody")
-            self._send_error(0, nobody)
-            raise nobody
+        hello = self._greeting.hello
         try:
             self._identify()
             self.client, self.lane = hello.client, hello.lane
@@ -376,10 +376,7 @@ class Connection:
             attached = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now, self.who)
             self._record, known, before = attached
         except (PermissionDeniedError, ResourceExhaustedError) as error:
-            if isinstance(error, ResourceExhaustedError):
-                context.refusals.tell(self.peer_host, error.message, "limit")
-            self._send_error(0, error)
-            raise
+            raise self._refusal(error) from None
         if isinstance(before, Connection):
             before.interrupt()
             if before.busy:
@@ -387,6 +384,19 @@ class Connection:
         flags = frames.RESUMED if known else 0
         self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
         self.welcomed = True
+
+    def _hear(self) -> None:
+        """Hears the greeting of a client that speaks TLS."""
+        greeting = self._greeting
+        while greeting.wanted:
+            window = memoryview(bytearray(greeting.wanted))
+            sockets.receive_rest(self._sock, window, self)
+            try:
+                answer = greeting.hear(window)
+            except OpError as error:
+                raise self._refusal(error) from None
+            if answer:
+                self._sock.sendall(answer)
 
     def _identify(self) -> None:
         """Sees who the client is, and that its role lets it connect; raises PermissionDeniedError."""
@@ -423,44 +433,11 @@ class Connection:
             plain.recv(frames.MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)  # else closing would take our answer back
             plain.send(head + payload, socket.MSG_DONTWAIT)
 
-    def _read(self, expected: int, most: int) -> bytes:
-        """The payload of a frame before the welcome."""
-        window = memoryview(bytearray(frames.HEADER_BYTES))
-        sockets.receive_rest(self._sock, window, self)
-        fields = frames.unpack_header(window)
-        try:
-            frames.check_header(fields, most)
-        except OpError as error:
-            self._send_error(0, error)  # what is no frame to us may be a TLS client, which can tell from it
-            raise
-        if fields[1] != expected:
-            raise DataLossError(f"a frame before the welcome has kind {fields[1]}, expected {expected}")
-        payload = memoryview(bytearray(fields[6]))
-        sockets.receive_rest(self._sock, payload, self)
-        return bytes(payload)
-
-    def _check(self, hello: frames.Hello) -> None:
-        """Sees that the client has the token, and shows it that we have it.
-
-        Raises:
-            UnauthenticatedError: it has not, or is another user's; it has been told.
-        """
-        context, refused = self._context, ""
-        if sockets.peer_user(self._sock) not in (None, os.geteuid(), 0):
-            refused = "it is a process of another user"
-        elif context.key is not None:
-            nonce = secrets.token_bytes(frames.NONCE_BYTES)
-            about = (nonce, hello, context.task, context.incarnation)
-            payload = nonce + tensor_proof(context.key, b"server", *about)
-            head = frames.pack_header(frames.MAGIC, frames.CHALLENGE, 0, 0, 0, context.incarnation, len(payload))
-            self._sock.sendall(head + payload)
-            proof = self._read(frames.PROOF, frames.PROOF_BYTES)
-            if not hmac.compare_digest(proof, tensor_proof(context.key, b"client", *about)):
-                refused = "it has not shown that it has the token"
-        if refused:
-            error = UnauthenticatedError(refused)
+    def _refusal(self, error: OpError) -> OpError:
+        """Tells a client why it is not welcome, if it still listens; gives the error, which is told of here, too."""
+        with contextlib.suppress(OSError):
             self._send_error(0, error)
-            raise error
+        return error
 
     def _serve(self) -> None:
         sock = self._sock
@@ -627,11 +604,11 @@ class Connection:
             start = self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have]
             self._allocate(length)
             self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have] = start
-        self._receive(self._window[count : length + frames.HEADER_BYTES])
+        self._receive(self._window[count : length + frames.HEADER_BYTES], have)
 
-    def _receive(self, window: memoryview) -> None:
-        """Receives a part of a call for which the client may not take as long as it likes."""
-        self._frame_from, self._frame_at = self.progress, time.monotonic()
+    def _receive(self, window: memoryview, have: int = 0) -> None:
+        """Receives a part of a call for which the client may not take as long as it likes; so much came before."""
+        self._frame_from, self._frame_at = self.progress - have, time.monotonic()
         try:
             sockets.receive_rest(self._sock, window, self)
         finally:

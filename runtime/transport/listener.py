@@ -5,21 +5,23 @@ import os
 import select
 import shutil
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from absl import logging
 
-from runtime.errors import ResourceExhaustedError
+from runtime.errors import OpError, ResourceExhaustedError
 from runtime.limits import Limits
-from runtime.transport import frames, socket_dirs
+from runtime.transport import frames, socket_dirs, sockets
 from runtime.transport.certificates import Context
 from runtime.transport.connection import Connection, Handler, Reply, ServerContext, peer_host
 from runtime.transport.endpoint import Endpoint, fast_path_enabled, host_id
+from runtime.transport.greeting import Greeting
 from runtime.transport.reply_cache import LaneTable
 from runtime.transport.roles import ANYBODY, Identity
 from runtime.transport.security import Refusals
@@ -64,12 +66,20 @@ class ServerCounters:
     bytes_out: int
 
 
+class _Newcomer(NamedTuple):
+    """A plain connection whose client introduces itself."""
+
+    sock: socket.socket
+    accepted_at: float
+    greeting: Greeting
+
+
 class TensorServer:
     """Serves the calls of lanes, each connection on a thread of its own: a call that blocks blocks only its lane.
 
     One more thread accepts connections, notices clients that hang up during a call, and forgets old lanes. It also
-    waits for the first byte of each connection, so that one that says nothing costs a descriptor and no thread; where
-    there are too many it ends those that are silent, and not those that work.
+    waits for the first byte of each connection, and hears who its client is, so that a stranger costs a descriptor and
+    no thread, unless it speaks TLS; where there are too many it ends those that are silent, and not those that work.
     """
 
     def __init__(
@@ -129,6 +139,8 @@ class TensorServer:
         self._lock = threading.Lock()
         self._silent: dict[int, tuple[socket.socket, float]] = {}
         """Accepted connections of which no byte has come, by descriptor, the oldest first; of the listener thread."""
+        self._greeting: dict[int, _Newcomer] = {}
+        """Plain connections whose client has begun to say who it is, the oldest first; of the listener thread."""
         self._shaking: dict[int, Connection] = {}
         """Those that may not have been welcomed yet, the oldest first; of the listener thread."""
         self._idle: dict[Connection, tuple[int, float, float]] = {}
@@ -171,7 +183,7 @@ class TensorServer:
         with self._lock:
             live = [connection for connection, _ in [*self._connections.values(), *self._ended]]
             return ServerCounters(
-                connections=len(self._connections) + len(self._silent),
+                connections=len(self._connections) + len(self._silent) + len(self._greeting),
                 accepted=self._accepted,
                 lanes=len(self._context.lanes),
                 calls=self._past[0] + sum(c.calls for c in live),
@@ -347,6 +359,8 @@ class TensorServer:
                             self._accept_some(self._listeners[fd])
                         elif fd in self._silent:
                             self._first_byte(fd)
+                        elif fd in self._greeting:
+                            self._hear(fd)
                         elif fd != self._wake:
                             self._hung_up(fd)
                         else:
@@ -363,6 +377,8 @@ class TensorServer:
                 listener.close()
             while self._silent:
                 self._silent.popitem()[1][0].close()
+            while self._greeting:
+                self._greeting.popitem()[1].sock.close()
 
     def _accept_some(self, listener: socket.socket) -> None:
         for _ in range(_AT_ONCE):
@@ -391,14 +407,14 @@ class TensorServer:
     def _make_room(self) -> ResourceExhaustedError | None:
         """Ends a connection where one more would be too many; gives the error when there is none that may be ended."""
         limits = self._limits
-        if len(self._silent) + len(self._shaking) >= limits.handshakes:
+        if self._newcomers() >= limits.handshakes:
             for fd in [fd for fd, c in self._shaking.items() if c.welcomed or c.gone]:
                 del self._shaking[fd]
-            if len(self._silent) + len(self._shaking) >= limits.handshakes:
+            if self._newcomers() >= limits.handshakes:
                 self._end_handshake()
         with self._lock:
             living = [c for c, _ in self._connections.values() if not c.gone]
-        if len(living) + len(self._silent) < limits.connections or self._end_handshake():
+        if len(living) + len(self._silent) + len(self._greeting) < limits.connections or self._end_handshake():
             return None
         now = time.monotonic()
         idlest = longest_idle(
@@ -410,6 +426,9 @@ class TensorServer:
         idlest.interrupt()
         return None
 
+    def _newcomers(self) -> int:
+        return len(self._silent) + len(self._greeting) + len(self._shaking)
+
     def _end_handshake(self) -> bool:
         """Ends the oldest connection that has said nothing, else the oldest that has not shown who it is."""
         if self._silent:
@@ -418,6 +437,10 @@ class TensorServer:
                 self._tell(peer_host(sock), "handshakes", "a connection that says nothing gives way to a new one")
             self._flooded += 1
             self._end_silent(fd)
+            return True
+        for newcomer in self._greeting.values():
+            self._tell(peer_host(newcomer.sock), "handshakes", "a connection that says no hello gives way to a new one")
+            self._end_greeting(newcomer)
             return True
         for fd, connection in self._shaking.items():
             if not (connection.welcomed or connection.gone):
@@ -442,8 +465,12 @@ class TensorServer:
         sock, _ = self._silent.pop(fd)
         sock.close()  # epoll forgets it
 
+    def _end_greeting(self, newcomer: _Newcomer) -> None:
+        del self._greeting[newcomer.sock.fileno()]
+        newcomer.sock.close()
+
     def _first_byte(self, fd: int) -> None:
-        sock, _ = self._silent[fd]
+        sock, accepted_at = self._silent[fd]
         try:
             if not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                 self._end_silent(fd)
@@ -452,17 +479,57 @@ class TensorServer:
             self._end_silent(fd)
             return
         del self._silent[fd]
+        of_other_user = sockets.peer_user(sock) not in (None, os.geteuid(), 0)
+        context = self._context
+        greeting = Greeting(context.task, context.key, context.incarnation, of_other_user=of_other_user)
+        if self._tls is not None and sock.family != socket.AF_UNIX:
+            self._begin(sock, greeting, self._tls)
+            return
+        self._greeting[fd] = _Newcomer(sock, accepted_at, greeting)
+        self._hear(fd)
+
+    def _hear(self, fd: int) -> None:
+        """Hears what has come of a greeting, and answers; begins with the connection when it is over."""
+        newcomer = self._greeting[fd]
+        sock, _, greeting = newcomer
         try:
-            self._begin(sock)
+            while greeting.wanted:
+                said = sock.recv(greeting.wanted, socket.MSG_DONTWAIT)
+                if not said:
+                    raise ConnectionResetError("the client has hung up")
+                answer = greeting.hear(said)
+                if answer and sock.send(answer, socket.MSG_DONTWAIT) != len(answer):
+                    raise ConnectionAbortedError("the client takes no answer")
+        except BlockingIOError:
+            assert self._epoll is not None
+            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
+        except OpError as error:
+            self._context.refusals.tell(peer_host(sock), f"{error.message} (tensors)")
+            payload = frames.encode_error(error)
+            head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, 0, 0, len(payload))
+            with contextlib.suppress(OSError):  # it has hung up
+                sock.send(head + payload, socket.MSG_DONTWAIT)
+                with contextlib.suppress(BlockingIOError):  # nothing has come
+                    sock.recv(frames.MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)  # else closing would take the answer back
+            self._end_greeting(newcomer)
+        except OSError:
+            self._end_greeting(newcomer)
+        else:
+            del self._greeting[fd]
+            self._begin(sock, greeting, None)
+
+    def _begin(self, sock: socket.socket, greeting: Greeting, tls: Context | None) -> None:
+        """Has a thread serve a connection; closes it where that is not possible."""
+        try:
+            self._start_thread(sock, greeting, None if tls is None else tls())
         except (RuntimeError, MemoryError, OSError) as error:  # no thread, memory or descriptor to be had just now
             sock.close()  # its client tries again
             logging.error("Cannot serve a tensor connection, it is closed: %s: %s", type(error).__name__, error)
             self._context.stopping.wait(_TROUBLE_SECS)
 
-    def _begin(self, sock: socket.socket) -> None:
+    def _start_thread(self, sock: socket.socket, greeting: Greeting, ssl_context: ssl.SSLContext | None) -> None:
         sock.setblocking(True)
-        context = None if self._tls is None or sock.family == socket.AF_UNIX else self._tls()
-        connection = Connection(self._context, sock, context)
+        connection = Connection(self._context, sock, greeting, ssl_context)
         thread = threading.Thread(
             target=self._serve, args=(connection,), name=f"tensor connection {self._accepted}", daemon=True
         )
@@ -513,6 +580,8 @@ class TensorServer:
         late, self._flooded = now - self._limits.hello_secs, 0
         for fd in [fd for fd, (_, accepted_at) in self._silent.items() if accepted_at < late]:
             self._end_silent(fd)
+        for newcomer in [n for n in self._greeting.values() if n.accepted_at < late]:
+            self._end_greeting(newcomer)
         with self._lock:
             connections = [connection for connection, _ in self._connections.values()]
         for connection in connections:

@@ -16,6 +16,7 @@ import harness
 import runtime as rt
 from runtime.checkpoint.participant import UNFENCED
 from runtime.checkpoint.roots import ROOT_VARIABLE, Roots, roots_of
+from runtime.checkpoint.storage import MANIFEST_FILE
 from runtime.proto import services_pb2 as pb
 from tests.kit.processes import ROOT
 from tests.runtime import kit
@@ -129,7 +130,15 @@ def test_a_comparison_is_of_files_of_the_step_that_is_named(
         they.verify(root, name, b"1234")
 
 
+def test_nothing_is_compared_but_files_of_checkpoints(they: Stranger, root: pathlib.Path) -> None:
+    (root / "events").write_bytes(b"1234")
+    for guess in (b"1234", b"4321"):
+        with refused(grpc.StatusCode.FAILED_PRECONDITION, str(root / MANIFEST_FILE), "is not there"):
+            they.verify(root, "events", guess)
+
+
 def test_a_comparison_tells_whether_and_nothing_else(they: Stranger, root: pathlib.Path) -> None:
+    (root / MANIFEST_FILE).touch()
     (root / "file").write_bytes(b"x" * 123457)
     assert they.verify(root, "file", b"x" * 123457) == []
     answers = [they.verify(root, "file", guess) for guess in (b"", b"x" * 5, b"x" * 123458, b"y" * 123457)]
@@ -140,6 +149,7 @@ def test_a_comparison_tells_whether_and_nothing_else(they: Stranger, root: pathl
 def test_only_regular_files_are_compared_and_read(they: Stranger, root: pathlib.Path, kind: str) -> None:
     write(they, root)
     path = root / "ocdbt.process_1ps0" / "thing"
+    (path.parent / MANIFEST_FILE).touch()
     with socket.socket(socket.AF_UNIX) as sock:
         {
             "pipe": lambda: os.mkfifo(path),
@@ -259,9 +269,11 @@ def test_a_server_with_an_empty_root_keeps_no_checkpoints(root: pathlib.Path) ->
 
 def test_without_a_root_directories_do_and_devices_do_not(root: pathlib.Path) -> None:
     with rt.Server(kit.addresses(local=1), "local", 0) as server, stranger(server) as they:
+        (root / MANIFEST_FILE).touch()
         (root / "file").write_bytes(b"1")
+        (root / "zero").symlink_to("/dev/zero")
         assert they.verify(root, "file", b"1") == []
-        assert they.verify("/dev", "zero", b"") == ["zero: is not a regular file"]
+        assert they.verify(root, "zero", b"") == ["zero: is not a regular file"]
         (root / "w").mkdir()
         (root / "w" / ".zarray").symlink_to("/dev/zero")
         with refused(LOST, "w/.zarray is not a regular file"):

@@ -149,6 +149,30 @@ def test_what_is_read_is_aligned_for_xla(tmp_path: pathlib.Path, mapped: bool) -
     assert [a.tolist() for a in found] == [a.tolist() for a in arrays.values()]
 
 
+def test_an_index_that_says_that_it_is_plain_and_is_not_is_tried_out(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "store"
+    arrays = {f"x{i}": np.arange(500, dtype=np.float32) for i in range(9)}
+    placed = [ArraySlice(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
+    list(storage.write_arrays(str(directory), zip(placed, arrays.values(), strict=True), group_bytes=4000))
+    manifest = directory / "manifest.ocdbt"
+    whole = manifest.read_bytes()
+    assert storage._is_plain(str(directory))
+    for end in range(100):
+        manifest.write_bytes(whole[:end])
+        assert not storage._is_plain(str(directory))
+    manifest.write_bytes(whole[:40] + b"\xff" * (1 << 20))  # numbers without an end
+    assert not storage._is_plain(str(directory))
+    manifest.write_bytes(whole)
+    root = storage._plain_root(whole)
+    assert root is not None
+    path, offset = root
+    node = bytearray((directory / path).read_bytes())
+    assert node[offset + 13] == 0
+    node[offset + 13] = 1  # the manifest says nothing of it
+    (directory / path).write_bytes(node)
+    assert not storage._is_plain(str(directory))
+
+
 def test_work_in_the_background_steps_aside_and_its_errors_come_back() -> None:
     def niceness() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

@@ -133,6 +133,7 @@ def write_zarr(directory: pathlib.Path, shape: list[int], chunks: list[int], dat
     (directory / "0").write_bytes(data)
 
 
+@pytest.mark.cluster  # packed: it is tried out by a process of its own
 def test_a_chunk_that_dwarfs_its_array_is_refused(server: rt.Server, tmp_path: pathlib.Path) -> None:
     packer = zlib.compressobj(9)
     zeros = bytes(1 << 20)

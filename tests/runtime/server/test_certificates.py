@@ -7,7 +7,6 @@ import contextlib
 import os
 import pathlib
 import re
-import secrets
 import socket
 import ssl
 import subprocess
@@ -17,7 +16,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import runtime as rt
@@ -31,73 +29,10 @@ from runtime.transport.security import VARIABLE, Security
 from tests.kit import certificates
 from tests.kit.processes import ROOT
 from tests.runtime import kit
+from tests.runtime.server.kit import PORTS, PS, Training, answer, context_of, figures, told
 from tests.runtime.transport.kit import eventually, read, send
 
 pytestmark = pytest.mark.cluster
-
-PS = "/job:ps/task:0"
-OUTSIDE = "127.0.0.9"
-"""Where the tests ask for figures as from another machine."""
-
-
-class Training:
-    """A ps and a worker with certificates, as if in two processes, and a worker's session that never stops."""
-
-    def __init__(self, directory: pathlib.Path) -> None:
-        self.directory = directory
-        self.security = Security(certificates=directory)
-        cluster = kit.addresses(ps=1, worker=1)
-        self.stack = contextlib.ExitStack()
-        self.ps = self.stack.enter_context(rt.Server(cluster, "ps", 0, security=self.security))
-        self.worker = self.stack.enter_context(rt.Server(cluster, "worker", 0, security=self.security))
-        for server in (self.ps, self.worker):
-            tasks.withdraw(server.address, server)  # others in this process reach it as any process would,
-            server._unshare()  # and have nothing from it
-        self.metrics = self.stack.enter_context(MetricsServer(self.ps, 0, "0.0.0.0"))
-        self.steps = 0
-        self.failure: BaseException | None = None
-        self._over = threading.Event()
-        self._moved = threading.Condition()
-        with rt.Graph().as_default() as graph, rt.device(PS):
-            self._w = rt.Variable(np.zeros(3, np.float32), name="w")
-            self._step = self._w.assign_add(np.ones(3, np.float32))
-            initialize = rt.global_variables_initializer()
-        self._session = self.stack.enter_context(rt.Session(self.worker.target, graph, security=self.security))
-        self._session.run(initialize)
-        self._thread = threading.Thread(target=self._train, name="trains")
-        self._thread.start()
-
-    def _train(self) -> None:
-        try:
-            while not self._over.is_set():
-                self._session.run(self._step)
-                with self._moved:
-                    self.steps += 1
-                    self._moved.notify_all()
-        except BaseException as error:
-            self.failure = error
-            with self._moved:
-                self._moved.notify_all()
-
-    def goes_on(self, steps: int = 20) -> None:
-        """Waits until training has gone on for some steps."""
-        with self._moved:
-            goal = self.steps + steps
-            assert self._moved.wait_for(lambda: self.steps >= goal or self.failure is not None, 120)
-        assert self.failure is None
-
-    def close(self) -> None:
-        self._over.set()
-        self._thread.join(60)
-        try:
-            assert self.failure is None
-            assert self._session.run(self._w).tolist() == [self.steps] * 3
-        finally:
-            self.stack.close()
-
-    def endpoint(self, way: str) -> Endpoint:
-        there = self.ps._tensors.endpoint("127.0.0.1")
-        return there if way == "unix" else Endpoint(there.host, there.port, None, there.host_id, there.incarnation)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +43,7 @@ def authority() -> CA:
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory, authority: CA) -> Iterator[Training]:
     before = os.environ.pop(VARIABLE, None)
-    made = Training(certificates.make(tmp_path_factory.mktemp("certs") / "certs", authority))
+    made = Training(Security(certificates=certificates.make(tmp_path_factory.mktemp("certs") / "certs", authority)))
     try:
         yield made
         made.close()
@@ -191,52 +126,6 @@ def test_a_lane_of_ours_is_refused_and_told_why(
     training.goes_on()
 
 
-def told(caplog: pytest.LogCaptureFixture, pattern: str) -> list[str]:
-    return [r.getMessage() for r in caplog.records if re.search(pattern, r.getMessage())]
-
-
-def context_of(authority: CA | None, pair: tuple[bytes, bytes] | None, tmp_path: pathlib.Path) -> ssl.SSLContext:
-    """A client of Python's own, which looks at nothing itself."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    if pair is not None:
-        (tmp_path / "key").write_bytes(pair[0])
-        (tmp_path / "pem").write_bytes(pair[1])
-        context.load_cert_chain(tmp_path / "pem", tmp_path / "key")
-    return context
-
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-PORTS = ("grpc", "tensors", "metrics")
-
-
-def greeting(way: str) -> bytes:
-    """How a client begins."""
-    if way == "tensors":
-        hello = frames.encode_hello(frames.Hello(secrets.randbits(60) | 1, 1, 1, bytes(16)))
-        return frames.pack_header(frames.MAGIC, frames.HELLO, 0, 0, 0, 0, len(hello)) + hello
-    return PREFACE if way == "grpc" else b"GET /metrics HTTP/1.0\r\n\r\n"
-
-
-def port_of(training: Training, way: str) -> int:
-    ports = {"grpc": split_address(training.ps.address)[1], "tensors": training.ps.data_port}
-    return ports.get(way, training.metrics.port)
-
-
-def answer(training: Training, way: str, context: ssl.SSLContext | None) -> bytes:
-    """What a stranger hears at a port who begins as is usual there; nothing when it is hung up on."""
-    with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(training, way)), timeout=60))
-        try:
-            if context is not None:
-                sock = stack.enter_context(context.wrap_socket(sock))
-            sock.sendall(greeting(way))
-            return sock.recv(1000)
-        except (ssl.SSLError, ConnectionError):
-            return b""
-
-
 STRANGERS: dict[str, Callable[[CA], tuple[bytes, bytes] | None]] = {
     "without a certificate": lambda authority: None,
     "of another CA": lambda authority: certificates.pair_of(CA.make()),
@@ -257,7 +146,7 @@ def test_who_shows_no_certificate_that_is_good_hears_nothing(
 ) -> None:
     training.ps._tensors._context.refusals._told.clear()
     assert answer(training, way, context_of(authority, STRANGERS[kind](authority), tmp_path)) == b""
-    logged = {"tensors": f"{PS} refuses a client", "metrics": "figures are refused to 127.0.0.1"}
+    logged = dict.fromkeys(("tensors", "metrics"), f"{PS} refuses a client at 127.0.0.1: .*[(]{way}[)]")
     if way in logged:  # gRPC says it itself, on its own terms
         assert eventually(lambda: bool(told(caplog, logged[way])))
     good = context_of(authority, certificates.pair_of(authority), tmp_path)
@@ -345,14 +234,6 @@ def _pump(source: socket.socket, sink: socket.socket, seen: bytearray | None = N
                 seen += data
             sink.sendall(data)
         sink.shutdown(socket.SHUT_WR)
-
-
-def figures(training: Training, given: ssl.SSLContext | None) -> str:
-    scheme = "http" if given is None else "https"
-    with urllib.request.urlopen(
-        f"{scheme}://127.0.0.1:{training.metrics.port}/metrics", timeout=60, context=given
-    ) as a:
-        return str(a.read().decode())
 
 
 def test_figures_are_for_who_shows_a_certificate(training: Training, tmp_path: pathlib.Path, authority: CA) -> None:
@@ -537,7 +418,7 @@ def test_a_token_for_figures_is_not_the_token(tmp_path: pathlib.Path, caplog: py
                     ask(shown)
                 assert caught.value.code == 401
                 caught.value.close()
-    assert told(caplog, "figures are refused to 127.0.0.1")
+    assert told(caplog, r"refuses a client at 127.0.0.1: it has not shown the bearer token .*\(metrics\)")
 
 
 # -- the end of a certificate ----------------------------------------------------------------------------------
@@ -602,7 +483,7 @@ def test_certificates_that_are_replaced_under_training_cost_no_step(
     monkeypatch.delenv(VARIABLE, raising=False)
     directory = certificates.make(tmp_path / "certs", authority)
     new = CA.make()
-    training = Training(directory)
+    training = Training(Security(certificates=directory))
     serials = set()
     try:
         for round in range(ROUNDS):

@@ -180,7 +180,7 @@ def test_the_tensor_channel_takes_the_token_and_nothing_else(server: rt.Server, 
         send(file, frames.HELLO, frames.encode_hello(frames.Hello(7, 1, 1, bytes(16))))
         assert read(file)[0] == frames.CHALLENGE
         send(file, frames.CALL, b"")
-        assert read(file)[0] == 0
+        assert read(file)[0] == frames.ERROR
     assert server.transport_counters.calls == 0
 
 

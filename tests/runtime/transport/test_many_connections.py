@@ -174,7 +174,7 @@ def test_a_call_that_comes_slowly_at_the_rate_that_is_asked_is_served() -> None:
         assert hello(file, 1)[0] == WELCOMED
         sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.ECHO_FIXED, 1, 1, length) + bytes(length - 1))
         (connection, _), *_ = server._connections.values()
-        assert eventually(lambda: connection.progress > 0)
+        assert eventually(lambda: connection._frame_at > 0)
         threading.Event().wait(0.5)  # longer than frame_secs
         sock.sendall(bytes(1))
         assert kit.read(file)[0] == frames.REPLY
