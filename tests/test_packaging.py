@@ -32,7 +32,7 @@ def test_every_package_tells_the_version() -> None:
 @pytest.mark.cluster
 def test_commands_are_functions() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert set(scripts) == {"bellwether-inspect", "bellwether-launch", "bellwether-status"}
+    assert set(scripts) == {"bellwether-certs", "bellwether-inspect", "bellwether-launch", "bellwether-status"}
     for where in scripts.values():
         module, _, function = where.partition(":")
         asked = f"import {module} as m; assert callable(m.{function})"
