@@ -1,6 +1,7 @@
 """Imports point one way: from models to harness to runtime, down the rooms of each, and never in a circle."""
 
 import ast
+import functools
 import pathlib
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ FACES = ("runtime", "runtime.lowlevel")
 
 def _imports(tree: ast.AST) -> Iterator[tuple[int, str, str | None]]:
     """Line, module and name of every absolute import: `import a.b` gives (a.b, None), `from a.b import c` (a.b, c)."""
-    for node in ast.walk(tree):
+    for node in house.statements(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name, None
@@ -24,6 +25,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[int, str, str | None]]:
                 yield node.lineno, node.module, alias.name
 
 
+@functools.cache
 def _public(face: str, root: pathlib.Path = house.ROOT) -> set[str]:
     path = house.modules("runtime", root)[face]
     for node in house.tree(path).body:
@@ -38,7 +40,7 @@ def _used_of_runtime(tree: ast.AST) -> Iterator[tuple[int, str, str | None]]:
     for line, module, name in _imports(tree):
         if module.split(".")[0] == "runtime":
             yield line, module, name
-    for node in ast.walk(tree):
+    for node in house.statements(tree):
         if isinstance(node, ast.Import):
             known |= {alias.asname: alias.name for alias in node.names if alias.asname and alias.name in FACES}
         elif isinstance(node, ast.ImportFrom) and node.module == "runtime":

@@ -99,13 +99,24 @@ def tree(path: pathlib.Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def statements(module: ast.AST) -> Iterator[ast.AST]:
+    """All statements of a module, the nested ones too, without their expressions: a tenth of ``ast.walk``'s nodes."""
+    left = [module]
+    while left:
+        statement = left.pop()
+        yield statement
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left.extend(getattr(statement, part, ()))
+
+
+@functools.cache
 def imports(package: str, root: pathlib.Path = ROOT) -> list[Import]:
     """All imports within a package: also those in functions, under TYPE_CHECKING, and relative ones."""
     known = modules(package, root)
     found = []
     for name, path in known.items():
         within = path.relative_to(root).parent.parts
-        for node in ast.walk(tree(path)):
+        for node in statements(tree(path)):
             for imported in _imported(node, within, known):
                 if imported != name:
                     found.append(Import(name, imported, node.lineno))  # type: ignore[attr-defined]

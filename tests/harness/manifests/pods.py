@@ -171,7 +171,7 @@ class Node:
         fields = {f"metadata.labels['{label}']": value for label, value in labels.items()} | {"status.podIP": address}
         env = {e["name"]: e["value"] if "value" in e else fields[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in container["env"]}  # fmt: skip # noqa: E501
         # As a container runtime sets it: the home of the user in the image, which need not be there or be writable.
-        image = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "HOME": "/home/bellwether"}
+        image = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "HOME": "/nowhere"}
         image |= {"MNIST_DIR": os.environ["MNIST_DIR"]} if "MNIST_DIR" in os.environ else {}
         contained = {
             "host": name,
