@@ -159,28 +159,40 @@ def find_identity(argv: Sequence[str], environ: Mapping[str, str], ps: int = 1) 
     told = _flags(argv)
     if told:
         return _from_flags(told)
-    if environ.get("TF_CONFIG"):
-        resolver = rt.TFConfigClusterResolver()
-        cluster, job, index = resolver.cluster_spec(), resolver.task_type, resolver.task_id
-        if cluster.jobs:
-            if job is None:
-                raise rt.InvalidArgumentError(
-                    'TF_CONFIG has a cluster but no "task": add {"type": "worker", "index": 0}'
-                )
-            return TaskIdentity(cluster, job, index or 0, "TF_CONFIG")
+    if environ.get("TF_CONFIG") and (found := _from_tf_config()):
+        return found
     if environ.get("JOBSET_NAME"):
         spec, task = rt.JobSetClusterResolver().checked()
         return TaskIdentity(spec, task.job, task.index, "JobSet")
-    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
-    if tasks > 1:
-        if not 0 < ps < tasks:
-            raise rt.InvalidArgumentError(
-                f"a Slurm step of {tasks} tasks cannot have {ps} ps and workers too: raise srun --ntasks, or change "
-                "join_cluster(ps=...)"
-            )
-        slurm = rt.SlurmClusterResolver({"ps": ps, "worker": tasks - ps})
-        return TaskIdentity(slurm.cluster_spec(), str(slurm.task_type), slurm.task_id or 0, "Slurm")
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks != "1":
+        return _from_slurm(tasks, ps)
     return TaskIdentity(None, "worker", 0, "no cluster in flags, TF_CONFIG, a JobSet or a Slurm step")
+
+
+def _from_tf_config() -> TaskIdentity | None:
+    """None where TF_CONFIG tells of no cluster."""
+    resolver = rt.TFConfigClusterResolver()
+    try:
+        if not resolver.cluster_spec().jobs and resolver.task_type != "evaluator":
+            return None
+    except (TypeError, ValueError):
+        pass  # what is wrong is said by `checked`, in one line
+    cluster, task = resolver.checked()
+    return TaskIdentity(cluster, task.job, task.index, "TF_CONFIG")
+
+
+def _from_slurm(tasks: str, ps: int) -> TaskIdentity:
+    if not tasks.isdecimal() or not 0 < ps < int(tasks):
+        raise rt.InvalidArgumentError(
+            f"a Slurm step of {tasks} tasks (SLURM_STEP_NUM_TASKS) cannot have {ps} ps and workers too: raise srun "
+            "--ntasks, or change join_cluster(ps=...)"
+        )
+    try:
+        slurm = rt.SlurmClusterResolver({"ps": ps, "worker": int(tasks) - ps})
+    except RuntimeError as error:
+        raise rt.InvalidArgumentError(str(error)) from None
+    return TaskIdentity(slurm.cluster_spec(), str(slurm.task_type), slurm.task_id or 0, "Slurm")
 
 
 def _flags(argv: Sequence[str]) -> dict[str, str]:

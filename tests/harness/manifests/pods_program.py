@@ -37,7 +37,7 @@ class Runs:
 
     def end_soon(self) -> None:
         """Has training end some way after the newest checkpoint, for tasks that start from now on."""
-        self.flags(f"--train_steps={self.saved_step() + 3000}")
+        self.flags(f"--train_steps={self.saved_step() + 500}")
 
 
 def deaths(jobset: JobSet, runs: Runs) -> None:

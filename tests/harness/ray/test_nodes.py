@@ -30,7 +30,7 @@ def why_no_nodes() -> str:
 
 
 NONE_HERE = why_no_nodes()
-pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(1800)]
 
 
 def test_a_worker_and_a_ps_whose_nodes_lose_their_power_go_on_on_others(tmp_path: pathlib.Path) -> None:
@@ -40,7 +40,7 @@ def test_a_worker_and_a_ps_whose_nodes_lose_their_power_go_on_on_others(tmp_path
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=570,
+        timeout=1770,  # five nodes of Ray take minutes where there is other work
         env={**os.environ, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "auth"), "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0 and done.stdout.endswith("OK\n"), (done.stdout + done.stderr)[-6000:]

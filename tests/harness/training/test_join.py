@@ -87,13 +87,60 @@ def test_what_is_wrong_is_one_line_and_the_code_of_a_configuration(
         (["--ps_hosts=a:1"], {}, "--ps_hosts given without --job_name"),
         (["--job_name=ps"], {}, "--job_name given without --ps_hosts and --worker_hosts"),
         (["--worker_hosts=a:1", "--job_name=worker", "--task_index=one"], {}, "--task_index=one: give the number"),
-        ([], {"TF_CONFIG": json.dumps({"cluster": TF_CONFIG["cluster"]})}, 'TF_CONFIG has a cluster but no "task"'),
-        ([], SLURM, r"a Slurm step of 3 tasks cannot have 3 ps and workers too: raise srun --ntasks"),
+        ([], {"TF_CONFIG": json.dumps({"cluster": TF_CONFIG["cluster"]})}, 'TF_CONFIG has no "task"'),
+        ([], SLURM, r"a Slurm step of 3 tasks .* cannot have 3 ps and workers too: raise srun --ntasks"),
     ],
 )
 def test_what_is_not_whole_is_named(argv: list[str], variables: dict[str, str], text: str, environ: Any) -> None:
     with pytest.raises(rt.InvalidArgumentError, match=text):
         find_identity(argv, environ(variables), ps=3)
+
+
+def in_tf_config(role: str, index: Any) -> str:
+    return json.dumps({"cluster": TF_CONFIG["cluster"], "task": {"type": role, "index": index}})
+
+
+@pytest.mark.parametrize(
+    ("argv", "variables", "said"),
+    [
+        ([], {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON: "),
+        ([], {"TF_CONFIG": "[]"}, "TF_CONFIG must be a JSON object"),
+        ([], {"TF_CONFIG": '{"cluster": 3}'}, "TF_CONFIG: cluster must be a dictionary"),
+        (
+            [],
+            {"TF_CONFIG": in_tf_config("boss", 0)},
+            "TF_CONFIG: unknown role 'boss'; the jobs of the cluster: ps, worker",
+        ),
+        ([], {"TF_CONFIG": in_tf_config("worker", 9)}, "TF_CONFIG: task index 9 is out of range"),
+        ([], {"TF_CONFIG": in_tf_config("worker", "x")}, "TF_CONFIG: task index must be an integer, got 'x'"),
+        (["--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=boss"], {}, "No such job in cluster: 'boss'"),
+        (["--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=ps", "--task_index=1"], {}, "No task with index 1"),
+        ([], {"JOBSET_NAME": "mnist"}, "BELLWETHER_JOBS is not set"),
+        ([], {**SLURM, "SLURM_PROCID": None}, "SLURM_PROCID is not set"),
+        ([], {**SLURM, "SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
+        ([], {**SLURM, "SLURM_STEP_NUM_TASKS": "three"}, "a Slurm step of three tasks (SLURM_STEP_NUM_TASKS)"),
+    ],
+)
+def test_what_an_engine_tells_wrong_is_one_line_and_the_code_of_a_configuration(
+    argv: list[str],
+    variables: dict[str, str | None],
+    said: str,
+    environ: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    environ({name: value for name, value in variables.items() if value is not None})
+    monkeypatch.setattr(sys, "argv", ["train.py", *argv])
+    with pytest.raises(SystemExit) as ended, harness.join_cluster():
+        raise AssertionError("it has joined")
+    assert ended.value.code == exit_codes.CONFIGURATION.plain
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(said)
+
+
+def test_an_evaluator_whom_the_operator_tells_of_nobody_is_one(environ: Any) -> None:
+    told = {"sparseCluster": {"worker": {}, "ps": []}, "task": {"type": "evaluator", "index": 0}}
+    assert find_identity([], environ({"TF_CONFIG": json.dumps(told)})).job == "evaluator"
 
 
 def test_the_chief_is_the_job_of_that_name_or_worker_0() -> None:
