@@ -14,8 +14,10 @@ from harness.tf1.array_ops import as_tensor
 from harness.tf1.dtypes import to_array
 from harness.tf1.indices import axis_size, check_known, inside, literal
 from harness.tf1.lift import ANY, Array, Arrays, Names, Static, WrongType, is_tensor, op, operand
+from harness.tf1.python_ops import host_op
 from harness.tf1.shapes import ShapeLike
 from harness.tf1.static import Deferred, static, static_number
+from harness.tf1.value_ops import convert_to_tensor
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
@@ -208,12 +210,30 @@ def gather(
 ) -> rt.Tensor:
     """``jax.numpy.take``; an index that the step computes and that lies outside gives NaN (integers: their limit).
 
+    Strings are picked on the client's host, where such an index is an error.
+
     Raises:
         InvalidArgumentError: a literal index lies outside.
     """
     _whole_numbers(indices, "gather")
-    check_known(indices, axis_size(operand(params), axis, "gather"), "gather")
+    values = operand(params)
+    check_known(indices, axis_size(values, axis, "gather"), "gather")
+    if is_tensor(values) and values.dtype == object:
+        return _gather_strings(convert_to_tensor(values), convert_to_tensor(indices), int(static(axis)), name)
     return _gather_op(params, indices, axis, name)
+
+
+def _gather_strings(params: rt.Tensor, indices: rt.Tensor, axis: int, name: str | None) -> rt.Tensor:
+    def pick(texts: Any, places: Any) -> Any:
+        if ((places < 0) | (places >= texts.shape[axis])).any():
+            raise rt.InvalidArgumentError(f"gather: an index of {places.tolist()} is not in [0, {texts.shape[axis]})")
+        return np.asarray(np.take(texts, places, axis), object)
+
+    shape = None
+    if params.shape is not None and indices.shape is not None:
+        at = axis % len(params.shape)
+        shape = (*params.shape[:at], *indices.shape, *params.shape[at + 1 :])
+    return host_op(pick, [params, indices], shape, object, name, "Gather")
 
 
 @op("GatherNd")

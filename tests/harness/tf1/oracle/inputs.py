@@ -279,6 +279,24 @@ def batches_of_one_tensor_and_of_several(tf: Any) -> Any:
     return found
 
 
+@case
+def slices_of_names_and_labels(tf: Any) -> Any:
+    """How programs pair the names of their files with labels; strings are picked by their place."""
+    name, label = tf.train.slice_input_producer([["a", "b", "c"], [1, 2, 3]], num_epochs=2, shuffle=False)
+    names, labels = tf.train.batch([name, label], 4, allow_smaller_final_batch=True)
+    return [shape_of(names), shape_of(labels), *drained(tf, [names, labels])]
+
+
+@case
+def strings_by_their_place(tf: Any) -> Any:
+    words, place = [["a", "bc", ""], ["d", "e", "f"]], tf.placeholder(tf.int64, [None, 2])
+    found: list[Any] = []
+    for axis in (0, 1, -1):
+        picked = tf.gather(words, place, axis=axis)
+        found += [shape_of(picked), value_of(tf, picked, {place: [[1, 0]]}), error_of(tf, picked, {place: [[0, 3]]})]
+    return [*found, value_of(tf, tf.gather(tf.constant(["x", "y"]), 1))]
+
+
 # -- examples ----------------------------------------------------------------------------------------------------------
 
 FEATURES: dict[str, Any] = {

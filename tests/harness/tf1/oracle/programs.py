@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -640,3 +641,51 @@ def colocated_and_placed(tf: Any) -> Any:
     with tf.colocate_with(a):
         b = tf.add(a, 1.0)
     return [a.device, str(b.op is not None)]
+
+
+@case
+def norm_of_a_row_that_is_looked_up_twice(tf: Any) -> Any:
+    table = tf.Variable([[3.0, 4.0], [1.0, 2.0]])
+    gradient = tf.gradients(tf.reduce_sum(tf.nn.embedding_lookup(table, [0, 0])), table)
+    clipped, norm = tf.clip_by_global_norm(gradient, 1.0)
+    return run(tf, [norm, tf.convert_to_tensor(clipped[0])])
+
+
+@case
+def losses_of_a_program(tf: Any) -> Any:
+    x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    tf.losses.compute_weighted_loss(x, [[1.0], [0.5]])
+    for reduction in ("NONE", "SUM", "MEAN", "SUM_OVER_BATCH_SIZE", "SUM_BY_NONZERO_WEIGHTS"):
+        how = getattr(tf.losses.Reduction, reduction)
+        tf.losses.compute_weighted_loss(x, [[0.0], [0.5]], scope=reduction, loss_collection=reduction, reduction=how)
+    tf.losses.add_loss(tf.constant(7.0))
+    tf.get_variable("w", [2], initializer=tf.ones_initializer(), regularizer=lambda w: 0.5 * tf.reduce_sum(w))
+    kept = [*tf.losses.get_losses(), *tf.losses.get_losses(loss_collection="NONE"), *tf.losses.get_losses("no such")]
+    kept += [*tf.losses.get_losses(loss_collection="SUM"), *tf.losses.get_losses(loss_collection="MEAN")]
+    kept += tf.losses.get_losses(loss_collection="SUM_OVER_BATCH_SIZE")
+    kept += tf.losses.get_losses(loss_collection="SUM_BY_NONZERO_WEIGHTS")
+    kept += [*tf.losses.get_regularization_losses(), tf.losses.get_regularization_loss()]
+    kept += [tf.losses.get_total_loss(), tf.losses.get_total_loss(add_regularization_losses=False)]
+    return run(tf, kept)
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+_BGR = bytes(range(0, 180, 10))
+"""A picture of two rows of three pixels, from the lowest row on, as a BMP file holds it."""
+BMP = (
+    struct.pack("<2sIII", b"BM", 54 + 24, 0, 54)
+    + struct.pack("<IiiHHIIiiII", 40, 3, 2, 1, 24, 0, 24, 0, 0, 0, 0)
+    + b"".join(_BGR[row : row + 9] + b"\0" * 3 for row in (0, 9))
+)
+
+cases(
+    bmp=lambda tf: run(tf, tf.image.decode_bmp(BMP)),
+    bmp_of_three_channels=lambda tf: run(tf, tf.image.decode_bmp(BMP, channels=3)),
+    any_picture=lambda tf: run(tf, tf.image.decode_image(BMP)),
+    any_picture_by_io=lambda tf: run(tf, tf.io.decode_image(BMP, channels=3)),
+    bicubic=lambda tf: run(tf, tf.image.resize_bicubic(np.reshape(np.sin(np.arange(24.0)), [1, 4, 6, 1]), [7, 3])),
+    bicubic_by_corners=lambda tf: run(
+        tf, tf.image.resize_bicubic(np.float32(np.reshape(np.arange(8) ** 2, [1, 2, 2, 2])), [3, 5], align_corners=True)
+    ),
+)
