@@ -21,7 +21,10 @@ CHECKS: Final = 20
 ANSWER_SECS: Final = 30.0
 FORBIDDEN: Final = {"Clear", "Reset"}
 """Methods whose very meaning is to take the victim's variables away."""
-LEADS: Final = {"claim", "load", "open", "finish", "stop", "pause", "wait_stop", "wait_loaded", "wait_done"}
+LEADS: Final = {
+    *("claim", "load", "open", "finish", "done", "stop", "pause"),
+    *("wait_stop", "wait_loaded", "wait_done"),
+}
 """Orders that whoever has the token may give, and that end or hold up training, or wait."""
 NUMBERS: Final = (-(1 << 31), -1, 0, 1, 2, 3, 100, (1 << 31) - 1)
 WORDS: Final = (
