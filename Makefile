@@ -90,8 +90,8 @@ chaos: $(STAMP) ## Train MNIST under random kills, freezes and cuts, and add up;
 endings: $(STAMP) ## Random histories of how runs end, with kills and freezes; RUNS=50, SEED=1 for one again.
 	$(BIN)/python -m benchmarks.endings
 
-fuzz: $(STAMP) ## Mutated programs of other processes, let in or refused, never the end of a task; PROGRAMS=1000, SEED=1.
-	$(BIN)/python -m tests.runtime.expressions.fuzz $(or $(PROGRAMS),100000) $(or $(SEED),0)
+fuzz: $(STAMP) ## What may come from elsewhere, made up and damaged: an error, never the end of a task; KIND=frames N=1000, SEED=1.
+	$(BIN)/python -m tests.fuzz $(or $(KIND),all) $(or $(N),0) $(or $(SEED),0)
 
 bench: $(STAMP) $(PEERS_STAMP) ## Steps per second beside TensorFlow, PyTorch and plain JAX; writes benchmarks/results.
 	$(BIN)/python -m benchmarks.table
