@@ -544,8 +544,8 @@ class Server:
                     logging.warning("%s: %s; waiting for %s", self.task, who, ", ".join(map(str, awaited)))
             if self._stopped.is_set():
                 if run.unfinished():
-                    text = "%s stops, and no chief has ended training: what the newest checkpoint lacks is lost"
-                    logging.warning(text, self.task)
+                    what = "it goes on from the newest checkpoint, and later steps are lost"
+                    logging.warning("%s stops before training has ended: %s", self.task, what)
                 return
             for who_is_gone in run.awaited():
                 logging.warning("%s: not waiting any longer for %s", self.task, who_is_gone)

@@ -235,7 +235,9 @@ def test_ps_that_are_stopped_before_the_end_say_what_that_costs(tmp_path: Path) 
         assert c.wait(start(c, 0, EXITS=1)) == 0
         c.stop("ps:0")
         assert c.wait("ps:0") == 0
-        assert c.lines("ps:0", "no chief has ended training: what the newest checkpoint lacks is lost")
+        assert c.lines(
+            "ps:0", "stops before training has ended: it goes on from the newest checkpoint, and later steps are lost"
+        )
 
 
 # -- work after the loop ---------------------------------------------------------------------------------------------
