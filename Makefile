@@ -36,6 +36,7 @@ $(STAMP): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "make: $(PYTHON) is older than Python 3.11: pass a newer one, as in make PYTHON=python3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the packages of $(LOCK) into $(VENV): 1.4 GB and some minutes, the first time"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(LOCK)
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

@@ -132,7 +132,7 @@ def join_cluster(*, ps: int = 1, **server_options: Any) -> Iterator[Member]:
             jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
         server = _server(me, server_options)
     except (rt.InvalidArgumentError, rt.UnauthenticatedError, rt.PermissionDeniedError) as error:
-        exit_codes.leave(exit_codes.of_error(error), error.message)
+        exit_codes.leave(exit_codes.of_error(error), str(error))
     if server is None:
         yield Member(me.cluster or rt.ClusterSpec({}), me.job, me.index, None)
         return

@@ -81,6 +81,22 @@ def test_what_is_wrong_is_one_line_and_the_code_of_a_configuration(
     assert "--ps_hosts given without --job_name" in line
 
 
+def test_a_task_without_a_credential_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], environ: Any
+) -> None:
+    """The line begins with the task: in the lines of many hosts, "it" would be nobody."""
+    (port,) = free_ports(1)
+    monkeypatch.delenv("BELLWETHER_SECURITY", raising=False)
+    environ({"BELLWETHER_BIND": "0.0.0.0"})
+    hosts = f"--worker_hosts=localhost:{port}"
+    monkeypatch.setattr(sys, "argv", ["train.py", "--ps_hosts=", hosts, "--job_name=worker", "--task_index=0"])
+    with pytest.raises(SystemExit) as ended, harness.join_cluster():
+        raise AssertionError("it has joined")
+    assert ended.value.code == exit_codes.CONFIGURATION.plain
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("/job:worker/task:0: it listens at ") and "python -m harness.certs" in line
+
+
 @pytest.mark.parametrize(
     ("argv", "variables", "text"),
     [
