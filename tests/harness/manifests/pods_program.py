@@ -7,6 +7,7 @@ in further.flags. Prints what ``pods``, ``jobset_rules`` and ``tfjob_rules`` say
 """
 
 import pathlib
+import signal
 import sys
 import threading
 
@@ -141,17 +142,16 @@ def tfjob(job: TFJob, runs: Runs) -> None:
 
 
 def tfjob_fails(job: TFJob, runs: Runs) -> None:
-    """An error of no name is permanent for a TFJob: 1."""
+    """The code of a process that has crashed is permanent for a TFJob."""
     expect(r"mnist-worker-1 \| .*step \d")
-    job.node.order(lambda: None)
-    job.node.pods["worker", "0"].main.send_signal(11)  # 139, which the operator takes for permanent
+    job.node.pods["worker", "0"].main.send_signal(signal.SIGSEGV)
     expect("END mnist-worker-0 139")
     expect("RULE mnist-worker-0 ExitCode fail")
     expect("TFJOB Failed")
 
 
 def tfjob_scaled(job: TFJob, runs: Runs) -> None:
-    """enableDynamicWorker, and the replicas of Worker 2 -> 4 -> 2; a worker with a wrong flag fails alone."""
+    """enableDynamicWorker, and the replicas of Worker 2 -> 4 -> 2."""
     expect_all(*(rf"mnist-worker-{index} \| .*step \d" for index in (0, 1)))
     before = {key: pod.address for key, pod in job.node.pods.items()}
     job.scale("worker", 4)
