@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
+
 import runtime as rt
 from harness.tf1.config import apply as _apply
 from harness.tf1.lift import Names, constant, is_tensor, operand
@@ -267,6 +269,37 @@ def check_numerics(tensor: rt.TensorLike, message: str, name: str | None = None)
     value = operand(tensor)
     with rt.control_dependencies([rt.check(_MATH["is_finite"](value), f"{message}: not finite: ", [value])]):
         return rt.identity(value, name or "CheckNumerics")
+
+
+@OPS.add()
+def verify_tensor_all_finite(t: rt.TensorLike, msg: str, name: str | None = None) -> rt.Tensor:
+    """``check_numerics`` by another name."""
+    return check_numerics(t, msg, name or "VerifyFinite")
+
+
+@OPS.add()
+def assert_rank(
+    x: rt.TensorLike,
+    rank: int,
+    data: Sequence[rt.TensorLike] | None = None,
+    summarize: int | None = None,
+    message: str | None = None,
+    name: str | None = None,
+) -> rt.Operation:
+    """Checks the number of axes when the graph is built, or in the step where it is not known before.
+
+    Raises:
+        ValueError: it is known and another one.
+    """
+    value = x if is_tensor(x) else constant(x)
+    if value.shape is None:
+        holds = rt.call(lambda array: jnp.asarray(jnp.ndim(array) == rank), value)
+        told = [value] if data is None else [d if is_tensor(d) else constant(d) for d in data]
+        said = f"{message or ''} the rank is not {rank}: ".lstrip()
+        return rt.check(holds, said, told, summarize=3 if summarize is None else summarize, name=name or "assert_rank")
+    if len(value.shape) != rank:
+        raise ValueError(f"{message or ''} {value.name} has rank {len(value.shape)}, not {rank}".lstrip())
+    return rt.no_op(name or "assert_rank")
 
 
 OPS |= {

@@ -13,7 +13,7 @@ import runtime as rt
 from harness.tf1.array_ops import as_tensor
 from harness.tf1.dtypes import to_array
 from harness.tf1.indices import axis_size, check_known, inside, literal
-from harness.tf1.lift import ANY, Array, Arrays, Names, Static, WrongType, is_tensor, op, operand
+from harness.tf1.lift import ANY, Array, Arrays, Names, Static, WrongType, either, is_tensor, op, operand
 from harness.tf1.python_ops import host_op
 from harness.tf1.shapes import ShapeLike
 from harness.tf1.static import Deferred, static, static_number
@@ -193,6 +193,39 @@ def reverse(tensor: Array, axis: Static, name: str | None = None) -> Array:
     flags = bool(axis) and all(isinstance(a, bool) for a in axis)
     over = [i for i, flag in enumerate(axis) if flag] if flags else axis
     return jnp.flip(tensor, tuple(over))
+
+
+@OPS.add()
+def reverse_sequence(
+    input: rt.TensorLike,  # noqa: A002 - TensorFlow's name
+    seq_lengths: rt.TensorLike,
+    seq_axis: int | None = None,
+    batch_axis: int | None = None,
+    name: str | None = None,
+    seq_dim: int | None = None,
+    batch_dim: int | None = None,
+) -> rt.Tensor:
+    """The first ``seq_lengths[i]`` elements of row ``i`` from their end on; the rest stays.
+
+    Raises:
+        ValueError: no axis of the elements.
+    """
+    along, rows = either(seq_axis=seq_axis, seq_dim=seq_dim), either(batch_axis=batch_axis, batch_dim=batch_dim)
+    if along is None:
+        raise ValueError("reverse_sequence: give seq_axis")
+    return _reverse_sequence(input, seq_lengths, along, rows or 0, name)
+
+
+@op("ReverseSequence")
+def _reverse_sequence(input: Array, lengths: Array, along: object, rows: object, name: str | None = None) -> Array:  # noqa: A002
+    shape = jnp.shape(input)
+    if not isinstance(along, int) or not isinstance(rows, int) or along == rows:
+        raise ValueError(f"{along} and {rows} are not two axes")
+    if jnp.shape(lengths) != shape[rows : rows + 1]:
+        raise ValueError(f"{jnp.shape(lengths)} is not one length for each of the {shape[rows]} rows")
+    place = jax.lax.broadcasted_iota(jnp.result_type(lengths), shape, along)
+    length = jnp.expand_dims(jnp.asarray(lengths), [i for i in range(len(shape)) if i != rows])
+    return jnp.take_along_axis(input, jnp.where(place < length, length - 1 - place, place), along)
 
 
 @op("Gather")

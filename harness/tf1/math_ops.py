@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype
-from harness.tf1.indices import check_known, inside
+from harness.tf1.indices import check_known, inside, literal
 from harness.tf1.lift import Array, Arrays, Function, Names, Static, Type, either, from_table, op, operand
 
 OPS = Names()
@@ -231,6 +231,22 @@ def _reduction(shown: str, kind: str, fn: Function, takes: str) -> Function:
 OPS |= {name: _reduction(name, kind, fn, takes) for name, (kind, fn, takes) in _REDUCTIONS.items()}
 
 
+@OPS.op("count_nonzero", takes="int float complex bool")
+def count_nonzero(
+    input_tensor: Array,
+    axis: Static = None,
+    keep_dims: bool | None = None,
+    dtype: Type = np.int64,
+    name: str | None = None,
+    reduction_indices: Static = None,
+    keepdims: bool | None = None,
+) -> Array:
+    """How many elements are not zero, int64 by default."""
+    over = _axes(either(axis=axis, reduction_indices=reduction_indices))
+    kept = bool(either(keepdims=keepdims, keep_dims=keep_dims))
+    return jnp.sum(jnp.asarray(input_tensor) != 0, over, dtype, keepdims=kept)
+
+
 def _place_of(kind: str, *names: str, low: bool) -> None:
     """Adds ``argmax`` or ``argmin``: NaN is never the place, as every comparison with it is false."""
     fn = jnp.argmin if low else jnp.argmax
@@ -397,6 +413,48 @@ def _add_n(inputs: Arrays, name: str | None = None) -> Array:
     if len({jnp.shape(i) for i in inputs}) != 1:
         raise ValueError(f"these are not of one shape: {[jnp.shape(i) for i in inputs]}")
     return sum(inputs[1:], start=jnp.asarray(inputs[0]))
+
+
+@OPS.add()
+def confusion_matrix(
+    labels: rt.TensorLike,
+    predictions: rt.TensorLike,
+    num_classes: int | None = None,
+    dtype: DTypeLike = np.int32,
+    name: str | None = None,
+    weights: rt.TensorLike | None = None,
+) -> rt.Tensor:
+    """How often each class, a row, was taken for each class, a column; a step fails where one is no class.
+
+    Raises:
+        ValueError: no ``num_classes``, and labels or predictions that are not known while the graph is built.
+    """
+    if num_classes is None:
+        known = [literal(labels), literal(predictions)]
+        if any(each is None for each in known):
+            raise ValueError("confusion_matrix: give num_classes, on which the shape of the result depends")
+        num_classes = max(int(each.max(initial=-1)) for each in known if each is not None) + 1
+    checks = []
+    for what, values in (("labels", labels), ("predictions", predictions)):
+        within = OPS["logical_and"](OPS["greater_equal"](values, 0), OPS["less"](values, num_classes))
+        checks.append(rt.check(within, f"{what} are classes in [0, {num_classes}): ", [operand(values)]))
+    with rt.control_dependencies(checks):
+        return _confusion(labels, predictions, 1 if weights is None else weights, num_classes, dtype, name)
+
+
+@op("confusion_matrix")
+def _confusion(
+    labels: Array, predictions: Array, weights: Array, classes: object, dtype: Type, name: str | None = None
+) -> Array:
+    labels, predictions = jnp.asarray(labels), jnp.asarray(predictions)
+    if predictions.ndim == 2 and predictions.shape[1] == 1 and labels.ndim == 1:
+        predictions = predictions[:, 0]
+    elif labels.ndim == 2 and labels.shape[1] == 1 and predictions.ndim == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.shape != predictions.shape:
+        raise ValueError(f"labels and predictions are vectors of one length: {labels.shape}, {predictions.shape}")
+    added = jnp.broadcast_to(jnp.asarray(weights, dtype), labels.shape)
+    return jnp.zeros((classes, classes), dtype).at[labels, predictions].add(added)
 
 
 @OPS.op("Cross", "cross")

@@ -374,3 +374,27 @@ for _op, _ids, _n in (("unsorted_segment_sum", [0, 2, 0], 3),):
     CASES.add(_op, "other sizes", Fed(_rows), Fed([0, 1], "int32"), _n)
     CASES.add(_op, "slope", Fed(_rows), Fed(_ids, "int32"), _n, case={"slopes": True})
     CASES.add(_op, "beyond", Fed(_rows), Fed([0, 3, 0], "int32"), _n)
+
+# -- counting ------------------------------------------------------------------------------------------------------
+
+ZEROS = [[0.0, 1.0, NAN], [0.0, -2.0, 0.0]]
+CASES.add("count_nonzero", "all", Fed(ZEROS))
+CASES.add("count_nonzero", "axis", Fed(ZEROS), 1)
+CASES.add("count_nonzero", "kept", Fed(ZEROS), axis=0, keep_dims=True)
+CASES.add("count_nonzero", "bool as int32", Fed([True, False, True], "bool"), dtype=Type("int32"))
+CASES.add("count_nonzero", "int32", Fed([0, 5, 0], "int32"))
+CASES.add("count_nonzero", "unknown", Fed(ZEROS, shape=[None, 3]), [1])
+CASES.add("count_nonzero", "empty", Fed(np.zeros([0, 2])), 0)
+for _label, _labels, _found in (("literal", [0, 2, 1], [0, 1, 1]), ("column", [[0], [1]], [[1], [1]])):
+    CASES.add("confusion_matrix", _label, _labels, _found)
+CASES.add("confusion_matrix", "computed", Fed([0, 1, 1], "int32"), Fed([0, 1, 0], "int32"), 3)
+CASES.add("confusion_matrix", "int64", Fed([0, 1, 1], "int64"), Fed([0, 1, 0], "int64"), 2, dtype=Type("float32"))
+CASES.add("confusion_matrix", "weighted", Fed([0, 1, 1], "int32"), Fed([0, 1, 1], "int32"), 2, weights=[2, 3, 4])
+CASES.add("confusion_matrix", "no class", Fed([0, 3], "int32"), Fed([0, 1], "int32"), 2)
+CASES.add("confusion_matrix", "below", Fed([0, 1], "int32"), Fed([0, -1], "int32"), 2)
+for _label, _values in (("finite", [1.0, 2.0]), ("NaN", [1.0, NAN]), ("infinite", [INF])):
+    CASES.add("verify_tensor_all_finite", _label, Fed(_values), "must be finite")
+CASES.add("assert_rank", "right", Fed([1.0, 2.0]), 1)
+CASES.add("assert_rank", "wrong", Fed([1.0, 2.0]), 2)
+CASES.add("assert_rank", "right in the step", Fed([1.0, 2.0], shape=None), 1)
+CASES.add("assert_rank", "wrong in the step", Fed([1.0, 2.0], shape=None), 2)

@@ -631,3 +631,14 @@ for _kind in ("add", "sub", "update", "mul"):
     if _kind in ("add", "sub"):
         CASES.add(_op, "twice the same", Var(ROWS), Fed([1, 1], "int32"), Fed([[1.0, 1.0], [2.0, 2.0]]))
 CASES.add("is_variable_initialized", "initialised", Var(1.0))
+
+# -- rows from their end on ----------------------------------------------------------------------------------------
+
+for _label, _lengths in (("int32", "int32"), ("int64", "int64")):
+    CASES.add("reverse_sequence", _label, Fed(np.arange(12.0).reshape(3, 4)), Fed([1, 4, 0], _lengths), 1)
+CASES.add("reverse_sequence", "literal", Fed([[1, 2, 3], [4, 5, 6]], "int32"), [2, 3], seq_dim=1, batch_dim=0)
+CASES.add("reverse_sequence", "other axes", Fed(CUBE), [1, 2, 0, 2], seq_axis=0, batch_axis=2)
+CASES.add("reverse_sequence", "slope", Fed(M), [2, 3], 1, case={"slopes": True})
+CASES.add("reverse_sequence", "unknown", Fed(M, shape=[None, None]), Fed([2, 3], "int32", shape=[None]), seq_axis=1)
+CASES.add("reverse_sequence", "too few lengths", Fed(M), [2], 1)
+CASES.add("reverse_sequence", "one axis", Fed(M), [2, 2, 2], 1, 1)
