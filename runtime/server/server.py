@@ -40,7 +40,7 @@ from runtime.observe.audit import AuditLog
 from runtime.plan.place import ProgramForm
 from runtime.proto import cluster_pb2
 from runtime.server import binding
-from runtime.server.access import AccessControl
+from runtime.server.access import AccessControl, ReadableRequests
 from runtime.server.audited import Audit
 from runtime.server.pools import CallPools
 from runtime.server.remote_sessions import RemoteSessions
@@ -211,6 +211,7 @@ class Server:
             CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
             interceptors=[
                 *([] if check is None else [check]),
+                ReadableRequests(),
                 AccessControl(self._own, self.certificates is not None, check, refusals),
                 self._pools,
                 Audit(self._audit),

@@ -8,6 +8,7 @@ import pytest
 import runtime as rt
 from runtime.plan.plan import Program
 from runtime.task.module_trial import ModuleTrials
+from tests.runtime import kit
 from tests.runtime.task.test_hostile_programs import PLAIN, changed
 
 pytestmark = pytest.mark.cluster
@@ -37,6 +38,14 @@ def test_a_module_that_has_passed_is_known(trials: ModuleTrials) -> None:
     before = trials.tried
     trials.try_out(PLAIN)
     assert trials.tried == before
+
+
+def test_the_process_ends_with_its_server() -> None:
+    with rt.Server(kit.addresses(local=1), "local", 0, programs="stablehlo") as server:
+        server.worker._trials.try_out(PLAIN)
+        process = server.worker._trials._process
+        assert process is not None and process.poll() is None
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_module_that_ends_the_compiler_is_refused_and_the_next_is_tried(trials: ModuleTrials) -> None:
