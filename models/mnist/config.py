@@ -345,6 +345,8 @@ class Config:
             return "--ps_hosts is empty: a cluster needs at least one parameter server, as in --ps_hosts=localhost:2222"
         if self.ps_hosts and not trainers and self.cluster is None:
             return "--worker_hosts is empty: a cluster needs at least one worker, as in --worker_hosts=localhost:2223"
+        if self.job_name not in self.jobs.jobs:
+            return f"--job_name={self.job_name} needs --{self.job_name}_hosts, the same on every task"
         if self.task_index not in self.jobs.task_indices(self.job_name):
             count = self.jobs.num_tasks(self.job_name)
             return f"--task_index={self.task_index}: --{self.job_name}_hosts names {count} tasks"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from runtime.errors import PermissionDeniedError
 from runtime.proto import run_record_pb2, services_pb2, stage_pb2
@@ -62,6 +62,44 @@ ORDERS: Final[Mapping[str, Callable[[Any], str]]] = {
 }
 """By method, the order that a request of it is."""
 _RUN: Final = "/bellwether.WorkerService/Run"
+
+
+class _Unreadable:
+    """In the place of a request that is no message."""
+
+
+class ReadableRequests(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses requests that are no messages.
+
+    gRPC itself writes a traceback for each into the log, and never ends the stream: after some hundreds the connection
+    takes no more calls.
+    """
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """The handler of a call, which is given messages only."""
+        handler = continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None or handler.request_deserializer is None:
+            return handler
+        call, parse = handler.unary_unary, handler.request_deserializer
+
+        def read(data: bytes) -> Any:
+            try:
+                return parse(data)
+            except DecodeError:
+                return _Unreadable()
+
+        def answered(request: Any, context: grpc.ServicerContext) -> Message:
+            if isinstance(request, _Unreadable):
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of this method")
+            return call(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            answered, request_deserializer=read, response_serializer=handler.response_serializer
+        )
 
 
 class AccessControl(grpc.ServerInterceptor):  # type: ignore[type-arg]

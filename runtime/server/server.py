@@ -39,7 +39,7 @@ from runtime.observe.audit import AuditLog
 from runtime.plan.place import ProgramForm
 from runtime.proto import cluster_pb2
 from runtime.server import binding
-from runtime.server.access import AccessControl
+from runtime.server.access import AccessControl, ReadableRequests
 from runtime.server.audited import Audit
 from runtime.server.pools import CallPools
 from runtime.server.ports import wait_for_port
@@ -215,6 +215,7 @@ class Server:
             interceptors=[
                 *([] if check is None else [check]),
                 rpc.VersionCheck(str(self.task)),
+                ReadableRequests(),
                 AccessControl(self._own, self.certificates is not None, check, refusals),
                 self._pools,
                 Audit(self._audit),

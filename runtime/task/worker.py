@@ -39,6 +39,7 @@ from runtime.task import program_verifier
 from runtime.task.admission import AdmissionControl
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
+from runtime.task.module_trial import ModuleTrials
 from runtime.task.registry import NOBODY, RegisteredCall, Registry
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
@@ -125,6 +126,7 @@ class Worker:
         self.tracer = Tracer()
         self.admission = AdmissionControl()
         self.counters = TaskCounters()
+        self._trials = ModuleTrials()
         self._gone: OpError | None = None
         self.backups: BackupMessages | None = None
         """What this task keeps of others; None when it keeps nothing."""
@@ -148,6 +150,7 @@ class Worker:
             else UnavailableError("its server has stopped", task=self.task)
         )
         self.checkpoint_participant.close()
+        self._trials.close()
         self.store.run.close(self._gone)
 
     # -- the run record ----------------------------------------------------------------------------------------
@@ -263,6 +266,7 @@ class Worker:
                     "this task takes programs of other processes as expression lists only; --ps_programs=stablehlo "
                     "(Server(programs=), BELLWETHER_PS_PROGRAMS) lets modules of StableHLO in"
                 )
+            self._trials.try_out(program)
             program_verifier.verify_program(program, program_verifier.VALUE_BYTES)
         except InvalidArgumentError as error:
             names = ", ".join(stage.operations[:20])

@@ -69,7 +69,9 @@ class Victim:
         """Sees that no step was lost, and ends it."""
         with self._stack:
             self._stop()
-            if kind is None:
+            if kind is not None:
+                print(self._process.story())
+            else:
                 assert self._failure is None, self._failure
                 assert self._session.run(self._w).tolist() == [self.steps] * 3
 

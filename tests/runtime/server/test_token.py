@@ -25,7 +25,7 @@ from harness.monitoring import status
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
-from runtime.transport import Endpoint, Peer, frames
+from runtime.transport import Endpoint, Peer, frames, rpc
 from runtime.transport.security import VARIABLE, Security, call_proof, find_token, tensor_proof
 from runtime.transport.token_files import Token
 from tests.kit.processes import Program, Task
@@ -111,6 +111,22 @@ def test_every_call_without_the_proof_is_refused(server: rt.Server, shown: str |
                 call(metadata=None if shown is None else [("bellwether-proof", shown)])
             assert caught.value.code() is UNAUTHENTICATED, name
     assert server.master._sessions == {}
+
+
+def test_requests_that_are_no_messages_are_refused_in_a_line_and_leave_nothing(
+    server: rt.Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC wrote a traceback for each, and after some hundreds its connection took no more calls."""
+    with rpc.open_channel(server.address) as channel:
+        call = channel.unary_unary(
+            "/bellwether.WorkerService/Status", request_serializer=bytes, response_deserializer=bytes
+        )
+        for _ in range(500):
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"\xff\xff\xff", timeout=60)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert call(b"", timeout=60)
+    assert "Traceback" not in caplog.text and not [r for r in caplog.records if r.exc_info]
 
 
 def test_health_is_open_and_says_no_more(server: rt.Server) -> None:
