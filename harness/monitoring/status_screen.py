@@ -11,7 +11,10 @@ from harness.monitoring.rates import number_columns
 
 Rows = Sequence[Sequence[str]]
 
-_GIVEN_UP = ("INCARNATION", "CONN", "VARS", "CPU", "BYTES", "MEM", "QUEUE", "STALE", "APPLY MS", "PULL/COMP/PUSH")
+_GIVEN_UP = (
+    *("INCARNATION", "CONN", "VARS", "CPU", "BYTES", "MEM", "QUEUE", "STALE", "APPLY MS", "PULL/COMP/PUSH"),
+    *("STEP MS", "ROLE", "STEPS/S", "STEP"),
+)
 """The columns that a narrow terminal does not show, in this order."""
 _GAP = 2
 _STATE = 2
@@ -39,13 +42,22 @@ _COLOURS = {"up": "green", "warn": "yellow", "bad": "bold red", "over": "dim"}
 
 
 def fitting(rows: Rows, width: int) -> list[list[str]]:
-    """The columns of a table that a terminal of so many characters has room for; the last one may be cut off."""
+    """The columns of a table that a terminal of so many characters has room for; the last one is cut off."""
     kept = list(range(len(rows[0])))
+
+    def room() -> int:
+        return width - sum(_width(rows, column) + _GAP for column in kept[:-1])
+
     for heading in _GIVEN_UP:
-        if sum(_width(rows, column) + _GAP for column in kept[:-1]) + len(rows[0][-1]) <= width:
+        if room() >= len(rows[0][-1]):
             break
         kept = [column for column in kept if rows[0][column] != heading]
-    return [[row[column] for column in kept] for row in rows]
+    last = max(room(), 1)
+    return [[*(row[column] for column in kept[:-1]), _cut(row[-1], last)] for row in rows]
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _width(rows: Rows, column: int) -> int:

@@ -130,8 +130,22 @@ def test_a_dumb_terminal_has_the_plain_table(cluster: InProcessCluster) -> None:
     assert "\x1b" not in terminal.text and terminal.text.startswith("TASK")
 
 
+HEADING = ["TASK", "ROLE", "STATE", "INCARNATION", "STEP", "CONN", "LAST ERROR"]
+
+
 def test_columns_are_given_up_until_the_rest_fits() -> None:
-    rows = [["TASK", "ROLE", "STATE", "INCARNATION", "STEP", "CONN", "LAST ERROR"], ["t" * 20, "ps", "up", *"1234"]]
+    rows = [HEADING, ["t" * 20, "ps", "up", *"1234"]]
     assert fitting(rows, 200) == rows
     assert fitting(rows, 60)[0] == ["TASK", "ROLE", "STATE", "STEP", "CONN", "LAST ERROR"]
-    assert fitting(rows, 10) == [["TASK", "ROLE", "STATE", "STEP", "LAST ERROR"], ["t" * 20, "ps", "up", "2", "4"]]
+    assert fitting(rows, 50)[0] == ["TASK", "STATE", "STEP", "LAST ERROR"]
+    assert fitting(rows, 10) == [["TASK", "STATE", "…"], ["t" * 20, "up", "4"]]
+
+
+@pytest.mark.parametrize("width", [45, 60, 80, 160])
+def test_a_long_error_is_cut_off_and_costs_no_column(width: int) -> None:
+    rows = [HEADING, ["t" * 20, "ps", "up", "1", "2", "3", "2s ago: " + "x" * 60]]
+    found = fitting(rows, width)
+    short = fitting([HEADING, ["t" * 20, "ps", "up", *"1234"]], width)
+    assert found[0][:-1] == short[0][:-1]
+    assert sum(max(map(len, column)) + 2 for column in zip(*found, strict=True)) - 2 <= width
+    assert width < 160 or found[1][-1] == rows[1][-1]
