@@ -170,6 +170,7 @@ def test_a_call_that_waits_its_turn_gets_it_and_one_connection_has_half() -> Non
 
 def test_comparing_files_ends_with_its_caller(tmp_path: pathlib.Path) -> None:
     with serving() as server:
+        (tmp_path / "bellwether.json").touch()  # what makes it a checkpoint
         (tmp_path / "large").touch()
         with (tmp_path / "large").open("r+b") as file:
             file.truncate(1 << 42)  # all holes: hours of reading
@@ -189,6 +190,7 @@ def test_comparing_files_ends_with_its_caller(tmp_path: pathlib.Path) -> None:
 
 def test_an_order_about_a_checkpoint_has_a_deadline(tmp_path: pathlib.Path) -> None:
     with serving(order_secs=0.2) as server:
+        (tmp_path / "bellwether.json").touch()  # what makes it a checkpoint
         (tmp_path / "large").touch()
         with (tmp_path / "large").open("r+b") as file:
             file.truncate(1 << 42)
