@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -129,6 +130,13 @@ def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef
     return message
 
 
+def _attributes_of(host: pb.HostCallDef) -> Any:
+    try:
+        return json.loads(host.attrs_json)
+    except (ValueError, RecursionError):
+        raise InvalidArgumentError(f"the attributes of the kernel {host.kernel[:100]!r} are no JSON") from None
+
+
 def call_from_proto(message: pb.StageCallDef) -> StageCall:
     """The stage call that ``call_to_proto`` made a message of."""
     m = message.stage
@@ -152,7 +160,7 @@ def call_from_proto(message: pb.StageCallDef) -> StageCall:
         outputs=tuple(VariableOutput(o.index) if o.is_variable else ProgramOutput(o.index) for o in m.outputs),
         output_specs=None if m.dynamic else tuple(_spec_from(s) for s in m.output_specs),
         program=program,
-        host=tuple(HostCall(h.kernel, json.loads(h.attrs_json), tuple(h.arguments), h.results, h.op) for h in m.host),
+        host=tuple(HostCall(h.kernel, _attributes_of(h), tuple(h.arguments), h.results, h.op) for h in m.host),
         writes_state=m.writes_state,
         operations=tuple(m.operations),
     )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
+from runtime.checkpoint.storage import MANIFEST_FILE
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
@@ -170,8 +171,8 @@ def test_a_call_that_waits_its_turn_gets_it_and_one_connection_has_half() -> Non
 
 def test_comparing_files_ends_with_its_caller(tmp_path: pathlib.Path) -> None:
     with serving() as server:
-        (tmp_path / "bellwether.json").touch()  # what makes it a checkpoint
-        (tmp_path / "large").touch()
+        for name in ("large", MANIFEST_FILE):
+            (tmp_path / name).touch()
         with (tmp_path / "large").open("r+b") as file:
             file.truncate(1 << 42)  # all holes: hours of reading
         they = Stranger(server)
@@ -190,8 +191,8 @@ def test_comparing_files_ends_with_its_caller(tmp_path: pathlib.Path) -> None:
 
 def test_an_order_about_a_checkpoint_has_a_deadline(tmp_path: pathlib.Path) -> None:
     with serving(order_secs=0.2) as server:
-        (tmp_path / "bellwether.json").touch()  # what makes it a checkpoint
-        (tmp_path / "large").touch()
+        for name in ("large", MANIFEST_FILE):
+            (tmp_path / name).touch()
         with (tmp_path / "large").open("r+b") as file:
             file.truncate(1 << 42)
         they = Stranger(server)
