@@ -63,7 +63,7 @@ def make_node(directory: pathlib.Path, user: int) -> None:
             os.chmod(ROOT / parent, 0o755)  # of the copy: other users reach it, too
         run("mount", "--bind", str(path), str(inside))
     for name, line in {
-        "passwd": "bellwether:x:{0}:{0}::/home/bellwether:/bin/false",
+        "passwd": "bellwether:x:{0}:{0}::/nonexistent:/bin/false",
         "group": "bellwether:x:{0}:",
     }.items():
         accounts = ROOT / "etc" / name  # the user that the Dockerfile adds
@@ -170,8 +170,8 @@ class Node:
         run("ip", "netns", "exec", space, "sh", "-c", network)
         fields = {f"metadata.labels['{label}']": value for label, value in labels.items()} | {"status.podIP": address}
         env = {e["name"]: e["value"] if "value" in e else fields[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in container["env"]}  # fmt: skip # noqa: E501
-        # As a container runtime sets it: the home of the user in the image, which need not be there or be writable.
-        image = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "HOME": "/nowhere"}
+        # As a container runtime sets it: the home of the user in the image, which need not be there.
+        image = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "HOME": "/nonexistent"}
         image |= {"MNIST_DIR": os.environ["MNIST_DIR"]} if "MNIST_DIR" in os.environ else {}
         contained = {
             "host": name,

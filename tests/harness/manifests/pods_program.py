@@ -75,12 +75,12 @@ def evictions(jobset: JobSet, runs: Runs) -> None:
     expect("END mnist-worker-1-0 143")
     expect("RULE mnist-worker-1-0 disrupted Ignore")
     expect(r"mnist-worker-1-0 \| .*step \d")
+    saved = runs.saved_step()
     jobset.node.evict("worker", "0", "0")
-    saved = int(expect(r"mnist-worker-0-0 \| .*saved .*/([1-9]\d*)$")[1])
     expect("END mnist-worker-0-0 143")
+    assert runs.saved_step() > saved, "it has saved what was trained since"
     expect(r"mnist-worker-0-0 \| .*going on from global step \d+")
     expect(r"mnist-worker-0-0 \| .*step \d")
-    assert runs.saved_step() >= saved
     saved = runs.saved_step()
     jobset.node.evict("ps", "0", "0")
     expect(r"mnist-ps-0-0 \| .*SIGTERM: serving on for 35 s at most")
@@ -132,7 +132,6 @@ def tfjob(job: TFJob, runs: Runs) -> None:
     expect(r"mnist-worker-1 \| .*step \d")
     runs.end_soon()
     job.node.evict("chief", "0")
-    expect(r"mnist-chief-0 \| .*saved .*/[1-9]\d*$")
     expect("END mnist-chief-0 143")
     for index in "01":
         job.node.kill("worker", index)

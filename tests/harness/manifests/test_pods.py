@@ -60,7 +60,8 @@ def play(engine: str, scenario: str, node: pathlib.Path, *options: str, trainer:
         cwd=ROOT,
         timeout=1770,  # minutes on a quiet machine
     )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    print(done.stdout)  # shown when a test fails
+    assert done.returncode == 0, done.stderr[-6000:]
     assert "are not kept" not in done.stdout, "there is a place for compiled programs, and for their key"
     return done.stdout
 
