@@ -65,7 +65,6 @@ test: $(STAMP) ## Run the tests but the longest, in six minutes or so on two cor
 
 # What is compiled for a unit test runs once: optimising it would take longer. make test does, with the same tests.
 test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
-test-unit: JOBS = $(shell nproc 2>/dev/null || echo 2)
 test-unit: $(STAMP) ## Run the quick tests, which start no process, in about two minutes.
 	$(PYTEST) -m unit $(TESTS)
 

@@ -178,7 +178,7 @@ class TrackedRun:
 
 
 class WandbTracker:
-    """Weights & Biases (``pip install bellwether[wandb]``). ``WANDB_MODE=offline`` needs no account and no network.
+    """Weights & Biases (``pip install wandb``). ``WANDB_MODE=offline`` needs no account and no network.
 
     Args:
         config: the settings of the run, such as ``vars(options)`` or ``flags.FLAGS.flag_values_dict()``.
@@ -222,7 +222,7 @@ class WandbTracker:
 
 
 class MlflowTracker:
-    """MLflow (``pip install bellwether[mlflow]``).
+    """MLflow (``pip install mlflow-skinny``).
 
     Args:
         experiment: the name of the experiment, made if it is not there.
@@ -309,7 +309,7 @@ class MlflowTracker:
 
 def _check_installed(module: str) -> None:
     if importlib.util.find_spec(module) is None:
-        raise ImportError(f"{module} is not installed: pip install bellwether[{module}]")
+        raise ImportError(f"{module} is not installed: pip install {module}")
 
 
 _MOST_PARAMS, _MOST_METRICS, _MOST_CHARACTERS = 100, 1000, 6000

@@ -9,13 +9,13 @@
 
     harness.ray.run(train, ps=1, workers=2, resources={"worker": {"CPU": 2, "GPU": 1}})
 
-Needs PyPI's `ray`: ``pip install 'bellwether[ray]'``. docs/launch.md says what happens when something dies.
+Needs PyPI's `ray`: ``pip install ray``. docs/launch.md says what happens when something dies.
 """
 
 import importlib.util
 
 if importlib.util.find_spec("ray") is None:
-    raise ImportError("harness.ray needs the package 'ray': pip install 'bellwether[ray]'")
+    raise ImportError("harness.ray needs the package 'ray': pip install ray")
 
 from harness.ray.driver import TaskFailedError as TaskFailedError
 from harness.ray.driver import run as run

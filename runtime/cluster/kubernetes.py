@@ -130,8 +130,7 @@ def _kubernetes_client() -> tuple[_PodLister, str | None]:
         kubernetes = importlib.import_module("kubernetes")
     except ImportError as error:
         raise ImportError(
-            "KubernetesClusterResolver needs the package 'kubernetes': pip install bellwether[kubernetes], or pass "
-            "override_client"
+            "KubernetesClusterResolver needs the package 'kubernetes': pip install kubernetes, or pass override_client"
         ) from error
     namespace: str | None = None
     try:
