@@ -15,6 +15,7 @@ from absl import flags, logging
 
 import runtime as rt
 from harness import exit_codes
+from harness.training.preemption import preemptible
 
 _CHIEFS = ("chief", "master")
 _HOSTS = {"chief_hosts": "chief", "ps_hosts": "ps", "worker_hosts": "worker"}
@@ -89,7 +90,7 @@ class Member:
 
 
 @contextlib.contextmanager
-def join_cluster(*, ps: int = 1, **server_options: Any) -> Iterator[Member]:
+def join_cluster(*, ps: int = 1, preempt_grace_secs: float = 30.0, **server_options: Any) -> Iterator[Member]:
     """Joins the cluster that this process is part of, and leaves it at the end of the block.
 
         with harness.join_cluster() as me:
@@ -99,6 +100,8 @@ def join_cluster(*, ps: int = 1, **server_options: Any) -> Iterator[Member]:
             with supervisor.managed_session(me.target) as session:
                 ...
 
+    SIGTERM ends the block in an orderly way (``harness.preemptible``): the chief of a Supervisor or a monitored session
+    saves the present step, and the program ends with the exit code of "preempted".
     As a ps it serves until training is over or SIGTERM comes, and then ends the program (SystemExit): the block is for
     those who train.
     The cluster and the task come from the first of these that tells them:
@@ -111,6 +114,7 @@ def join_cluster(*, ps: int = 1, **server_options: Any) -> Iterator[Member]:
 
     Args:
         ps: of a Slurm step, how many of its tasks are ps; the others are workers.
+        preempt_grace_secs: seconds from SIGTERM to the hard end of the process.
         **server_options: further arguments of ``rt.Server``, such as ``ps_backups=1`` or ``security=...``.
 
     An evaluator (``--job_name=evaluator``, or TF_CONFIG says so) has no server: look at ``me.job``, and give
@@ -139,7 +143,8 @@ def join_cluster(*, ps: int = 1, **server_options: Any) -> Iterator[Member]:
     with server:
         if me.job == "ps":
             raise SystemExit(exit_codes.of_join(server.join()))
-        yield Member(server.cluster, me.job, me.index, server)
+        with preemptible(preempt_grace_secs):
+            yield Member(server.cluster, me.job, me.index, server)
 
 
 def _server(me: TaskIdentity, options: Mapping[str, Any]) -> rt.Server | None:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import signal
 import sys
 import textwrap
 from typing import Any
@@ -268,6 +269,27 @@ def test_a_program_without_ceremony_trains_under_the_launcher(tmp_path: pathlib.
         assert program.wait() == 0, program.story()
         assert len(program.lines("BLOCK worker")) == 2 and not program.lines("BLOCK ps")
         assert program.lines("WORKER worker 1 2")
+
+
+@pytest.mark.chaos
+def test_a_program_without_ceremony_saves_when_it_is_told_to_go(tmp_path: pathlib.Path) -> None:
+    program = textwrap.dedent(PROGRAM).replace("is_chief=me.is_chief, ", "is_chief=me.is_chief, logdir='run', ")
+    few = "for _ in range(3):\n            session.run(count)\n        print('BEGUN AT', begun, flush=True)"
+    program = program.replace(
+        "for _ in range(steps):", f"begun = session.run(step)\n        {few}\n        while True:"
+    )
+    (tmp_path / "train.py").write_text(program)
+
+    def saved() -> int:
+        return int((harness.latest_checkpoint(str(tmp_path / "run")) or "0").rpartition("/")[2])
+
+    for _ in range(2):
+        begins = saved()
+        with Program("python", "train.py", cwd=tmp_path) as alone:
+            alone.expect(f"BEGUN AT {begins}$")
+            alone.signal(signal.SIGTERM)
+            assert alone.wait() == exit_codes.code(exit_codes.PREEMPTED), alone.story()
+        assert saved() > begins, alone.story()
 
 
 @pytest.mark.chaos

@@ -146,24 +146,29 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
 
 
 def test_ctrl_c_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    w, v, _ = model()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in background
     try:
-        _interrupt(w, v, monkeypatch)
+        _interrupt(signal.SIGINT, KeyboardInterrupt, monkeypatch)
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _interrupt(w: rt.Variable, v: rt.Variable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_in_a_preemptible_block_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with harness.preemptible():
+        _interrupt(signal.SIGTERM, SystemExit, monkeypatch)
+
+
+def _interrupt(number: int, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    w, v, _ = model()
     with rt.Session() as session:
         session.run(rt.global_variables_initializer())
         more = [w.assign_add(np.ones(4, np.float32)), v.assign_add(np.ones(4, np.float32))]
-        handler = signal.getsignal(signal.SIGINT)
-        came = interrupted(monkeypatch, signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
+        handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+        came = interrupted(monkeypatch, number)
+        with pytest.raises(raised):
             session.run(more)
         assert came
-        assert signal.getsignal(signal.SIGINT) is handler
+        assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
         assert not any(slot.readers for slot in session._engine._session._worker.store._slots.values())  # type: ignore[attr-defined]
         assert session.run(w).tolist() == [1.0, 2.0, 3.0, 4.0]  # the update was made, as it had begun
         assert session.run(v).tolist() == [1.0] * 4
