@@ -382,8 +382,9 @@ class Connection:
             if before.busy:
                 before.notify_handler()
         flags = frames.RESUMED if known else 0
-        self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
-        self.welcomed = True
+        with self._sock_lock:  # a goodbye comes after it
+            self.welcomed = True  # before the client knows: until then the listener may end it for a newcomer
+            self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
 
     def _hear(self) -> None:
         """Hears the greeting of a client that speaks TLS."""
