@@ -534,7 +534,7 @@ class Server:
     def _wait_over(self, late_secs: float) -> None:
         run = self.worker.store.run
         try:
-            log_at = 0.0
+            log_at, log = 0.0, logging.info  # at once, as at every normal end; what lasts is worth a warning
             while not self._over.wait(_POLL_SECS):
                 if run.may_leave(late_secs):
                     break
@@ -542,7 +542,8 @@ class Server:
                 if awaited and time.monotonic() >= log_at:
                     log_at = time.monotonic() + LOG_EVERY_SECS
                     who = "training is over" if not run.unfinished() else "some are done with training"
-                    logging.warning("%s: %s; waiting for %s", self.task, who, ", ".join(map(str, awaited)))
+                    log("%s: %s; waiting for %s", self.task, who, ", ".join(map(str, awaited)))
+                    log = logging.warning
             if self._stopped.is_set():
                 if run.unfinished():
                     what = "it goes on from the newest checkpoint, and later steps are lost"
