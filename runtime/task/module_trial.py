@@ -127,15 +127,16 @@ class ModuleTrials:
         """
         assert process.stdout is not None
         deadline, watched = time.monotonic() + secs, psutil.Process(process.pid)
-        while not select.select([process.stdout], [], [], _LOOK_SECS)[0]:
-            if time.monotonic() > deadline:
-                raise InvalidArgumentError(f"to read and compile it takes more than {secs:g} s")
+        while True:
             try:
                 if watched.memory_info().rss > self._memory:
                     raise InvalidArgumentError(f"to read and compile it takes more than {self._memory} bytes of memory")
             except psutil.NoSuchProcess:  # it has just ended, which its output tells
-                continue
-        return process.stdout.readline()
+                pass
+            if select.select([process.stdout], [], [], _LOOK_SECS)[0]:
+                return process.stdout.readline()
+            if time.monotonic() > deadline:
+                raise InvalidArgumentError(f"to read and compile it takes more than {secs:g} s")
 
     def _end(self) -> None:
         process, self._process = self._process, None
