@@ -65,7 +65,8 @@ test: $(STAMP) ## Run the tests but the longest, in six minutes or so on two cor
 
 # What is compiled for a unit test runs once: optimising it would take longer. make test does, with the same tests.
 test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
-test-unit: $(STAMP) ## Run the quick tests, which start no process, in about two minutes.
+test-unit: export XLA_FLAGS = --xla_cpu_use_fusion_emitters=false
+test-unit: $(STAMP) ## Run the quick tests, which start no process, in about a minute.
 	$(PYTEST) -m unit $(TESTS)
 
 test-rest: $(STAMP) ## Run what make test leaves out: the longest.

@@ -82,6 +82,7 @@ def test_cnn_sees_where_things_are() -> None:
     assert np.abs(logits[1] - logits[2]).max() > 1e-3
 
 
+@pytest.mark.cluster  # seconds of compiling
 @by_model
 def test_gradient_matches_finite_differences(model: Model) -> None:
     params = arrays(model.init(0, 6))

@@ -175,6 +175,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.cluster  # many compilations
 @hypothesis.given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
 def test_random_functions_over_the_table(names: list[str], seed: int) -> None:
     """Each sample is applied to what those before it gave, brought back into the range of a 4 x 4 array."""

@@ -15,6 +15,8 @@ from runtime.plan.place import Device, Devices
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan
 
+pytestmark = pytest.mark.cluster  # many compilations
+
 MANY = draws.FEWEST + 1
 PS = Devices((Device("ps", 0, "CPU", 0),), ("ps", 0), ("ps", 0))
 

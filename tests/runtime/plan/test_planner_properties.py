@@ -329,6 +329,7 @@ def cluster(request: Any) -> Iterator[dict[str, rt.Server]]:
         yield made
 
 
+@pytest.mark.cluster  # many compilations
 @costly(4)
 @hypothesis.given(program=programs(TASKS))
 def test_servers_give_what_one_place_gives(cluster: dict[str, rt.Server], program: Program) -> None:

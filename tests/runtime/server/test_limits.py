@@ -107,6 +107,7 @@ def test_compressed_messages_are_refused(server: rt.Server) -> None:
         made.worker.Unregister(pb.UnregisterRequest(session=1), timeout=60)  # it goes on
 
 
+@pytest.mark.cluster  # seconds for the copies of its bytes
 def test_a_message_has_so_many_bytes_at_most(server: rt.Server) -> None:
     assert MAX_REQUEST_BYTES == 64 << 20
     made = Stranger(server)

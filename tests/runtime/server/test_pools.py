@@ -110,7 +110,7 @@ def test_sessions_are_so_many_for_one_connection(tmp_path: pathlib.Path) -> None
         assert '"action": "limit"' in log.read_text()  # also what the method itself has refused
 
 
-@pytest.mark.parametrize("count", [64, 1000])
+@pytest.mark.parametrize("count", [64, pytest.param(1000, marks=pytest.mark.cluster)])
 def test_stuck_orders_stop_neither_status_nor_registration_nor_saves_nor_training(
     count: int, tmp_path: pathlib.Path
 ) -> None:
@@ -169,6 +169,7 @@ def test_a_call_that_waits_its_turn_gets_it_and_one_connection_has_half() -> Non
         assert eventually(lambda: running(server, REGISTRATIONS) == 0)
 
 
+@pytest.mark.disk
 def test_comparing_files_ends_with_its_caller(tmp_path: pathlib.Path) -> None:
     with serving() as server:
         for name in ("large", MANIFEST_FILE):
