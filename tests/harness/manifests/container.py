@@ -27,7 +27,6 @@ def main(host: str, root: str, user: int, directory: str, environ: dict[str, str
     check(libc.mount(None, b"/", None, _PRIVATE, None))
     child = os.fork()  # the first of the new process numbers
     if child == 0:
-        check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
         check(libc.mount(b"proc", f"{root}/proc".encode(), b"proc", 0, None))
         socket.sethostname(host)
         os.chroot(root)
@@ -35,6 +34,7 @@ def main(host: str, root: str, user: int, directory: str, environ: dict[str, str
         os.setgroups([])
         os.setgid(user)
         os.setuid(user)
+        check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))  # another user would clear it
         os.execvpe(command[0], command, environ)
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
     _, status = os.waitpid(child, 0)

@@ -95,6 +95,24 @@ def evictions(jobset: JobSet, runs: Runs) -> None:
     expect("JOBSET Completed")
 
 
+def frozen(jobset: JobSet, runs: Runs) -> None:
+    """A ps that hangs, closing nothing, is killed by its liveness probe; it is made anew, and training goes on."""
+    expect_all(*(rf"mnist-worker-{index}-0 \| .*step \d" for index in (0, 1)))
+    expect(r"mnist-worker-0-0 \| .*saved .*/[1-9]\d*$")
+    jobset.node.pods["ps", "0", "0"].main.suspend()
+    expect("UNHEALTHY mnist-ps-0-0")
+    expect("KILLED mnist-ps-0-0")  # it does not hear SIGTERM
+    expect("END mnist-ps-0-0 137")
+    expect("RULE mnist-ps-0-0 ps RestartJob")
+    runs.end_soon()
+    expect(r"mnist-worker-0-0 \| .*training goes on from step [1-9]")
+    expect(r"mnist-worker-1-0 \| .*step \d")
+    jobset.node.kill("worker", "0", "0")
+    jobset.node.kill("worker", "1", "0")
+    expect(r"Test-Accuracy: 0\.[89]")
+    expect("JOBSET Completed")
+
+
 def scaled(jobset: JobSet, runs: Runs) -> None:
     """parallelism and completions 2 -> 4 -> 2: two workers join, and leave; the ps and the others are left alone."""
     expect_all(*(rf"mnist-worker-0-{index} \| .*step \d" for index in (0, 1)))
@@ -166,7 +184,13 @@ def tfjob_scaled(job: TFJob, runs: Runs) -> None:
     expect("TFJOB Succeeded")
 
 
-JOBSETS = {"deaths": deaths, "wrong-data": wrong_data, "evictions": evictions, "scaled": scaled}
+JOBSETS = {
+    "deaths": deaths,
+    "wrong-data": wrong_data,
+    "evictions": evictions,
+    "frozen": frozen,
+    "scaled": scaled,
+}
 TFJOBS = {"tfjob": tfjob, "tfjob-fails": tfjob_fails, "tfjob-scaled": tfjob_scaled}
 
 
@@ -179,7 +203,7 @@ def main(scenario: str, where: str) -> None:
     if scenario in ("wrong-data", "tfjob-fails"):
         runs.flags("--data_dir=/nowhere")
     if scenario in JOBSETS:
-        jobset = JobSet(manifest)
+        jobset = JobSet(manifest, haste=10 if scenario == "frozen" else 1)
         controller = threading.Thread(target=jobset.control, daemon=True)
         controller.start()
         JOBSETS[scenario](jobset, runs)

@@ -107,6 +107,16 @@ def test_pods_that_are_evicted_save_in_time_and_are_made_anew(node: pathlib.Path
     assert last_ends(story) == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
 
 
+def test_a_ps_that_hangs_is_killed_by_its_probe_and_made_anew_and_no_other_pod_is(node: pathlib.Path) -> None:
+    story = play("jobset", "frozen", node)
+    assert re.findall(r"^(?:UNHEALTHY|KILLED) .*$", story, re.MULTILINE) == [
+        "UNHEALTHY mnist-ps-0-0",
+        "KILLED mnist-ps-0-0",
+    ]
+    assert rules(story) == ["ps RestartJob", *["worker RestartJobAndIgnoreMaxRestarts"] * 2]
+    assert last_ends(story) == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
+
+
 def test_a_jobset_whose_parallelism_changes_trains_on_with_the_workers_that_there_are(node: pathlib.Path) -> None:
     story = play("jobset", "scaled", node, "--workers=2", "--elastic", trainer=("--elastic",))
     assert sorted(set(lives(story))) == ["mnist-ps-0-0", *(f"mnist-worker-0-{index}" for index in range(4))]
