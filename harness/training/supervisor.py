@@ -461,8 +461,10 @@ class Supervisor:
             self._checkpoints = services.Checkpoints(
                 self._saver, self._save_path, self._global_step, writer, self._life.leads
             )
+            saves = services.CheckpointThread(self._coord, self._save_model_secs or 0, sess, self._checkpoints)
+            self._life.save = saves.save
             if self._save_model_secs:
-                threads.append(services.CheckpointThread(self._coord, self._save_model_secs, sess, self._checkpoints))
+                threads.append(saves)
         for thread in threads:
             thread.start()
         self._services = threads

@@ -9,8 +9,8 @@ environment and nothing else. The names of pods are in a file of names. A kubele
 * one that is evicted has the condition DisruptionTarget, and ends in the same way (kubernetes.io, Disruptions)
 * one whose liveness probe fails too often ends in the same way, without that condition (Container probes)
 
-What happens is printed, as "POD name address", "READY name", "EVICT name", "UNHEALTHY name", "KILLED name" and "END name
-code", and the lines of the pods as "name | line".
+What happens is printed, as "POD name address", "READY name", "EVICT name", "UNHEALTHY name", "KILLED name" and "END
+name code", and the lines of the pods as "name | line".
 """
 
 import contextlib
