@@ -109,9 +109,11 @@ class Pod:
 
     @property
     def main(self) -> psutil.Process:
-        """The process that is number 1 in the pod."""
-        (found,) = psutil.Process(self.process.pid).children()
-        return found
+        """The process of the command, as soon as there is one; raises NoSuchProcess when it has ended."""
+        started = 2 if self.spec.get("shareProcessNamespace") else 1
+        while len(found := psutil.Process(self.process.pid).children()) < started:
+            time.sleep(POLL_SECS)
+        return max(found, key=lambda process: process.pid)
 
     def answers(self) -> bool:
         """What its readiness probe says; a pod without one is ready when it runs."""
@@ -176,6 +178,7 @@ class Node:
             "directory": str(REPOSITORY),
             "environ": image | env | dict(told),
             "command": container["command"],
+            "shared": spec.get("shareProcessNamespace", False),
         }
         process = subprocess.Popen(
             ["ip", "netns", "exec", space, sys.executable, "-I", "-S", str(CONTAINER), json.dumps(contained)],
@@ -258,7 +261,7 @@ class Node:
         hook = pod.spec["containers"][0].get("lifecycle", {}).get("preStop")
         if hook and pod.process.poll() is None:
             run(*hook["exec"]["command"])  # within the grace period
-        with contextlib.suppress(psutil.NoSuchProcess, ValueError):  # it has ended by itself meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by itself meanwhile
             pod.main.send_signal(signal.SIGTERM)
         try:
             pod.process.wait(deadline - time.monotonic())

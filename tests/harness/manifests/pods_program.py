@@ -69,7 +69,11 @@ def wrong_data(jobset: JobSet, runs: Runs) -> None:
 
 
 def evictions(jobset: JobSet, runs: Runs) -> None:
-    """A worker, the chief and the ps are evicted, one after the other; each is made anew, and training goes on."""
+    """A worker that starts, a worker, the chief and the ps are evicted, one after the other; each is made anew."""
+    expect("POD mnist-worker-1-0")
+    jobset.node.evict("worker", "1", "0")  # before it has a handler of SIGTERM
+    expect("END mnist-worker-1-0 143")
+    expect("RULE mnist-worker-1-0 disrupted Ignore")
     expect(r"mnist-worker-1-0 \| .*step \d")
     jobset.node.evict("worker", "1", "0")
     expect("END mnist-worker-1-0 143")

@@ -102,7 +102,7 @@ def test_data_that_is_missing_fails_the_job_at_once(node: pathlib.Path) -> None:
 
 def test_pods_that_are_evicted_save_in_time_and_are_made_anew(node: pathlib.Path) -> None:
     story = play("jobset", "evictions", node)
-    assert rules(story)[:3] == ["disrupted Ignore"] * 3  # not counted
+    assert rules(story)[:4] == ["disrupted Ignore"] * 4  # not counted
     assert "KILLED" not in story
     assert last_ends(story) == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
 
