@@ -78,7 +78,8 @@ class Supervisor:
         global_step: variable that counts the steps. Default: the graph's global step.
         save_summaries_secs: seconds between summaries and step rates; 0 for none. Here and below ``math.inf`` is a
             period like any other: once at the start, and never again.
-        save_model_secs: seconds between checkpoints; 0 for none but a last one at a clean end.
+        save_model_secs: seconds between checkpoints; 0 for none but a last one at a clean end, and
+            those for a ps that is told to go.
         recovery_wait_secs: seconds between looks at a ready operation of the user's own.
         stop_grace_secs: seconds that threads, steps and other tasks have to end after a stop.
         checkpoint_basename: first part of the checkpoints' names.
