@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(
-    host: str, root: str, user: int, directory: str, environ: dict[str, str], command: list[str], shared: bool
+    host: str, root: str, user: int, directory: str, environ: dict[str, str], command: list[str], shared: bool = False
 ) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
 
