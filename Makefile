@@ -11,7 +11,7 @@ PEERS_STAMP := $(PEERS)/.installed
 # For the oldest Python: what it can have, the others can have too.
 RESOLVE = $(BIN)/uv pip compile pyproject.toml --quiet --python-version=3.11 --python-platform=linux \
 	--generate-hashes --no-header --no-annotate
-# What the development environment has of the optional dependencies: all but ray and trackers, which have their own.
+# What the development environment has of the optional dependencies: all but kubeflow, ray and trackers, which have their own.
 EXTRAS := build cartpole dev digits docs mnist models rich safetensors tensorboard test
 LOGDIR ?= runs
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal
@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole images early-stopping test test-unit test-rest test-all test-lowest test-ray test-trackers chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
+.PHONY: help setup mnist cartpole images early-stopping test test-unit test-rest test-all test-lowest test-kubeflow test-ray test-trackers chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -77,6 +77,10 @@ test-all: $(STAMP) ## Run all tests; HYPOTHESIS_PROFILE=ci for more examples of 
 
 test-lowest: ## make test-unit with the lowest versions of all dependencies that pyproject.toml allows.
 	$(MAKE) --no-print-directory test-unit VENV=.venv-lowest LOCK=requirements-lowest.lock
+
+test-kubeflow: ## Hold the printed TFJobs against the models of PyPI's kubeflow-training, in .venv-kubeflow.
+	$(MAKE) --no-print-directory test-all VENV=.venv-kubeflow LOCK=requirements-kubeflow.lock JOBS=2 \
+		TESTS="tests/harness/manifests/test_manifests.py -k kubeflow"
 
 test-ray: ## Run the tests of harness.ray with PyPI's ray, in .venv-ray, in some minutes.
 	$(MAKE) --no-print-directory test-all VENV=.venv-ray LOCK=requirements-ray.lock TESTS=tests/harness/ray JOBS=2
@@ -133,6 +137,9 @@ lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pin
 		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=mnist --extra=mlflow --extra=test --extra=wandb \
 		--constraint=requirements-dev.lock --output-file=requirements-trackers.lock
+	@# kubeflow-training takes no kubernetes as new as that of the development environment.
+	sed '/^kubernetes==/,/[^\\]$$/d' requirements-dev.lock | $(RESOLVE) $(UPGRADE) --extra=build --extra=kubeflow --extra=mnist \
+		--extra=test --constraint=/dev/stdin --output-file=requirements-kubeflow.lock
 
 audit: $(STAMP) ## Look for known vulnerabilities in what is installed to train; asks pypi.org.
 	$(BIN)/uv tool run pip-audit --strict --disable-pip --require-hashes --requirement=requirements.lock

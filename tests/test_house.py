@@ -20,8 +20,12 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-APART = {"requirements-ray.lock": ("ray",), "requirements-trackers.lock": ("mlflow", "wandb")}
-"""Extras that are large have environments of their own."""
+APART = {
+    "requirements-kubeflow.lock": ("kubeflow",),
+    "requirements-ray.lock": ("ray",),
+    "requirements-trackers.lock": ("mlflow", "wandb"),
+}
+"""Extras that are large, or need older packages than others, have environments of their own."""
 LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-lowest.lock", *APART)
 PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][\w.+!]*)((?: --hash=sha256:[0-9a-f]{64})*)")
 

@@ -253,6 +253,8 @@ def _pod(request: ClusterRequest, job: str, command: list[str], container: str, 
     return {
         "spec": {
             "terminationGracePeriodSeconds": PS_GRACE_SECS if job == PS else WORKER_GRACE_SECS,
+            # Process number 1 does not hear SIGTERM before it has a handler: one that starts would be killed, late.
+            "shareProcessNamespace": True,
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": USER,

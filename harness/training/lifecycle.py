@@ -43,6 +43,10 @@ _AT_EXIT_SECS = 5.0
 LEAST_SILENCE_SECS = 4.0
 """A task that has been silent for less is not given up, however short the grace period: signs of life may be late."""
 _ADVICE = "start this task again to train them"
+GOES_TOO_SECS = 2.0
+"""How long a chief waits before it saves for a ps that has been told to go: one that is told, too, saves at its end."""
+LAST_SAVE_SECS = 10.0
+"""How long before a ps goes that has been told to, the chief begins to save once more."""
 ELASTIC = "elastic"
 """The collection of a graph that holds something when its workers come and go: one that leaves is not waited for."""
 ELASTIC_SILENCE_SECS = 10.0
@@ -72,6 +76,8 @@ class Lifecycle:
         """Whether the run had finished before this task came."""
         self.ended = False
         """Whether this task's part has been brought to an end: nothing is left to save or to tell."""
+        self.save: Callable[[], object] | None = None
+        """Saves, or has it done soon; called in the chief when a ps has been told to go. Who has a saver sets it."""
         self._records: RunRecords | None = None
         self._global_step: Any = None
         self._reached: int | None = None
@@ -201,7 +207,7 @@ class Lifecycle:
         """Requests a stop when somebody, an evaluator say, has ordered training to end by way of the run records."""
         while not self.coord.should_stop():
             try:
-                reason = records.wait_stop(_STOP_WAIT_SECS)
+                reason, goes_in_secs = records.wait_stop(_STOP_WAIT_SECS)
             except (rt.CancelledError, rt.TaskLeftError):
                 return
             except (rt.DeadlineExceededError, *LOST_CONTACT):
@@ -213,6 +219,20 @@ class Lifecycle:
             if reason:
                 logging.info("training is to end: %s", reason)
                 self.coord.request_stop()
+            elif goes_in_secs is not None:
+                self._save_before(time.monotonic() + goes_in_secs)
+
+    def _save_before(self, goes_at: float) -> None:
+        """As the chief, saves what goes with a ps at a time: now, and once more shortly before."""
+        if self.save is not None and not self.coord.wait_for_stop(GOES_TOO_SECS):
+            left = goes_at - time.monotonic()
+            logging.warning("a ps has been told to go, and serves on for %.0f s at most: saving what it holds", left)
+            with self.coord.stop_on_exception():  # as a save that the timer begins
+                self.save()
+                before = goes_at - LAST_SAVE_SECS - time.monotonic()
+                if left > LAST_SAVE_SECS and not self.coord.wait_for_stop(max(0.0, before)):
+                    self.save()
+        self.coord.wait_for_stop(max(PROBE_SECS, goes_at - time.monotonic()))  # until it is gone
 
     def stop_everybody(self, reason: str = "") -> None:
         """Orders all who take part to stop, by the run records; stops nobody where there is no session of a cluster.

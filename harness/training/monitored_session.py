@@ -150,6 +150,8 @@ class MonitoredSession:
         for hook in self._hooks:
             if isinstance(hook, FollowsLeader):
                 hook.leads = self._life.leads
+            if isinstance(hook, CheckpointSaverHook):
+                self._life.save = hook.save_soon
             if isinstance(hook, StopsEverybody):
                 hook.stop_everybody = self._life.stop_everybody
         if not self._life.late:

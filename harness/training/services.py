@@ -314,8 +314,17 @@ class CheckpointThread(LooperThread):
         if self._late:  # this is the run that was due while the one before was still at work
             self._late = False
             return
-        raw = self._session.raw
         began = time.monotonic()
+        if not self.save():
+            return
+        missed = int((time.monotonic() - began) // self._secs)
+        if missed:
+            self._late = True
+            self._checkpoints.skip(missed)
+
+    def save(self) -> bool:
+        """Saves now, in whatever thread; False where a task was lost or slow meanwhile."""
+        raw = self._session.raw
         try:
             with while_open(self._session):
                 self._checkpoints.save(self._session)
@@ -325,15 +334,12 @@ class CheckpointThread(LooperThread):
             if not costs_this_one(error):
                 logging.warning("this checkpoint was not saved: %s", error)
                 self._session.recover(raw, error)
-            return
+            return False
         except rt.DeadlineExceededError as error:
             if not costs_this_one(error):
                 raise
-            return
-        missed = int((time.monotonic() - began) // self._secs)
-        if missed:
-            self._late = True
-            self._checkpoints.skip(missed)
+            return False
+        return True
 
 
 class Summaries:

@@ -78,7 +78,8 @@ class Supervisor:
         global_step: variable that counts the steps. Default: the graph's global step.
         save_summaries_secs: seconds between summaries and step rates; 0 for none. Here and below ``math.inf`` is a
             period like any other: once at the start, and never again.
-        save_model_secs: seconds between checkpoints; 0 for none but a last one at a clean end.
+        save_model_secs: seconds between checkpoints; 0 for none but a last one at a clean end, and
+            those for a ps that is told to go.
         recovery_wait_secs: seconds between looks at a ready operation of the user's own.
         stop_grace_secs: seconds that threads, steps and other tasks have to end after a stop.
         checkpoint_basename: first part of the checkpoints' names.
@@ -461,8 +462,10 @@ class Supervisor:
             self._checkpoints = services.Checkpoints(
                 self._saver, self._save_path, self._global_step, writer, self._life.leads
             )
+            saves = services.CheckpointThread(self._coord, self._save_model_secs or 0, sess, self._checkpoints)
+            self._life.save = saves.save
             if self._save_model_secs:
-                threads.append(services.CheckpointThread(self._coord, self._save_model_secs, sess, self._checkpoints))
+                threads.append(saves)
         for thread in threads:
             thread.start()
         self._services = threads

@@ -34,9 +34,9 @@ def holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 def asked(order: run_record_pb2.RunOrder, tasks: Sequence[tuple[str, str]], sender: str) -> Sequence[tuple[str, str]]:
     """Whom of ``holders`` an order goes to: all, but one that everybody has waiting all the time to one of them.
 
-    Each sender has its own, so that no task keeps the threads of all.
+    Each sender has its own, so that no task keeps the threads of all. Only who leads asks all: any may have to go.
     """
-    if order.WhichOneof("order") != "wait_stop" or not tasks:
+    if order.WhichOneof("order") != "wait_stop" or order.HasField("leadership") or not tasks:
         return tasks
     return [tasks[zlib.crc32(sender.encode()) % len(tasks)]]
 
@@ -64,7 +64,7 @@ def send_run_order(
         security: what the sender was given to talk to other tasks.
 
     Returns:
-        The replies by task.
+        The replies by task; to ``wait_stop`` those that have come when the first has.
 
     Raises:
         OpError: the failure of a task, when all have replied or failed; where the order waits, at once.
@@ -85,8 +85,11 @@ def send_run_order(
     def failed() -> list[futures.Future[run_record_pb2.RunReply]]:
         return [reply for reply in replies.values() if reply.done() and reply.exception()]
 
+    first = order.WhichOneof("order") == "wait_stop"
+
     def over() -> bool:
-        return all(reply.done() for reply in replies.values()) or wait_secs(order) > 0 and bool(failed())
+        done = [reply.done() for reply in replies.values()]
+        return all(done) or (first and any(done)) or (wait_secs(order) > 0 and bool(failed()))
 
     # They keep no process alive that wants to end.
     threads = [threading.Thread(target=ask, args=task, name=f"run record of {task[0]}", daemon=True) for task in tasks]
@@ -97,7 +100,7 @@ def send_run_order(
             cancelled.wait_for(ended, over, "an order to run records")
         for failure in failed():
             failure.result()
-        return {name: reply.result() for name, reply in replies.items()}
+        return {name: reply.result() for name, reply in replies.items() if reply.done()}
     finally:
         exchange.end()
         if wait_secs(order):  # it ends at once, and a thread within a call must not meet the end of the interpreter

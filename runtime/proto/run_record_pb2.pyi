@@ -273,7 +273,9 @@ class RunOrder(_message.Message):
 
     @_typing.final
     class WaitStop(_message.Message):
-        """Waits until somebody has ordered training to end, or time is up. One of the tasks answers it."""
+        """Waits until somebody has ordered training to end, or time is up; for the leader also until the task has been told to
+        go. One of the tasks answers it, to the leader whichever is the first.
+        """
 
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -486,6 +488,7 @@ class RunReply(_message.Message):
     LOGDIR_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     LEFT_FIELD_NUMBER: _builtins.int
+    GOES_IN_SECS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """of the task that replies"""
     phase: Global___RunReply.Phase.ValueType
@@ -500,6 +503,8 @@ class RunReply(_message.Message):
     """of the run that the values belong to; empty when nobody has told"""
     stop: _builtins.str
     """why training is to end; empty while nobody has ordered that"""
+    goes_in_secs: _builtins.float
+    """the task that replies has been told to go: it serves on for so long at most"""
     @_builtins.property
     def leadership(self) -> Global___Leadership:
         """that is obeyed; none: nobody leads"""
@@ -538,13 +543,19 @@ class RunReply(_message.Message):
         logdir: _builtins.str = ...,
         stop: _builtins.str = ...,
         left: _abc.Iterable[_builtins.str] | None = ...,
+        goes_in_secs: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "leadership", b"leadership", "saved_step", b"saved_step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_goes_in_secs", b"_goes_in_secs", "_saved_step", b"_saved_step", "goes_in_secs", b"goes_in_secs", "leadership", b"leadership", "saved_step", b"saved_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step", "address", b"address", "addresses", b"addresses", "done", b"done", "generation", b"generation", "joined", b"joined", "leader_address", b"leader_address", "leader_name", b"leader_name", "leadership", b"leadership", "left", b"left", "logdir", b"logdir", "origin", b"origin", "phase", b"phase", "saved_step", b"saved_step", "silent", b"silent", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_goes_in_secs", b"_goes_in_secs", "_saved_step", b"_saved_step", "address", b"address", "addresses", b"addresses", "done", b"done", "generation", b"generation", "goes_in_secs", b"goes_in_secs", "joined", b"joined", "leader_address", b"leader_address", "leader_name", b"leader_name", "leadership", b"leadership", "left", b"left", "logdir", b"logdir", "origin", b"origin", "phase", b"phase", "saved_step", b"saved_step", "silent", b"silent", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__goes_in_secs: _TypeAlias = _typing.Literal["goes_in_secs"]  # noqa: Y015
+    _WhichOneofArgType__goes_in_secs: _TypeAlias = _typing.Literal["_goes_in_secs", b"_goes_in_secs"]  # noqa: Y015
     _WhichOneofReturnType__saved_step: _TypeAlias = _typing.Literal["saved_step"]  # noqa: Y015
     _WhichOneofArgType__saved_step: _TypeAlias = _typing.Literal["_saved_step", b"_saved_step"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__goes_in_secs) -> _WhichOneofReturnType__goes_in_secs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__saved_step) -> _WhichOneofReturnType__saved_step | None: ...
 
 Global___RunReply: _TypeAlias = RunReply  # noqa: Y015

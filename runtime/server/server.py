@@ -521,6 +521,7 @@ class Server:
         living = self._living()
         if living and secs:
             logging.warning("%s: SIGTERM: serving on for %g s at most, for %s", self.task, secs, ", ".join(living))
+            self.worker.store.run.go_at(deadline)  # the chief saves: what no checkpoint holds goes with this task
         while (left := deadline - time.monotonic()) > 0 and self._living():
             if self._over.wait(min(_DRAIN_POLL_SECS, left)):
                 break

@@ -70,6 +70,7 @@ class RunRecordView:
     silent: Mapping[str, float] = field(default_factory=dict)
     saved_step: int | None = None
     stop: str = ""
+    goes_in_secs: float | None = None
 
 
 class RunRecords:
@@ -241,8 +242,12 @@ class RunRecords:
         """
         return self._send(RunOrder(stop=RunOrder.Stop(reason=reason)))
 
-    def wait_stop(self, timeout_secs: float) -> str:
-        """Waits until somebody has ordered training to end, for a minute at most; gives the reason, else nothing.
+    def wait_stop(self, timeout_secs: float) -> tuple[str, float | None]:
+        """Waits until somebody has ordered training to end, for a minute at most; as the leader also for tasks that go.
+
+        Returns:
+            The reason to end, else nothing; and, to the leader, for how many seconds the first of the tasks serves on
+            that has been told to go, None where none has.
 
         Raises:
             CancelledError: ``close`` was called, by another thread or before.
@@ -254,7 +259,9 @@ class RunRecords:
             self._waiting = cancelled
         cancelled.check("waiting for an order to stop")
         records = self._send(RunOrder(wait_stop=RunOrder.WaitStop(secs=timeout_secs)), cancelled)
-        return next((record.stop for record in records.values() if record.stop), "")
+        going = [record.goes_in_secs for record in records.values() if record.goes_in_secs is not None]
+        reason = next((record.stop for record in records.values() if record.stop), "")
+        return reason, min(going, default=None) if self.lead else None
 
     def close(self) -> None:
         """Ends ``wait_stop`` on another thread, and those to come until the next ``join``; all else goes on working."""
@@ -311,6 +318,7 @@ def _record(reply: RunReply) -> RunRecordView:
         silent=dict(reply.silent),
         saved_step=reply.saved_step if reply.HasField("saved_step") else None,
         stop=reply.stop,
+        goes_in_secs=reply.goes_in_secs if reply.HasField("goes_in_secs") else None,
         left=tuple(reply.left),
     )
 

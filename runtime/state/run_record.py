@@ -107,6 +107,7 @@ class RunRecord:
         when_loading: called, under the lock, before the leader gives the variables new values.
         origin: why this task began without values, if it should have had some; for the log of a chief.
         finished_at: ``time.monotonic()`` when the run finished, else None.
+        goes_at: ``time.monotonic()`` at which this task stops to serve, where it has been told to go, else None.
         limits: how long orders wait, and how many tasks may take part; a server sets them.
         silent: tells for how long a session has given no sign of life, seconds; None when this task does not know it.
             A server sets it.
@@ -124,6 +125,7 @@ class RunRecord:
         self.when_loading: Callable[[], None] | None = None
         self.origin = ""
         self.finished_at: float | None = None
+        self.goes_at: float | None = None
         self.silent: Callable[[int], float | None] = lambda session: None
         self.lives: Callable[[int], bool] = lambda session: True
         self.leadership = NOBODY
@@ -191,7 +193,14 @@ class RunRecord:
             logdir=self._logdir,
             stop=self._stop,
             left=sorted(self._left),
+            goes_in_secs=None if self.goes_at is None else max(0.0, self.goes_at - time.monotonic()),
         )
+
+    def go_at(self, when: float) -> None:
+        """Notes, and tells the leader, that this task stops to serve at ``when`` (``time.monotonic()``)."""
+        with self._changed:
+            self.goes_at = when
+            self._changed.notify_all()
 
     def close(self, error: OpError) -> None:
         """Ends the waits of orders, and refuses further ones. Does nothing the second time.
@@ -477,7 +486,13 @@ class RunRecord:
             self._stop = self._stop or order.stop.reason or "somebody has ordered it"
 
     def _wait_stop(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        self._wait(lambda: bool(self._stop), order.wait_stop.secs, task, cancelled)
+        sender = Leadership.from_proto(order.leadership).owner
+
+        def told() -> bool:
+            leads = bool(self.leadership) and sender == self.leadership.owner  # it may claim the task anew meanwhile
+            return bool(self._stop) or (leads and self.goes_at is not None)
+
+        self._wait(told, order.wait_stop.secs, task, cancelled)
 
     def _wait_loaded(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._wait(lambda: self._phase != LOADING, order.wait_loaded.secs, task, cancelled)

@@ -19,6 +19,7 @@ from runtime.errors import (
     CancelledError,
     OpError,
     UnauthenticatedError,
+    UnavailableError,
     UnimplementedError,
     error_from_code,
     wire_code,
@@ -44,6 +45,8 @@ _MOST_PROOFS = 3
 _OPEN_TO_ALL = "/grpc.health.v1.Health/"
 _MAX_MESSAGE = 2**31 - 1
 _NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_CLOSED_HERE = "Channel closed!"
+"""What gRPC says of a call under way whose channel this process has closed; only this text tells it."""
 
 
 def _ms(secs: float) -> int:
@@ -364,7 +367,8 @@ def call(
 
     Raises:
         OpError: of the class that the code says, naming ``task`` unless the other side named another.
-        CancelledError: this side has closed the channel.
+        CancelledError: this side has closed the channel, or the task has said so.
+        UnavailableError: no contact, also where the task's server stops meanwhile.
     """
     try:
         return method(request, timeout=timeout, wait_for_ready=wait_for_ready)
@@ -385,6 +389,9 @@ def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
     if number.isdecimal() and int(number) & 0xFF == code:
         code = int(number)
     text = error.details() or error.code().name
+    if error.code() is grpc.StatusCode.CANCELLED and not number and text != _CLOSED_HERE:
+        # No task of ours has said so: gRPC says it of calls that come while their server stops.
+        return UnavailableError("its server has cut the call off", task=told.get(_TASK, task))
     if _TOO_LONG in text:
         text += f"; the limit request_bytes of the task (--limit_request_bytes, Server(limits=), {VARIABLE})"
     return error_from_code(code, text, told.get(_TASK, task))

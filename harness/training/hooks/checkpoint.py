@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,7 @@ class CheckpointSaverHook(GlobalStepHook):
         self._checkpoints: Checkpoints | None = None
         self.leads: Callable[[], bool] = lambda: True
         """Asked before each save whether this chief still leads; a monitored session sets it."""
+        self._soon = threading.Event()
 
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
@@ -113,11 +115,18 @@ class CheckpointSaverHook(GlobalStepHook):
         if self._checkpoints is not None:
             self._checkpoints.inspect(run_context.session)
         moved = self._timer.should_trigger_for_step(step)
+        if self._soon.is_set():
+            self._soon.clear()
+            moved = True
         if moved or self._timer.secs_are_over():
             due = moved or self._has_changed(run_context.session)
             self._timer.update_last_triggered_step(step)
             if due and self._save(run_context.session, step):
                 run_context.request_stop()
+
+    def save_soon(self) -> None:
+        """Has the next step save, in whatever thread this is called."""
+        self._soon.set()
 
     def end(self, session: rt.Session) -> None:
         """Saves the last steps."""

@@ -31,8 +31,8 @@ NAME_LABEL, JOB_LABEL, INDEX_LABEL = (
 class JobSet:
     """The controller of one JobSet: ``control`` runs it to its end."""
 
-    def __init__(self, manifest: dict[str, Any]) -> None:
-        self.node = Node(self._ended)
+    def __init__(self, manifest: dict[str, Any], haste: float = 1) -> None:
+        self.node = Node(self._ended, haste=haste)
         self.result = ""
         self._name = manifest["metadata"]["name"]
         self._spec = manifest["spec"]

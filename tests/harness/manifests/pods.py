@@ -7,9 +7,10 @@ environment and nothing else. The names of pods are in a file of names. A kubele
   (kubernetes.io, Pod Lifecycle)
 * a volume belongs to fsGroup, whose members may write to it; its new files are the group's, too (Security Context)
 * one that is evicted has the condition DisruptionTarget, and ends in the same way (kubernetes.io, Disruptions)
+* one whose liveness probe fails too often ends in the same way, without that condition (Container probes)
 
-What happens is printed, as "POD name address", "READY name", "EVICT name", "KILLED name" and "END name code", and the
-lines of the pods as "name | line".
+What happens is printed, as "POD name address", "READY name", "EVICT name", "UNHEALTHY name", "KILLED name" and "END
+name code", and the lines of the pods as "name | line".
 """
 
 import contextlib
@@ -28,9 +29,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 import psutil
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.harness.manifests.kubelet import Probe
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 WORK = pathlib.Path("/mnt")  # of this mount namespace
@@ -104,25 +105,20 @@ class Pod:
     """Whether it has the condition DisruptionTarget."""
     is_deleted: bool = False
     """Whether it is being ended, by an eviction or by its controller."""
+    ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def main(self) -> psutil.Process:
-        """The process that is number 1 in the pod."""
-        (found,) = psutil.Process(self.process.pid).children()
-        return found
+        """The process of the command, as soon as there is one; raises NoSuchProcess when it has ended."""
+        started = 2 if self.spec.get("shareProcessNamespace") else 1
+        while len(found := psutil.Process(self.process.pid).children()) < started:
+            time.sleep(POLL_SECS)
+        return max(found, key=lambda process: process.pid)
 
-    def probe(self) -> bool:
+    def answers(self) -> bool:
         """What its readiness probe says; a pod without one is ready when it runs."""
-        probe = self.spec["containers"][0].get("readinessProbe")
-        if probe is None:
-            return True
-        with grpc.insecure_channel(f"{self.address}:{probe['grpc']['port']}") as channel:
-            try:
-                asked = health_pb2.HealthCheckRequest()
-                told = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=probe["timeoutSeconds"])
-            except grpc.RpcError:
-                return False
-            return bool(told.status == health_pb2.HealthCheckResponse.SERVING)
+        probe = Probe.of(self.spec["containers"][0], "readinessProbe")
+        return probe is None or probe.passes(self.address)
 
 
 @dataclass
@@ -132,10 +128,12 @@ class Node:
     Args:
         ended: called with a pod that has ended, and its exit code.
         only_ready: names lead to pods that are ready, and not being ended.
+        haste: how many times faster than the manifest says liveness probes come, and fail.
     """
 
     ended: Callable[[Pod, int], None]
     only_ready: bool = False
+    haste: float = 1
     pods: dict[tuple[str, ...], Pod] = field(default_factory=dict)
     _lives: "itertools.count[int]" = field(default_factory=lambda: itertools.count(11))
     _changes: "queue.SimpleQueue[Callable[[], None]]" = field(default_factory=queue.SimpleQueue)
@@ -180,6 +178,7 @@ class Node:
             "directory": str(REPOSITORY),
             "environ": image | env | dict(told),
             "command": container["command"],
+            "shared": spec.get("shareProcessNamespace", False),
         }
         process = subprocess.Popen(
             ["ip", "netns", "exec", space, sys.executable, "-I", "-S", str(CONTAINER), json.dumps(contained)],
@@ -192,8 +191,9 @@ class Node:
         pod = self.pods[key] = Pod(name, key, address, spec, tuple(names), process)
         self._publish()
         say(f"POD {name} {address}")
-        self._threads.append(threading.Thread(target=self._follow, args=(pod,)))
-        self._threads[-1].start()
+        for work in (self._follow, self._watch):
+            self._threads.append(threading.Thread(target=work, args=(pod,)))
+            self._threads[-1].start()
 
     def _publish(self) -> None:
         """Writes the names of the pods that there are."""
@@ -211,7 +211,21 @@ class Node:
         for line in pod.process.stdout or ():
             say(f"{pod.name} | {line.rstrip()}")
         code = pod.process.wait()
+        pod.ended.set()
         self._changes.put(lambda: self._end(pod, code))
+
+    def _watch(self, pod: Pod) -> None:
+        """Makes the liveness probes of a pod, until it ends or they have failed too often."""
+        probe = Probe.of(pod.spec["containers"][0], "livenessProbe")
+        if probe is None:
+            return
+        results: list[bool] = []
+        while not pod.ended.wait(probe.period_secs / self.haste):
+            results.append(probe.passes(pod.address, timeout_secs=probe.timeout_secs / self.haste))
+            if probe.kills(results):
+                say(f"UNHEALTHY {pod.name}")
+                self.order(lambda: self.delete(pod))
+                return
 
     def _end(self, pod: Pod, code: int) -> None:
         say(f"END {pod.name} {code}")
@@ -224,7 +238,7 @@ class Node:
         with contextlib.suppress(queue.Empty):
             self._changes.get(timeout=POLL_SECS)()
         for pod in self.pods.values():
-            if not pod.is_ready and pod.probe():
+            if not pod.is_ready and pod.answers():
                 pod.is_ready = True
                 say(f"READY {pod.name}")
                 self._publish()
@@ -247,13 +261,13 @@ class Node:
         hook = pod.spec["containers"][0].get("lifecycle", {}).get("preStop")
         if hook and pod.process.poll() is None:
             run(*hook["exec"]["command"])  # within the grace period
-        with contextlib.suppress(psutil.NoSuchProcess, ValueError):  # it has ended by itself meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by itself meanwhile
             pod.main.send_signal(signal.SIGTERM)
         try:
             pod.process.wait(deadline - time.monotonic())
         except subprocess.TimeoutExpired:
             say(f"KILLED {pod.name}")
-            pod.process.kill()
+            pod.main.kill()
 
     def finish(self) -> None:
         """Ends all pods, and waits for their ends."""

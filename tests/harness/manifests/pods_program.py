@@ -69,7 +69,11 @@ def wrong_data(jobset: JobSet, runs: Runs) -> None:
 
 
 def evictions(jobset: JobSet, runs: Runs) -> None:
-    """A worker, the chief and the ps are evicted, one after the other; each is made anew, and training goes on."""
+    """A worker that starts, a worker, the chief and the ps are evicted, one after the other; each is made anew."""
+    expect("POD mnist-worker-1-0")
+    jobset.node.evict("worker", "1", "0")  # before it has a handler of SIGTERM
+    expect("END mnist-worker-1-0 143")
+    expect("RULE mnist-worker-1-0 disrupted Ignore")
     expect(r"mnist-worker-1-0 \| .*step \d")
     jobset.node.evict("worker", "1", "0")
     expect("END mnist-worker-1-0 143")
@@ -89,6 +93,24 @@ def evictions(jobset: JobSet, runs: Runs) -> None:
     assert int(expect(r"mnist-worker-0-0 \| .*training goes on from step (\d+)")[1]) >= saved
     expect(r"mnist-worker-1-0 \| .*step \d")
     runs.end_soon()
+    jobset.node.kill("worker", "0", "0")
+    jobset.node.kill("worker", "1", "0")
+    expect(r"Test-Accuracy: 0\.[89]")
+    expect("JOBSET Completed")
+
+
+def frozen(jobset: JobSet, runs: Runs) -> None:
+    """A ps that hangs, closing nothing, is killed by its liveness probe; it is made anew, and training goes on."""
+    expect_all(*(rf"mnist-worker-{index}-0 \| .*step \d" for index in (0, 1)))
+    expect(r"mnist-worker-0-0 \| .*saved .*/[1-9]\d*$")
+    jobset.node.pods["ps", "0", "0"].main.suspend()
+    expect("UNHEALTHY mnist-ps-0-0")
+    expect("KILLED mnist-ps-0-0")  # it does not hear SIGTERM
+    expect("END mnist-ps-0-0 137")
+    expect("RULE mnist-ps-0-0 ps RestartJob")
+    runs.end_soon()
+    expect(r"mnist-worker-0-0 \| .*training goes on from step [1-9]")
+    expect(r"mnist-worker-1-0 \| .*step \d")
     jobset.node.kill("worker", "0", "0")
     jobset.node.kill("worker", "1", "0")
     expect(r"Test-Accuracy: 0\.[89]")
@@ -166,7 +188,13 @@ def tfjob_scaled(job: TFJob, runs: Runs) -> None:
     expect("TFJOB Succeeded")
 
 
-JOBSETS = {"deaths": deaths, "wrong-data": wrong_data, "evictions": evictions, "scaled": scaled}
+JOBSETS = {
+    "deaths": deaths,
+    "wrong-data": wrong_data,
+    "evictions": evictions,
+    "frozen": frozen,
+    "scaled": scaled,
+}
 TFJOBS = {"tfjob": tfjob, "tfjob-fails": tfjob_fails, "tfjob-scaled": tfjob_scaled}
 
 
@@ -179,7 +207,7 @@ def main(scenario: str, where: str) -> None:
     if scenario in ("wrong-data", "tfjob-fails"):
         runs.flags("--data_dir=/nowhere")
     if scenario in JOBSETS:
-        jobset = JobSet(manifest)
+        jobset = JobSet(manifest, haste=10 if scenario == "frozen" else 1)
         controller = threading.Thread(target=jobset.control, daemon=True)
         controller.start()
         JOBSETS[scenario](jobset, runs)

@@ -102,8 +102,18 @@ def test_data_that_is_missing_fails_the_job_at_once(node: pathlib.Path) -> None:
 
 def test_pods_that_are_evicted_save_in_time_and_are_made_anew(node: pathlib.Path) -> None:
     story = play("jobset", "evictions", node)
-    assert rules(story)[:3] == ["disrupted Ignore"] * 3  # not counted
+    assert rules(story)[:4] == ["disrupted Ignore"] * 4  # not counted
     assert "KILLED" not in story
+    assert last_ends(story) == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
+
+
+def test_a_ps_that_hangs_is_killed_by_its_probe_and_made_anew_and_no_other_pod_is(node: pathlib.Path) -> None:
+    story = play("jobset", "frozen", node)
+    assert re.findall(r"^(?:UNHEALTHY|KILLED) .*$", story, re.MULTILINE) == [
+        "UNHEALTHY mnist-ps-0-0",
+        "KILLED mnist-ps-0-0",
+    ]
+    assert rules(story) == ["ps RestartJob", *["worker RestartJobAndIgnoreMaxRestarts"] * 2]
     assert last_ends(story) == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
 
 

@@ -2,6 +2,7 @@
 
 import pathlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints.saver import latest_checkpoint
+from harness.training import lifecycle
 from harness.training.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 
@@ -51,6 +53,33 @@ class Recorder(SessionRunHook):
 
     def end(self, session: rt.Session) -> None:
         self.story.append(f"{self.name} end")
+
+
+@pytest.mark.parametrize("monitored", [True, False], ids=["MonitoredTrainingSession", "Supervisor"])
+def test_a_chief_saves_when_a_task_with_variables_is_told_to_go(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, monitored: bool
+) -> None:
+    monkeypatch.setattr(lifecycle, "GOES_TOO_SECS", 0.01)
+
+    def saved() -> int:
+        return int(pathlib.Path(latest_checkpoint(tmp_path) or "0").name)
+
+    with rt.Server.create_local_server() as server:
+        step, more = counting()
+        session = (
+            harness.MonitoredTrainingSession(server.target, checkpoint_dir=str(tmp_path), save_checkpoint_secs=3600)
+            if monitored
+            else harness.Supervisor(logdir=str(tmp_path), save_model_secs=0).managed_session(server.target)
+        )
+        with session as sess:
+            for _ in range(5):
+                sess.run(more)
+            assert saved() == 0
+            server.worker.store.run.go_at(time.monotonic() + 60)
+            deadline = time.monotonic() + 60
+            while saved() < 5:
+                assert time.monotonic() < deadline
+                sess.run(more)
 
 
 def test_hooks_are_called_in_order_around_one_step() -> None:

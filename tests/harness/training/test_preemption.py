@@ -10,6 +10,7 @@ import harness
 from harness.exit_codes import PREEMPTED
 from harness.launch import tasks
 from harness.testing import PRELOAD, LocalCluster, no_leaks
+from harness.training.lifecycle import GOES_TOO_SECS, LAST_SAVE_SECS
 from runtime.server.server import DRAIN_VARIABLE
 
 EXIT_CODE = PREEMPTED.plain
@@ -83,6 +84,19 @@ def test_a_ps_that_is_told_at_once_serves_until_the_chief_has_saved(tmp_path: Pa
 
 
 @pytest.mark.chaos
+def test_what_a_ps_holds_that_is_told_to_go_is_saved_at_once_and_once_more_before_it_goes(tmp_path: Path) -> None:
+    with started(tmp_path, drain_secs=f"{GOES_TOO_SECS + LAST_SAVE_SECS + 2:g}") as cluster:
+        reached = cluster.wait_step(200)  # an hour before the timer saves
+        cluster.stop("ps:0")
+        cluster.expect("worker:0", r"a ps has been told to go, and serves on for 1\d s at most: saving what it holds")
+        first, second = (int(cluster.expect("worker:0", r"saved \S+/(\d+)$")[1]) for _ in range(2))
+        assert reached <= first < second
+        assert cluster.wait("ps:0") == EXIT_CODE
+        cluster.start("ps:0")
+        assert int(cluster.expect("worker:0", r"training goes on from step (\d+)")[1]) == second
+        cluster.wait_step(second + 50)
+
+
 def test_a_ps_serves_on_for_its_time_only(tmp_path: Path) -> None:
     with started(tmp_path, drain_secs="0.5") as cluster:
         cluster.wait_step(50)

@@ -91,8 +91,26 @@ def test_an_order_to_stop_reaches_who_waits_for_it(cluster: dict[str, rt.Server]
     until(lambda: [waiting(cluster[name]) for name in PS] in ([1, 0], [0, 1]))  # one of them keeps a thread for it
     RunRecords(cluster[PS[0]].target).stop("no better for 3 evaluations")
     thread.join(60)
-    assert results == ["no better for 3 evaluations"]
+    assert results == [("no better for 3 evaluations", None)]
     assert RunRecords(cluster[TARGET].target).wait_stop(LONG_SECS) == results[0]
+
+
+@pytest.mark.parametrize("going", PS)
+def test_the_chief_hears_of_any_ps_that_is_told_to_go_and_no_other_task_does(
+    cluster: dict[str, rt.Server], going: str
+) -> None:
+    chief = RunRecords(cluster[TARGET].target, is_chief=True)
+    other = RunRecords(cluster["/job:worker/task:1"].target)
+    chief.claim()
+    thread, results = in_thread(lambda: chief.wait_stop(LONG_SECS))
+    until(lambda: all(waiting(cluster[name]) for name in PS))
+    chief.claim()  # as in a recovery: whoever waits already is still the chief
+    cluster[going].worker.store.run.go_at(time.monotonic() + 30)
+    thread.join(60)
+    ((reason, secs),) = results
+    assert reason == "" and 0 < secs <= 30
+    until(lambda: not any(waiting(cluster[name]) for name in PS))  # the other ps is not kept waiting
+    assert other.wait_stop(0.01) == ("", None)
 
 
 def test_waiting_for_an_order_to_stop_ends_with_close(cluster: dict[str, rt.Server]) -> None:

@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
@@ -13,12 +14,28 @@ from grpc._cython import cygrpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from harness.launch.ports import free_ports
-from runtime.errors import CancelledError
+from runtime.errors import CancelledError, UnavailableError
 from runtime.limits import Limits
 from runtime.server import threads
 from runtime.transport import rpc
 
 ATTEMPTS = 12
+
+
+@contextlib.contextmanager
+def serving(
+    handler: Callable[[bytes, grpc.ServicerContext], bytes],
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """A gRPC server with one method, /test/call: its address, and what stops it."""
+    server = grpc.server(threads.CallThreads("test"), options=rpc.server_options(Limits()))
+    handlers = {"call": grpc.unary_unary_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}", lambda: server.stop(2).wait()
+    finally:
+        server.stop(None).wait()
 
 
 def test_a_call_over_a_channel_that_was_closed_is_cancelled() -> None:
@@ -27,6 +44,75 @@ def test_a_call_over_a_channel_that_was_closed_is_cancelled() -> None:
     channel.close()
     with pytest.raises(CancelledError, match="closed"):
         rpc.call(method, b"", timeout=1, task="/job:ps/task:0")
+
+
+def test_a_call_whose_channel_is_closed_meanwhile_is_cancelled() -> None:
+    under_way, release = threading.Event(), threading.Event()
+
+    def wait(request: bytes, context: grpc.ServicerContext) -> bytes:
+        under_way.set()
+        release.wait(60)
+        return request
+
+    with serving(wait) as (address, _), rpc.open_channel(address) as channel:
+        threading.Thread(target=lambda: under_way.wait(60) and channel.close(), daemon=True).start()
+        with pytest.raises(CancelledError, match="closed"):
+            rpc.call(channel.unary_unary("/test/call"), b"", timeout=60, task="/job:ps/task:0")
+        release.set()
+
+
+def cut_off(listener: socket.socket) -> None:
+    """Answers a call by ending its stream with the code CANCEL, as a gRPC server does that stops before it takes it."""
+    headers, reset, settings, acknowledged, cancel = 1, 3, 4, 1, 8
+    client, _ = listener.accept()
+    with client:
+        stream = client.makefile("rb")
+        stream.read(24)  # the preface of HTTP/2
+        client.sendall(struct.pack(">IBI", settings, 0, 0))  # length, which is 0, and kind; flags; stream
+        while head := stream.read(9):
+            size, kind, flags, number = head[:3], head[3], head[4], head[5:]
+            stream.read(int.from_bytes(size, "big"))
+            if kind == settings and not flags & acknowledged:
+                client.sendall(struct.pack(">IBI", settings, acknowledged, 0))
+            if kind == headers:
+                client.sendall(struct.pack(">IB", 4 << 8 | reset, 0) + number + struct.pack(">I", cancel))
+
+
+def test_a_call_that_a_stopping_server_cuts_off_has_lost_contact() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=cut_off, args=(listener,), daemon=True).start()
+        with rpc.open_channel(f"127.0.0.1:{listener.getsockname()[1]}") as channel:
+            with pytest.raises(UnavailableError, match="^/job:ps/task:0: its server has cut the call off$"):
+                rpc.call(channel.unary_unary("/any/method"), b"", timeout=60, task="/job:ps/task:0")
+
+
+def test_whoever_calls_a_server_that_stops_has_lost_contact() -> None:
+    """A third of these calls were ended by gRPC's CANCELLED, which nobody took for a task that may come back."""
+    errors: list[type[BaseException]] = []
+
+    def keep_calling(address: str, begun: threading.Semaphore) -> None:
+        with rpc.open_channel(address) as channel:
+            method = channel.unary_unary("/test/call")
+            rpc.call(method, b"", timeout=60, task="/job:ps/task:0")
+            begun.release()
+            try:
+                while True:
+                    rpc.call(method, b"", timeout=60, task="/job:ps/task:0")
+            except Exception as error:
+                errors.append(type(error))
+
+    for _ in range(20):
+        with serving(lambda request, context: request) as (address, stop):
+            begun = threading.Semaphore(0)
+            callers = [threading.Thread(target=keep_calling, args=(address, begun)) for _ in range(4)]
+            for caller in callers:
+                caller.start()
+            for _ in callers:
+                assert begun.acquire(timeout=60)
+            stop()
+            for caller in callers:
+                caller.join(60)
+    assert errors == [UnavailableError] * 80
 
 
 def test_attempts_to_connect_again_come_fast_and_do_not_slow_down() -> None:
