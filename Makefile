@@ -38,7 +38,7 @@ $(STAMP): $(LOCK) pyproject.toml
 	$(call install,$(LOCK),1.4 GB in all and some minutes)
 	@touch $@ $(TRAINS)
 
-# The pins of requirements.lock are in every other lock, so an environment for tests trains too; and this one grows.
+# What training needs is in every other lock too, so an environment for tests trains; and make test adds to this one.
 $(TRAINS): requirements.lock pyproject.toml
 	$(call install,requirements.lock,0.8 GB and a minute)
 	@touch $@
@@ -138,7 +138,8 @@ dist: $(STAMP) ## Build what is uploaded to a package index, for a repository at
 
 lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pins that do; UPGRADE=--upgrade for the newest.
 	$(RESOLVE) $(UPGRADE) $(EXTRAS:%=--extra=%) --output-file=requirements-dev.lock
-	$(RESOLVE) --extra=mnist --extra=digits --extra=build --constraint=requirements-dev.lock --output-file=requirements.lock
+	$(RESOLVE) --extra=mnist --extra=digits --extra=tensorboard --extra=build --constraint=requirements-dev.lock \
+		--output-file=requirements.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=digits --extra=mnist --extra=ray --extra=test \
 		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=mnist --extra=mlflow --extra=test --extra=wandb \
@@ -150,7 +151,7 @@ audit: $(STAMP) ## Look for known vulnerabilities in what is installed to train;
 proto: $(STAMP) ## Generate runtime/proto from protos/.
 	$(BIN)/python protos/generate.py
 
-tensorboard: $(STAMP) ## Show the training runs under LOGDIR (runs).
+tensorboard: $(TRAINS) ## Show the training runs under LOGDIR (runs).
 	$(BIN)/tensorboard --logdir=$(LOGDIR)
 
 clean: ## Remove caches and build outputs; .venv and runs stay.

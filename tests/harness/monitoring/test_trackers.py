@@ -296,6 +296,7 @@ def wandb_records(path: pathlib.Path) -> Iterator[Any]:
 @needs_mlflow
 @pytest.mark.cluster
 @pytest.mark.parametrize("flags", [(), ("--monitored",)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the libraries under MLflow
 @pytest.mark.parametrize("store", ["file://{}/mlruns", "sqlite:///{}/mlflow.db"])
 def test_mlflow_has_one_run_for_both_lives_of_the_chief(
     tmp_path: pathlib.Path, store: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -321,6 +321,19 @@ def test_ctrl_c_on_a_terminal_saves_and_says_so_in_one_line(tmp_path: pathlib.Pa
 
 
 @pytest.mark.chaos
+def test_ctrl_c_while_a_program_starts_prints_no_traceback(tmp_path: pathlib.Path) -> None:
+    begins = "import threading\nprint('STARTS', flush=True)\nthreading.Event().wait()  # as a long import would\n"
+    (tmp_path / "train.py").write_text(begins + textwrap.dedent(PROGRAM))
+    launch = ("-m", "harness.launch", "--ps=1", "--workers=1", "--", sys.executable, "train.py")
+    with Program("python", "-c", TERMINAL, sys.executable, *launch, cwd=tmp_path) as terminal:
+        for _ in ("ps/0", "worker/0"):
+            terminal.expect("STARTS")
+        terminal.enter(CTRL_C)
+        assert terminal.wait() == exit_codes.INTERRUPTED.plain, terminal.story()
+        assert not terminal.lines("Traceback|KeyboardInterrupt"), terminal.output()
+
+
+@pytest.mark.chaos
 def test_the_same_program_runs_alone_and_on_hosts_by_flags(tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM).replace("parse_args()", "parse_known_args()[0]"))
     script = str(tmp_path / "train.py")
