@@ -40,7 +40,7 @@ $(STAMP): $(LOCK) pyproject.toml
 
 # What training needs is in every other lock too, so an environment for tests trains; and make test adds to this one.
 $(TRAINS): requirements.lock pyproject.toml
-	$(call install,requirements.lock,0.8 GB and a minute)
+	$(call install,requirements.lock,0.9 GB and a minute)
 	@touch $@
 
 define install

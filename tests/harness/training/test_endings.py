@@ -307,7 +307,8 @@ def test_a_signal_during_the_last_save_does_not_cost_it(style: str, number: int,
         c.expect(chief, "SAVING")
         os.kill(c.lives(chief)[-1].pid, number)
         c.expect(chief, "SAVED")
-        assert c.wait(chief) == (exit_codes.PREEMPTED.plain if number == signal.SIGTERM else -signal.SIGINT)
+        row = exit_codes.PREEMPTED if number == signal.SIGTERM else exit_codes.INTERRUPTED
+        assert c.wait(chief) == row.plain
         assert saved(tmp_path) == 10
 
 
