@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
 LOCK ?= requirements-dev.lock
+# Two marks in the environment: what LOCK names is installed; at least what training needs is installed.
+STAMP := $(VENV)/.installed
+TRAINS := $(VENV)/.trains
 # Twice as many workers as the usual two cores: a test of a cluster waits more than it computes.
 JOBS ?= 4
 PEERS := .venv-bench
@@ -33,15 +35,24 @@ setup: $(STAMP) ## Make .venv from requirements-dev.lock (only when that or pypr
 
 # Another interpreter has an environment of its own: make test-unit PYTHON=python3.13 VENV=.venv-3.13
 $(STAMP): $(LOCK) pyproject.toml
+	$(call install,$(LOCK),1.4 GB in all and some minutes)
+	@touch $@ $(TRAINS)
+
+# What training needs is in every other lock too, so an environment for tests trains; and make test adds to this one.
+$(TRAINS): requirements.lock pyproject.toml
+	$(call install,requirements.lock,0.9 GB and a minute)
+	@touch $@
+
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "make: $(PYTHON) is older than Python 3.11: pass a newer one, as in make PYTHON=python3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing the packages of $(LOCK) into $(VENV): 1.4 GB and some minutes, the first time"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(LOCK)
+	@echo "Installing the packages of $(1) into $(VENV): $(2), the first time"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(1)
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@touch $@
+endef
 
-mnist: $(STAMP) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends with the test accuracy.
+mnist: $(TRAINS) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends with the test accuracy.
 	$(BIN)/python -m models.mnist.data
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
 		$(BIN)/python -m models.mnist.trainer --flagfile=configs/mnist_async.flags --logdir=$(LOGDIR)/$(RUN)
@@ -55,7 +66,7 @@ images: $(STAMP) ## Train a Flax model with BatchNorm on digits, two workers in 
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
 		$(BIN)/python -m models.images.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=images-%)
 
-early-stopping: $(STAMP) ## Train until an evaluator finds that the model gets no better; ends with the best checkpoint.
+early-stopping: $(TRAINS) ## Train until an evaluator finds that the model gets no better; ends with the best checkpoint.
 	$(BIN)/python -m models.mnist.data
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 --evaluators=1 -- \
 		$(BIN)/python -m models.early_stopping.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=early-stopping-%)
@@ -132,7 +143,8 @@ dist: $(STAMP) ## Build what is uploaded to a package index, for a repository at
 
 lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pins that do; UPGRADE=--upgrade for the newest.
 	$(RESOLVE) $(UPGRADE) $(EXTRAS:%=--extra=%) --output-file=requirements-dev.lock
-	$(RESOLVE) --extra=mnist --extra=digits --extra=build --constraint=requirements-dev.lock --output-file=requirements.lock
+	$(RESOLVE) --extra=mnist --extra=digits --extra=tensorboard --extra=build --constraint=requirements-dev.lock \
+		--output-file=requirements.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=digits --extra=mnist --extra=ray --extra=test \
 		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=mnist --extra=mlflow --extra=test --extra=wandb \
@@ -147,7 +159,7 @@ audit: $(STAMP) ## Look for known vulnerabilities in what is installed to train;
 proto: $(STAMP) ## Generate runtime/proto from protos/.
 	$(BIN)/python protos/generate.py
 
-tensorboard: $(STAMP) ## Show the training runs under LOGDIR (runs).
+tensorboard: $(TRAINS) ## Show the training runs under LOGDIR (runs).
 	$(BIN)/tensorboard --logdir=$(LOGDIR)
 
 clean: ## Remove caches and build outputs; .venv and runs stay.

@@ -6,9 +6,10 @@ may be those that an engine reads in its own way (`use`, ``--exit_codes``):
     sys.exit(exit_codes.code(exit_codes.LOST))      # 75; under TFJob 138, which it takes for "start it again"
 """
 
+import contextlib
 import enum
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -136,6 +137,18 @@ def leave(row: ExitCode, message: str) -> NoReturn:
     """
     print(message, file=sys.stderr, flush=True)
     sys.exit(code(row))
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """A block that Ctrl-C leaves by ``SystemExit``, with the code of ``INTERRUPTED``: without a traceback.
+
+    What is within the block, such as the block of a session, sees Python's KeyboardInterrupt.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(code(INTERRUPTED)) from None
 
 
 def parse_flags(argv: Iterable[str]) -> list[str]:

@@ -67,7 +67,7 @@ def test_lock_holds_every_dependency() -> None:
     assert {_canonical(Requirement(text).name) for text in wanted} <= _pins("requirements-dev.lock").keys()
     wanted = [
         *project["dependencies"],
-        *(name for e in ("mnist", "digits") for name in project["optional-dependencies"][e]),
+        *(name for e in ("mnist", "digits", "tensorboard") for name in project["optional-dependencies"][e]),
     ]
     assert {_canonical(Requirement(text).name) for text in wanted} <= _pins("requirements.lock").keys()
 

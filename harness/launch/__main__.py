@@ -36,7 +36,7 @@ from harness.launch.output import Printer, wants_colour
 from harness.launch.place import Place
 from harness.launch.ports import hold_ports
 from harness.launch.runner import LAUNCHER_NAME, Runner
-from harness.launch.tasks import DRAIN_VARIABLE, PER_TASK_VARIABLE, Topology, claimed_flags, gpus
+from harness.launch.tasks import DRAIN_VARIABLE, PER_TASK_VARIABLE, Topology, claimed_flags, gpus, takes_flags
 
 LOCAL_HOST = "127.0.0.1"
 
@@ -243,6 +243,7 @@ def _runner(
             grace_secs=_GRACE_SECS.value,
             gpus_per_worker=_GPUS_PER_WORKER.value,
             per_task=_PER_TASK.value,
+            joins=not _PER_TASK.value and not takes_flags(command),
         ),
         tasks,
         held,

@@ -63,6 +63,8 @@ class LaunchOptions:
     gpus_per_worker: int = 0
     per_task: bool = False
     """There is one task, of a cluster that an engine has spread: after a signal the code is its own."""
+    joins: bool = False
+    """The program calls ``join_cluster``, which saves at SIGTERM; before that SIGTERM ends it without a traceback."""
 
 
 class TaskPhase(enum.Enum):
@@ -259,7 +261,7 @@ def _on_signal(
     who = both if len(state.tasks) > 1 else str(next(iter(state.tasks)))
     out.append(LogLine(f"{name}: stopping {who}, within {options.grace_secs:g} s{' each' * (who == both)}"))
     # A ps is told to leave: it has no work that could be interrupted.
-    interrupts = signum == signal.SIGINT and _first(state) != (PS,)
+    interrupts = signum == signal.SIGINT and _first(state) != (PS,) and not options.joins
     passed_on = signal.SIGINT if interrupts else signal.SIGTERM
     if state.stage is RunStage.RUNNING:
         return _stop_first(state, passed_on, now, options, out)

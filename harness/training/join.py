@@ -100,8 +100,8 @@ def join_cluster(*, ps: int = 1, preempt_grace_secs: float = 30.0, **server_opti
             with supervisor.managed_session(me.target) as session:
                 ...
 
-    SIGTERM ends the block in an orderly way (``harness.preemptible``): the chief of a Supervisor or a monitored session
-    saves the present step, and the program ends with the exit code of "preempted".
+    SIGTERM and Ctrl-C end the block in an orderly way (``harness.preemptible``): the chief of a Supervisor or a
+    monitored session saves the present step, and the program ends with the exit code of "preempted" or "interrupted".
     As a ps it serves until training is over or SIGTERM comes, and then ends the program (SystemExit): the block is for
     those who train.
     The cluster and the task come from the first of these that tells them:
@@ -138,9 +138,10 @@ def join_cluster(*, ps: int = 1, preempt_grace_secs: float = 30.0, **server_opti
     except (rt.InvalidArgumentError, rt.UnauthenticatedError, rt.PermissionDeniedError) as error:
         exit_codes.leave(exit_codes.of_error(error), str(error))
     if server is None:
-        yield Member(me.cluster or rt.ClusterSpec({}), me.job, me.index, None)
+        with exit_codes.interruptible():
+            yield Member(me.cluster or rt.ClusterSpec({}), me.job, me.index, None)
         return
-    with server:
+    with exit_codes.interruptible(), server:
         if me.job == "ps":
             raise SystemExit(exit_codes.of_join(server.join()))
         with preemptible(preempt_grace_secs):

@@ -438,6 +438,15 @@ class Lifecycle:
                 note_end(str(checkpoint_dir), saved_step(str(checkpoint_dir)))
         elif self._elastic and not self.is_chief and self._records is not None:
             self._say_goodbye(self._records, session)
+        elif self.is_chief and not self.late:
+            self._log_interrupted(str(checkpoint_dir) if saves else None)
+
+    def _log_interrupted(self, checkpoint_dir: str | None) -> None:
+        """What somebody wants to know who has just pressed Ctrl-C; what is lost, if anything, has been told before."""
+        if checkpoint_dir is None:
+            logging.warning("interrupted: nothing is saved, as no checkpoints are written here")
+        elif (step := saved_step(checkpoint_dir)) is not None:
+            logging.warning("interrupted: step %d is saved in %s; the same command goes on there", step, checkpoint_dir)
 
     def _say_goodbye(self, records: RunRecords, session: ManagedSession) -> None:
         """Training goes on without this worker: nobody is to wait for it, nor to hold it for dead."""

@@ -1,4 +1,4 @@
-"""Preemption: SIGTERM ends a training loop in an orderly way, within a grace period."""
+"""Preemption: SIGTERM ends a training loop in an orderly way, within a grace period; so does Ctrl-C, without one."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     and tells nobody that training is over: the task can be started again elsewhere. What is not done after the grace
     period is cut off. Outside the main thread, where Python allows no signal handlers, the block runs as it is.
 
+    Ctrl-C does the same without a limit: its KeyboardInterrupt leaves the block as ``SystemExit`` with the code of
+    ``exit_codes.INTERRUPTED``, so no traceback is printed.
+
     Python discards an exception that a signal's handler raises within a callback of the garbage collector, of a weak
     reference or within ``__del__``. Within the block such a signal, also Ctrl-C, is sent once more.
 
@@ -43,7 +46,8 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     discarded, sys.unraisablehook = sys.unraisablehook, leave.discarded
     before = signal.signal(signal.SIGTERM, leave)
     try:
-        yield
+        with exit_codes.interruptible():
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
         sys.unraisablehook = discarded

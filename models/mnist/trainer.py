@@ -52,12 +52,13 @@ def main(argv: list[str]) -> None:
     monitoring.configure_logging(f"{config.job_name}/{config.task_index}", config.log_json)
     if wrong := config.problem():
         exit_codes.leave(exit_codes.CONFIGURATION, wrong)
-    if config.sync == COLLECTIVE:
-        collective(config)
-    elif config.job_name == "evaluator":
-        follow(config)
-    else:
-        between_graph(config)
+    with exit_codes.interruptible():
+        if config.sync == COLLECTIVE:
+            collective(config)
+        elif config.job_name == "evaluator":
+            follow(config)
+        else:
+            between_graph(config)
 
 
 def collective(config: Config) -> None:

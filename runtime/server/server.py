@@ -547,7 +547,7 @@ class Server:
                     log = logging.warning
             if self._stopped.is_set():
                 if run.unfinished():
-                    what = "it goes on from the newest checkpoint, and later steps are lost"
+                    what = "started again, it goes on from the newest checkpoint"
                     logging.warning("%s stops before training has ended: %s", self.task, what)
                 return
             for who_is_gone in run.awaited():

@@ -13,6 +13,7 @@ import pytest
 
 import harness
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
+from tests.docs.commands import commands
 
 pytestmark = pytest.mark.chaos
 
@@ -64,15 +65,12 @@ def statements(code: str) -> set[str]:
 
 
 def test_commands_name_what_is_there() -> None:
-    """Of the blocks for a shell: the modules of ours, the targets of make, and the files of configs."""
+    """Of the blocks for a shell: the modules of ours, and the files of configs; test_commands.py runs them."""
     shell = "\n".join(block.code for block in BLOCKS if block.language in {"sh", "console"})
     modules = set(re.findall(r"-m ((?:harness|models|benchmarks|runtime)[\w.]*)", shell))
-    targets = set(re.findall(r"^make ([a-z-]+)", shell, re.MULTILINE))
     files = set(re.findall(r"configs/[\w./-]*\w", shell))
-    assert len(modules) > 5 and targets and files
+    assert len(modules) > 5 and files
     assert [name for name in modules if importlib.util.find_spec(name) is None] == []
-    makefile = (ROOT / "Makefile").read_text()
-    assert [name for name in targets if f"\n{name}:" not in makefile] == []
     assert [name for name in files if not (ROOT / name).exists()] == []
 
 
@@ -95,16 +93,16 @@ def test_the_blocks_of_a_page_run(page: pathlib.Path, needs: tuple[str, ...], tm
 def test_a_program_of_a_page_trains(block: Block, tmp_path: pathlib.Path) -> None:
     without(tuple(block.needs))
     (tmp_path / block.title).write_text(block.code)
-    assert 0.87 < accuracy(run(block.title, tmp_path)) <= 1
+    assert 0.87 < accuracy(run(block, tmp_path)) <= 1
     assert harness.latest_checkpoint(str(tmp_path / "run"))
 
 
 def test_a_program_that_is_started_again_goes_on(tmp_path: pathlib.Path) -> None:
     (block,) = (block for block in PROGRAMS if block.title == "train_plain.py")
     (tmp_path / block.title).write_text(block.code)
-    found = accuracy(run(block.title, tmp_path))
+    found = accuracy(run(block, tmp_path))
     step = harness.load_variable(str(tmp_path / "run"), "global_step")
-    assert accuracy(run(block.title, tmp_path)) == found
+    assert accuracy(run(block, tmp_path)) == found
     assert harness.load_variable(str(tmp_path / "run"), "global_step") == step >= 600
 
 
@@ -113,7 +111,7 @@ def test_a_program_that_is_started_again_goes_on(tmp_path: pathlib.Path) -> None
 def test_a_program_goes_on_with_its_data(block: Block, tmp_path: pathlib.Path) -> None:
     without(tuple(block.needs))
     (tmp_path / block.title).write_text(block.code)
-    first, second = run(block.title, tmp_path), run(block.title, tmp_path)
+    first, second = run(block, tmp_path), run(block, tmp_path)
     begun, again = begins(first), begins(second)
     assert len(begun) == len(again) == 2
     assert begun["0"] == begun["1"]  # the beginning
@@ -126,9 +124,12 @@ def begins(output: str) -> dict[str, str]:
     return dict(re.findall(r"worker (\d) begins at (.+)", output))
 
 
-def run(program: str, folder: pathlib.Path) -> str:
-    """What a program says that is started on 1 ps and 2 workers."""
-    done = python("-m", "harness.launch", "--ps=1", "--workers=2", "--", sys.executable, program, cwd=folder)
+def run(block: Block, folder: pathlib.Path) -> str:
+    """What a whole program of a page says that is started by the command of its page."""
+    (command,) = (commands(b)[0] for b in blocks(block.page) if b.language == "sh")
+    *launch, program = command.split()
+    assert launch[0] == "python" and program in {b.title for b in PROGRAMS}
+    done = python(*launch[1:], block.title, cwd=folder)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     assert "Traceback" not in done.stdout + done.stderr
     return done.stdout

@@ -111,6 +111,8 @@ def test_the_launcher_of_one_ps_restarts_it_and_gives_up() -> None:
 def test_what_falls_while_stopping_is_not_a_failure() -> None:
     machine = Machine(PS0, CHIEF, WORKER1)
     assert machine.after(1, Interrupted(signal.SIGINT)) == [Send(CHIEF, signal.SIGINT), Send(WORKER1, signal.SIGINT)]
+    joins = Machine(PS0, CHIEF, WORKER1, options=replace(OPTIONS, joins=True))
+    assert joins.after(1, Interrupted(signal.SIGINT)) == [Send(CHIEF, signal.SIGTERM), Send(WORKER1, signal.SIGTERM)]
     assert machine.after(1, Exited(WORKER1, 3)) == []
     assert machine.after(1, Exited(CHIEF, 1)) == [Send(PS0, signal.SIGTERM)]
     assert machine.after(1, Exited(PS0, -15)) == []

@@ -296,13 +296,17 @@ def wandb_records(path: pathlib.Path) -> Iterator[Any]:
 @needs_mlflow
 @pytest.mark.cluster
 @pytest.mark.parametrize("flags", [(), ("--monitored",)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the libraries under MLflow
+@pytest.mark.parametrize("store", ["file://{}/mlruns", "sqlite:///{}/mlflow.db"])
 def test_mlflow_has_one_run_for_both_lives_of_the_chief(
-    tmp_path: pathlib.Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, store: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     import mlflow
 
-    client = mlflow.MlflowClient(tracking_uri=f"file://{tmp_path}/mlruns")
+    uri = store.format(tmp_path)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    client.search_experiments()  # makes the tables of a data base, which two processes at once may not
 
     def held() -> Story:
         experiment = client.get_experiment_by_name("digits")
@@ -313,6 +317,6 @@ def test_mlflow_has_one_run_for_both_lives_of_the_chief(
         history = client.get_metric_history(runs[0].info.run_id, "loss")
         return [(point.step, point.value) for point in history], dict(runs[0].data.params), runs[0].info.status
 
-    _, config, end = killed_and_taken_up("mlflow", tmp_path, held, *flags)
+    _, config, end = killed_and_taken_up("mlflow", tmp_path, held, f"--store={uri}", *flags)
     assert config == {"rate": "0.5", "layers": "[3, 2]", "last_step": "4"}
     assert end == "FINISHED"

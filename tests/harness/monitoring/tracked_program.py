@@ -15,6 +15,7 @@ import runtime as rt
 
 parser = argparse.ArgumentParser()
 parser.add_argument("tracker", choices=("wandb", "mlflow"))
+parser.add_argument("--store", help="where MLflow keeps runs")
 parser.add_argument("logdir")
 parser.add_argument("last_step", type=int)
 parser.add_argument("--monitored", action="store_true")
@@ -25,7 +26,7 @@ def tracker(options: argparse.Namespace) -> harness.Tracker:
     config = {"rate": 0.5, "layers": [3, 2], "last_step": options.last_step}
     if options.tracker == "wandb":
         return harness.WandbTracker(config, project="digits", mode="offline")
-    return harness.MlflowTracker("digits", config, tracking_uri=f"file://{options.logdir}/mlruns")
+    return harness.MlflowTracker("digits", config, tracking_uri=options.store)
 
 
 def main(options: argparse.Namespace) -> None:

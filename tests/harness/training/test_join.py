@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import signal
 import sys
 import textwrap
@@ -290,6 +291,46 @@ def test_a_program_without_ceremony_saves_when_it_is_told_to_go(tmp_path: pathli
             alone.signal(signal.SIGTERM)
             assert alone.wait() == exit_codes.code(exit_codes.PREEMPTED), alone.story()
         assert saved() > begins, alone.story()
+
+
+TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+"""Runs a command on a terminal of its own, on which it types what it reads."""
+CTRL_C = "\x03"
+
+
+@pytest.mark.chaos
+def test_ctrl_c_on_a_terminal_saves_and_says_so_in_one_line(tmp_path: pathlib.Path) -> None:
+    program = textwrap.dedent(PROGRAM).replace("is_chief=me.is_chief, ", "is_chief=me.is_chief, logdir='run', ")
+    first = "session.run(count)\n        print('BEGUN', me.job, flush=True)\n        while True:"
+    program = program.replace("for _ in range(steps):", first)
+    evaluator = "    if me.job == 'evaluator':\n        rt.Variable(np.zeros(2, np.float32), name='v')\n"
+    evaluator += "        evaluator = harness.Evaluator(lambda session, step: {'two': 2.0}, 'run')\n"
+    evaluator += "        print('BEGUN evaluator', flush=True)\n        evaluator.run()\n"
+    joined = "with harness.join_cluster() as me:\n"
+    (tmp_path / "train.py").write_text(program.replace(joined, joined + evaluator))
+    launch = ("-m", "harness.launch", "--ps=1", "--workers=2", "--evaluators=1", "--", sys.executable, "train.py")
+    with Program("python", "-c", TERMINAL, sys.executable, *launch, cwd=tmp_path) as terminal:
+        for _ in ("worker/0", "worker/1", "evaluator/0"):
+            terminal.expect("BEGUN")
+        terminal.enter(CTRL_C)
+        assert terminal.wait() == exit_codes.INTERRUPTED.plain, terminal.story()
+        told = r"interrupted: step (\d+) is saved in \S+/run; the same command goes on there"
+        (step,) = re.findall(told, terminal.output())
+        assert not terminal.lines("Traceback|KeyboardInterrupt"), terminal.output()
+    assert harness.load_variable(str(tmp_path / "run"), "global_step") == int(step) > 1
+
+
+@pytest.mark.chaos
+def test_ctrl_c_while_a_program_starts_prints_no_traceback(tmp_path: pathlib.Path) -> None:
+    begins = "import threading\nprint('STARTS', flush=True)\nthreading.Event().wait()  # as a long import would\n"
+    (tmp_path / "train.py").write_text(begins + textwrap.dedent(PROGRAM))
+    launch = ("-m", "harness.launch", "--ps=1", "--workers=1", "--", sys.executable, "train.py")
+    with Program("python", "-c", TERMINAL, sys.executable, *launch, cwd=tmp_path) as terminal:
+        for _ in ("ps/0", "worker/0"):
+            terminal.expect("STARTS")
+        terminal.enter(CTRL_C)
+        assert terminal.wait() == exit_codes.INTERRUPTED.plain, terminal.story()
+        assert not terminal.lines("Traceback|KeyboardInterrupt"), terminal.output()
 
 
 @pytest.mark.chaos
