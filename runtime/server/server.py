@@ -207,6 +207,7 @@ class Server:
             self.certificates.check()
         self._own = self._own_identity()
         self._audit = AuditLog(str(self.task), audit_log or os.environ.get(AUDIT_VARIABLE))
+        self.worker.program_watch.audit = self._audit
         refusals = self._refusals = Refusals(str(self.task), self._audit)
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
         self._pools = CallPools(limits, refusals)
@@ -318,6 +319,7 @@ class Server:
         if self._started:
             return
         self._started = True
+        self.worker.program_watch.tell_of_last()
         try:
             self._start()
         except BaseException:

@@ -40,11 +40,13 @@ from runtime.task.admission import AdmissionControl
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
 from runtime.task.module_trial import ModuleTrials
+from runtime.task.program_watch import ProgramWatch, WatchedProgram
 from runtime.task.registry import NOBODY, RegisteredCall, Registry
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
 from runtime.task.traced_stage import FetchFrom, TracedStage, traced_fetch
 from runtime.tensor_spec import AnyArray, Array
+from runtime.transport import rpc
 from runtime.transport.codec import Layout
 from runtime.transport.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
 from runtime.transport.handles import BACKUP, FETCH, PULL, PUSH
@@ -114,7 +116,8 @@ class Worker:
         self.rendezvous = Rendezvous(limits)
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
         self.gate = Gate(self.task)
-        self.executor = Executor(self.store, self.task, by_name, gate=self.gate)
+        self.program_watch = ProgramWatch(self.task, limits)
+        self.executor = Executor(self.store, self.task, by_name, gate=self.gate, watch=self.program_watch)
         self.checkpoint_participant = CheckpointParticipant(self.store, self.task, self.gate, by_name, limits)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
@@ -151,6 +154,7 @@ class Worker:
         )
         self.checkpoint_participant.close()
         self._trials.close()
+        self.program_watch.close()
         self.store.run.close(self._gone)
 
     # -- the run record ----------------------------------------------------------------------------------------
@@ -246,6 +250,10 @@ class Worker:
         if foreign and program is not None:
             self._verify(call.stage, program)
         prepared = self.executor.prepare(call.stage, generation)
+        if foreign and program is not None:
+            sender = " ".join(rpc.caller().names)
+            prepared.watched = WatchedProgram(program.sha256, call.stage.operations, rpc.peer(), sender)
+            self.program_watch.begin()
         registered = RegisteredCall(call, prepared, writes or {})
         registered.origin = (sha256, generation, traced, needs_admission)
         registered.needs_admission = needs_admission and self.admission.enabled
@@ -258,6 +266,7 @@ class Worker:
         return added
 
     def _verify(self, stage: Stage, program: Program) -> None:
+        self.program_watch.check(program.sha256)
         if program.form is ProgramForm.EXPRESSIONS:
             return  # the compiler reads it by the rules of runtime.expressions.reader
         try:
