@@ -208,6 +208,7 @@ class Server:
         self._own = self._own_identity()
         self._audit = AuditLog(str(self.task), audit_log or os.environ.get(AUDIT_VARIABLE))
         self.worker.program_watch.audit = self._audit
+        self.worker.check_is_one_of = self._check_is_one_of
         refusals = self._refusals = Refusals(str(self.task), self._audit)
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
         self._pools = CallPools(limits, refusals)
@@ -421,6 +422,25 @@ class Server:
         if address is None:
             raise PermissionDeniedError(f"the cluster has no {task}", task=str(self.task))
         roles.check_is_task(current_identity(), task, split_address(address)[0])
+
+    def _check_is_one_of(self, names: frozenset[str]) -> None:
+        """Sees that who fetches a tensor is one of the tasks that it is held for, as far as certificates tell.
+
+        One that this task does not know may be at any host.
+
+        Raises:
+            PermissionDeniedError: it is another.
+        """
+        who = current_identity()
+        if not names or not who.names or who.task in names:
+            return
+        addresses = [self._known.get(name) or self._heard.get(name) for name in names]
+        if not who.task and any(a is None or who.names_host(split_address(a)[0]) for a in addresses):
+            return
+        raise PermissionDeniedError(
+            f"the tensor is held for {', '.join(sorted(names))}, and the certificate is that of {who}",
+            task=str(self.task),
+        )
 
     def check_session(self, session: int) -> None:
         """In a servicer method: raises PermissionDeniedError where a session is another client's."""

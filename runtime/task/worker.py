@@ -6,7 +6,7 @@ import hashlib
 import logging as std_logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -131,6 +131,8 @@ class Worker:
         self.counters = TaskCounters()
         self._trials = ModuleTrials()
         self._gone: OpError | None = None
+        self.check_is_one_of: Callable[[frozenset[str]], None] = lambda tasks: None
+        """Raises PermissionDeniedError where who calls over the tensor channel is none of them; a server sets it."""
         self.backups: BackupMessages | None = None
         """What this task keeps of others; None when it keeps nothing."""
         self.primary: Replicator | None = None
@@ -327,8 +329,8 @@ class Worker:
             if registered.reads:
                 self.counters.read(session)
             outputs, done = registered.prepared.run(inputs, session)
-        for i, fetches in call.holds.items():
-            self.rendezvous.put((session, step, call.outputs[i]), outputs[i], fetches)
+        for i, hold in call.holds.items():
+            self.rendezvous.put((session, step, call.outputs[i]), outputs[i], hold)
         return outputs, done
 
     def _with_remote(
@@ -431,7 +433,8 @@ class Worker:
         """Answers one call of the tensor channel."""
         if handle == FETCH:
             session, of_step, slot = (int(n) for n in inputs[0])
-            return Reply([np.asarray(self.rendezvous.take((session, of_step, slot)))], remember=True, dynamic=True)
+            held = self.rendezvous.take((session, of_step, slot), self.check_is_one_of)
+            return Reply([np.asarray(held)], remember=True, dynamic=True)
         if handle in (PULL, PUSH):
             return self._byte_range(handle, client, inputs)
         if handle == BACKUP:
