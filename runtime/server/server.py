@@ -39,8 +39,7 @@ from runtime.observe.audit import AuditLog
 from runtime.plan.place import ProgramForm
 from runtime.proto import cluster_pb2
 from runtime.server import binding
-from runtime.server.access import AccessControl, ReadableRequests
-from runtime.server.audited import Audit
+from runtime.server.call_control import CallControl
 from runtime.server.pools import CallPools
 from runtime.server.ports import wait_for_port
 from runtime.server.remote_sessions import RemoteSessions
@@ -211,16 +210,13 @@ class Server:
         self.worker.check_is_one_of = self._check_is_one_of
         refusals = self._refusals = Refusals(str(self.task), self._audit)
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
-        self._pools = CallPools(limits, refusals)
+        self._pools = CallPools(limits)
         self._grpc = grpc.server(
             CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
             interceptors=[
                 *([] if check is None else [check]),
                 rpc.VersionCheck(str(self.task)),
-                ReadableRequests(),
-                AccessControl(self._own, self.certificates is not None, check, refusals),
-                self._pools,
-                Audit(self._audit),
+                CallControl(self._own, self.certificates is not None, check, self._pools, self._audit, refusals),
             ],
             options=rpc.server_options(limits),
         )

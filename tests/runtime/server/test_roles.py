@@ -26,7 +26,7 @@ from runtime.master import tasks
 from runtime.plan.plan import Hold
 from runtime.proto import run_record_pb2, services_pb2_grpc, stage_pb2
 from runtime.proto import services_pb2 as pb
-from runtime.server.access import ORDERS
+from runtime.server.calls import METHODS
 from runtime.state.leadership import Leadership
 from runtime.transport import Endpoint, Peer, roles, rpc
 from runtime.transport.codec import Layout
@@ -243,7 +243,7 @@ def test_every_method_is_an_order_and_every_order_of_an_order_has_a_row() -> Non
         for service in pb.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
-    assert ORDERS.keys() == methods
+    assert METHODS.keys() == methods
     for plane, message in (("run", run_record_pb2.RunOrder), ("checkpoint", pb.CheckpointOrder)):
         assert {f"{plane}.{name}" for name in _orders(message)} <= roles.MAY.keys()
 
