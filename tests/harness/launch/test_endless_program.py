@@ -49,7 +49,7 @@ with harness.join_cluster() as me:
 """
 
 
-@pytest.mark.cluster
+@pytest.mark.chaos
 def test_training_goes_on_after_the_outage_and_the_program_is_refused(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -14,6 +14,8 @@ from tests.kit.processes import Program
 from tests.runtime import kit
 from tests.runtime.kit import in_thread
 
+pytestmark = pytest.mark.cluster
+
 PS = "/job:ps/task:0"
 SECS = 2.0
 BOUND = 60.0
@@ -25,14 +27,17 @@ def endless(value: Any) -> Any:
     return jax.lax.while_loop(lambda now: (now < np.inf).all(), lambda now: now * 0.5 + 1, value)
 
 
-def serve(cluster: dict[str, list[str]], place: pathlib.Path, index: int = 0, **env: str) -> Program:
-    given = {
+def environment(place: pathlib.Path, **others: str) -> dict[str, str]:
+    return {
         "BELLWETHER_LIMITS": f"program_secs={SECS}",
         "BELLWETHER_AUDIT_LOG": str(place / "audit"),
         "XDG_STATE_HOME": str(place / "state"),
-        **env,
+        **others,
     }
-    return kit.serve(cluster, "ps", index, env=given)
+
+
+def serve(cluster: dict[str, list[str]], place: pathlib.Path, **env: str) -> Program:
+    return kit.serve(cluster, "ps", 0, env=environment(place, **env))
 
 
 def audited(place: pathlib.Path, action: str) -> list[dict[str, Any]]:
@@ -53,13 +58,12 @@ def graph() -> tuple[rt.Graph, dict[str, Any]]:
         }
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize(
     "env",
     [
         pytest.param({"BELLWETHER_PS_PROGRAMS": "expressions"}, id="expressions"),
-        pytest.param({"BELLWETHER_PS_PROGRAMS": "stablehlo"}, id="stablehlo"),
-        pytest.param({"PJRT_NPROC": "2"}, id="on a thread of XLA's"),
+        pytest.param({"BELLWETHER_PS_PROGRAMS": "stablehlo"}, id="stablehlo", marks=pytest.mark.chaos),
+        pytest.param({"PJRT_NPROC": "2"}, id="on a thread of XLA's", marks=pytest.mark.chaos),
     ],
 )
 def test_a_loop_without_an_end_is_an_outage_with_one(env: dict[str, str], tmp_path: pathlib.Path) -> None:
@@ -100,3 +104,31 @@ def test_a_loop_without_an_end_is_an_outage_with_one(env: dict[str, str], tmp_pa
                 thread, heard = in_thread(lambda: hostile.run(ops["hang"]))
                 assert ps.wait(BOUND) == -signal.SIGKILL
                 thread.join(BOUND)
+
+
+BACKED_UP = kit.SERVE.replace("int(sys.argv[3])", "int(sys.argv[3]), ps_backups=1")
+
+
+def test_a_task_that_goes_on_from_its_backup_leaves_the_program_behind(tmp_path: pathlib.Path) -> None:
+    """The stages are in the backup, too, and who called the endless one calls it again."""
+    cluster = kit.addresses(ps=2, worker=2)
+
+    def backed_up(index: int) -> Program:
+        command = ("python", "-c", BACKED_UP, json.dumps(cluster), "ps", str(index))
+        return Program(*command, env=environment(tmp_path))
+
+    made, ops = graph()
+    with rt.Server(cluster, "worker", 0) as good, rt.Server(cluster, "worker", 1) as bad, backed_up(1):
+        with backed_up(0) as ps, rt.Session(good.target, made) as session, rt.Session(bad.target, made) as hostile:
+            session.run(ops["initialize"])
+            for _ in range(5):
+                session.run(ops["step"])
+            thread, heard = in_thread(lambda: hostile.run(ops["hang"]))
+            assert ps.wait(BOUND) == -signal.SIGKILL
+            with backed_up(0) as again:
+                again.expect("goes on from its backup at /job:ps/task:1")
+                assert session.run(ops["step"]).tolist() == [6] * 3  # in the same session: it has noticed a pause
+                thread.join(BOUND)
+                (error,) = heard
+                assert isinstance(error, rt.ResourceExhaustedError) and "program_secs" in str(error)
+                assert session.run(ops["step"]).tolist() == [7] * 3
