@@ -32,6 +32,7 @@ def _share(part: float, words: str, of: str, help: str) -> Any:
 
 
 _TENSORS, _CALLS, _SESSIONS, _MEMORY, _RUN = "tensor port", "gRPC port", "sessions", "memory", "run and checkpoints"
+_PROGRAMS = "programs"
 
 
 class LimitRow(NamedTuple):
@@ -124,6 +125,9 @@ class Limits:
     spare_stages: int = _limit(256, _SESSIONS, "Stages kept without a session, for the next one of an equal graph.")
     held_bytes: int = _share(0.5, "half of the memory", _MEMORY, "Bytes of tensors held for other tasks to fetch.")
     client_held_bytes: int = _share(0.25, "a quarter of the memory", _MEMORY, "Bytes of tensors held for one session.")
+    program_secs: float = _limit(
+        600.0, _PROGRAMS, "Seconds that a program of another process may run. One that runs longer ends the task."
+    )
     participants: int = _limit(4096, _RUN, "Tasks in the run record.")
     run_order_secs: float = _limit(
         60.0, _RUN, "Seconds that one order to the run record waits; who wants to wait on asks again."

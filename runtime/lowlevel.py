@@ -34,6 +34,7 @@ from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
 from runtime.session.lead import Authority
 from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
+from runtime.task.overruns import STATE_VARIABLE, state_directory
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 from runtime.transport.versions import version
 
@@ -53,6 +54,7 @@ __all__ = [
     "GroupLostError",
     "MissingFeedError",
     "Quorum",
+    "STATE_VARIABLE",
     "RunRecordView",
     "RunRecords",
     "Snapshot",
@@ -77,6 +79,7 @@ __all__ = [
     "python_call",
     "register_state",
     "sizes_are_guesses",
+    "state_directory",
     "storage",
     "subgraph",
     "without_derivative",

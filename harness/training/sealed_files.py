@@ -28,6 +28,7 @@ from absl import logging
 from etils import epath
 
 import runtime as rt
+from runtime.lowlevel import STATE_VARIABLE, state_directory
 
 SCHEME = "bellwether-sealed://"
 MOST_BYTES = 1 << 30
@@ -35,7 +36,6 @@ MOST_BYTES = 1 << 30
 _SEAL_BYTES = hashlib.sha256().digest_size
 _KEY_NAME = "bellwether/compilations.key"
 _KEY = re.compile(rb"([0-9a-f]{64})\n")
-_STATE_DIRECTORY = "XDG_STATE_HOME"
 
 
 class _Size(NamedTuple):
@@ -142,7 +142,7 @@ class SealedPath:
 
     def _seal(self, content: bytes) -> bytes:
         # The name is in it: else one file could be put in the place of another.
-        made = hmac.new(user_key(_state_directory()), self.name.encode() + b"\0", hashlib.sha256)
+        made = hmac.new(user_key(state_directory()), self.name.encode() + b"\0", hashlib.sha256)
         made.update(content)
         return made.digest()
 
@@ -153,15 +153,7 @@ def key_name() -> str:
     Raises:
         PermissionDeniedError: there is no place for a key; says why and what to do.
     """
-    return hmac.new(user_key(_state_directory()), b"name", hashlib.sha256).hexdigest()[:8]
-
-
-def _state_directory() -> str:
-    given = os.environ.get(_STATE_DIRECTORY, "")
-    found = given if given.startswith("/") else os.path.expanduser("~/.local/state")
-    if not found.startswith("/"):  # as in a container whose user has no account
-        raise rt.PermissionDeniedError(f"this user has no home: set {_STATE_DIRECTORY} to a directory of this user's")
-    return found
+    return hmac.new(user_key(state_directory()), b"name", hashlib.sha256).hexdigest()[:8]
 
 
 @functools.lru_cache
@@ -186,7 +178,7 @@ def user_key(state_directory: str) -> bytes:
             found = _KEY.fullmatch(file.read(100))
     except OSError as error:
         raise rt.PermissionDeniedError(
-            f"{path} cannot be kept ({error.strerror or error}): set {_STATE_DIRECTORY} to a directory of this user's"
+            f"{path} cannot be kept ({error.strerror or error}): set {STATE_VARIABLE} to a directory of this user's"
         ) from None
     if found is None:
         raise rt.PermissionDeniedError(f"{path} holds no key: remove it")

@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from runtime.errors import InvalidArgumentError, OpError, one_line
-from runtime.expressions.kinds import RANK, WORD, AttributeKind, is_narrow
+from runtime.expressions.kinds import RANK, WORD, AttributeKind, is_narrow, is_unknown_to_xla
 from runtime.expressions.table import TABLE, Row, Value
 from runtime.proto import expressions_pb2 as pb
 from runtime.proto import stage_pb2
@@ -226,6 +226,8 @@ def _spec(message: stage_pb2.TensorSpecDef, of: str) -> TensorSpec:
     spec = TensorSpec(tuple(message.shape), canonical_dtype(message.dtype))
     if spec.is_string:
         raise InvalidArgumentError(f"{of} is of strings, which cannot be computed with")
+    if is_unknown_to_xla(spec.dtype):
+        raise InvalidArgumentError(f"{of} is of {spec.dtype}, which cannot be computed with")
     _check_value(spec.shape, spec.dtype.itemsize, of)
     return spec
 

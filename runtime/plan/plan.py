@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from runtime.graph.op_kinds import Attrs, VariableSpec, kernel_may_wait
 from runtime.plan.place import Device, ProgramForm
@@ -118,6 +119,18 @@ class Remote:
     slot: int
 
 
+class Hold(NamedTuple):
+    """An output that a task holds until others have fetched it.
+
+    Attributes:
+        times: how often it will be fetched.
+        by: the tasks that will; none where an earlier version of the client does not say.
+    """
+
+    times: int
+    by: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True)
 class StageCall:
     """One stage of a plan with its place in the step's table of values (its slots).
@@ -128,7 +141,7 @@ class StageCall:
         inputs: the slot of each input.
         outputs: the slot of each output.
         remote: for inputs that come straight from another task, by input index.
-        holds: for outputs that other tasks will fetch, by output index: how many times.
+        holds: the outputs that other tasks will fetch, by output index.
         replies: indices of the outputs that the master needs.
     """
 
@@ -137,7 +150,7 @@ class StageCall:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     remote: Mapping[int, Remote] = field(default_factory=dict)
-    holds: Mapping[int, int] = field(default_factory=dict)
+    holds: Mapping[int, Hold] = field(default_factory=dict)
     replies: tuple[int, ...] = ()
 
     @property

@@ -9,7 +9,7 @@ from runtime.graph.op_kinds import Constant, Deferred, Read, StepId, runs_on_hos
 from runtime.plan.lower import Traced, lower_stage, static_spec, trace_all
 from runtime.plan.partition import Partition, after, partition
 from runtime.plan.place import Device, Devices, place
-from runtime.plan.plan import Plan, Remote, StageCall
+from runtime.plan.plan import Hold, Plan, Remote, StageCall
 from runtime.plan.prune import Needed, prune, without_identities
 from runtime.tensor_spec import TensorSpec
 
@@ -133,7 +133,8 @@ class _Assembly:
             device = self.placed[c.operations[0]]
             stage = lower_stage(device, c.operations, tensors, outputs, self.traced)
             remote = {i: r for i, t in enumerate(tensors) if (r := self._remote(t, index)) is not None}
-            holds = {i: n for i, t in enumerate(outputs) if (n := self._fetched_by_others(t, index, wanted_by)) > 0}
+            fetched_by = [self._fetched_by_others(t, index, wanted_by) for t in outputs]
+            holds = {i: Hold(len(by), frozenset(by)) for i, by in enumerate(fetched_by) if by}
             replies = tuple(i for i, t in enumerate(outputs) if t in fetched or self._master_needs(t, index, wanted_by))
             stages.append(
                 StageCall(
@@ -173,8 +174,8 @@ class _Assembly:
         """Tensors between two tasks that are not the master's go straight between them; so do those that stay."""
         return self._task(maker) != self.master_task and self._task(consumer) != self.master_task
 
-    def _fetched_by_others(self, tensor: Tensor, maker: int, wanted_by: Mapping[Tensor, Sequence[int]]) -> int:
-        return sum(self._goes_direct(maker, consumer) for consumer in wanted_by.get(tensor, ()))
+    def _fetched_by_others(self, tensor: Tensor, maker: int, wanted_by: Mapping[Tensor, Sequence[int]]) -> list[str]:
+        return [self._task(c) for c in wanted_by.get(tensor, ()) if self._goes_direct(maker, c)]
 
     def _master_needs(self, tensor: Tensor, maker: int, wanted_by: Mapping[Tensor, Sequence[int]]) -> bool:
         return any(not self._goes_direct(maker, consumer) for consumer in wanted_by.get(tensor, ()))

@@ -307,17 +307,23 @@ class HoldDef(_message.Message):
 
     OUTPUT_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
     output: _builtins.int
     count: _builtins.int
+    @_builtins.property
+    def by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the tasks that will fetch it; none: clients of an earlier version do not say"""
+
     def __init__(
         self,
         *,
         output: _builtins.int = ...,
         count: _builtins.int = ...,
+        by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "output", b"output"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "count", b"count", "output", b"output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

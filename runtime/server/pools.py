@@ -5,21 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterator
+from typing import Final
 
 import grpc
-from google.protobuf.message import Message
 
-from runtime.errors import OpError, ResourceExhaustedError
 from runtime.limits import Limits
 from runtime.state.cancellation import HUNG_UP, Cancellation
-from runtime.state.run_record import wait_secs
-from runtime.transport import rpc
-from runtime.transport.security import Refusals
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
-"""What answers the calls of one method."""
 CALLS: Final = "calls"
 ORDERS: Final = "orders"
 CHECKPOINT_ORDERS: Final = "checkpoint_orders"
@@ -29,40 +22,9 @@ CLIENT_WAITING: Final = "client_waiting_calls"
 """The pools, by the limits that they have; a connection has half of one of the first four at most."""
 
 _POOLS: Final = (CALLS, ORDERS, CHECKPOINT_ORDERS, REGISTRATIONS, WAITING)
-_SHORT_ORDERS: Final = frozenset(("progress", "receive", "drop", "states", "changed"))
-_OURS: Final = "/bellwether."
 
 
-def _checkpoint(request: Any) -> str:
-    return ORDERS if request.WhichOneof("order") in _SHORT_ORDERS else CHECKPOINT_ORDERS
-
-
-def _run(request: Any) -> str:
-    return WAITING if wait_secs(request) else ORDERS
-
-
-def _waits(request: Any) -> str:
-    return WAITING
-
-
-POOLS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "/bellwether.WorkerService/Register": lambda request: REGISTRATIONS,
-    "/bellwether.WorkerService/Checkpoint": _checkpoint,
-    "/bellwether.WorkerService/Run": _run,
-    "/bellwether.WorkerService/Clear": lambda request: ORDERS,
-    # A master's calls ask other tasks, which may be asking this one: none of them waits for a place in a pool.
-    "/bellwether.MasterService/CreateSession": _waits,
-    "/bellwether.MasterService/RegisterPlan": _waits,
-    "/bellwether.MasterService/RunStep": _waits,
-    "/bellwether.MasterService/ForwardCheckpoint": _waits,
-    "/bellwether.MasterService/ForwardBytes": _waits,
-    "/bellwether.MasterService/ForwardRunOrder": _waits,
-    "/bellwether.MasterService/Reset": _waits,
-}
-"""By method, the pool of a request; those that are not here are answered at once and are in CALLS."""
-
-
-class CallPools(grpc.ServerInterceptor):  # type: ignore[type-arg]
+class CallPools:
     """Lets so many calls of each kind run at once.
 
     Every call has a thread of its own. One that may wait is refused where there are too many: others may be waiting for
@@ -71,12 +33,10 @@ class CallPools(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     Args:
         limits: how many calls there may be of each kind.
-        refusals: tells of calls that are over a limit.
     """
 
-    def __init__(self, limits: Limits, refusals: Refusals) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._refusals = refusals
         self._changed = threading.Condition()
         self._running: dict[str, Counter[str]] = {pool: Counter() for pool in _POOLS}
 
@@ -85,39 +45,14 @@ class CallPools(grpc.ServerInterceptor):  # type: ignore[type-arg]
         with self._changed:
             return self._running[pool].total()
 
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """The handler of a call, which takes a place in its pool first."""
-        handler = continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is None or handler.unary_unary is None or not method.startswith(_OURS):
-            return handler
-        pool_of, call = POOLS.get(method, lambda request: CALLS), handler.unary_unary
-
-        def pooled(request: Message, context: grpc.ServicerContext) -> Message:
-            try:
-                with self._place(pool_of(request), context):
-                    return call(request, context)
-            except OpError as error:
-                self._tell(error, context)
-                rpc.abort(context, error)
-            except Exception as error:  # what gRPC raises to end a call that has failed: while handling why it has
-                self._tell(error.__context__, context)
-                raise
-
-        return grpc.unary_unary_rpc_method_handler(
-            pooled, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-        )
-
-    def _tell(self, error: BaseException | None, context: grpc.ServicerContext) -> None:
-        if isinstance(error, ResourceExhaustedError) and error.limit:
-            self._refusals.tell(rpc.host_of(context.peer()), error.message, "limit")
-
     @contextlib.contextmanager
-    def _place(self, pool: str, context: grpc.ServicerContext) -> Iterator[None]:
+    def place(self, pool: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """A call's place in a pool, as long as the block lasts.
+
+        Raises:
+            ResourceExhaustedError: it may wait, and there are too many.
+            CancelledError: its client has gone before its turn.
+        """
         running, peer, limits = self._running[pool], context.peer(), self._limits
         most = getattr(limits, pool)
         with self._changed:

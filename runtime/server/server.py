@@ -39,8 +39,7 @@ from runtime.observe.audit import AuditLog
 from runtime.plan.place import ProgramForm
 from runtime.proto import cluster_pb2
 from runtime.server import binding
-from runtime.server.access import AccessControl, ReadableRequests
-from runtime.server.audited import Audit
+from runtime.server.call_control import CallControl
 from runtime.server.pools import CallPools
 from runtime.server.ports import wait_for_port
 from runtime.server.remote_sessions import RemoteSessions
@@ -207,18 +206,17 @@ class Server:
             self.certificates.check()
         self._own = self._own_identity()
         self._audit = AuditLog(str(self.task), audit_log or os.environ.get(AUDIT_VARIABLE))
+        self.worker.program_watch.audit = self._audit
+        self.worker.check_is_one_of = self._check_is_one_of
         refusals = self._refusals = Refusals(str(self.task), self._audit)
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
-        self._pools = CallPools(limits, refusals)
+        self._pools = CallPools(limits)
         self._grpc = grpc.server(
             CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
             interceptors=[
                 *([] if check is None else [check]),
                 rpc.VersionCheck(str(self.task)),
-                ReadableRequests(),
-                AccessControl(self._own, self.certificates is not None, check, refusals),
-                self._pools,
-                Audit(self._audit),
+                CallControl(self._own, self.certificates is not None, check, self._pools, self._audit, refusals),
             ],
             options=rpc.server_options(limits),
         )
@@ -318,6 +316,7 @@ class Server:
         if self._started:
             return
         self._started = True
+        self.worker.program_watch.tell_of_last()
         try:
             self._start()
         except BaseException:
@@ -419,6 +418,25 @@ class Server:
         if address is None:
             raise PermissionDeniedError(f"the cluster has no {task}", task=str(self.task))
         roles.check_is_task(current_identity(), task, split_address(address)[0])
+
+    def _check_is_one_of(self, names: frozenset[str]) -> None:
+        """Sees that who fetches a tensor is one of the tasks that it is held for, as far as certificates tell.
+
+        One that this task does not know may be at any host.
+
+        Raises:
+            PermissionDeniedError: it is another.
+        """
+        who = current_identity()
+        if not names or not who.names or who.task in names:
+            return
+        addresses = [self._known.get(name) or self._heard.get(name) for name in names]
+        if not who.task and any(a is None or who.names_host(split_address(a)[0]) for a in addresses):
+            return
+        raise PermissionDeniedError(
+            f"the tensor is held for {', '.join(sorted(names))}, and the certificate is that of {who}",
+            task=str(self.task),
+        )
 
     def check_session(self, session: int) -> None:
         """In a servicer method: raises PermissionDeniedError where a session is another client's."""

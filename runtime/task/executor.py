@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from runtime.errors import (
     one_line,
 )
 from runtime.graph.tracing import has_less_than_a_byte, is_64_bit
+from runtime.limits import Limits
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
 from runtime.state.store import Claim, Store
@@ -27,9 +29,11 @@ from runtime.state.write_gate import Gate
 from runtime.task.compiler import Compiler, Executable
 from runtime.task.host_kernels import RAW, Context, find_kernel
 from runtime.task.interrupts import uninterrupted
+from runtime.task.program_watch import ProgramWatch, WatchedProgram
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
 _process_compiler = Compiler()
+_get_ident = threading.get_ident
 
 
 class Executor:
@@ -41,6 +45,7 @@ class Executor:
         devices: the local devices that stages may name, by (type, index).
         compiler: cache of executables, shared by all tasks of the process by default.
         gate: what deferred updates pass; whoever runs other writing stages passes it for them.
+        watch: which programs of other processes run.
     """
 
     def __init__(
@@ -50,10 +55,12 @@ class Executor:
         devices: dict[tuple[str, int], jax.Device],
         compiler: Compiler | None = None,
         gate: Gate | None = None,
+        watch: ProgramWatch | None = None,
     ) -> None:
         self.store = store
         self.task = task
         self.gate = gate or Gate(task)
+        self.watch = watch or ProgramWatch(task, Limits())
         self.compiler = compiler or _process_compiler
         self._devices = devices
 
@@ -84,7 +91,11 @@ def _same_object(spec: TensorSpec) -> TensorSpec:
 
 
 class PreparedStage:
-    """A stage that is ready to run on this task."""
+    """A stage that is ready to run on this task.
+
+    Attributes:
+        watched: its program, where another process has sent it.
+    """
 
     def __init__(self, executor: Executor, stage: Stage, device: jax.Device | None, generation: int) -> None:
         self.stage = stage
@@ -99,6 +110,8 @@ class PreparedStage:
         self._writes = [(self._slots[i], self._specs[i]) for i in stage.writes]
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
         self._executable: Executable | None = None
+        self.watched: WatchedProgram | None = None
+        self._running = executor.watch.running
         self._on_host = device is None or device.platform == "cpu"
         self._device = device
         self._one_device = len(executor._devices) == 1
@@ -200,11 +213,20 @@ class PreparedStage:
         if not self._one_device:
             arguments = [self._here(value) for value in arguments]
         if self._narrow:  # what a program gives has another layout than what one is compiled for; numpy's has any
-            arguments = [*arguments, *inputs]
+            arguments, inputs = [*arguments, *inputs], ()
             for i in self._narrow:
                 arguments[i] = np.asarray(arguments[i])
-            return self._executable(*arguments)
-        return self._executable(*arguments, *inputs)
+        if self.watched is None:
+            return self._executable(*arguments, *inputs)
+        running, here = self._running, -_get_ident()  # no object's id
+        running[here] = (self.watched, None)
+        try:
+            results = self._executable(*arguments, *inputs)
+        finally:
+            del running[here]
+        done = results[len(self._writes)]
+        running[id(done)] = (self.watched, done)
+        return results
 
     def _exchanged(self, results: Sequence[jax.Array]) -> list[AnyArray]:
         """Within the claim: gives written variables their new values, and references to those that are handed out."""
@@ -240,6 +262,9 @@ class PreparedStage:
             done.block_until_ready()
         except Exception as error:
             raise self._failed(error) from error
+        finally:
+            if self.watched is not None:
+                self._running.pop(id(done), None)
 
     def _widened(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
         """``inputs`` with those of 64 bits on the device: JAX would narrow them outside its 64-bit mode."""

@@ -76,6 +76,8 @@ def _check_program(stage: Stage, program: Program) -> None:
     variables = [TensorSpec(v.shape, v.dtype) for v in stage.variables]
     _same("variables read", program.arguments[: len(stage.reads)], [variables[i] for i in stage.reads])
     _same("variables written", program.results[: len(stage.writes)], [variables[i] for i in stage.writes])
+    if len(program.results) <= len(stage.writes):
+        raise InvalidArgumentError("the program has no result beside the variables, which would tell when it is done")
     if not stage.host:  # a deferred update's inputs are what its kernel makes of the stage's
         _same("inputs", program.arguments[len(stage.reads) :], stage.inputs)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.errors import AbortedError, NotFoundError
 from runtime.limits import Limits
 from runtime.observe.trace import nbytes
+from runtime.plan.plan import Hold
 from runtime.tensor_spec import AnyArray
 
 KEEP_SECS = 600.0
@@ -25,6 +27,7 @@ RendezvousKey = tuple[int, int, int]
 class _Held:
     value: AnyArray
     fetches: int  # that are still to come
+    by: frozenset[str]
     since: float
     nbytes: int
 
@@ -45,13 +48,13 @@ class Rendezvous:
         self.resumed = False
         """Whether the task goes on from its backup: what it held before is lost."""
 
-    def put(self, key: RendezvousKey, value: AnyArray, fetches: int) -> None:
-        """Keeps ``value`` until it was taken ``fetches`` times."""
+    def put(self, key: RendezvousKey, value: AnyArray, hold: Hold) -> None:
+        """Keeps ``value`` until it was taken as often as it is to be held for."""
         now, size = time.monotonic(), nbytes([value]) + _ENTRY_BYTES
         with self._lock:
             if key in self._entries:
                 self._forget(key)
-            self._entries[key] = _Held(value, fetches, now, size)
+            self._entries[key] = _Held(value, hold.times, hold.by, now, size)
             self._bytes += size
             self._bytes_of[key[0]] = self._bytes_of.get(key[0], 0) + size
             oldest = next(iter(self._entries))
@@ -83,8 +86,12 @@ class Rendezvous:
         else:
             del self._bytes_of[key[0]]
 
-    def take(self, key: RendezvousKey) -> AnyArray:
+    def take(self, key: RendezvousKey, check: Callable[[frozenset[str]], None] = lambda by: None) -> AnyArray:
         """The value that was put under ``key``.
+
+        Args:
+            key: its key.
+            check: is given the tasks that it is held for; what it raises leaves it where it is.
 
         Raises:
             NotFoundError: it is not there (any more).
@@ -96,6 +103,7 @@ class Rendezvous:
                 raise AbortedError(f"restarted since step {key[1]} began, what it held for it is gone")
             if entry is None:
                 raise NotFoundError(f"no tensor is held for slot {key[2]} of step {key[1]}")
+            check(entry.by)
             entry.fetches -= 1
             if entry.fetches <= 0:
                 self._forget(key)

@@ -6,7 +6,7 @@ import hashlib
 import logging as std_logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -40,11 +40,13 @@ from runtime.task.admission import AdmissionControl
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
 from runtime.task.module_trial import ModuleTrials
+from runtime.task.program_watch import ProgramWatch, WatchedProgram
 from runtime.task.registry import NOBODY, RegisteredCall, Registry
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
 from runtime.task.traced_stage import FetchFrom, TracedStage, traced_fetch
 from runtime.tensor_spec import AnyArray, Array
+from runtime.transport import rpc
 from runtime.transport.codec import Layout
 from runtime.transport.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
 from runtime.transport.handles import BACKUP, FETCH, PULL, PUSH
@@ -114,7 +116,8 @@ class Worker:
         self.rendezvous = Rendezvous(limits)
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
         self.gate = Gate(self.task)
-        self.executor = Executor(self.store, self.task, by_name, gate=self.gate)
+        self.program_watch = ProgramWatch(self.task, limits)
+        self.executor = Executor(self.store, self.task, by_name, gate=self.gate, watch=self.program_watch)
         self.checkpoint_participant = CheckpointParticipant(self.store, self.task, self.gate, by_name, limits)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
@@ -128,6 +131,8 @@ class Worker:
         self.counters = TaskCounters()
         self._trials = ModuleTrials()
         self._gone: OpError | None = None
+        self.check_is_one_of: Callable[[frozenset[str]], None] = lambda tasks: None
+        """Raises PermissionDeniedError where who calls over the tensor channel is none of them; a server sets it."""
         self.backups: BackupMessages | None = None
         """What this task keeps of others; None when it keeps nothing."""
         self.primary: Replicator | None = None
@@ -151,6 +156,7 @@ class Worker:
         )
         self.checkpoint_participant.close()
         self._trials.close()
+        self.program_watch.close()
         self.store.run.close(self._gone)
 
     # -- the run record ----------------------------------------------------------------------------------------
@@ -246,6 +252,10 @@ class Worker:
         if foreign and program is not None:
             self._verify(call.stage, program)
         prepared = self.executor.prepare(call.stage, generation)
+        if foreign and program is not None:
+            sender = " ".join(rpc.caller().names)
+            prepared.watched = WatchedProgram(program.sha256, call.stage.operations, rpc.peer(), sender)
+            self.program_watch.begin()
         registered = RegisteredCall(call, prepared, writes or {})
         registered.origin = (sha256, generation, traced, needs_admission)
         registered.needs_admission = needs_admission and self.admission.enabled
@@ -258,6 +268,7 @@ class Worker:
         return added
 
     def _verify(self, stage: Stage, program: Program) -> None:
+        self.program_watch.check(program.sha256)
         if program.form is ProgramForm.EXPRESSIONS:
             return  # the compiler reads it by the rules of runtime.expressions.reader
         try:
@@ -318,8 +329,8 @@ class Worker:
             if registered.reads:
                 self.counters.read(session)
             outputs, done = registered.prepared.run(inputs, session)
-        for i, fetches in call.holds.items():
-            self.rendezvous.put((session, step, call.outputs[i]), outputs[i], fetches)
+        for i, hold in call.holds.items():
+            self.rendezvous.put((session, step, call.outputs[i]), outputs[i], hold)
         return outputs, done
 
     def _with_remote(
@@ -422,7 +433,8 @@ class Worker:
         """Answers one call of the tensor channel."""
         if handle == FETCH:
             session, of_step, slot = (int(n) for n in inputs[0])
-            return Reply([np.asarray(self.rendezvous.take((session, of_step, slot)))], remember=True, dynamic=True)
+            held = self.rendezvous.take((session, of_step, slot), self.check_is_one_of)
+            return Reply([np.asarray(held)], remember=True, dynamic=True)
         if handle in (PULL, PUSH):
             return self._byte_range(handle, client, inputs)
         if handle == BACKUP:

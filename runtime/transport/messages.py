@@ -13,6 +13,7 @@ from runtime.graph.op_kinds import VariableSpec
 from runtime.limits import Limits
 from runtime.plan.place import Device, ProgramForm
 from runtime.plan.plan import (
+    Hold,
     HostCall,
     Plan,
     Program,
@@ -87,7 +88,7 @@ def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef
         inputs=call.inputs,
         outputs=call.outputs,
         remote=[pb.RemoteDef(input=i, task=r.task, slot=r.slot) for i, r in call.remote.items()],
-        holds=[pb.HoldDef(output=i, count=n) for i, n in call.holds.items()],
+        holds=[pb.HoldDef(output=i, count=h.times, by=sorted(h.by)) for i, h in call.holds.items()],
         replies=call.replies,
         stage=pb.StageDef(
             device=device_to_proto(stage.device),
@@ -170,7 +171,7 @@ def call_from_proto(message: pb.StageCallDef) -> StageCall:
         tuple(message.inputs),
         tuple(message.outputs),
         {r.input: Remote(r.task, r.slot) for r in message.remote},
-        {h.output: h.count for h in message.holds},
+        {h.output: Hold(h.count, frozenset(h.by)) for h in message.holds},
         tuple(message.replies),
     )
 

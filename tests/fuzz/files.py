@@ -27,13 +27,16 @@ from harness.tensorboard.writer import points_to_repeat, read_events
 from tests.kit.processes import ROOT
 
 MEMORY: Final = 1 << 30
+SMALL: Final = 1 << 20
+"""Bytes; all files are smaller before they are damaged."""
 SECS: Final = 300.0
 """For one of them, on a machine that does much else."""
 
 
 def damage(path: Path, chance: random.Random) -> str:
     """Changes one file below a directory, or the file itself; says how."""
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    below = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    files = [p for p in below if p.stat().st_size <= SMALL]  # what is a hole already is not for us to read
     file = chance.choice(files)
     data = bytearray(file.read_bytes())
     match chance.randrange(8):

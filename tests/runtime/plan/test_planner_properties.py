@@ -302,7 +302,7 @@ def interpret(plan: Plan, feeds: Sequence[np.ndarray]) -> tuple[list[Any], State
             if i in call.replies:
                 arrived[slot] = outputs[i]
             if i in call.holds:
-                held[stage.device.task_name, slot] = (outputs[i], call.holds[i])
+                held[stage.device.task_name, slot] = (outputs[i], call.holds[i].times)
     assert not held, "a task holds what nobody fetches"
     master |= arrived
     return [None if slot < 0 else master[slot] for slot in plan.fetches], state

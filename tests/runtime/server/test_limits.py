@@ -14,6 +14,7 @@ import pytest
 import runtime as rt
 from runtime.lowlevel import RunRecords
 from runtime.master import tasks
+from runtime.plan.plan import Hold
 from runtime.proto import services_pb2 as pb
 from runtime.proto.run_record_pb2 import RunOrder
 from runtime.state.leadership import EPOCHS_AT_ONCE, Leadership
@@ -192,7 +193,7 @@ def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.Mon
             held = made["/job:ps/task:0"].worker.rendezvous
             assert len(held) == 0 and held._bytes == 0 and not held._bytes_of
             for step in range(3):  # of a session that never fetches them
-                held.put((9, step, 0), np.ones(100, np.float32), 1)
+                held.put((9, step, 0), np.ones(100, np.float32), Hold(1))
             if limit == "held_bytes":
                 with pytest.raises(rt.ResourceExhaustedError, match=r"1968 bytes.*the limit held_bytes is 1500"):
                     sess.run(used_there, fed)

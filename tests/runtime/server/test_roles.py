@@ -23,9 +23,10 @@ from harness.certs import CA
 from harness.monitoring import status
 from runtime.backup.holder import packed_message, read_message
 from runtime.master import tasks
+from runtime.plan.plan import Hold
 from runtime.proto import run_record_pb2, services_pb2_grpc, stage_pb2
 from runtime.proto import services_pb2 as pb
-from runtime.server.access import ORDERS
+from runtime.server.calls import METHODS
 from runtime.state.leadership import Leadership
 from runtime.transport import Endpoint, Peer, roles, rpc
 from runtime.transport.codec import Layout
@@ -242,7 +243,7 @@ def test_every_method_is_an_order_and_every_order_of_an_order_has_a_row() -> Non
         for service in pb.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
-    assert ORDERS.keys() == methods
+    assert METHODS.keys() == methods
     for plane, message in (("run", run_record_pb2.RunOrder), ("checkpoint", pb.CheckpointOrder)):
         assert {f"{plane}.{name}" for name in _orders(message)} <= roles.MAY.keys()
 
@@ -430,6 +431,34 @@ def test_the_stages_of_a_session_are_not_run_by_others(cluster: Cluster) -> None
                         lane.call(handle, 1, [], Layout([]))
         step()
         assert sess.run(w).tolist() == [2.0] * 3
+
+
+def test_what_a_task_holds_for_others_is_given_to_them_only(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who knew the number of a session and of its step took the tensors that went from one task to another."""
+    held = cluster.servers[PS].worker.rendezvous
+    key, value = (4711, 1, 0), np.arange(3, dtype=np.float32)
+    monkeypatch.setitem(cluster.servers[PS]._known, "/job:worker/task:2", "w2:2222")
+    for by, may in (
+        ({HOLDER}, {"ps/1", ""}),  # "" says no task, and is of the host that all of them are at
+        ({HOLDER, "/job:worker/task:1"}, {"ps/1", "worker/1", ""}),
+        ({"/job:worker/task:1"}, {"worker/1", ""}),  # the cluster does not say where that is
+        ({"/job:worker/task:2"}, set()),  # and that is elsewhere
+        (set(), {"ps/0", "ps/1", "worker/1", ""}),
+    ):
+        for task in ("ps/0", "ps/1", "worker/1", ""):
+            held.put(key, value, Hold(1, frozenset(by)))
+            with cluster.lane(cluster.security("ps" if task.startswith("ps") else "worker", task)) as lane:
+                if task in may:
+                    (found,) = lane.call(FETCH, 1, [np.array(key, np.uint64)], None, dynamic=True)
+                    assert found.tolist() == value.tolist()
+                else:
+                    named = ", ".join(sorted(by))
+                    with pytest.raises(
+                        rt.PermissionDeniedError, match=f"held for {named}, and the certificate is that"
+                    ):
+                        lane.call(FETCH, 1, [np.array(key, np.uint64)], None, dynamic=True)
+                assert len(held) == (task not in may), "who may not have it takes it from nobody"
+            held.drop_session(key[0])
 
 
 def test_the_lanes_of_a_session_are_not_taken_by_others(cluster: Cluster) -> None:

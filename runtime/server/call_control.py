@@ -1,0 +1,148 @@
+"""What happens to a call of the control plane before and after its method: read, allowed, let in turn, written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from runtime.errors import OpError, PermissionDeniedError, ResourceExhaustedError
+from runtime.observe.audit import AuditLog
+from runtime.server.calls import METHODS, Method
+from runtime.server.pools import CallPools
+from runtime.transport import roles, rpc
+from runtime.transport.roles import OBSERVER, Identity
+from runtime.transport.rpc import TokenCheck
+from runtime.transport.security import Refusals
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
+"""What answers the calls of one method."""
+_UNREADABLE: Final = object()
+"""In the place of a request that is no message."""
+
+
+class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Has each call pass what ``METHODS`` says of its method.
+
+    1. A request that is no message is refused. gRPC itself writes a traceback for each into the log, and never ends the
+       stream: after some hundreds the connection takes no more calls.
+    2. What the client's role does not allow is refused, which the client, the log and the audit log are told.
+    3. The call takes a place in its pool, or waits for one, or is refused.
+    4. What changes the task, or leads it, is written down with its outcome.
+
+    Args:
+        own: what the task's own certificate says that it is; ANYBODY without one.
+        certificates: whether clients show certificates.
+        tokens: what asks for tokens, if anything does.
+        pools: of the task.
+        audit: its log.
+        refusals: tells of calls that are refused.
+    """
+
+    def __init__(
+        self,
+        own: Identity,
+        certificates: bool,
+        tokens: TokenCheck | None,
+        pools: CallPools,
+        audit: AuditLog,
+        refusals: Refusals,
+    ) -> None:
+        self._own = own
+        self._certificates = certificates
+        self._tokens = tokens
+        self._pools = pools
+        self._audit = audit
+        self._refusals = refusals
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """The handler of a call."""
+        handler = continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None or handler.request_deserializer is None:
+            return handler
+        call, parse = handler.unary_unary, handler.request_deserializer
+        method = METHODS.get(handler_call_details.method)
+        observer = self._tokens is not None and self._tokens.is_observer(handler_call_details)
+
+        def read(data: bytes) -> Any:
+            try:
+                return parse(data)
+            except DecodeError:
+                return _UNREADABLE
+
+        def controlled(request: Any, context: grpc.ServicerContext) -> Message:
+            if request is _UNREADABLE:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of this method")
+            if method is None:  # of gRPC's own services
+                return call(request, context)
+            if self._certificates or observer:
+                self._check(method, request, context, observer)
+            with self._refusing(context), self._pools.place(method.pool(request), context):
+                return self._recorded(method, request, context, call)
+
+        return grpc.unary_unary_rpc_method_handler(
+            controlled, request_deserializer=read, response_serializer=handler.response_serializer
+        )
+
+    def _check(self, method: Method, request: Any, context: grpc.ServicerContext, observer: bool) -> None:
+        """Ends a call that its client may not make."""
+        order = method.order(request)
+        try:
+            who = OBSERVER if observer else rpc.identity(context)
+            roles.check_run(self._own, who)
+            roles.check(order, who)
+            sender = method.sender(request)
+            if who.task and sender is not None:
+                roles.check_is_task(who, sender, "")
+        except PermissionDeniedError as error:
+            self._refusals.deny(rpc.host_of(context.peer()), rpc.names(context), order, error.message)
+            rpc.abort(context, error)
+
+    @contextmanager
+    def _refusing(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """Ends a call by the error of the block; tells of one that is over a limit."""
+        try:
+            yield
+        except OpError as error:
+            self._tell(error, context)
+            rpc.abort(context, error)
+        except Exception as error:  # what gRPC raises to end a call that has failed: while handling why it has
+            self._tell(error.__context__, context)
+            raise
+
+    def _tell(self, error: BaseException | None, context: grpc.ServicerContext) -> None:
+        if isinstance(error, ResourceExhaustedError) and error.limit:
+            self._refusals.tell(rpc.host_of(context.peer()), error.message, "limit")
+
+    def _recorded(
+        self,
+        method: Method,
+        request: Any,
+        context: grpc.ServicerContext,
+        call: Callable[[Any, grpc.ServicerContext], Message],
+    ) -> Message:
+        """Makes the call, and writes it down if it is one of those."""
+        entry = method.entry(request)
+        if entry is None:
+            return call(request, context)
+        outcome = "failed"
+        try:
+            reply = call(request, context)
+            outcome = "ok"
+            return reply
+        except OpError as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            code = context.code()  # type: ignore[attr-defined]  # its stubs do not know it
+            if outcome == "failed" and code is not None:
+                outcome = code.name
+            action, what = entry
+            self._audit.write(action, peer=context.peer(), who=" ".join(rpc.names(context)), what=what, outcome=outcome)

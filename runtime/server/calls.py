@@ -1,0 +1,132 @@
+"""The methods of the control plane as one table: who may call each, what its calls wait for, what is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from runtime.proto import run_record_pb2, services_pb2, stage_pb2
+from runtime.server.pools import CALLS, CHECKPOINT_ORDERS, ORDERS, REGISTRATIONS, WAITING
+from runtime.state.run_record import wait_secs
+from runtime.transport import roles
+
+CHIEFS_KERNELS: Final = frozenset(("quorum/claim", "quorum/gather", "quorum/commit"))
+"""Kernels by which a chief decides on a step: to register a stage with one is an order of its own."""
+OF_THE_SENDER: Final = frozenset(("claim", "load", "open", "finish", "join", "rest", "done"))
+"""Orders to a run record that speak for the task that sends them."""
+AUDITED_CHECKPOINT_ORDERS: Final[Mapping[str, str]] = {
+    "take": "",
+    "write": "directory",
+    "read": "directory",
+    "receive": "",
+    "commit": "",
+    "verify": "directory",
+}
+AUDITED_RUN_ORDERS: Final[Mapping[str, str]] = {"claim": "", "load": "", "open": "logdir", "finish": "", "done": ""}
+"""Orders that are written down, with the field that says of what."""
+_SHORT_ORDERS: Final = frozenset(("progress", "receive", "drop", "states", "changed"))
+
+Entry: TypeAlias = tuple[str, str] | None
+"""An action and its object for the audit log; None for what is not written down."""
+
+
+class Method(NamedTuple):
+    """What there is to know of a method's calls, each by a function of the request.
+
+    Attributes:
+        order: what the call is in ``roles.MAY``.
+        pool: in which it takes a place.
+        entry: what the audit log says of it.
+        sender: the task that it says it is from, where it speaks for that; else None.
+    """
+
+    order: Callable[[Any], str]
+    pool: Callable[[Any], str] = lambda request: CALLS
+    entry: Callable[[Any], Entry] = lambda request: None
+    sender: Callable[[Any], str | None] = lambda request: None
+
+
+def _always(what: str) -> Callable[[Any], str]:
+    return lambda request: what
+
+
+_waits: Final = _always(WAITING)
+"""A master's calls ask other tasks, which may be asking this one: none of them waits for a place in a pool."""
+_session: Final = _always("session")
+
+
+def _checkpoint(order: services_pb2.CheckpointOrder) -> str:
+    return _known(f"checkpoint.{order.WhichOneof('order')}")
+
+
+def _checkpoint_pool(order: services_pb2.CheckpointOrder) -> str:
+    return ORDERS if order.WhichOneof("order") in _SHORT_ORDERS else CHECKPOINT_ORDERS
+
+
+def _checkpoint_entry(order: services_pb2.CheckpointOrder) -> Entry:
+    return _entry("checkpoint", AUDITED_CHECKPOINT_ORDERS, order)
+
+
+def _run(order: run_record_pb2.RunOrder) -> str:
+    return _known(f"run.{order.WhichOneof('order')}")
+
+
+def _run_pool(order: run_record_pb2.RunOrder) -> str:
+    return WAITING if wait_secs(order) else ORDERS
+
+
+def _run_entry(order: run_record_pb2.RunOrder) -> Entry:
+    return _entry("run", AUDITED_RUN_ORDERS, order)
+
+
+def _run_sender(order: run_record_pb2.RunOrder) -> str | None:
+    return order.sender if order.WhichOneof("order") in OF_THE_SENDER else None
+
+
+def _known(order: str) -> str:
+    return order if order in roles.MAY else "unknown"
+
+
+def _entry(plane: str, audited: Mapping[str, str], message: Any) -> Entry:
+    order = message.WhichOneof("order")
+    if order not in audited:
+        return None
+    field = audited[order]
+    return f"{plane}.{order}", str(getattr(getattr(message, order), field)) if field else ""
+
+
+def _stage(*calls: stage_pb2.StageCallDef) -> str:
+    kernels = (host.kernel.rpartition("when/")[2] for call in calls for host in call.stage.host)
+    return "quorum" if any(kernel in CHIEFS_KERNELS for kernel in kernels) else "register"
+
+
+def _program(request: services_pb2.RegisterRequest) -> Entry:
+    program = request.call.stage.program
+    return ("program", program.sha256.hex()) if program.blob else None
+
+
+METHODS: Final[Mapping[str, Method]] = {
+    "/bellwether.WorkerService/Status": Method(_always("status")),
+    "/bellwether.WorkerService/Metrics": Method(_always("metrics")),
+    "/bellwether.WorkerService/Register": Method(lambda r: _stage(r.call), _always(REGISTRATIONS), _program),
+    "/bellwether.WorkerService/Unregister": Method(_always("unregister")),
+    "/bellwether.WorkerService/Trace": Method(_always("trace")),
+    "/bellwether.WorkerService/Clear": Method(
+        _always("clear"), _always(ORDERS), lambda r: ("clear", " ".join(r.containers) or "all")
+    ),
+    "/bellwether.WorkerService/Checkpoint": Method(_checkpoint, _checkpoint_pool, _checkpoint_entry),
+    "/bellwether.WorkerService/Run": Method(_run, _run_pool, _run_entry, _run_sender),
+    "/bellwether.MasterService/CreateSession": Method(_session, _waits, lambda r: ("session.open", "")),
+    "/bellwether.MasterService/RenewSession": Method(_session),
+    "/bellwether.MasterService/CloseSession": Method(_session),
+    "/bellwether.MasterService/RegisterPlan": Method(lambda r: _stage(*r.plan.stages), _waits),
+    "/bellwether.MasterService/RunStep": Method(_always("step"), _waits),
+    "/bellwether.MasterService/ForwardCheckpoint": Method(
+        lambda r: _checkpoint(r.order), _waits, lambda r: _checkpoint_entry(r.order)
+    ),
+    "/bellwether.MasterService/ForwardBytes": Method(_always("checkpoint.bytes"), _waits),
+    "/bellwether.MasterService/ForwardRunOrder": Method(lambda r: _run(r.order), _waits, lambda r: _run_entry(r.order)),
+    "/bellwether.MasterService/AdoptGenerations": Method(_session),
+    "/bellwether.MasterService/Reset": Method(_always("clear"), _waits, lambda r: ("reset", " ".join(r.containers))),
+}
+"""All methods of both services, by name. What answers at once is in the pool of CALLS."""

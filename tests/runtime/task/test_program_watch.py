@@ -1,0 +1,134 @@
+"""A program that does not end: the task that runs it ends itself, tells of it, and does not take it a second time."""
+
+import json
+import pathlib
+import signal
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import runtime as rt
+from tests.kit.processes import Program
+from tests.runtime import kit
+from tests.runtime.kit import in_thread
+
+pytestmark = pytest.mark.cluster
+
+PS = "/job:ps/task:0"
+SECS = 2.0
+BOUND = 60.0
+"""Seconds until the end is seen, at most: many times the limit, on a machine that has other work."""
+
+
+def endless(value: Any) -> Any:
+    """Never ends, and XLA cannot know that."""
+    return jax.lax.while_loop(lambda now: (now < np.inf).all(), lambda now: now * 0.5 + 1, value)
+
+
+def environment(place: pathlib.Path, **others: str) -> dict[str, str]:
+    return {
+        "BELLWETHER_LIMITS": f"program_secs={SECS}",
+        "BELLWETHER_AUDIT_LOG": str(place / "audit"),
+        "XDG_STATE_HOME": str(place / "state"),
+        **others,
+    }
+
+
+def serve(cluster: dict[str, list[str]], place: pathlib.Path, **env: str) -> Program:
+    return kit.serve(cluster, "ps", 0, env=environment(place, **env))
+
+
+def audited(place: pathlib.Path, action: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (place / "audit").read_text().splitlines())
+    return [line for line in lines if line["action"] == action]
+
+
+def graph() -> tuple[rt.Graph, dict[str, Any]]:
+    with rt.Graph().as_default() as made, rt.device(PS):
+        w = rt.Variable(np.zeros(3, np.float32), name="w")
+        other = rt.Variable(np.zeros(3, np.float32), name="other")
+        return made, {
+            "initialize": rt.global_variables_initializer(),
+            "step": w.assign_add(np.ones(3, np.float32)),
+            "w": w,
+            "other": other.assign_add(np.ones(3, np.float32)),
+            "hang": w.assign(rt.call(endless, w, name="hang")).op,
+        }
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({"BELLWETHER_PS_PROGRAMS": "expressions"}, id="expressions"),
+        pytest.param({"BELLWETHER_PS_PROGRAMS": "stablehlo"}, id="stablehlo", marks=pytest.mark.chaos),
+        pytest.param({"PJRT_NPROC": "2"}, id="on a thread of XLA's", marks=pytest.mark.chaos),
+    ],
+)
+def test_a_loop_without_an_end_is_an_outage_with_one(env: dict[str, str], tmp_path: pathlib.Path) -> None:
+    cluster = kit.addresses(ps=1, worker=2)
+    made, ops = graph()
+    with rt.Server(cluster, "worker", 0) as good, rt.Server(cluster, "worker", 1) as bad:
+        with serve(cluster, tmp_path, **env) as ps, rt.Session(good.target, made) as session:
+            session.run(ops["initialize"])
+            session.run(ops["step"])
+            with rt.Session(bad.target, made) as hostile:
+                thread, heard = in_thread(lambda: hostile.run(ops["hang"]))
+                assert ps.wait(BOUND) == -signal.SIGKILL
+                thread.join(BOUND)
+            with pytest.raises((rt.AbortedError, rt.UnavailableError)):
+                session.run(ops["step"])
+            (ended,) = audited(tmp_path, "program.overrun")
+            assert ended["task"] == PS and ended["outcome"] == "ended the task" and ended["peer"]
+            told = f"{PS} ends itself: the program {ended['what']} of [w, hang, Assign], registered by {ended['peer']}"
+            assert told in ps.story()
+        assert isinstance(heard[0], rt.AbortedError | rt.UnavailableError)
+
+        # Started again, as any task after kill -9; variables come from a checkpoint, here from the initialiser.
+        with serve(cluster, tmp_path, **env) as ps, rt.Session(good.target, made) as session:
+            session.run(ops["initialize"])
+            with rt.Session(bad.target, made) as hostile:
+                for _ in range(2):
+                    with pytest.raises(rt.ResourceExhaustedError, match=f"the program {ended['what']} ran .*program_s"):
+                        hostile.run(ops["hang"])
+                assert hostile.run(ops["step"]).tolist() == [1] * 3  # what it may do it may do still
+            assert session.run(ops["step"]).tolist() == [2] * 3
+            assert "which ran for more than 2 s and is refused now" in rt.probe(cluster["ps"][0]).last_error
+            assert [line["outcome"] for line in audited(tmp_path, "limit")] == ["refused"]
+
+        # Whoever wants the program gives it more time.
+        with serve(cluster, tmp_path, **env, BELLWETHER_LIMITS=f"program_secs={2 * SECS}") as ps:
+            with rt.Session(bad.target, made) as hostile:
+                hostile.run(ops["initialize"])
+                thread, heard = in_thread(lambda: hostile.run(ops["hang"]))
+                assert ps.wait(BOUND) == -signal.SIGKILL
+                thread.join(BOUND)
+
+
+BACKED_UP = kit.SERVE.replace("int(sys.argv[3])", "int(sys.argv[3]), ps_backups=1")
+
+
+def test_a_task_that_goes_on_from_its_backup_leaves_the_program_behind(tmp_path: pathlib.Path) -> None:
+    """The stages are in the backup, too, and who called the endless one calls it again."""
+    cluster = kit.addresses(ps=2, worker=2)
+
+    def backed_up(index: int) -> Program:
+        command = ("python", "-c", BACKED_UP, json.dumps(cluster), "ps", str(index))
+        return Program(*command, env=environment(tmp_path))
+
+    made, ops = graph()
+    with rt.Server(cluster, "worker", 0) as good, rt.Server(cluster, "worker", 1) as bad, backed_up(1):
+        with backed_up(0) as ps, rt.Session(good.target, made) as session, rt.Session(bad.target, made) as hostile:
+            session.run(ops["initialize"])
+            for _ in range(5):
+                session.run(ops["step"])
+            thread, heard = in_thread(lambda: hostile.run(ops["hang"]))
+            assert ps.wait(BOUND) == -signal.SIGKILL
+            with backed_up(0) as again:
+                again.expect("goes on from its backup at /job:ps/task:1")
+                assert session.run(ops["step"]).tolist() == [6] * 3  # in the same session: it has noticed a pause
+                thread.join(BOUND)
+                (error,) = heard
+                assert isinstance(error, rt.ResourceExhaustedError) and "program_secs" in str(error)
+                assert session.run(ops["step"]).tolist() == [7] * 3
