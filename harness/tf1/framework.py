@@ -195,6 +195,8 @@ def gradients(
 ) -> list[Any]:
     """``rt.gradients``: a list with one tensor, or None, for each of ``xs``; each sits with its forward operation."""
     many = list(xs) if isinstance(xs, list | _Tuple) else [xs]
+    if not many or isinstance(ys, list | _Tuple) and not ys:
+        return [None] * len(many)
     stopped = [] if stop_gradients is None else stop_gradients
     stopped = stopped if isinstance(stopped, list | _Tuple) else [stopped]
     return list(rt.gradients(ys, many, grad_ys, stop_gradients=stopped, name=name or "gradients"))

@@ -165,10 +165,9 @@ def _batched(
         enqueue = queue.enqueue_many(values) if enqueue_many else queue.enqueue(values)
         add_queue_runner(QueueRunner(queue, [enqueue] * num_threads))
         taken = queue.dequeue_up_to(batch_size) if smaller else queue.dequeue_many(batch_size)
-    found = list(taken) if isinstance(taken, tuple) else [taken]
-    if keys:
-        return dict(zip(keys, found, strict=True))
-    return found if len(found) > 1 else found[0]
+    if keys is None:
+        return taken
+    return dict(zip(keys, taken if isinstance(taken, list) else [taken], strict=True))
 
 
 @OPS.add()

@@ -89,69 +89,30 @@ def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool =
     return path
 
 
+_HARNESS = """
+    CheckpointSaverHook CheckpointSaverListener ChiefSessionCreator Coordinator FeedFnHook FinalOpsHook
+    GlobalStepWaiterHook LoggingTensorHook LooperThread MonitoredSession MonitoredTrainingSession
+    NanLossDuringTrainingError NanTensorHook ProfilerHook QueueRunner Scaffold SecondOrStepTimer SessionCreator
+    SessionManager SessionRunArgs SessionRunContext SessionRunHook SessionRunValues SingularMonitoredSession
+    StepCounterHook StopAtStepHook SummarySaverHook Supervisor WorkerSessionCreator add_queue_runner checkpoint_exists
+    checkpoints_iterator create_global_step get_checkpoint_state get_global_step get_or_create_global_step
+    init_from_checkpoint latest_checkpoint load_variable start_queue_runners
+    """
+_EXAMPLES = "BytesList Example Feature FeatureList FeatureLists Features FloatList Int64List SequenceExample"
+
 LAZY: dict[str, str] = {
-    **{
-        name: f"harness.{name}"
-        for name in (
-            "CheckpointSaverHook",
-            "CheckpointSaverListener",
-            "ChiefSessionCreator",
-            "Coordinator",
-            "FeedFnHook",
-            "FinalOpsHook",
-            "GlobalStepWaiterHook",
-            "LoggingTensorHook",
-            "LooperThread",
-            "MonitoredSession",
-            "MonitoredTrainingSession",
-            "NanLossDuringTrainingError",
-            "NanTensorHook",
-            "ProfilerHook",
-            "QueueRunner",
-            "Scaffold",
-            "SecondOrStepTimer",
-            "SessionCreator",
-            "SessionManager",
-            "SessionRunArgs",
-            "SessionRunContext",
-            "SessionRunHook",
-            "SessionRunValues",
-            "SingularMonitoredSession",
-            "StepCounterHook",
-            "StopAtStepHook",
-            "SummarySaverHook",
-            "Supervisor",
-            "WorkerSessionCreator",
-            "add_queue_runner",
-            "checkpoint_exists",
-            "checkpoints_iterator",
-            "create_global_step",
-            "get_checkpoint_state",
-            "get_global_step",
-            "get_or_create_global_step",
-            "init_from_checkpoint",
-            "latest_checkpoint",
-            "list_variables",
-            "load_checkpoint",
-            "load_variable",
-            "start_queue_runners",
-        )
-    },
-    **{
-        name: f"harness.tf1.example_pb2.{name}"
-        for name in (
-            "BytesList", "Example", "Feature", "FeatureList", "FeatureLists", "Features", "FloatList", "Int64List",
-            "SequenceExample",
-        )
-    },
+    **{name: f"harness.{name}" for name in _HARNESS.split()},
+    **{name: f"harness.tf1.example_pb2.{name}" for name in _EXAMPLES.split()},
     "ClusterSpec": "runtime.ClusterSpec",
-    "NewCheckpointReader": "harness.load_checkpoint",
+    "NewCheckpointReader": "harness.tf1.saver.CheckpointReader",
     "Saver": "harness.tf1.saver.Saver",
     "SaverDef": "harness.tf1.saver.SaverDef",
     "SummaryWriter": "harness.tf1.saver.FileWriter",
     "SummaryWriterCache": "harness.FileWriterCache",
+    "list_variables": "harness.tf1.saver.list_variables",
+    "load_checkpoint": "harness.tf1.saver.CheckpointReader",
     "match_filenames_once": "harness.tf1.readers.match_filenames_once",
-}  # fmt: skip
+}
 """TensorFlow's name -> where it is found when it is first used: a worker does not import what it does not use."""
 
 NAMES: dict[str, Any] = {
