@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import runtime as rt
 from harness import exit_codes
 from harness.tf1.config import apply as _apply
-from harness.tf1.decays import DECAYS
-from harness.tf1.inputs import OPS as INPUTS
+from harness.tf1.decays import OPS as _DECAYS
+from harness.tf1.inputs import OPS as _INPUTS
 from harness.tf1.missing import absent
-from harness.tf1.optimizers import OPTIMIZERS
+from harness.tf1.optimizers import OPS as _OPTIMIZERS
 from harness.training.global_step import global_step
 
 
@@ -53,19 +53,6 @@ class Server(rt.Server):
     def create_local_server(config: Any = None, start: bool = True) -> Server:
         """A cluster of one task on a free port of this machine."""
         return Server({"local": ["localhost:0"]}, "local", 0, config=config, start=start)
-
-
-def replica_device_setter(
-    ps_tasks: int = 0,
-    ps_device: str | None = "/job:ps",
-    worker_device: str | None = "/job:worker",
-    merge_devices: bool = True,
-    cluster: Any = None,
-    ps_ops: Any = None,
-    ps_strategy: Any = None,
-) -> Any:
-    """``rt.replica_device_setter``."""
-    return rt.replica_device_setter(ps_tasks, ps_device, worker_device, merge_devices, cluster, ps_ops, ps_strategy)
 
 
 def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool = True) -> str:
@@ -116,16 +103,15 @@ LAZY: dict[str, str] = {
 """TensorFlow's name -> where it is found when it is first used: a worker does not import what it does not use."""
 
 NAMES: dict[str, Any] = {
-    **DECAYS,
-    **INPUTS,
-    **OPTIMIZERS,
+    **_DECAYS,
+    **_INPUTS,
+    **_OPTIMIZERS,
     "ClusterDef": rt.lowlevel.ClusterDef,
     "JobDef": rt.lowlevel.JobDef,
     "Server": Server,
     "ServerDef": rt.lowlevel.ServerDef,
-    "SyncReplicasOptimizerV2": OPTIMIZERS["SyncReplicasOptimizer"],
     "global_step": global_step,
-    "replica_device_setter": replica_device_setter,
+    "replica_device_setter": rt.replica_device_setter,
     "write_graph": write_graph,
 }
 """TensorFlow's name -> what this module gives for it at once."""

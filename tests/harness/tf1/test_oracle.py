@@ -263,6 +263,15 @@ NO_CASE = {
         "the runtime's own, by another name; the first two are of every case",
     ),
     "set_random_seed": "its numbers are JAX's",
+    **dict.fromkeys(
+        "AttrValue Event GraphDef HistogramProto LogMessage NodeDef SessionLog Summary".split(), "a message"
+    ),
+    "AggregationMethod": "numbers that mean the same here",
+    "SparseTensorValue": "what fetching gives: the cases of sparse tensors",
+    **dict.fromkeys(
+        "audio_summary histogram_summary image_summary merge_all_summaries merge_summary scalar_summary".split(),
+        "2.21 has them no more: test_names.py",
+    ),
     "op_scope": "name_scope with an order of arguments that 2.21 has no more",
     "variable_op_scope": "variable_scope with an order of arguments that 2.21 has no more",
     "initialize_all_variables": "2.21 warns of it; global_variables_initializer by its old name",
@@ -291,7 +300,7 @@ NO_CASE = {
     ),
     "image.per_image_whitening": "2.21 has it as per_image_standardization only",
     **dict.fromkeys(
-        "io.matching_files io.match_filenames_once io.write_graph".split(),
+        "matching_files io.matching_files io.match_filenames_once io.write_graph".split(),
         "of the files of a directory: test_reading_programs.py, test_program_habits.py",
     ),
     **dict.fromkeys(
