@@ -71,12 +71,12 @@ early-stopping: $(TRAINS) ## Train until an evaluator finds that the model gets 
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 --evaluators=1 -- \
 		$(BIN)/python -m models.early_stopping.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=early-stopping-%)
 
+# Most of what tests compile runs once: optimising it would take longer. test-rest and all examples compile as users do.
+test test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
+test test-unit: export XLA_FLAGS = --xla_cpu_use_fusion_emitters=false
 test: $(STAMP) ## Run the tests but the longest, in six minutes or so on two cores; one file: make test TESTS=tests/harness/launch/test_launch.py
 	$(PYTEST) -m "not (chaos or nightly)" $(TESTS)
 
-# What is compiled for a unit test runs once: optimising it would take longer. make test does, with the same tests.
-test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
-test-unit: export XLA_FLAGS = --xla_cpu_use_fusion_emitters=false
 test-unit: $(STAMP) ## Run the quick tests, which start no process, in about a minute.
 	$(PYTEST) -m unit $(TESTS)
 

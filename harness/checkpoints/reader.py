@@ -176,10 +176,15 @@ def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
         ValueError: there is no checkpoint.
         DataLossError: it is damaged.
     """
+    return CheckpointReader(path_of(ckpt_dir_or_file))
+
+
+def path_of(ckpt_dir_or_file: str) -> str:
+    """The path of the checkpoint that ``load_checkpoint`` opens, with its errors."""
     path = layout.find_checkpoint(str(ckpt_dir_or_file))
     if path is None:
         raise ValueError(f"Couldn't find a checkpoint at {ckpt_dir_or_file}")
-    return CheckpointReader(path)
+    return path
 
 
 def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, tuple[int, ...]]]:

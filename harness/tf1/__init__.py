@@ -19,14 +19,23 @@ from harness.tf1 import framework as _framework
 from harness.tf1 import initializers as _initializers
 from harness.tf1 import join_ops as _join_ops
 from harness.tf1 import math_ops as _math_ops
+from harness.tf1 import messages as _messages
+from harness.tf1 import parsing as _parsing
 from harness.tf1 import python_ops as _python_ops
 from harness.tf1 import queues as _queues
 from harness.tf1 import random_ops as _random_ops
+from harness.tf1 import readers as _readers
+from harness.tf1 import row_loops as _row_loops
 from harness.tf1 import scopes as _scopes
 from harness.tf1 import shapes as _shapes
 from harness.tf1 import slices as _slices
+from harness.tf1 import sparse as _sparse
+from harness.tf1 import string_ops as _string_ops
+from harness.tf1 import summary as _summary
+from harness.tf1 import tensor_array as _tensor_array
 from harness.tf1 import value_ops as _value_ops
 from harness.tf1 import variables as _variables
+from harness.tf1 import while_loops as _while_loops
 from harness.tf1.missing import absent as _absent
 
 _shapes.install()
@@ -55,34 +64,39 @@ NAMESPACES = (
 )
 """The modules below, imported on first use."""
 
-NAMES: dict[str, Any] = {
-    **_dtypes.DTYPES,
-    **_math_ops.OPS,
-    **_array_ops.OPS,
-    **_join_ops.OPS,
-    **_slices.OPS,
-    **_value_ops.OPS,
-    **_random_ops.OPS,
-    **_clip_ops.OPS,
-    **_initializers.INITIALIZERS,
-    **_variables.OPS,
-    **_scopes.OPS,
-    **_framework.OPS,
-    **_control_flow.OPS,
-    **_queues.OPS,
-    **_python_ops.OPS,
-    "ConfigProto": _config.ConfigProto,
-    "DType": _dtypes.DType,
-    "DeviceSpec": _rt.DeviceSpec,
-    "Dimension": _shapes.Dimension,
-    "GPUOptions": _config.GPUOptions,
-    "GraphOptions": _config.GraphOptions,
-    "OpError": _rt.OpError,
-    "OptimizerOptions": _config.OptimizerOptions,
-    "TensorShape": _shapes.TensorShape,
-    "as_dtype": _dtypes.as_dtype,
-    "newaxis": None,
+GROUPS: dict[str, dict[str, Any]] = {
+    "Arithmetic": _math_ops.OPS,
+    "Tensors": _array_ops.OPS | _join_ops.OPS | _slices.OPS | _value_ops.OPS,
+    "Random tensors": _random_ops.OPS,
+    "Limits": _clip_ops.OPS,
+    "Variables": _variables.OPS,
+    "Variable scopes": _scopes.OPS,
+    "Initial values": _initializers.OPS,
+    "Graphs, sessions and control": _framework.OPS,
+    "Conditionals and loops": _control_flow.OPS | _while_loops.OPS | _row_loops.OPS | _tensor_array.OPS,
+    "Queues": _queues.OPS,
+    "Files and their readers": _readers.OPS,
+    "Examples, text and sparse tensors": _parsing.OPS | _string_ops.OPS | _sparse.OPS,
+    "Summaries by their old names": _summary.OPS,
+    "Messages": _messages.OPS,
+    "Others": _python_ops.OPS
+    | {
+        "ConfigProto": _config.ConfigProto,
+        "DType": _dtypes.DType,
+        "DeviceSpec": _rt.DeviceSpec,
+        "Dimension": _shapes.Dimension,
+        "GPUOptions": _config.GPUOptions,
+        "GraphOptions": _config.GraphOptions,
+        "OpError": _rt.OpError,
+        "OptimizerOptions": _config.OptimizerOptions,
+        "TensorShape": _shapes.TensorShape,
+        "as_dtype": _dtypes.as_dtype,
+        "newaxis": None,
+    },
 }
+"""A heading of docs/tf1.md -> TensorFlow's name in ``tf`` -> what it is here."""
+
+NAMES: dict[str, Any] = _dtypes.DTYPES | {name: what for names in GROUPS.values() for name, what in names.items()}
 """TensorFlow's name in ``tf`` -> what it is here."""
 
 VERSION = __version__ = "1.0.0"
@@ -92,53 +106,14 @@ VERSION = __version__ = "1.0.0"
 GIT_VERSION = __git_version__ = "bellwether"
 """Not a commit of TensorFlow's."""
 
-LATER: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "AggregationMethod", "AttrValue", "Event", "GraphDef", "HistogramProto", "LogMessage", "NodeDef",
-            "SessionLog", "Summary",
-        ),
-        "messages",
-    ),
-    **dict.fromkeys(
-        (
-            "audio_summary", "histogram_summary", "image_summary", "merge_all_summaries", "merge_summary",
-            "scalar_summary",
-        ),
-        "summary",
-    ),
-    **dict.fromkeys(
-        (
-            "FixedLenFeature", "FixedLenSequenceFeature", "VarLenFeature", "as_string", "decode_csv", "decode_raw",
-            "parse_example", "parse_single_example", "parse_single_sequence_example", "string_join", "string_split",
-            "string_to_number",
-        ),
-        "parsing",
-    ),
-    **dict.fromkeys(
-        (
-            "FixedLengthRecordReader", "IdentityReader", "ReaderBase", "TFRecordReader", "TextLineReader",
-            "WholeFileReader", "matching_files", "read_file", "write_file",
-        ),
-        "readers",
-    ),
-    **dict.fromkeys(
-        ("SparseTensor", "SparseTensorValue", "sparse_tensor_to_dense", "sparse_to_dense"), "sparse",
-    ),
-}  # fmt: skip
-"""TensorFlow's name in ``tf`` -> the module that has it, imported on first use."""
-
 
 def __getattr__(name: str) -> Any:
     if name in NAMES:
         return NAMES[name]
-    if name in LATER:
-        module = importlib.import_module(f"{__name__}.{LATER[name]}")
-        return getattr(module, "OPS", {}).get(name) or getattr(module, name)
     if name in NAMESPACES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(name) if name.startswith("__") else _absent("tf", name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*NAMES, *NAMESPACES, *LATER, "VERSION", "__version__", "GIT_VERSION", "__git_version__"])
+    return sorted([*NAMES, *NAMESPACES, "VERSION", "__version__", "GIT_VERSION", "__git_version__"])

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype, to_array
-from harness.tf1.lift import Array, Names, Static, Type, WrongType, constant, either, is_tensor, op
+from harness.tf1.lift import Array, Names, Static, Type, WrongType, constant, either, op
 from harness.tf1.static import looks_at_shape_only
 
 OPS = Names()
@@ -64,7 +64,7 @@ def shape_n(input: Sequence[rt.TensorLike], out_type: DTypeLike = _INT, name: st
 
 def as_tensor(value: rt.TensorLike) -> rt.Tensor:
     """``value`` as a tensor: itself, or a constant."""
-    return rt.as_tensor(value) if is_tensor(value) else rt.as_tensor(constant(value))
+    return rt.as_tensor(constant(value))
 
 
 @OPS.op("Reshape")
@@ -122,20 +122,21 @@ def broadcast_to(input: Array, shape: Static, name: str | None = None) -> Array:
 # -- making --------------------------------------------------------------------------------------------------------
 
 
+def as_sizes(shape: Static) -> tuple[int, ...]:
+    """A shape, of which one number stands for one dimension."""
+    return (shape,) if isinstance(shape, int) else tuple(shape)
+
+
 @OPS.op("zeros")
 def zeros(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
     """``jax.numpy.zeros``."""
-    return jnp.zeros(_dims(shape), dtype)
+    return jnp.zeros(as_sizes(shape), dtype)
 
 
 @OPS.op("ones")
 def ones(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
     """``jax.numpy.ones``."""
-    return jnp.ones(_dims(shape), dtype)
-
-
-def _dims(shape: Static) -> Static:
-    return shape if isinstance(shape, int) else tuple(shape)
+    return jnp.ones(as_sizes(shape), dtype)
 
 
 @OPS.op("zeros_like")
@@ -155,7 +156,7 @@ def fill(dims: Static, value: Array, name: str | None = None) -> Array:
     """``jax.numpy.full``."""
     if jnp.ndim(value):
         raise ValueError(f"the value must be a scalar, not of shape {jnp.shape(value)}")
-    return jnp.full(_dims(dims), value)
+    return jnp.full(as_sizes(dims), value)
 
 
 @OPS.op("eye")

@@ -10,7 +10,7 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.lift import Array, Arrays, Names, Static, is_tensor, op
-from harness.tf1.math_ops import maximum, minimum
+from harness.tf1.math_ops import as_axes, maximum, minimum
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
@@ -25,8 +25,7 @@ def clip_by_value(t: Array, clip_value_min: Array, clip_value_max: Array, name: 
 @OPS.op("clip_by_norm")
 def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | None = None) -> Array:
     """``t``, scaled down where its Euclidean norm over ``axes`` (all) is above ``clip_norm``."""
-    over = tuple(axes) if isinstance(axes, list) else axes
-    squares = jnp.sum(jnp.square(t), over, keepdims=True)
+    squares = jnp.sum(jnp.square(t), as_axes(axes), keepdims=True)
     norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), squares)  # no NaN in its derivative
     return t * clip_norm / maximum(norm, clip_norm)
 
@@ -71,6 +70,3 @@ def clip_by_global_norm(
     norm = global_norm(t_list, name) if use_norm is None else use_norm
     clipped = iter(_clip_all([t for t in t_list if t is not None], clip_norm, norm, name))
     return [None if t is None else next(clipped) for t in t_list], norm
-
-
-"""TensorFlow's name -> the function."""

@@ -16,7 +16,7 @@ from harness.tf1 import layers as _layers
 from harness.tf1 import losses as _losses
 from harness.tf1 import nn_ops
 from harness.tf1 import summary as _summary
-from harness.tf1.array_ops import OPS as _ARRAYS
+from harness.tf1.array_ops import one_hot
 from harness.tf1.framework import GraphKeys
 from harness.tf1.initializers import (
     glorot_normal_initializer,
@@ -25,15 +25,19 @@ from harness.tf1.initializers import (
     zeros_initializer,
 )
 from harness.tf1.inputs import prefetch_queue
-from harness.tf1.lift import Array, op
+from harness.tf1.lift import Array, Names, op
 from harness.tf1.metrics import STREAMING as _METRICS
 from harness.tf1.missing import Namespace, namespace
-from harness.tf1.rnn import CELLS as _CELLS
 from harness.tf1.rnn import OPS as _RNN
+from harness.tf1.rnn_cells import OPS as _CELLS
 from harness.tf1.scopes import get_variable
-from harness.tf1.variables import OPS as _VARIABLES
-from harness.tf1.variables import Variable
+from harness.tf1.variables import Variable, model_variables
 from harness.training.global_step import create_global_step, get_global_step, get_or_create_global_step
+
+_LAYERS = Names()
+"""TensorFlow's name in ``tf.contrib.layers``, and in slim -> what it is here."""
+_FRAMEWORK = Names()
+"""The same for ``tf.contrib.framework``."""
 
 Regularizer = Callable[[Any], Any]
 Function = Any
@@ -52,21 +56,25 @@ def _l1(weights: Array, scale: float, name: str | None = None) -> Array:
     return scale * jnp.sum(jnp.abs(weights))
 
 
+@_LAYERS.add()
 def l2_regularizer(scale: float, scope: str | None = None) -> Regularizer:
     """A regularizer: ``scale`` times half the sum of squares."""
     return lambda weights: _l2(weights, float(scale), name=scope)
 
 
+@_LAYERS.add()
 def l1_regularizer(scale: float, scope: str | None = None) -> Regularizer:
     """A regularizer: ``scale`` times the sum of the absolute values."""
     return lambda weights: _l1(weights, float(scale), name=scope)
 
 
+@_LAYERS.add("xavier_initializer", "xavier_initializer_conv2d")
 def xavier_initializer(uniform: bool = True, seed: int | None = None, dtype: Any = "float32") -> Any:
     """Glorot's initializer."""
     return (glorot_uniform_initializer if uniform else glorot_normal_initializer)(seed, dtype)
 
 
+@_LAYERS.add("variance_scaling_initializer")
 def _variance_scaling(
     factor: float = 2.0, mode: str = "FAN_IN", uniform: bool = False, seed: int | None = None, dtype: Any = "float32"
 ) -> Any:
@@ -77,27 +85,29 @@ def _variance_scaling(
 
 # -- arguments for many calls ----------------------------------------------------------------------------------------
 
-_scoped = threading.local()
 
-
-def _given() -> dict[str, dict[str, Any]]:
+class _Scoped(threading.local):
+    given: Mapping[str, dict[str, Any]] = {}
     """By function, the arguments of the open scopes of this thread."""
-    given: dict[str, dict[str, Any]] = getattr(_scoped, "given", {})
-    return given
 
 
+_scoped = _Scoped()
+
+
+@_FRAMEWORK.add()
 def add_arg_scope(fn: Function) -> Function:
     """Lets ``arg_scope`` give a function arguments."""
     key = f"{fn.__module__}.{fn.__qualname__}"
 
     @functools.wraps(fn)
     def scoped(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **(_given().get(key, {}) | kwargs))
+        return fn(*args, **(_scoped.given.get(key, {}) | kwargs))
 
     scoped._arg_scope_key = key  # type: ignore[attr-defined]
     return scoped
 
 
+@_FRAMEWORK.add()
 @contextlib.contextmanager
 def arg_scope(list_ops_or_scope: Any, **kwargs: Any) -> Iterator[dict[str, dict[str, Any]]]:
     """Gives keyword arguments to every call of some functions inside.
@@ -109,7 +119,7 @@ def arg_scope(list_ops_or_scope: Any, **kwargs: Any) -> Iterator[dict[str, dict[
     Raises:
         ValueError: one of the functions takes no arguments from a scope, or arguments with a scope opened again.
     """
-    before = _given()
+    before = _scoped.given
     if isinstance(list_ops_or_scope, Mapping):
         if kwargs:
             raise ValueError("arg_scope: a scope that is opened again takes no further arguments")
@@ -136,6 +146,7 @@ def _normalized(value: Any, normalizer_fn: Function | None, params: Mapping[str,
     return value if activation is None else activation(value)
 
 
+@_LAYERS.add("fully_connected", "relu")
 @add_arg_scope
 def fully_connected(
     inputs: rt.TensorLike,
@@ -171,6 +182,7 @@ def fully_connected(
         return _normalized(value, normalizer_fn, normalizer_params, activation_fn)
 
 
+@_LAYERS.add("conv2d", "convolution2d")
 @add_arg_scope
 def convolution2d(
     inputs: rt.TensorLike,
@@ -229,7 +241,7 @@ def _model_variable(
     return get_variable(name, shape, x.dtype, initializer, regularizer, trainable, collections)
 
 
-def _pooling(kind: str, default_name: str) -> Function:
+def _pooling(shown: str, kind: str, default_name: str) -> None:
     def pool(
         inputs: rt.TensorLike,
         kernel_size: int | Sequence[int],
@@ -244,9 +256,14 @@ def _pooling(kind: str, default_name: str) -> Function:
 
     pool.__name__ = pool.__qualname__ = default_name
     pool.__doc__ = f"``tf.layers.{kind}`` by the argument names of contrib, with a stride of 2 by default."
-    return add_arg_scope(pool)
+    _LAYERS[shown] = add_arg_scope(pool)
 
 
+_pooling("avg_pool2d", "average_pooling2d", "AvgPool2D")
+_pooling("max_pool2d", "max_pooling2d", "MaxPool2D")
+
+
+@_LAYERS.add()
 @add_arg_scope
 def batch_norm(
     inputs: rt.TensorLike,
@@ -299,6 +316,7 @@ def batch_norm(
     return value if activation_fn is None else activation_fn(value)
 
 
+@_LAYERS.add()
 @add_arg_scope
 def dropout(
     inputs: rt.TensorLike,
@@ -313,34 +331,40 @@ def dropout(
     return _layers.dropout(inputs, 1 - keep_prob, noise_shape, seed, is_training, scope or "Dropout")
 
 
+@_LAYERS.add()
 @add_arg_scope
 def flatten(inputs: rt.TensorLike, outputs_collections: object = None, scope: str | None = None) -> Any:
     """``tf.layers.flatten``."""
     return _layers.flatten(inputs, scope or "Flatten")
 
 
+@_LAYERS.add()
 @add_arg_scope
 def one_hot_encoding(labels: rt.TensorLike, num_classes: int, on_value: float = 1.0, off_value: float = 0.0) -> Any:
     """``tf.one_hot``."""
-    return _ARRAYS["one_hot"](labels, num_classes, on_value, off_value)
+    return one_hot(labels, num_classes, on_value, off_value)
 
 
+@_FRAMEWORK.add()
 def assert_global_step(global_step: rt.Variable) -> None:
     """Raises TypeError for what is no scalar integer variable."""
     if not isinstance(global_step, rt.Variable) or global_step.shape != () or global_step.dtype.kind not in "iu":
         raise TypeError(f"the global step is a scalar integer variable, not {global_step!r}")
 
 
+@_FRAMEWORK.add()
 def assert_or_get_global_step(graph: rt.Graph | None = None, global_step_tensor: Any = None) -> Any:
     """The global step that is given, else the graph's."""
     return get_global_step(graph) if global_step_tensor is None else global_step_tensor
 
 
+@_FRAMEWORK.add()
 def local_variable(initial_value: Any, validate_shape: bool = True, name: str | None = None, **unused: Any) -> Any:
     """A variable that each session has for itself, and that is not trained."""
     return Variable(initial_value, False, [rt.GraphKeys.LOCAL_VARIABLES], validate_shape, name=name)
 
 
+@_LAYERS.add()
 def linear(inputs: rt.TensorLike, num_outputs: int, *args: Any, **kwargs: Any) -> Any:
     """``fully_connected`` without an activation."""
     return fully_connected(inputs, num_outputs, None, *args, **kwargs)
@@ -353,42 +377,18 @@ def _accuracy(predictions: Array, labels: Array, weights: Array | None = None, n
     return jnp.mean(equal) if weights is None else jnp.sum(equal * weights) / jnp.sum(jnp.asarray(weights))
 
 
-_LAYERS: dict[str, Any] = {
-    "avg_pool2d": _pooling("average_pooling2d", "AvgPool2D"),
-    "batch_norm": batch_norm,
-    "conv2d": convolution2d,
-    "convolution2d": convolution2d,
-    "dropout": dropout,
-    "flatten": flatten,
-    "fully_connected": fully_connected,
-    "l1_regularizer": l1_regularizer,
-    "l2_regularizer": l2_regularizer,
-    "linear": linear,
-    "max_pool2d": _pooling("max_pooling2d", "MaxPool2D"),
-    "one_hot_encoding": one_hot_encoding,
-    "relu": fully_connected,
-    "variance_scaling_initializer": _variance_scaling,
-    "xavier_initializer": xavier_initializer,
-    "xavier_initializer_conv2d": xavier_initializer,
-}
-
-_FRAMEWORK: dict[str, Any] = {
-    "add_arg_scope": add_arg_scope,
-    "arg_scope": arg_scope,
-    "assert_global_step": assert_global_step,
-    "assert_or_get_global_step": assert_or_get_global_step,
+_FRAMEWORK |= {
     "create_global_step": create_global_step,
     "get_global_step": get_global_step,
-    "get_model_variables": _VARIABLES["model_variables"],
+    "get_model_variables": model_variables,
     "get_or_create_global_step": get_or_create_global_step,
-    "get_trainable_variables": _VARIABLES["trainable_variables"],
-    "get_variables": _VARIABLES["global_variables"],
-    "local_variable": local_variable,
+    "get_trainable_variables": rt.trainable_variables,
+    "get_variables": rt.global_variables,
 }
 
 NAMES: dict[str, Any] = {
     "data": Namespace("tf.contrib.data", {**_data.NAMES, **_data.EXTRAS}),
-    "deprecated": Namespace("tf.contrib.deprecated", _summary.OLD),
+    "deprecated": Namespace("tf.contrib.deprecated", _summary.OPS),
     "framework": Namespace("tf.contrib.framework", _FRAMEWORK),
     "layers": Namespace("tf.contrib.layers", _LAYERS),
     "losses": _losses,

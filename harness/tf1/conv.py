@@ -207,9 +207,6 @@ def avg_pool(
     return total / _pool(jnp.ones_like(value), ksize, strides, padding, data_format, 0.0, jax.lax.add)
 
 
-"""TensorFlow's name in ``tf.nn`` -> the function."""
-
-
 @op("pool")
 def _pool_any(
     input: Array,  # noqa: A002

@@ -25,7 +25,9 @@ from harness.tf1.elements import (
     Number,
     Open,
     Opening,
+    Structured,
     ahead,
+    declared,
     draw,
     flatten,
     general,
@@ -56,7 +58,7 @@ def _scalar(argument: object) -> object:
     return rt.as_tensor(argument) if is_tensor(argument) else argument
 
 
-class Dataset:
+class Dataset(Structured):
     """Elements, one after the other. Made by its static functions, and from other datasets by its methods.
 
     Args:
@@ -69,25 +71,9 @@ class Dataset:
     def __init__(
         self, structure: PyTreeDef, components: Sequence[Component], tensors: Sequence[rt.Tensor], opened: Open
     ) -> None:
-        self.structure = structure
-        self.components = list(components)
+        super().__init__(structure, components)
         self.tensors = tuple(dict.fromkeys(tensors))
         self.open = opened
-
-    @property
-    def output_types(self) -> Nest:
-        """The dtypes of an element."""
-        return self.structure.unflatten([as_dtype(c.dtype) for c in self.components])
-
-    @property
-    def output_shapes(self) -> Nest:
-        """The static shapes of an element."""
-        return self.structure.unflatten([c.shape for c in self.components])
-
-    @property
-    def output_classes(self) -> Nest:
-        """What the tensors of an element are."""
-        return self.structure.unflatten([rt.Tensor] * len(self.components))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} shapes: {self.output_shapes}, types: {self.output_types}>"
@@ -143,9 +129,7 @@ class Dataset:
             output_shapes: static shapes; unknown by default.
             args: of ``generator``; tensors are given as arrays.
         """
-        types, structure = flatten(output_types)
-        shapes = [None] * len(types) if output_shapes is None else structure.flatten_up_to(output_shapes)
-        components = [Component(as_dtype(t).dtype, TensorShape(s)) for t, s in zip(types, shapes, strict=True)]
+        structure, components = declared(output_types, output_shapes)
         given = [convert_to_tensor(a) for a in args or ()]
 
         def opened(opening: Opening) -> Iterator[Element]:

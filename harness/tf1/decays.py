@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
 from harness.tf1.dtypes import to_array
-from harness.tf1.lift import Array, Function, Static, Type, is_tensor, op
+from harness.tf1.lift import Array, Names, Static, Type, is_tensor, op
+
+OPS = Names()
+"""TensorFlow's name in ``tf.train`` -> the function."""
 
 
 def _progress(global_step: Array, decay_steps: Array, staircase: bool, kind: Type) -> Array:
@@ -27,52 +30,46 @@ def _as(value: Array | float, kind: Type) -> Array:
     return jnp.asarray(value).astype(kind)
 
 
-@op("ExponentialDecay")
-def exponential_decay(
-    learning_rate: Array,
-    global_step: Array,
-    decay_steps: Array,
-    decay_rate: Array,
-    staircase: bool = False,
-    name: str | None = None,
-) -> Array:
-    """``learning_rate * decay_rate ** (global_step / decay_steps)``, in whole steps with ``staircase``."""
-    kind = _kind(learning_rate)
-    rate = _as(decay_rate, kind)
-    return _as(learning_rate, kind) * rate ** _progress(global_step, decay_steps, staircase, kind)
+def _decay(shown: str, kind: str, described: str, value: Callable[[Array, Array, Array], Array]) -> None:
+    """Adds a decay: ``value`` of the learning rate, the decay rate, and ``global_step / decay_steps``."""
+
+    def decay(
+        learning_rate: Array,
+        global_step: Array,
+        decay_steps: Array,
+        decay_rate: Array,
+        staircase: bool = False,
+        name: str | None = None,
+    ) -> Array:
+        own = _kind(learning_rate)
+        done = _progress(global_step, decay_steps, staircase, own)
+        return value(_as(learning_rate, own), _as(decay_rate, own), done)
+
+    decay.__doc__ = f"``{described}``, in whole steps with ``staircase``."
+    OPS.op(kind, shown)(decay)
 
 
-@op("ExponentialDecay")
-def natural_exp_decay(
-    learning_rate: Array,
-    global_step: Array,
-    decay_steps: Array,
-    decay_rate: Array,
-    staircase: bool = False,
-    name: str | None = None,
-) -> Array:
-    """``learning_rate * exp(-decay_rate * global_step / decay_steps)``."""
-    kind = _kind(learning_rate)
-    rate = _as(decay_rate, kind)
-    return _as(learning_rate, kind) * jnp.exp(-rate * _progress(global_step, decay_steps, staircase, kind))
+_decay(
+    "exponential_decay",
+    "ExponentialDecay",
+    "learning_rate * decay_rate ** (global_step / decay_steps)",
+    lambda first, rate, done: first * rate**done,
+)
+_decay(
+    "natural_exp_decay",
+    "ExponentialDecay",
+    "learning_rate * exp(-decay_rate * global_step / decay_steps)",
+    lambda first, rate, done: first * jnp.exp(-rate * done),
+)
+_decay(
+    "inverse_time_decay",
+    "InverseTimeDecay",
+    "learning_rate / (1 + decay_rate * global_step / decay_steps)",
+    lambda first, rate, done: first / (1 + rate * done),
+)
 
 
-@op("InverseTimeDecay")
-def inverse_time_decay(
-    learning_rate: Array,
-    global_step: Array,
-    decay_steps: Array,
-    decay_rate: Array,
-    staircase: bool = False,
-    name: str | None = None,
-) -> Array:
-    """``learning_rate / (1 + decay_rate * global_step / decay_steps)``."""
-    kind = _kind(learning_rate)
-    rate = _as(decay_rate, kind)
-    return _as(learning_rate, kind) / (1 + rate * _progress(global_step, decay_steps, staircase, kind))
-
-
-@op("PolynomialDecay")
+@OPS.op("PolynomialDecay")
 def polynomial_decay(
     learning_rate: Array,
     global_step: Array,
@@ -91,7 +88,7 @@ def polynomial_decay(
     return (_as(learning_rate, kind) - end) * (1 - jnp.minimum(step, steps) / steps) ** _as(power, kind) + end
 
 
-@op("CosineDecay")
+@OPS.op("CosineDecay")
 def cosine_decay(
     learning_rate: Array, global_step: Array, decay_steps: Array, alpha: Array | float = 0.0, name: str | None = None
 ) -> Array:
@@ -108,6 +105,7 @@ def _piecewise(x: Array, boundaries: Static, values: Static, dtype: Type, name: 
     return jnp.asarray(values, dtype)[place]
 
 
+@OPS.add()
 def piecewise_constant(
     x: rt.TensorLike, boundaries: Sequence[rt.TensorLike], values: Sequence[rt.TensorLike], name: str | None = None
 ) -> rt.Tensor:
@@ -126,14 +124,3 @@ def piecewise_constant(
 
 def _dtype_of(value: rt.TensorLike) -> rt.lowlevel.DType:
     return value.dtype if is_tensor(value) else to_array(value).dtype
-
-
-DECAYS: dict[str, Function] = {
-    "cosine_decay": cosine_decay,
-    "exponential_decay": exponential_decay,
-    "inverse_time_decay": inverse_time_decay,
-    "natural_exp_decay": natural_exp_decay,
-    "piecewise_constant": piecewise_constant,
-    "polynomial_decay": polynomial_decay,
-}
-"""TensorFlow's name in ``tf.train`` -> the function."""

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 import runtime as rt
+from harness.tf1.dtypes import as_dtype
 from harness.tf1.lift import is_tensor
 from harness.tf1.python_ops import strings
 from harness.tf1.shapes import TensorShape
@@ -96,6 +97,41 @@ def as_arrays(tensors: Sequence[rt.Tensor], values: Sequence[object]) -> list[Ar
 
 
 Open = Callable[[Opening], Iterator[Element]]
+
+
+class Structured:
+    """What has the nest of an element, and its leaves: a dataset, and an iterator.
+
+    Args:
+        structure: of the nest.
+        components: its leaves.
+    """
+
+    def __init__(self, structure: PyTreeDef, components: Sequence[Component]) -> None:
+        self.structure = structure
+        self.components = list(components)
+
+    @property
+    def output_types(self) -> Nest:
+        """The dtypes of an element."""
+        return self.structure.unflatten([as_dtype(c.dtype) for c in self.components])
+
+    @property
+    def output_shapes(self) -> Nest:
+        """The static shapes of an element."""
+        return self.structure.unflatten([c.shape for c in self.components])
+
+    @property
+    def output_classes(self) -> Nest:
+        """What the tensors of an element are."""
+        return self.structure.unflatten([rt.Tensor] * len(self.components))
+
+
+def declared(output_types: Nest, output_shapes: Nest) -> tuple[PyTreeDef, list[Component]]:
+    """The structure and the leaves that a program declares; shapes are unknown where None is given."""
+    types, structure = flatten(output_types)
+    shapes = [None] * len(types) if output_shapes is None else structure.flatten_up_to(output_shapes)
+    return structure, [Component(as_dtype(t).dtype, TensorShape(s)) for t, s in zip(types, shapes, strict=True)]
 
 
 class Source(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 import runtime as rt
 from harness.tf1.config import apply as _apply
-from harness.tf1.lift import Names, constant, is_tensor, operand
+from harness.tf1.lift import Names, constant, operand
 from harness.tf1.math_ops import OPS as _MATH
 
 OPS = Names()
@@ -195,6 +195,8 @@ def gradients(
 ) -> list[Any]:
     """``rt.gradients``: a list with one tensor, or None, for each of ``xs``; each sits with its forward operation."""
     many = list(xs) if isinstance(xs, list | _Tuple) else [xs]
+    if not many or isinstance(ys, list | _Tuple) and not ys:
+        return [None] * len(many)
     stopped = [] if stop_gradients is None else stop_gradients
     stopped = stopped if isinstance(stopped, list | _Tuple) else [stopped]
     return list(rt.gradients(ys, many, grad_ys, stop_gradients=stopped, name=name or "gradients"))
@@ -210,8 +212,14 @@ def Print(  # noqa: N802 - TensorFlow's name
     name: str | None = None,
 ) -> rt.Tensor:
     """``rt.Print``: gives ``input_`` and prints ``data`` on the task where that is used."""
-    shown = [d if is_tensor(d) else constant(d) for d in data]
-    return rt.Print(operand(input_), shown, message or "", first_n, 3 if summarize is None else summarize, name)
+    return rt.Print(
+        operand(input_),
+        [constant(d) for d in data],
+        message or "",
+        first_n,
+        3 if summarize is None else summarize,
+        name,
+    )
 
 
 @OPS.add()
@@ -219,12 +227,19 @@ def Assert(  # noqa: N802
     condition: rt.TensorLike, data: Sequence[rt.TensorLike], summarize: int | None = None, name: str | None = None
 ) -> rt.Operation:
     """``rt.check``: fails the step with InvalidArgumentError unless all of ``condition`` is true."""
-    shown = [d if is_tensor(d) else constant(d) for d in data]
-    asked = condition if is_tensor(condition) else constant(condition)
-    return rt.check(asked, "assertion failed: ", shown, summarize=3 if summarize is None else summarize, name=name)
+    return _check(constant(condition), "assertion failed", data, summarize, name)
 
 
-def _assert_of(shown: str, comparison: str, words: str) -> Callable[..., rt.Operation]:
+def _check(
+    holds: rt.TensorLike, said: str, data: Sequence[rt.TensorLike], summarize: int | None, name: str | None
+) -> rt.Operation:
+    shown = [constant(d) for d in data]
+    return rt.check(holds, f"{said.lstrip()}: ", shown, summarize=3 if summarize is None else summarize, name=name)
+
+
+def _assert_that(shown: str, comparison: str, sign: str) -> None:
+    """Adds the check of ``x sign y``."""
+
     def check(
         x: rt.TensorLike,
         y: rt.TensorLike,
@@ -233,18 +248,18 @@ def _assert_of(shown: str, comparison: str, words: str) -> Callable[..., rt.Oper
         message: str | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        values = [v if is_tensor(v) else constant(v) for v in (x, y)]
-        said = f"{message or ''} x {words} y does not hold for all elements: ".lstrip()
-        told = values if data is None else [d if is_tensor(d) else constant(d) for d in data]
-        holds = _MATH[comparison](*values)
-        return rt.check(holds, said, told, summarize=3 if summarize is None else summarize, name=name or shown)
+        x, y = constant(x), constant(y)
+        said = f"{message or ''} x {sign} y does not hold for all elements"
+        return _check(_MATH[comparison](x, y), said, [x, y] if data is None else data, summarize, name or shown)
 
+    check.__doc__ = f"``rt.check`` of ``x {sign} y`` for all elements."
     check.__name__ = check.__qualname__ = shown
-    check.__doc__ = f"``rt.check`` of ``x {words} y`` for all elements."
-    return check
+    OPS[shown] = check
 
 
-def _assert_zero(shown: str, comparison: str, words: str) -> Callable[..., rt.Operation]:
+def _assert_sign(shown: str, comparison: str, sign: str) -> None:
+    """Adds the check of ``x sign 0``."""
+
     def check(
         x: rt.TensorLike,
         data: Sequence[rt.TensorLike] | None = None,
@@ -252,15 +267,23 @@ def _assert_zero(shown: str, comparison: str, words: str) -> Callable[..., rt.Op
         message: str | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        value = x if is_tensor(x) else constant(x)
-        told = [value] if data is None else [d if is_tensor(d) else constant(d) for d in data]
-        said = f"{message or ''} x {words} 0 does not hold for all elements: ".lstrip()
-        holds = _MATH[comparison](value, 0)
-        return rt.check(holds, said, told, summarize=3 if summarize is None else summarize, name=name or shown)
+        x = constant(x)
+        said = f"{message or ''} x {sign} 0 does not hold for all elements"
+        return _check(_MATH[comparison](x, 0), said, [x] if data is None else data, summarize, name or shown)
 
+    check.__doc__ = f"``rt.check`` of ``x {sign} 0`` for all elements."
     check.__name__ = check.__qualname__ = shown
-    check.__doc__ = f"``rt.check`` of ``x {words} 0`` for all elements."
-    return check
+    OPS[shown] = check
+
+
+_assert_that("assert_equal", "equal", "==")
+_assert_that("assert_greater", "greater", ">")
+_assert_that("assert_greater_equal", "greater_equal", ">=")
+_assert_that("assert_less", "less", "<")
+_assert_that("assert_less_equal", "less_equal", "<=")
+_assert_sign("assert_negative", "less", "<")
+_assert_sign("assert_non_negative", "greater_equal", ">=")
+_assert_sign("assert_positive", "greater", ">")
 
 
 @OPS.add()
@@ -291,12 +314,11 @@ def assert_rank(
     Raises:
         ValueError: it is known and another one.
     """
-    value = x if is_tensor(x) else constant(x)
+    value = constant(x)
     if value.shape is None:
         holds = rt.call(lambda array: jnp.asarray(jnp.ndim(array) == rank), value)
-        told = [value] if data is None else [d if is_tensor(d) else constant(d) for d in data]
-        said = f"{message or ''} the rank is not {rank}: ".lstrip()
-        return rt.check(holds, said, told, summarize=3 if summarize is None else summarize, name=name or "assert_rank")
+        said = f"{message or ''} the rank is not {rank}"
+        return _check(holds, said, [value] if data is None else data, summarize, name or "assert_rank")
     if len(value.shape) != rank:
         raise ValueError(f"{message or ''} {value.name} has rank {len(value.shape)}, not {rank}".lstrip())
     return rt.no_op(name or "assert_rank")
@@ -308,17 +330,8 @@ OPS |= {
     "RunMetadata": rt.RunMetadata,
     "RunOptions": RunOptions,
     "Tensor": rt.Tensor,
-    "assert_equal": _assert_of("assert_equal", "equal", "=="),
-    "assert_greater": _assert_of("assert_greater", "greater", ">"),
-    "assert_greater_equal": _assert_of("assert_greater_equal", "greater_equal", ">="),
-    "assert_less": _assert_of("assert_less", "less", "<"),
-    "assert_less_equal": _assert_of("assert_less_equal", "less_equal", "<="),
-    "assert_negative": _assert_zero("assert_negative", "less", "<"),
-    "assert_non_negative": _assert_zero("assert_non_negative", "greater_equal", ">="),
-    "assert_positive": _assert_zero("assert_positive", "greater", ">"),
     "get_default_graph": rt.get_default_graph,
     "get_default_session": rt.get_default_session,
     "no_op": rt.no_op,
     "reset_default_graph": rt.reset_default_graph,
 }
-"""TensorFlow's name -> what this module gives for it."""

@@ -18,13 +18,17 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.dtypes import as_dtype, to_array
-from harness.tf1.lift import is_tensor
+from harness.tf1.lift import Names, is_tensor
 from harness.tf1.missing import namespace
 from harness.tf1.python_ops import host_op
-from harness.tf1.random_ops import OPS as _RANDOM
+from harness.tf1.random_ops import random_uniform
+from harness.tf1.shapes import TensorShape
 from harness.tf1.static import static_number
 from harness.tf1.value_ops import convert_to_tensor
 from runtime.lowlevel import Array, DType
+
+NAMES = Names()
+"""TensorFlow's name in ``tf.image`` -> what it is here."""
 
 Xp = Any
 """``numpy`` or ``jax.numpy``."""
@@ -35,6 +39,7 @@ Value = Any
 Sizes = tuple[int | None, ...] | None
 
 
+@NAMES.add()
 class ResizeMethod:
     """How pixels between pixels are found."""
 
@@ -90,6 +95,7 @@ def _decode(contents: rt.TensorLike, channels: int | None, dtype: Value, name: s
     )
 
 
+@NAMES.add()
 def decode_png(
     contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
 ) -> rt.Tensor:
@@ -97,6 +103,7 @@ def decode_png(
     return _decode(contents, channels, dtype, name, "DecodePng")
 
 
+@NAMES.add()
 def decode_jpeg(
     contents: rt.TensorLike,
     channels: int | None = None,
@@ -113,6 +120,7 @@ def decode_jpeg(
     return _decode(contents, channels, np.uint8, name, "DecodeJpeg")
 
 
+@NAMES.add()
 def decode_image(
     contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
 ) -> rt.Tensor:
@@ -122,6 +130,7 @@ def decode_image(
     return tensor
 
 
+@NAMES.add()
 def decode_bmp(contents: rt.TensorLike, channels: int | None = None, name: str | None = None) -> rt.Tensor:
     """``decode_png`` of a BMP file."""
     return _decode(contents, channels, np.uint8, name, "DecodeBmp")
@@ -136,11 +145,13 @@ def _encode(picture: rt.TensorLike, form: str, name: str | None, **options: Any)
     return host_op(encode, [picture], (), object, name, f"Encode{form.capitalize()}")
 
 
+@NAMES.add()
 def encode_png(image: rt.TensorLike, compression: int = -1, name: str | None = None) -> rt.Tensor:
     """A PNG file, as a string, of uint8 [height, width, channels]."""
     return _encode(image, "PNG", name, **({"compress_level": compression} if compression >= 0 else {}))
 
 
+@NAMES.add()
 def encode_jpeg(image: rt.TensorLike, format: str = "", quality: int = 95, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """A JPEG file, as a string, of uint8 [height, width, channels]."""
     return _encode(image, "JPEG", name, quality=quality)
@@ -230,6 +241,7 @@ _METHODS = {
 }
 
 
+@NAMES.add()
 def resize_images(
     images: rt.TensorLike,
     size: Value,
@@ -278,29 +290,21 @@ def _resize_op(
     return _made(resized, [picture], _resized(picture.shape, height, width), dtype, name, kind)
 
 
-def resize_bilinear(
-    images: rt.TensorLike, size: Value, align_corners: bool = False, name: str | None = None
-) -> rt.Tensor:
-    """``resize_images`` of a batch with BILINEAR, float32."""
-    wanted = static_number(size, "the new size")
-    return _resize_op(_picture(images), wanted, ResizeMethod.BILINEAR, align_corners, name, "ResizeBilinear")
+def _resizing(shown: str, method: int, kind: str) -> None:
+    """Adds the resizing of a batch by one method."""
+
+    def resize(images: rt.TensorLike, size: Value, align_corners: bool = False, name: str | None = None) -> rt.Tensor:
+        wanted = static_number(size, "the new size")
+        return _resize_op(_picture(images), wanted, method, align_corners, name, kind)
+
+    resize.__name__ = resize.__qualname__ = shown
+    resize.__doc__ = f"``resize_images`` of a batch with {shown.removeprefix('resize_').upper()}."
+    NAMES[shown] = resize
 
 
-def resize_nearest_neighbor(
-    images: rt.TensorLike, size: Value, align_corners: bool = False, name: str | None = None
-) -> rt.Tensor:
-    """``resize_images`` of a batch with NEAREST_NEIGHBOR."""
-    wanted = static_number(size, "the new size")
-    kind = "ResizeNearestNeighbor"
-    return _resize_op(_picture(images), wanted, ResizeMethod.NEAREST_NEIGHBOR, align_corners, name, kind)
-
-
-def resize_bicubic(
-    images: rt.TensorLike, size: Value, align_corners: bool = False, name: str | None = None
-) -> rt.Tensor:
-    """``resize_images`` of a batch with BICUBIC, float32."""
-    wanted = static_number(size, "the new size")
-    return _resize_op(_picture(images), wanted, ResizeMethod.BICUBIC, align_corners, name, "ResizeBicubic")
+_resizing("resize_bilinear", ResizeMethod.BILINEAR, "ResizeBilinear")
+_resizing("resize_nearest_neighbor", ResizeMethod.NEAREST_NEIGHBOR, "ResizeNearestNeighbor")
+_resizing("resize_bicubic", ResizeMethod.BICUBIC, "ResizeBicubic")
 
 
 def _windowed(xp: Xp, pixels: Pixels, top: int, left: int, height: int, width: int) -> Pixels:
@@ -313,6 +317,7 @@ def _windowed(xp: Xp, pixels: Pixels, top: int, left: int, height: int, width: i
     return xp.pad(inside, pads)
 
 
+@NAMES.add()
 def crop_to_bounding_box(
     image: rt.TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> rt.Tensor:
@@ -324,6 +329,7 @@ def crop_to_bounding_box(
     return _within(image, offset_height, offset_width, target_height, target_width, False)
 
 
+@NAMES.add()
 def pad_to_bounding_box(
     image: rt.TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> rt.Tensor:
@@ -358,6 +364,7 @@ def _within(image: rt.TensorLike, top: int, left: int, height: int, width: int, 
     return _made(part, [picture], _resized(shape, height, width), picture.dtype, None, kind)
 
 
+@NAMES.add()
 def resize_image_with_crop_or_pad(image: rt.TensorLike, target_height: int, target_width: int) -> rt.Tensor:
     """The middle of a picture, or the picture in the middle of a larger one that is 0."""
     picture = _picture(image)
@@ -376,6 +383,7 @@ def resize_image_with_crop_or_pad(image: rt.TensorLike, target_height: int, targ
     return _made(part, [picture], _resized(picture.shape, height, width), picture.dtype, None, kind)
 
 
+@NAMES.add()
 def central_crop(image: rt.TensorLike, central_fraction: float) -> rt.Tensor:
     """The middle of a picture: this fraction of each side.
 
@@ -403,45 +411,38 @@ def central_crop(image: rt.TensorLike, central_fraction: float) -> rt.Tensor:
 # -- turned over -------------------------------------------------------------------------------------------------------
 
 
-def _flipped(image: rt.TensorLike, axis: int, kind: str) -> rt.Tensor:
-    picture = _picture(image)
-    return _made(lambda xp, p: xp.flip(p, axis), [picture], picture.shape, picture.dtype, None, kind)
+def _flips(shown: str, axis: int, described: str) -> None:
+    """Adds a flip of every picture, and one of every other picture."""
+
+    def flip(image: rt.TensorLike) -> rt.Tensor:
+        picture = _picture(image)
+        return _made(lambda xp, p: xp.flip(p, axis), [picture], picture.shape, picture.dtype, None, shown)
+
+    def random_flip(image: rt.TensorLike, seed: int | None = None) -> rt.Tensor:
+        picture = _picture(image)
+        batch = picture.shape[:1] if picture.shape is not None and len(picture.shape) == 4 else ()
+        if None in batch:
+            raise ValueError(f"random_{shown}: the size of the batch must be known")
+        drawn = random_uniform(TensorShape(batch), seed=seed)
+
+        def flipped(xp: Xp, pixels: Pixels, chance: Pixels) -> Pixels:
+            chosen = chance.reshape(*chance.shape, *(1,) * (pixels.ndim - chance.ndim)) < 0.5
+            return xp.where(chosen, xp.flip(pixels, axis), pixels)
+
+        return _made(flipped, [picture, drawn], picture.shape, picture.dtype, None, f"random_{shown}")
+
+    flip.__name__ = flip.__qualname__ = shown
+    random_flip.__name__ = random_flip.__qualname__ = f"random_{shown}"
+    flip.__doc__ = f"A picture {described}."
+    random_flip.__doc__ = f"``{shown}`` of every other picture, by chance."
+    NAMES.update({flip.__name__: flip, random_flip.__name__: random_flip})
 
 
-def flip_left_right(image: rt.TensorLike) -> rt.Tensor:
-    """A picture in a mirror."""
-    return _flipped(image, -2, "flip_left_right")
+_flips("flip_left_right", -2, "in a mirror")
+_flips("flip_up_down", -3, "upside down")
 
 
-def flip_up_down(image: rt.TensorLike) -> rt.Tensor:
-    """A picture upside down."""
-    return _flipped(image, -3, "flip_up_down")
-
-
-def _flipped_by_chance(image: rt.TensorLike, axis: int, seed: int | None, kind: str) -> rt.Tensor:
-    picture = _picture(image)
-    batch = picture.shape[:1] if picture.shape is not None and len(picture.shape) == 4 else ()
-    if None in batch:
-        raise ValueError(f"{kind}: the size of the batch must be known")
-    drawn = _RANDOM["random_uniform"](list(batch), seed=seed)
-
-    def flipped(xp: Xp, pixels: Pixels, chance: Pixels) -> Pixels:
-        chosen = chance.reshape(*chance.shape, *(1,) * (pixels.ndim - chance.ndim)) < 0.5
-        return xp.where(chosen, xp.flip(pixels, axis), pixels)
-
-    return _made(flipped, [picture, drawn], picture.shape, picture.dtype, None, kind)
-
-
-def random_flip_left_right(image: rt.TensorLike, seed: int | None = None) -> rt.Tensor:
-    """``flip_left_right`` of every other picture, by chance."""
-    return _flipped_by_chance(image, -2, seed, "random_flip_left_right")
-
-
-def random_flip_up_down(image: rt.TensorLike, seed: int | None = None) -> rt.Tensor:
-    """``flip_up_down`` of every other picture, by chance."""
-    return _flipped_by_chance(image, -3, seed, "random_flip_up_down")
-
-
+@NAMES.add()
 def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """A picture with its rows as columns."""
     picture = _picture(image)
@@ -449,6 +450,7 @@ def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     return _made(lambda xp, p: xp.swapaxes(p, -3, -2), [picture], sizes, picture.dtype, name, "transpose_image")
 
 
+@NAMES.add()
 def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tensor:
     """A picture turned to the left, by 90 degrees ``k`` times."""
     picture, turns = _picture(image), int(static_number(k, "k")) % 4
@@ -461,6 +463,7 @@ def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tenso
 # -- light and colour --------------------------------------------------------------------------------------------------
 
 
+@NAMES.add("per_image_standardization", "per_image_whitening")
 def per_image_standardization(image: rt.TensorLike) -> rt.Tensor:
     """Each picture with the mean 0 and the variance 1, float32; one of a single colour becomes 0."""
     picture = _picture(image)
@@ -495,6 +498,7 @@ def _converted(xp: Xp, pixels: Pixels, dtype: DType, saturate: bool) -> Pixels:
     return pixels.astype(dtype)
 
 
+@NAMES.add()
 def convert_image_dtype(
     image: rt.TensorLike, dtype: Value, saturate: bool = False, name: str | None = None
 ) -> rt.Tensor:
@@ -525,11 +529,13 @@ def _number(value: Value) -> rt.Tensor:
     return convert_to_tensor(value if is_tensor(value) else np.float32(value))
 
 
+@NAMES.add()
 def adjust_brightness(image: rt.TensorLike, delta: Value) -> rt.Tensor:
     """``delta`` added to each fraction."""
     return _in_floats(image, lambda xp, p, d: p + d.astype(p.dtype), [_number(delta)], "adjust_brightness")
 
 
+@NAMES.add()
 def adjust_contrast(images: rt.TensorLike, contrast_factor: Pixels) -> rt.Tensor:
     """The distance from the mean of each channel times ``contrast_factor``."""
 
@@ -540,6 +546,7 @@ def adjust_contrast(images: rt.TensorLike, contrast_factor: Pixels) -> rt.Tensor
     return _in_floats(images, change, [_number(contrast_factor)], "adjust_contrast")
 
 
+@NAMES.add()
 def adjust_gamma(image: rt.TensorLike, gamma: float = 1, gain: float = 1) -> rt.Tensor:
     """``gain * image ** gamma``. Raises ValueError for a negative ``gamma``."""
     if gamma < 0:
@@ -569,18 +576,21 @@ def _to_rgb(xp: Xp, pixels: Pixels) -> Pixels:
     return (((full - 1) * saturation[..., None] + 1) * value[..., None]).astype(pixels.dtype)
 
 
+@NAMES.add()
 def rgb_to_hsv(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Hue, saturation and value, each from 0 to 1, of red, green and blue."""
     picture = _picture(images)
     return _made(_to_hsv, [picture], picture.shape, picture.dtype, name, "RGBToHSV")
 
 
+@NAMES.add()
 def hsv_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Red, green and blue of hue, saturation and value."""
     picture = _picture(images)
     return _made(_to_rgb, [picture], picture.shape, picture.dtype, name, "HSVToRGB")
 
 
+@NAMES.add()
 def adjust_saturation(image: rt.TensorLike, saturation_factor: Pixels, name: str | None = None) -> rt.Tensor:
     """The saturation times ``saturation_factor``, at most 1."""
 
@@ -591,6 +601,7 @@ def adjust_saturation(image: rt.TensorLike, saturation_factor: Pixels, name: str
     return _in_floats(image, change, [_number(saturation_factor)], "adjust_saturation")
 
 
+@NAMES.add()
 def adjust_hue(image: rt.TensorLike, delta: Value, name: str | None = None) -> rt.Tensor:
     """The hue moved on by ``delta``, round a circle of 1."""
 
@@ -601,42 +612,40 @@ def adjust_hue(image: rt.TensorLike, delta: Value, name: str | None = None) -> r
     return _in_floats(image, change, [_number(delta)], "adjust_hue")
 
 
-def _between(lower: float, upper: float, seed: int | None) -> rt.Tensor:
-    drawn: rt.Tensor = _RANDOM["random_uniform"]([], lower, upper, seed=seed)
-    return drawn
-
-
+@NAMES.add()
 def random_brightness(image: rt.TensorLike, max_delta: float, seed: int | None = None) -> rt.Tensor:
     """``adjust_brightness`` by up to ``max_delta``. Raises ValueError when that is negative."""
     if max_delta < 0:
         raise ValueError("max_delta must be non-negative.")
-    return adjust_brightness(image, _between(-max_delta, max_delta, seed))
+    return adjust_brightness(image, random_uniform([], -max_delta, max_delta, seed=seed))
 
 
-def random_contrast(image: rt.TensorLike, lower: float, upper: float, seed: int | None = None) -> rt.Tensor:
-    """``adjust_contrast`` by a factor between two. Raises ValueError when they are not in order."""
-    _ordered(lower, upper)
-    return adjust_contrast(image, _between(lower, upper, seed))
-
-
-def random_saturation(image: rt.TensorLike, lower: float, upper: float, seed: int | None = None) -> rt.Tensor:
-    """``adjust_saturation`` by a factor between two. Raises ValueError when they are not in order."""
-    _ordered(lower, upper)
-    return adjust_saturation(image, _between(lower, upper, seed))
-
-
+@NAMES.add()
 def random_hue(image: rt.TensorLike, max_delta: float, seed: int | None = None) -> rt.Tensor:
     """``adjust_hue`` by up to ``max_delta``. Raises ValueError when that is not from 0 to 0.5."""
     if not 0 <= max_delta <= 0.5:
         raise ValueError("max_delta must be from 0 to 0.5.")
-    return adjust_hue(image, _between(-max_delta, max_delta, seed))
+    return adjust_hue(image, random_uniform([], -max_delta, max_delta, seed=seed))
 
 
-def _ordered(lower: float, upper: float) -> None:
-    if upper <= lower or lower < 0:
-        raise ValueError(f"upper must be > lower, and lower non-negative: {lower}, {upper}")
+def _by_a_factor(adjust: Callable[..., rt.Tensor]) -> None:
+    """Adds a change of light by a factor that is drawn."""
+
+    def changed(image: rt.TensorLike, lower: float, upper: float, seed: int | None = None) -> rt.Tensor:
+        if upper <= lower or lower < 0:
+            raise ValueError(f"upper must be > lower, and lower non-negative: {lower}, {upper}")
+        return adjust(image, random_uniform([], lower, upper, seed=seed))
+
+    changed.__name__ = changed.__qualname__ = adjust.__name__.replace("adjust", "random")
+    changed.__doc__ = f"``{adjust.__name__}`` by a factor between two. Raises ValueError when they are not in order."
+    NAMES[changed.__name__] = changed
 
 
+_by_a_factor(adjust_contrast)
+_by_a_factor(adjust_saturation)
+
+
+@NAMES.add()
 def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """One channel of three."""
     picture = _picture(images)
@@ -648,25 +657,12 @@ def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tenso
     return _in_floats(picture, change, [], name or "rgb_to_grayscale", sizes)
 
 
+@NAMES.add()
 def grayscale_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Three equal channels of one."""
     picture = _picture(images)
     sizes = None if picture.shape is None else (*picture.shape[:-1], 3)
     return _made(lambda xp, p: xp.repeat(p, 3, -1), [picture], sizes, picture.dtype, name, "grayscale_to_rgb")
 
-
-NAMES: dict[str, Any] = {
-    function.__name__: function
-    for function in (
-        ResizeMethod, adjust_brightness, adjust_contrast, adjust_gamma, adjust_hue, adjust_saturation, central_crop,
-        convert_image_dtype, crop_to_bounding_box, decode_bmp, decode_image, decode_jpeg, decode_png, encode_jpeg,
-        encode_png, flip_left_right, flip_up_down, grayscale_to_rgb, hsv_to_rgb, pad_to_bounding_box,
-        per_image_standardization, random_brightness, random_contrast, random_flip_left_right, random_flip_up_down,
-        random_hue, random_saturation, resize_bicubic, resize_bilinear, resize_image_with_crop_or_pad, resize_images,
-        resize_nearest_neighbor, rgb_to_grayscale, rgb_to_hsv, rot90, transpose_image,
-    )
-}  # fmt: skip
-"""TensorFlow's name in ``tf.image`` -> what it is here."""
-NAMES["per_image_whitening"] = per_image_standardization
 
 __getattr__, __dir__ = namespace("tf.image", NAMES)

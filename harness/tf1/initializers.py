@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,10 @@ from jax.typing import DTypeLike
 import runtime as rt
 from harness.tf1 import array_ops, random_ops
 from harness.tf1.dtypes import as_dtype, to_array
-from harness.tf1.lift import constant
+from harness.tf1.lift import Names, constant
+
+OPS = Names()
+"""TensorFlow's name -> the initializer, at ``tf.<name>``."""
 
 _MODES = ("fan_in", "fan_out", "fan_avg")
 _DISTRIBUTIONS = ("normal", "truncated_normal", "untruncated_normal", "uniform")
@@ -36,6 +39,7 @@ class Initializer:
         raise TypeError(f"{type(self).__name__} makes no values")
 
 
+@OPS.add()
 @dataclass
 class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
     """All zeros."""
@@ -47,6 +51,7 @@ class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
         return array_ops.zeros(shape, dtype)
 
 
+@OPS.add()
 @dataclass
 class ones_initializer(Initializer):  # noqa: N801
     """All ones."""
@@ -58,6 +63,7 @@ class ones_initializer(Initializer):  # noqa: N801
         return array_ops.ones(shape, dtype)
 
 
+@OPS.add()
 @dataclass
 class constant_initializer(Initializer):  # noqa: N801
     """A number everywhere, or an array or list that fills the shape row by row."""
@@ -73,6 +79,7 @@ class constant_initializer(Initializer):  # noqa: N801
         return made
 
 
+@OPS.add()
 @dataclass
 class random_uniform_initializer(Initializer):  # noqa: N801
     """Uniform in [minval, maxval)."""
@@ -87,6 +94,7 @@ class random_uniform_initializer(Initializer):  # noqa: N801
         return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, self.seed)
 
 
+@OPS.add()
 @dataclass
 class random_normal_initializer(Initializer):  # noqa: N801
     """Normal."""
@@ -101,6 +109,7 @@ class random_normal_initializer(Initializer):  # noqa: N801
         return random_ops.random_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
 
+@OPS.add()
 @dataclass
 class truncated_normal_initializer(Initializer):  # noqa: N801
     """Normal within two standard deviations."""
@@ -115,6 +124,7 @@ class truncated_normal_initializer(Initializer):  # noqa: N801
         return random_ops.truncated_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
 
+@OPS.add()
 @dataclass
 class variance_scaling_initializer(Initializer):  # noqa: N801
     """Keeps the scale of signals: variance ``scale / n`` with n the fan in, fan out or their mean.
@@ -162,16 +172,19 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
         return random_ops.truncated_normal(shape, 0.0, math.sqrt(variance) / _LEFT_AFTER_THE_CUT, dtype, self.seed)
 
 
+@OPS.add()
 def glorot_uniform_initializer(seed: int | None = None, dtype: DTypeLike = np.float32) -> Initializer:
     """Xavier's uniform initializer: the default of ``get_variable`` for floating point."""
     return variance_scaling_initializer(1.0, "fan_avg", "uniform", seed, dtype)
 
 
+@OPS.add()
 def glorot_normal_initializer(seed: int | None = None, dtype: DTypeLike = np.float32) -> Initializer:
     """Xavier's normal initializer."""
     return variance_scaling_initializer(1.0, "fan_avg", "normal", seed, dtype)
 
 
+@OPS.add()
 @dataclass
 class uniform_unit_scaling_initializer(Initializer):  # noqa: N801
     """Uniform, scaled by the square root of 3 over the size of the input.
@@ -197,18 +210,3 @@ def fans(shape: Sequence[int]) -> tuple[float, float]:
         return n, n
     field = math.prod(shape[:-2])
     return float(field * shape[-2]), float(field * shape[-1])
-
-
-INITIALIZERS: dict[str, Callable[..., Initializer]] = {
-    "constant_initializer": constant_initializer,
-    "glorot_normal_initializer": glorot_normal_initializer,
-    "glorot_uniform_initializer": glorot_uniform_initializer,
-    "ones_initializer": ones_initializer,
-    "random_normal_initializer": random_normal_initializer,
-    "random_uniform_initializer": random_uniform_initializer,
-    "truncated_normal_initializer": truncated_normal_initializer,
-    "uniform_unit_scaling_initializer": uniform_unit_scaling_initializer,
-    "variance_scaling_initializer": variance_scaling_initializer,
-    "zeros_initializer": zeros_initializer,
-}
-"""TensorFlow's name -> the initializer, at ``tf.<name>`` and, without ``_initializer``, in ``tf.initializers``."""

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 import runtime as rt
-from harness.tf1.array_ops import OPS as _ARRAYS
-from harness.tf1.join_ops import OPS as _JOIN
+from harness.tf1 import array_ops
+from harness.tf1.join_ops import gather
 from harness.tf1.lift import Names
 from harness.tf1.queues import FIFOQueue, RandomShuffleQueue
-from harness.tf1.random_ops import OPS as _RANDOM
+from harness.tf1.random_ops import random_shuffle
 from harness.tf1.shapes import ShapeLike
-from harness.tf1.value_ops import OPS as _VALUES
+from harness.tf1.value_ops import convert_to_tensor
 from harness.training.queue_runner import QueueRunner, add_queue_runner
 
 OPS = Names()
@@ -67,12 +67,12 @@ def input_producer(
     if num_epochs is not None and num_epochs < 1:
         raise ValueError(f"input_producer: num_epochs must be > 0, not {num_epochs}")
     with rt.name_scope(name or "input_producer"):
-        rows = _VALUES["convert_to_tensor"](input_tensor)
+        rows = convert_to_tensor(input_tensor)
         shape = _shape(rows, "input_producer")
         if not shape or not shape[0]:
             raise ValueError(f"input_producer needs at least one row: {rows.name!r} has shape {tuple(shape)}")
         queue = FIFOQueue(capacity, [rows.dtype], [shape[1:]], shared_name=shared_name)
-        given = _RANDOM["random_shuffle"](rows, seed) if shuffle else rows
+        given = random_shuffle(rows, seed) if shuffle else rows
         enqueue = queue.enqueue_many([given])
         add_queue_runner(QueueRunner(queue, [enqueue], cancel_op=cancel_op, rounds=num_epochs))
         return queue
@@ -115,7 +115,7 @@ def range_input_producer(
     name: str | None = None,
 ) -> FIFOQueue:
     """``input_producer`` of the numbers from 0 to ``limit - 1``, int32."""
-    numbers = _ARRAYS["range"](limit)
+    numbers = array_ops.range(limit)
     return input_producer(numbers, [], num_epochs, shuffle, seed, capacity, shared_name, None, name)
 
 
@@ -137,10 +137,10 @@ def slice_input_producer(
     if not tensor_list:
         raise ValueError("Expected at least one tensor in slice_input_producer().")
     with rt.name_scope(name or "input_producer"):
-        tensors = [_VALUES["convert_to_tensor"](each) for each in tensor_list]
+        tensors = [convert_to_tensor(each) for each in tensor_list]
         limit = _shape(tensors[0], "slice_input_producer")[0]
         place = range_input_producer(limit, num_epochs, shuffle, seed, capacity, shared_name).dequeue()
-        return [_JOIN["gather"](each, place) for each in tensors]
+        return [gather(each, place) for each in tensors]
 
 
 def _batched(
@@ -159,16 +159,15 @@ def _batched(
         [tensors[key] for key in keys] if keys else list(tensors) if isinstance(tensors, list | tuple) else [tensors]
     )
     with rt.name_scope(name):
-        values = [_VALUES["convert_to_tensor"](each) for each in listed]
+        values = [convert_to_tensor(each) for each in listed]
         known = shapes or [_shape(each, name)[1 if enqueue_many else 0 :] for each in values]
         queue: Queue = make([each.dtype for each in values], known)
         enqueue = queue.enqueue_many(values) if enqueue_many else queue.enqueue(values)
         add_queue_runner(QueueRunner(queue, [enqueue] * num_threads))
         taken = queue.dequeue_up_to(batch_size) if smaller else queue.dequeue_many(batch_size)
-    found = list(taken) if isinstance(taken, tuple) else [taken]
-    if keys:
-        return dict(zip(keys, found, strict=True))
-    return found if len(found) > 1 else found[0]
+    if keys is None:
+        return taken
+    return dict(zip(keys, taken if isinstance(taken, list) else [taken], strict=True))
 
 
 @OPS.add()
@@ -254,8 +253,8 @@ def prefetch_queue(
     if dynamic_pad:
         raise ValueError("prefetch_queue: dynamic_pad is not possible, elements of a queue have one shape")
     with rt.name_scope(name or "prefetch_queue"):
-        listed = tensors if isinstance(tensors, list | tuple) else [tensors]
-        values = [_VALUES["convert_to_tensor"](each) for each in listed]
+        listed: Sequence[Any] = tensors if isinstance(tensors, list | tuple) else [tensors]
+        values = [convert_to_tensor(each) for each in listed]
         shapes = [_shape(each, "prefetch_queue") for each in values]
         queue = FIFOQueue(capacity, [each.dtype for each in values], shapes, shared_name=shared_name)
         add_queue_runner(QueueRunner(queue, [queue.enqueue(values)] * num_threads))

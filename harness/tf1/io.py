@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.tf1 import gfile, image, parsing, readers, records, train
+from harness.tf1 import gfile, image, parsing, readers, records, string_ops, train
 from harness.tf1.missing import namespace
 
 NAMES: dict[str, Any] = {
-    **{
-        name: parsing.OPS[name]
-        for name in (
-            "FixedLenFeature", "FixedLenSequenceFeature", "VarLenFeature", "decode_csv", "decode_raw", "parse_example",
-            "parse_single_example", "parse_single_sequence_example",
-        )
-    },
+    **parsing.OPS,
+    **{name: string_ops.OPS[name] for name in ("decode_csv", "decode_raw")},
     **{name: readers.OPS[name] for name in ("matching_files", "read_file", "write_file")},
     **{name: image.NAMES[name] for name in ("decode_image", "decode_jpeg", "decode_png", "encode_jpeg", "encode_png")},
     **records.OPS,

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 import runtime as rt
-from harness.tf1.dtypes import as_dtype
-from harness.tf1.elements import Component, Element, Nest, Opening, Place, Source, as_arrays, flatten
+from harness.tf1.elements import Component, Element, Nest, Opening, Place, Source, Structured, as_arrays, declared
 from harness.tf1.python_ops import strings
-from harness.tf1.shapes import TensorShape
 from harness.tf1.value_ops import convert_to_tensor
 from runtime.lowlevel import Array, python_call
 
@@ -41,7 +39,7 @@ class _Stream:
         self.elements: Elements[Element] | None = None
 
 
-class Iterator:
+class Iterator(Structured):
     """Goes over the elements of a dataset: ``get_next`` is another one in each step.
 
     Sessions of one server share its place; each session without a server has its own.
@@ -53,8 +51,7 @@ class Iterator:
     """
 
     def __init__(self, structure: PyTreeDef, components: Sequence[Component], dataset: Source | None = None) -> None:
-        self._structure = structure
-        self._components = list(components)
+        super().__init__(structure, components)
         self._one_shot = dataset
         self._initializer: rt.Operation | None = None
         self._streams: weakref.WeakKeyDictionary[object, _Stream] = weakref.WeakKeyDictionary()
@@ -68,33 +65,14 @@ class Iterator:
         output_types: Nest, output_shapes: Nest = None, shared_name: str | None = None, output_classes: object = None
     ) -> Iterator:
         """An iterator for all datasets of this structure; ``make_initializer`` says which one."""
-        types, structure = flatten(output_types)
-        shapes = [None] * len(types) if output_shapes is None else structure.flatten_up_to(output_shapes)
-        found = [Component(as_dtype(t).dtype, TensorShape(s)) for t, s in zip(types, shapes, strict=True)]
-        return Iterator(structure, found)
+        return Iterator(*declared(output_types, output_shapes))
 
     @staticmethod
     def from_string_handle(
         string_handle: rt.TensorLike, output_types: Nest, output_shapes: Nest = None, output_classes: object = None
     ) -> Iterator:
         """An iterator that is another one in each step: the one whose ``string_handle`` is fed."""
-        made = Iterator.from_structure(output_types, output_shapes)
-        return _Fed(made._structure, made._components, convert_to_tensor(string_handle))
-
-    @property
-    def output_types(self) -> Nest:
-        """The dtypes of an element."""
-        return self._structure.unflatten([as_dtype(c.dtype) for c in self._components])
-
-    @property
-    def output_shapes(self) -> Nest:
-        """The static shapes of an element."""
-        return self._structure.unflatten([c.shape for c in self._components])
-
-    @property
-    def output_classes(self) -> Nest:
-        """What the tensors of an element are."""
-        return self._structure.unflatten([rt.Tensor] * len(self._components))
+        return _Fed(*declared(output_types, output_shapes), convert_to_tensor(string_handle))
 
     @property
     def initializer(self) -> rt.Operation:
@@ -113,14 +91,14 @@ class Iterator:
         Raises:
             TypeError: they are of another structure, or of other dtypes or shapes.
         """
-        for mine, other in zip(self._components, dataset.components, strict=False):
+        for mine, other in zip(self.components, dataset.components, strict=False):
             if mine.dtype != other.dtype:
                 raise TypeError(
                     f"Expected output types {self.output_types!r} but got dataset with {dataset.output_types!r}."
                 )
             if not mine.shape.is_compatible_with(other.shape):
                 raise TypeError(f"Expected output shapes {mine.shape} but got dataset with {other.shape}.")
-        if dataset.structure != self._structure:
+        if dataset.structure != self.structure:
             raise TypeError(
                 f"Expected elements like {self.output_types!r}, but the dataset's are {dataset.output_types!r}"
             )
@@ -142,9 +120,9 @@ class Iterator:
             OutOfRangeError: in the step, there are no more.
             FailedPreconditionError: in the step, the initializer has not run.
         """
-        declared = [(c.sizes, c.dtype) for c in self._components]
-        op = python_call(self._take, self._chosen(), declared, name=name or "IteratorGetNext", type="IteratorGetNext")
-        return self._structure.unflatten(list(op.outputs))
+        outputs = [(c.sizes, c.dtype) for c in self.components]
+        op = python_call(self._take, self._chosen(), outputs, name=name or "IteratorGetNext", type="IteratorGetNext")
+        return self.structure.unflatten(list(op.outputs))
 
     def string_handle(self, name: str | None = None) -> rt.Tensor:
         """What stands for it where ``from_string_handle`` is fed."""

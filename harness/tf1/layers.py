@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import runtime as rt
-from harness.tf1 import framework, nn_ops
-from harness.tf1.conv import OPS as _CONV
+from harness.tf1 import conv, framework, nn_ops
 from harness.tf1.initializers import ones_initializer, zeros_initializer
 from harness.tf1.lift import Array, Names, Static, is_tensor, op
 from harness.tf1.missing import namespace
@@ -188,7 +187,7 @@ def kernel_shape(images: rt.Tensor, kernel_size: Sizes, filters: int, first: boo
 def convolve(images: rt.Tensor, kernel: Any, strides: Sizes, padding: str, dilations: Sizes, first: bool) -> Any:
     """``tf.nn.conv2d`` with sizes of height and width alone."""
     layout = "NCHW" if first else "NHWC"
-    return _CONV["conv2d"](
+    return conv.conv2d(
         images,
         kernel,
         _window(strides, first),
@@ -226,7 +225,7 @@ def _pooling(kind: str, default_name: str) -> Callable[..., Any]:
         _rank(x, default_name, 4)
         first = _channels_first(data_format)
         with rt.name_scope(name or default_name):
-            return _CONV[kind](
+            return conv.OPS[kind](
                 x,
                 _window(pool_size, first),
                 _window(strides, first),

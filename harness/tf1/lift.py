@@ -54,7 +54,8 @@ def constant(
         verify_shape: insist that the value has ``shape``.
 
     Raises:
-        ValueError: the value has more elements than ``shape``, or not that shape and ``verify_shape`` is set.
+        ValueError: the value has more elements than ``shape``.
+        TypeError: it has not that shape, and ``verify_shape`` is set.
     """
     if is_tensor(value):
         return value

@@ -7,7 +7,7 @@ import inspect
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,60 +16,18 @@ from google.protobuf.message import Message
 import harness.tf1 as tf
 import runtime as rt
 from harness.tensorboard import summary as tensorboard_summary
-from harness.tf1 import (
-    array_ops,
-    clip_ops,
-    control_flow,
-    dtypes,
-    framework,
-    initializers,
-    join_ops,
-    math_ops,
-    parsing,
-    queues,
-    random_ops,
-    readers,
-    scopes,
-    slices,
-    sparse,
-    summary,
-    value_ops,
-    variables,
-)
+from harness.tf1 import dtypes
 from harness.tf1.missing import INSTEAD, THE_REST, Namespace
 
 _SENTENCE = re.compile(r"(?:``.*?``|[^.:`]|[.:](?=\S))*")  # up to a stop that is not within code
 BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
 """Between these lines of the page stands what ``page`` gives."""
 
-_GROUPS: dict[str, Mapping[str, Any]] = {
-    "Arithmetic": math_ops.OPS,
-    "Tensors": array_ops.OPS | join_ops.OPS | slices.OPS | value_ops.OPS,
-    "Random tensors": random_ops.OPS,
-    "Limits": clip_ops.OPS,
-    "Variables": variables.OPS,
-    "Variable scopes": scopes.OPS,
-    "Initial values": initializers.INITIALIZERS,
-    "Graphs, sessions and control": framework.OPS,
-    "Conditionals and loops": control_flow.OPS,
-    "Queues": queues.OPS,
-    "Files and their readers": readers.OPS,
-    "Examples, text and sparse tensors": parsing.OPS | sparse.OPS,
-    "Summaries by their old names": summary.OLD,
-}
-
 
 def page() -> str:
     """The generated part of the page, in Markdown."""
-    parts = []
-    shown: set[str] = set()
-    for title, names in _GROUPS.items():
-        parts.append(_table(title, ((f"tf.{n}", v) for n, v in sorted(names.items()))))
-        shown |= set(names)
-    types = [n for n in dtypes.DTYPES]
-    rest = sorted(set(tf.NAMES) - shown - set(types))
-    parts.append(_table("Others", ((f"tf.{n}", tf.NAMES[n]) for n in rest)))
-    parts.append("### Data types\n\n" + ", ".join(f"`tf.{n}`" for n in sorted(types)) + "\n")
+    parts = [_table(title, ((f"tf.{n}", v) for n, v in sorted(names.items()))) for title, names in tf.GROUPS.items()]
+    parts.append("### Data types\n\n" + ", ".join(f"`tf.{n}`" for n in sorted(dtypes.DTYPES)) + "\n")
     for namespace in tf.NAMESPACES:
         module = importlib.import_module(f"harness.tf1.{namespace}")
         parts.append(_table(f"tf.{namespace}", members(namespace, module)))
@@ -90,15 +48,13 @@ def members(namespace: str, module: Any) -> Iterable[tuple[str, Any]]:
         names = sorted(n for n in vars(module) if not n.startswith("_") and n not in _NOT_NAMES)
     for name in names:
         value = getattr(module, name)
-        if namespace == "summary" and name in summary.OLD:
-            continue
         if inspect.ismodule(value):
             continue
         yield f"tf.{namespace}.{name}", value
 
 
 _NOT_NAMES = {
-    "annotations", "Any", "Callable", "Iterator", "Sequence", "OLD", "FlagValues", "absl_app", "absl_flags", "rt",
+    "annotations", "Any", "Callable", "Iterator", "FlagValues", "absl_app", "absl_flags", "rt",
 }  # fmt: skip
 
 

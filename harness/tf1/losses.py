@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1 import nn_ops
-from harness.tf1.array_ops import OPS as _ARRAYS
+from harness.tf1.array_ops import squeeze
 from harness.tf1.framework import GraphKeys
 from harness.tf1.lift import Array, Names, op
 from harness.tf1.math_ops import OPS as _MATH
@@ -149,123 +150,70 @@ def get_total_loss(
 
 
 def _by_element(
-    name: str,
-    fn: Callable[[jax.Array, jax.Array], jax.Array],
-    labels: rt.TensorLike,
-    predictions: rt.TensorLike,
-    weights: rt.TensorLike,
-    scope: str | None,
-    loss_collection: str | None,
-    reduction: str,
-) -> rt.Tensor:
-    """The loss ``fn(labels, predictions)`` of arrays of one shape, in the floating point type of the predictions."""
-    known, wanted = rt.as_tensor(labels).shape, rt.as_tensor(predictions).shape
-    if known is not None and wanted is not None and not TensorShape(known).is_compatible_with(wanted):
-        raise ValueError(f"tf.losses.{name}: Shapes {known} and {wanted} are incompatible")
+    shown: str, described: str, fn: Callable[..., jax.Array], predicted: str = "predictions", **more: float
+) -> None:
+    """Adds the loss that is ``fn`` of each element of labels and predictions, in the predictions' floating point type.
 
-    @op("elements")
-    def elements(labels: Array, predictions: Array, name: str | None = None) -> Array:
-        given = jnp.asarray(predictions)
-        wide = given if jnp.issubdtype(given.dtype, np.floating) else given.astype(np.float32)
-        return fn(jnp.asarray(labels).astype(wide.dtype), wide)
-
-    with rt.name_scope(scope or name) as opened:
-        return compute_weighted_loss(elements(labels, predictions), weights, opened, loss_collection, reduction)
-
-
-@OPS.add()
-def mean_squared_error(
-    labels: rt.TensorLike,
-    predictions: rt.TensorLike,
-    weights: rt.TensorLike = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> rt.Tensor:
-    """The squared difference. The other arguments are those of ``compute_weighted_loss``."""
-
-    def elements(y: jax.Array, y_hat: jax.Array) -> jax.Array:
-        return jnp.square(y_hat - y)
-
-    return _by_element("mean_squared_error", elements, labels, predictions, weights, scope, loss_collection, reduction)
-
-
-@OPS.add()
-def absolute_difference(
-    labels: rt.TensorLike,
-    predictions: rt.TensorLike,
-    weights: rt.TensorLike = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> rt.Tensor:
-    """The absolute difference. The other arguments are those of ``compute_weighted_loss``."""
-
-    def elements(y: jax.Array, y_hat: jax.Array) -> jax.Array:
-        return jnp.abs(y_hat - y)
-
-    return _by_element("absolute_difference", elements, labels, predictions, weights, scope, loss_collection, reduction)
-
-
-@OPS.add()
-def log_loss(
-    labels: rt.TensorLike,
-    predictions: rt.TensorLike,
-    weights: rt.TensorLike = 1.0,
-    epsilon: float = 1e-7,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> rt.Tensor:
-    """The cross entropy of probabilities; ``epsilon`` keeps the logarithms finite.
-
-    The other arguments are those of ``compute_weighted_loss``.
+    Args:
+        shown: its name.
+        described: what it is.
+        fn: a function of two arrays of one shape, and of ``more``.
+        predicted: what the second argument is called.
+        more: further arguments, with their defaults.
     """
+    defaults = {"weights": 1.0, **more, "scope": None, "loss_collection": LOSSES}
+    required = [inspect.Parameter(n, _ANYHOW) for n in ("labels", predicted)]
+    given = [inspect.Parameter(n, _ANYHOW, default=value) for n, value in (defaults | {"reduction": _DEFAULT}).items()]
+    signature = inspect.Signature([*required, *given])
 
-    def elements(y: jax.Array, y_hat: jax.Array) -> jax.Array:
-        return -y * jnp.log(y_hat + epsilon) - (1 - y) * jnp.log(1 - y_hat + epsilon)
+    def loss(*args: Any, **kwargs: Any) -> rt.Tensor:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        labels, predictions, weights, *options, scope, collection, reduction = bound.arguments.values()
+        known, wanted = rt.as_tensor(labels).shape, rt.as_tensor(predictions).shape
+        if known is not None and wanted is not None and not TensorShape(known).is_compatible_with(wanted):
+            raise ValueError(f"tf.losses.{shown}: Shapes {known} and {wanted} are incompatible")
 
-    return _by_element("log_loss", elements, labels, predictions, weights, scope, loss_collection, reduction)
+        @op("elements")
+        def elements(labels: Array, predictions: Array, name: str | None = None) -> Array:
+            given = jnp.asarray(predictions)
+            wide = given if jnp.issubdtype(given.dtype, np.floating) else given.astype(np.float32)
+            return fn(jnp.asarray(labels).astype(wide.dtype), wide, *options)
 
+        with rt.name_scope(scope or shown) as opened:
+            return compute_weighted_loss(elements(labels, predictions), weights, opened, collection, reduction)
 
-@OPS.add()
-def huber_loss(
-    labels: rt.TensorLike,
-    predictions: rt.TensorLike,
-    weights: rt.TensorLike = 1.0,
-    delta: float = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> rt.Tensor:
-    """Half the square of the difference up to ``delta``, and linear beyond.
-
-    The other arguments are those of ``compute_weighted_loss``.
-    """
-
-    def elements(y: jax.Array, y_hat: jax.Array) -> jax.Array:
-        return jnp.where(
-            jnp.abs(y_hat - y) <= delta, jnp.square(y_hat - y) / 2, delta * jnp.abs(y_hat - y) - delta**2 / 2
-        )
-
-    return _by_element("huber_loss", elements, labels, predictions, weights, scope, loss_collection, reduction)
+    loss.__name__ = loss.__qualname__ = shown
+    loss.__doc__ = f"{described}. The other arguments are those of ``compute_weighted_loss``."
+    loss.__signature__ = signature  # type: ignore[attr-defined]
+    OPS[shown] = loss
 
 
-@OPS.add()
-def hinge_loss(
-    labels: rt.TensorLike,
-    logits: rt.TensorLike,
-    weights: rt.TensorLike = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> rt.Tensor:
-    """``max(0, 1 - y * logits)`` with y -1 for the label 0 and 1 for the label 1."""
+_ANYHOW = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_DEFAULT = Reduction.SUM_BY_NONZERO_WEIGHTS
 
-    def elements(y: jax.Array, y_hat: jax.Array) -> jax.Array:
-        return jnp.maximum(0, 1 - (2 * y - 1) * y_hat)
-
-    return _by_element("hinge_loss", elements, labels, logits, weights, scope, loss_collection, reduction)
+_by_element("mean_squared_error", "The squared difference", lambda y, p: jnp.square(p - y))
+_by_element("absolute_difference", "The absolute difference", lambda y, p: jnp.abs(p - y))
+_by_element(
+    "log_loss",
+    "The cross entropy of probabilities; ``epsilon`` keeps the logarithms finite",
+    lambda y, p, epsilon: -y * jnp.log(p + epsilon) - (1 - y) * jnp.log(1 - p + epsilon),
+    epsilon=1e-7,
+)
+_by_element(
+    "huber_loss",
+    "Half the square of the difference up to ``delta``, and linear beyond",
+    lambda y, p, delta: jnp.where(
+        jnp.abs(p - y) <= delta, jnp.square(p - y) / 2, delta * jnp.abs(p - y) - delta**2 / 2
+    ),
+    delta=1.0,
+)
+_by_element(
+    "hinge_loss",
+    "``max(0, 1 - y * logits)`` with y -1 for the label 0 and 1 for the label 1",
+    lambda y, logits: jnp.maximum(0, 1 - (2 * y - 1) * logits),
+    "logits",
+)
 
 
 def _smoothed(labels: rt.TensorLike, smoothing: float, classes: Callable[[int], int]) -> Any:
@@ -317,7 +265,7 @@ def sparse_softmax_cross_entropy(
     """``tf.nn.sparse_softmax_cross_entropy_with_logits`` of labels [batch] or [batch, 1], one number."""
     classes, scores = rt.as_tensor(labels), rt.as_tensor(logits)
     if classes.shape is not None and scores.shape is not None and len(classes.shape) == len(scores.shape):
-        classes = _ARRAYS["squeeze"](classes, [-1])
+        classes = squeeze(classes, [-1])
     values = nn_ops.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=scores)
     return compute_weighted_loss(
         values, weights, scope or "sparse_softmax_cross_entropy_loss", loss_collection, reduction

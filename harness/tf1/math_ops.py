@@ -149,7 +149,8 @@ OPS |= {name: from_table(kind, fn, "x y", name, takes) for name, (kind, fn, take
 Axes = int | tuple[int, ...] | None
 
 
-def _axes(axis: Static) -> Axes:
+def as_axes(axis: Static) -> Axes:
+    """Axes as JAX takes them: a list is a tuple."""
     return tuple(axis) if isinstance(axis, list | tuple) else axis
 
 
@@ -221,7 +222,7 @@ def _reduction(shown: str, kind: str, fn: Function, takes: str) -> Function:
         keepdims: bool | None = None,
     ) -> Any:
         over = either(axis=axis, reduction_indices=reduction_indices)
-        return fn(input_tensor, _axes(over), bool(either(keepdims=keepdims, keep_dims=keep_dims)))
+        return fn(input_tensor, as_axes(over), bool(either(keepdims=keepdims, keep_dims=keep_dims)))
 
     reduce.__name__ = reduce.__qualname__ = shown
     reduce.__doc__ = f"{fn.__doc__} ``axis`` (``reduction_indices`` in older releases): all axes by default."
@@ -242,7 +243,7 @@ def count_nonzero(
     keepdims: bool | None = None,
 ) -> Array:
     """How many elements are not zero, int64 by default."""
-    over = _axes(either(axis=axis, reduction_indices=reduction_indices))
+    over = as_axes(either(axis=axis, reduction_indices=reduction_indices))
     kept = bool(either(keepdims=keepdims, keep_dims=keep_dims))
     return jnp.sum(jnp.asarray(input_tensor) != 0, over, dtype, keepdims=kept)
 

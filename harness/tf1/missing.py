@@ -6,127 +6,110 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_IN_CALL = "write it in JAX inside rt.call"
-_STRINGS = "strings travel, but nothing is computed of them: do it in Python before feeding"
-_INPUT = "tf.train.batch and shuffle_batch, or tf.data"
-_SHAPE = "its result has no static shape: fetch the input and use numpy, or use a mask"
-_SPARSE = "use a dense tensor, or jax.experimental.sparse inside rt.call"
+_PARTS = "one variable for each part, on a device of its own"
 _RNN = "use jax.lax.scan inside rt.call, or a Flax or Equinox cell"
-_EAGER = "JAX itself runs eagerly: use jax.numpy outside of a graph"
-_XLA = "XLA optimises and compiles every step: leave it out"
-_LOADED = "graphs are built by the program, not loaded; jax.export of the function"
-_DENSE = "gradients are dense; an update of some rows is tf.scatter_add or tf.scatter_sub"
-_CONVERT = "convert the value before an operation is given it"
-_METRICS = "tf.metrics.mean of what you compute of each batch, or scikit-learn"
-_LAYERS = "make weights with tf.get_variable, or call a Flax or Equinox module with rt.call"
 
 INSTEAD: dict[str, str] = {
-    "tf.hessians": "jax.hessian inside rt.call",
-    "tf.boolean_mask": _SHAPE,
-    "tf.dynamic_partition": _SHAPE,
-    "tf.dynamic_stitch": "tf.scatter_nd",
-    "tf.add_check_numerics_ops": "tf.check_numerics of the tensors that matter",
-    "tf.angle": "rt.numpy.angle",
-    "tf.betainc": "jax.scipy.special.betainc inside rt.call",
-    "tf.depth_to_space": "tf.reshape and tf.transpose",
-    "tf.igamma": "jax.scipy.special.gammainc inside rt.call",
-    "tf.igammac": "jax.scipy.special.gammaincc inside rt.call",
-    "tf.lbeta": "tf.lgamma",
-    "tf.polygamma": "jax.scipy.special.polygamma inside rt.call",
-    "tf.space_to_depth": "tf.reshape and tf.transpose",
-    "tf.zeta": "jax.scipy.special.zeta inside rt.call",
-    "tf.contrib.framework.list_variables": "tf.train.list_variables",
-    "tf.contrib.framework.load_variable": "tf.train.load_variable",
-    "tf.segment_sum": "tf.unsorted_segment_sum, which is told the number of segments",
-    "tf.segment_mean": "tf.unsorted_segment_sum of the values and of ones",
-    "tf.unique": _SHAPE,
-    "tf.listdiff": _SHAPE,
-    "tf.setdiff1d": _SHAPE,
-    "tf.cholesky": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
-    "tf.matrix_inverse": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
-    "tf.matrix_determinant": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
-    "tf.matrix_solve": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
-    "tf.svd": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
-    "tf.qr": "jax.numpy.linalg in Python: a task refuses programs that call LAPACK",
-    "tf.fft": "jax.numpy.fft.fft inside rt.call",
-    "tf.ifft": "jax.numpy.fft.ifft inside rt.call",
-    "tf.sparse_placeholder": _SPARSE,
-    "tf.sparse_tensor_dense_matmul": _SPARSE,
-    "tf.IndexedSlices": _DENSE,
-    "tf.compiler": _XLA,
-    "tf.contrib.framework.nest": "jax.tree",
-    "tf.contrib.learn": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
-    "tf.contrib.factorization": "scikit-learn, or write it in JAX",
-    "tf.contrib.session_bundle": "jax.export",
-    "tf.core.protobuf.rewriter_config_pb2": _XLA,
-    "tf.debug": "tf.Print and tf.Assert, or jax.debug inside rt.call",
-    "tf.distributions": "jax.random and jax.scipy.stats inside rt.call",
-    "tf.estimator": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
-    "tf.keras": _LAYERS,
-    "tf.distribute": "tf.train.replica_device_setter for parameter servers, or plain jax.sharding for all-reduce",
-    "tf.enable_eager_execution": _EAGER,
-    "tf.framework.convert_to_constants": _LOADED,
-    "tf.framework.graph_util": _LOADED,
-    "tf.framework.graph_util_impl": _LOADED,
-    "tf.framework.importer": _LOADED,
-    "tf.framework.indexed_slices": _DENSE,
-    "tf.framework.ops.register_tensor_conversion_function": _CONVERT,
-    "tf.framework.tensor_conversion_registry": _CONVERT,
-    "tf.function": "jax.jit",
-    "tf.GradientTape": "jax.grad, or tf.gradients of a graph",
-    "tf.profiler": "tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) and harness.timeline",
-    "tf.models": "it belongs to the repository tensorflow/models: put it beside the program",
-    "tf.nn.seq2seq": _RNN,
-    "tf.ops.data_flow_ops.StagingArea": "Dataset.prefetch, which makes elements beside training",
-    "tf.saved_model": "jax.export",
-    "tf.string_to_hash_bucket_fast": _STRINGS,
-    "tf.util.nest": "jax.tree",
-    "tf.xla": _XLA,
-    "tf.random_poisson": "rt.random.poisson",
-    "tf.count_up_to": "tf.assign_add, and stop in Python",
-    "tf.load_op_library": "no code crosses the wire: write the operation in JAX",
-    "tf.import_graph_def": "graphs are built by the program, not loaded",
-    "tf.fixed_size_partitioner": "one variable for each part, on a device of its own",
-    "tf.min_max_variable_partitioner": "one variable for each part, on a device of its own",
-    "tf.variable_axis_size_partitioner": "one variable for each part, on a device of its own",
-    "tf.create_partitioned_variables": "one variable for each part, on a device of its own",
-    "tf.PartitionedVariable": "one variable for each part, on a device of its own",
-    "tf.nn.raw_rnn": _RNN,
-    "tf.nn.conv1d": "jax.lax.conv inside rt.call, or tf.nn.conv2d with a height of 1",
-    "tf.nn.conv3d": "jax.lax.conv_general_dilated inside rt.call",
-    "tf.nn.max_pool_with_argmax": _IN_CALL,
-    "tf.nn.fused_batch_norm": "tf.nn.moments and tf.nn.batch_normalization: XLA fuses them",
-    "tf.nn.ctc_loss": "optax.ctc_loss inside rt.call",
-    "tf.nn.learned_unigram_candidate_sampler": "tf.nn.log_uniform_candidate_sampler",
-    "tf.nn.fixed_unigram_candidate_sampler": "tf.nn.log_uniform_candidate_sampler",
-    "tf.nn.embedding_lookup_sparse": "tf.nn.embedding_lookup and tf.unsorted_segment_sum",
-    "tf.nn.crelu": "tf.concat of tf.nn.relu(x) and tf.nn.relu(-x)",
-    "tf.train.batch_join": _INPUT,
-    "tf.train.shuffle_batch_join": _INPUT,
-    "tf.train.limit_epochs": _INPUT,
-    "tf.train.FtrlOptimizer": "tf.train.AdagradOptimizer, or a transformation of your own in harness.Optimizer",
-    "tf.train.ProximalGradientDescentOptimizer": "harness.Optimizer with a transformation of your own",
-    "tf.train.ProximalAdagradOptimizer": "harness.Optimizer with a transformation of your own",
-    "tf.train.AdagradDAOptimizer": "tf.train.AdagradOptimizer",
-    "tf.train.import_meta_graph": "graphs are built by the program, not loaded; tf.train.Saver restores variables",
-    "tf.train.export_meta_graph": "graphs are built by the program; the event file shows them in TensorBoard",
-    "tf.train.update_checkpoint_state": "tf.train.Saver keeps the list of checkpoints",
-    "tf.train.generate_checkpoint_state_proto": "tf.train.Saver keeps the list of checkpoints",
-    "tf.summary.tensor_summary": "tf.summary.histogram, or tf.summary.text",
-    "tf.app.flags.ArgumentParser": "absl.flags",
+    f"tf.{name}": advice
+    for names, advice in {
+        "add_check_numerics_ops": "tf.check_numerics of the tensors that matter",
+        "angle": "rt.numpy.angle",
+        "app.flags.ArgumentParser": "absl.flags",
+        "betainc": "jax.scipy.special.betainc inside rt.call",
+        "boolean_mask dynamic_partition listdiff setdiff1d unique": (
+            "its result has no static shape: fetch the input and use numpy, or use a mask"
+        ),
+        "cholesky matrix_determinant matrix_inverse matrix_solve qr svd": (
+            "jax.numpy.linalg in Python: a task refuses programs that call LAPACK"
+        ),
+        "compiler core.protobuf.rewriter_config_pb2 xla": "XLA optimises and compiles every step: leave it out",
+        "contrib.factorization": "scikit-learn, or write it in JAX",
+        "contrib.framework.list_variables": "tf.train.list_variables",
+        "contrib.framework.load_variable": "tf.train.load_variable",
+        "contrib.framework.nest util.nest": "jax.tree",
+        "contrib.learn estimator": "tf.train.MonitoredTrainingSession, or harness.Supervisor",
+        "contrib.session_bundle saved_model": "jax.export",
+        "count_up_to": "tf.assign_add, and stop in Python",
+        "create_partitioned_variables PartitionedVariable": _PARTS,
+        "fixed_size_partitioner min_max_variable_partitioner variable_axis_size_partitioner": _PARTS,
+        "debug": "tf.Print and tf.Assert, or jax.debug inside rt.call",
+        "depth_to_space space_to_depth": "tf.reshape and tf.transpose",
+        "distribute": "tf.train.replica_device_setter for parameter servers, or plain jax.sharding for all-reduce",
+        "distributions": "jax.random and jax.scipy.stats inside rt.call",
+        "dynamic_stitch": "tf.scatter_nd",
+        "enable_eager_execution": "JAX itself runs eagerly: use jax.numpy outside of a graph",
+        "fft": "jax.numpy.fft.fft inside rt.call",
+        "framework.convert_to_constants framework.graph_util framework.graph_util_impl framework.importer": (
+            "graphs are built by the program, not loaded; jax.export of the function"
+        ),
+        "framework.indexed_slices IndexedSlices": (
+            "gradients are dense; an update of some rows is tf.scatter_add or tf.scatter_sub"
+        ),
+        "framework.ops.register_tensor_conversion_function framework.tensor_conversion_registry": (
+            "convert the value before an operation is given it"
+        ),
+        "function": "jax.jit",
+        "GradientTape": "jax.grad, or tf.gradients of a graph",
+        "hessians": "jax.hessian inside rt.call",
+        "ifft": "jax.numpy.fft.ifft inside rt.call",
+        "igamma": "jax.scipy.special.gammainc inside rt.call",
+        "igammac": "jax.scipy.special.gammaincc inside rt.call",
+        "import_graph_def": "graphs are built by the program, not loaded",
+        "keras": "make weights with tf.get_variable, or call a Flax or Equinox module with rt.call",
+        "lbeta": "tf.lgamma",
+        "load_op_library": "no code crosses the wire: write the operation in JAX",
+        "models": "it belongs to the repository tensorflow/models: put it beside the program",
+        "nn.conv1d": "jax.lax.conv inside rt.call, or tf.nn.conv2d with a height of 1",
+        "nn.conv3d": "jax.lax.conv_general_dilated inside rt.call",
+        "nn.crelu": "tf.concat of tf.nn.relu(x) and tf.nn.relu(-x)",
+        "nn.ctc_loss": "optax.ctc_loss inside rt.call",
+        "nn.embedding_lookup_sparse": "tf.nn.embedding_lookup and tf.unsorted_segment_sum",
+        "nn.fixed_unigram_candidate_sampler nn.learned_unigram_candidate_sampler": (
+            "tf.nn.log_uniform_candidate_sampler"
+        ),
+        "nn.fused_batch_norm": "tf.nn.moments and tf.nn.batch_normalization: XLA fuses them",
+        "nn.max_pool_with_argmax": "write it in JAX inside rt.call",
+        "nn.raw_rnn nn.seq2seq": _RNN,
+        "ops.data_flow_ops.StagingArea": "Dataset.prefetch, which makes elements beside training",
+        "polygamma": "jax.scipy.special.polygamma inside rt.call",
+        "profiler": "tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) and harness.timeline",
+        "random_poisson": "rt.random.poisson",
+        "segment_mean": "tf.unsorted_segment_sum of the values and of ones",
+        "segment_sum": "tf.unsorted_segment_sum, which is told the number of segments",
+        "sparse_placeholder sparse_tensor_dense_matmul": (
+            "use a dense tensor, or jax.experimental.sparse inside rt.call"
+        ),
+        "string_to_hash_bucket_fast": "strings travel, but nothing is computed of them: do it in Python before feeding",
+        "summary.tensor_summary": "tf.summary.histogram, or tf.summary.text",
+        "train.AdagradDAOptimizer": "tf.train.AdagradOptimizer",
+        "train.batch_join train.limit_epochs train.shuffle_batch_join": "tf.train.batch and shuffle_batch, or tf.data",
+        "train.export_meta_graph": "graphs are built by the program; the event file shows them in TensorBoard",
+        "train.FtrlOptimizer": "tf.train.AdagradOptimizer, or a transformation of your own in harness.Optimizer",
+        "train.generate_checkpoint_state_proto train.update_checkpoint_state": (
+            "tf.train.Saver keeps the list of checkpoints"
+        ),
+        "train.import_meta_graph": "graphs are built by the program, not loaded; tf.train.Saver restores variables",
+        "train.ProximalAdagradOptimizer train.ProximalGradientDescentOptimizer": (
+            "harness.Optimizer with a transformation of your own"
+        ),
+        "zeta": "jax.scipy.special.zeta inside rt.call",
+    }.items()
+    for name in names.split()
 }
 """TensorFlow's name -> what to use instead. A name above (``tf.image``) answers for all that it holds."""
 
 THE_REST: dict[str, str] = {
-    "tf.contrib": "optax, Flax and Orbax do most of what tf.contrib did",
-    "tf.contrib.metrics": _METRICS,
-    "tf.contrib.rnn": _RNN,
-    "tf.data": "map, filter and from_generator, which take any function",
-    "tf.image": "jax.image inside rt.call, or a Python function in tf.py_func",
-    "tf.io": "read the file in Python, in tf.py_func or in Dataset.from_generator",
-    "tf.metrics": _METRICS,
-    "tf.nn.rnn_cell": _RNN,
-    "tf.test": "pytest, and numpy.testing",
+    f"tf.{name}": advice
+    for names, advice in {
+        "contrib": "optax, Flax and Orbax do most of what tf.contrib did",
+        "contrib.metrics metrics": "tf.metrics.mean of what you compute of each batch, or scikit-learn",
+        "contrib.rnn nn.rnn_cell": _RNN,
+        "data": "map, filter and from_generator, which take any function",
+        "image": "jax.image inside rt.call, or a Python function in tf.py_func",
+        "io": "read the file in Python, in tf.py_func or in Dataset.from_generator",
+        "test": "pytest, and numpy.testing",
+    }.items()
+    for name in names.split()
 }
 """Module of TensorFlow's that is here in part -> what to use instead of what is not."""
 

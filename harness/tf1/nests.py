@@ -1,4 +1,4 @@
-"""Nests of tensors: lists, tuples and dictionaries of them, nested; and the functions of a program that give them."""
+"""Nests of tensors (lists, tuples and dictionaries of them), and the operations that functions of a program become."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from jax.tree_util import PyTreeDef
 
 import runtime as rt
 from harness.tf1.lift import constant, holds_tensors, is_tensor, operand
+from harness.tf1.shapes import TensorShape
 
 Nest: TypeAlias = Any
 """A tensor, or lists, tuples and dictionaries of tensors, nested."""
 Made: TypeAlias = Callable[..., Nest]
 """A function of a program that makes a nest."""
+Arrays: TypeAlias = list[jax.Array]
 
 
 class Unwritten:
@@ -70,3 +72,25 @@ def callables(**functions: object) -> None:
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"{name} must be callable.")
+
+
+def unpacked(nest: Nest, strict: bool) -> Nest:
+    """``x`` for ``[x]``, as TensorFlow gives it, unless ``strict``."""
+    single = isinstance(nest, list | tuple) and len(nest) == 1 and not hasattr(nest, "_fields")
+    return nest[0] if single and not strict else nest
+
+
+def compatible(one: rt.Tensor, other: rt.Tensor) -> bool:
+    """Whether both may be of one shape."""
+    return TensorShape(one.shape).is_compatible_with(other.shape)
+
+
+def operation(
+    fn: Callable[..., object], name: str, parts: Sequence[rt.lowlevel.Subgraph], *inputs: object
+) -> list[rt.Tensor]:
+    """One operation ``fn(*inputs, arrays captured by each of parts ...)``."""
+    types = [t for part in parts for t in part.wide_types]
+    after = [op for part in parts for op in part.after]
+    with rt.control_dependencies(after):
+        return list(rt.call(lambda *args: fn(*args[: len(args) - len(types)]), *inputs,
+                            *[list(part.captured) for part in parts], *types, name=name))  # fmt: skip

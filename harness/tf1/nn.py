@@ -7,8 +7,8 @@ from typing import Any
 from harness.tf1.conv import OPS as _CONV
 from harness.tf1.missing import Namespace, namespace
 from harness.tf1.nn_ops import OPS as _NN
-from harness.tf1.rnn import CELLS as _CELLS
 from harness.tf1.rnn import OPS as _RNN
+from harness.tf1.rnn_cells import OPS as _CELLS
 from harness.tf1.sampling import OPS as _SAMPLING
 
 NAMES: dict[str, Any] = _NN | _CONV | _RNN | _SAMPLING | {"rnn_cell": Namespace("tf.nn.rnn_cell", _CELLS)}

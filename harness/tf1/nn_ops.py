@@ -15,11 +15,11 @@ from harness.tf1.indices import axis_size, check_known, inside
 from harness.tf1.join_ops import top_k_op
 from harness.tf1.lift import Array, Arrays, Function, Names, Static, WrongType, either, from_table, is_tensor, op
 from harness.tf1.math_ops import OPS as _MATH
-from harness.tf1.math_ops import _abs
+from harness.tf1.math_ops import _abs, as_axes
 from harness.tf1.shapes import ShapeLike, TensorShape
 
 OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+"""TensorFlow's name in ``tf.nn`` -> the function."""
 
 
 def _relu6(features: Array) -> Array:
@@ -61,7 +61,6 @@ _ACTIVATIONS: dict[str, tuple[str, Function, str, str]] = {
     "zero_fraction": ("zero_fraction", _zero_fraction, "value", "int float complex bool"),
 }
 OPS |= {name: from_table(kind, fn, argument, name, takes) for name, (kind, fn, argument, takes) in _ACTIVATIONS.items()}
-"""TensorFlow's name in ``tf.nn`` -> the function."""
 
 
 @OPS.op("Softmax", takes="float")
@@ -120,8 +119,7 @@ def l2_normalize(
     x: Array, axis: Static = None, epsilon: float = 1e-12, name: str | None = None, dim: Static = None
 ) -> Array:
     """``x`` divided by its Euclidean norm along ``axis``."""
-    over = either(axis=axis, dim=dim)
-    axes = tuple(over) if isinstance(over, list) else over
+    axes = as_axes(either(axis=axis, dim=dim))
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axes, keepdims=True), epsilon))
 
 
@@ -309,8 +307,7 @@ def dropout(
 
 @op("moments", takes="int float complex")
 def _moments(x: Array, axes: Static, keep_dims: bool, name: str | None = None) -> tuple[Array, Array]:
-    over = tuple(axes) if isinstance(axes, list) else axes
-    kind = jnp.result_type(x)
+    over, kind = as_axes(axes), jnp.result_type(x)
     return tuple(fn(x, over, keepdims=keep_dims).astype(kind) for fn in (jnp.mean, jnp.var))  # type: ignore[return-value]
 
 

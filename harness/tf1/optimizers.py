@@ -17,7 +17,11 @@ import optax
 
 import runtime as rt
 from harness.optimizers import optimizer, sync_replicas
-from harness.tf1.lift import is_tensor
+from harness.tf1.lift import Names, is_tensor
+
+OPS = Names()
+"""TensorFlow's name in ``tf.train`` -> the class."""
+OPS["Optimizer"] = optimizer.Optimizer
 
 
 class _Minimize:
@@ -105,6 +109,7 @@ def _rate(learning_rate: Any, sign: float = -1.0) -> tuple[optax.GradientTransfo
     return optax.scale(sign * float(value)), {}
 
 
+@OPS.add()
 class GradientDescentOptimizer(_Optimizer):
     """``v -= learning_rate * g``: optax.sgd."""
 
@@ -113,6 +118,7 @@ class GradientDescentOptimizer(_Optimizer):
         super().__init__(rate, extra_args=extra, name=name)
 
 
+@OPS.add()
 class MomentumOptimizer(_Optimizer):
     """``a = momentum * a + g; v -= learning_rate * a``: optax.trace, slot "momentum"."""
 
@@ -130,6 +136,7 @@ class MomentumOptimizer(_Optimizer):
         super().__init__(optax.chain(optax.trace(momentum, use_nesterov), rate), extra_args=extra, name=name)
 
 
+@OPS.add()
 class AdagradOptimizer(_Optimizer):
     """``a += g * g; v -= learning_rate * g / sqrt(a)``: optax.scale_by_rss, slot "accumulator"."""
 
@@ -183,6 +190,7 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientT
     return optax.GradientTransformation(init, update)
 
 
+@OPS.add()
 class AdamOptimizer(_Optimizer):
     """Adam, slots "m" and "v"."""
 
@@ -201,6 +209,7 @@ class AdamOptimizer(_Optimizer):
         super().__init__(optax.chain(scale_by_adam(beta1, beta2, epsilon), rate), extra_args=extra, name=name)
 
 
+@OPS.add()
 class RMSPropOptimizer(_Optimizer):
     """``s = decay * s + (1 - decay) * g * g; a = momentum * a + learning_rate * g / sqrt(s + epsilon); v -= a``.
 
@@ -228,6 +237,7 @@ class RMSPropOptimizer(_Optimizer):
         )
 
 
+@OPS.add()
 class AdadeltaOptimizer(_Optimizer):
     """Adadelta: optax.scale_by_adadelta."""
 
@@ -245,6 +255,7 @@ class AdadeltaOptimizer(_Optimizer):
         super().__init__(optax.chain(optax.scale_by_adadelta(rho, epsilon), rate), extra_args=extra, name=name)
 
 
+@OPS.add()
 class ExponentialMovingAverage:
     """Keeps shadow variables: ``shadow = decay * shadow + (1 - decay) * variable``, one atomic update per variable.
 
@@ -329,6 +340,7 @@ def _begin(averaged: rt.Variable | rt.Tensor) -> Any:
     return np.zeros([int(size or 0) for size in averaged.shape], averaged.dtype)
 
 
+@OPS.add("SyncReplicasOptimizer", "SyncReplicasOptimizerV2")
 class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ignore[misc]
     """``harness.SyncReplicas``: the mean of several workers' gradients, applied once; see ``docs/sync.md``.
 
@@ -374,17 +386,3 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
         done = super().apply_gradients(grads_and_vars, global_step, name)
         with done.graph.as_default(), rt.control_dependencies([done]):
             return rt.identity(self.step, name or f"{self.name}/step")
-
-
-OPTIMIZERS: dict[str, Any] = {
-    "AdadeltaOptimizer": AdadeltaOptimizer,
-    "AdagradOptimizer": AdagradOptimizer,
-    "AdamOptimizer": AdamOptimizer,
-    "ExponentialMovingAverage": ExponentialMovingAverage,
-    "GradientDescentOptimizer": GradientDescentOptimizer,
-    "MomentumOptimizer": MomentumOptimizer,
-    "Optimizer": optimizer.Optimizer,
-    "RMSPropOptimizer": RMSPropOptimizer,
-    "SyncReplicasOptimizer": SyncReplicasOptimizer,
-}
-"""TensorFlow's name in ``tf.train`` -> the class."""

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from google.protobuf.message import Message
+from tensorboardX.proto.event_pb2 import Event
 
 from harness.tf1 import train
-from harness.tf1.messages import Event
 from harness.tf1.missing import namespace
 from harness.tf1.records import TFRecordWriter
 

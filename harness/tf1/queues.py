@@ -32,7 +32,7 @@ def _no_names(names: object) -> None:
 
 
 class _Components:
-    """As TensorFlow has it, a list of values is a list of components, even for a queue with one component."""
+    """As TensorFlow has it: a list of values is a list of components, and several components are given as a list."""
 
     dtypes: tuple[rt.lowlevel.DType, ...]
 
@@ -46,12 +46,28 @@ class _Components:
         made: rt.Operation = super().enqueue_many(self._listed(vals), name)  # type: ignore[misc]
         return made
 
+    def dequeue(self, name: str | None = None) -> Any:
+        """Removes one element; waits until there is one. Gives a list where there are several components."""
+        return _one_or_list(super().dequeue(name))  # type: ignore[misc]
+
+    def dequeue_many(self, n: rt.TensorLike, name: str | None = None) -> Any:
+        """Removes ``n`` elements, stacked; waits until there are so many, or raises OutOfRangeError once closed."""
+        return _one_or_list(super().dequeue_many(n, name))  # type: ignore[misc]
+
+    def dequeue_up_to(self, n: rt.TensorLike, name: str | None = None) -> Any:
+        """Like ``dequeue_many``, but a closed queue gives the fewer elements that are left, if there is one."""
+        return _one_or_list(super().dequeue_up_to(n, name))  # type: ignore[misc]
+
     def _listed(self, vals: rt.TensorLike | Sequence[rt.TensorLike]) -> Any:
         values: list[Any] = list(vals) if isinstance(vals, list | tuple) else [vals]
         if len(values) != len(self.dtypes):
             raise ValueError(f"this queue has {len(self.dtypes)} components, {len(values)} were given")
         typed = [convert_to_tensor(v, None if is_tensor(v) else d) for v, d in zip(values, self.dtypes, strict=True)]
         return typed[0] if len(typed) == 1 else typed
+
+
+def _one_or_list(found: rt.Tensor | tuple[rt.Tensor, ...]) -> rt.Tensor | list[rt.Tensor]:
+    return list(found) if isinstance(found, tuple) else found
 
 
 @OPS.add()
@@ -122,6 +138,3 @@ class ConditionalAccumulator(rt.ConditionalAccumulator):
         reduction_type: str = "MEAN",
     ) -> None:
         super().__init__(_dtypes(dtype), _shapes(shape), name, reduction_type, shared_name=shared_name)
-
-
-"""TensorFlow's name in ``tf`` -> the class."""

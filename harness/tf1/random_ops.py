@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
 import runtime as rt
+from harness.tf1.array_ops import as_sizes
 from harness.tf1.dtypes import as_dtype
 from harness.tf1.lift import Array, Names, Static, Type, op
 from harness.tf1.shapes import ShapeLike
@@ -16,61 +19,50 @@ OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
 
 
-def _fractions(dtype: DTypeLike, what: str) -> None:
-    if not as_dtype(dtype).is_floating:
-        raise TypeError(f"{what}: it draws floating point numbers, not {as_dtype(dtype).name}")
-
-
 def _key(seed: int | None, name: str | None, default: str) -> rt.Tensor:
     return rt.random_key(seed, f"{name or default}/key")
 
 
-@op("RandomStandardNormal")
-def _normal(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
-    return jax.random.normal(key, _dims(shape), dtype) * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
+def _normal(shown: str, kind: str, described: str, draw: Callable[..., Array]) -> Callable[..., rt.Tensor]:
+    """Adds a normal distribution; ``draw`` makes numbers of a deviation of 1 from a key, a shape and a dtype."""
+
+    @op(kind)
+    def drawn(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
+        return draw(key, as_sizes(shape), dtype) * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
+
+    def random(
+        shape: ShapeLike,
+        mean: rt.TensorLike = 0.0,
+        stddev: rt.TensorLike = 1.0,
+        dtype: DTypeLike = np.float32,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> rt.Tensor:
+        if not as_dtype(dtype).is_floating:
+            raise TypeError(f"{shown}: it draws floating point numbers, not {as_dtype(dtype).name}")
+        return drawn(_key(seed, name, shown), mean, stddev, shape, dtype, name or shown)
+
+    random.__name__ = random.__qualname__ = shown
+    random.__doc__ = described
+    return OPS.add(shown)(random)
 
 
-@OPS.add()
-def random_normal(
-    shape: ShapeLike,
-    mean: rt.TensorLike = 0.0,
-    stddev: rt.TensorLike = 1.0,
-    dtype: DTypeLike = np.float32,
-    seed: int | None = None,
-    name: str | None = None,
-) -> rt.Tensor:
-    """``jax.random.normal``, scaled and shifted."""
-    _fractions(dtype, "random_normal")
-    name = name or "random_normal"
-    return _normal(_key(seed, name, name), mean, stddev, shape, dtype, name)
-
-
-@op("TruncatedNormal")
-def _truncated(key: Array, mean: Array, stddev: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
-    drawn = jax.random.truncated_normal(key, -2.0, 2.0, _dims(shape), dtype)
-    return drawn * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
-
-
-@OPS.add()
-def truncated_normal(
-    shape: ShapeLike,
-    mean: rt.TensorLike = 0.0,
-    stddev: rt.TensorLike = 1.0,
-    dtype: DTypeLike = np.float32,
-    seed: int | None = None,
-    name: str | None = None,
-) -> rt.Tensor:
-    """``jax.random.truncated_normal`` within two standard deviations."""
-    _fractions(dtype, "truncated_normal")
-    name = name or "truncated_normal"
-    return _truncated(_key(seed, name, name), mean, stddev, shape, dtype, name)
+random_normal = _normal(
+    "random_normal", "RandomStandardNormal", "``jax.random.normal``, scaled and shifted.", jax.random.normal
+)
+truncated_normal = _normal(
+    "truncated_normal",
+    "TruncatedNormal",
+    "``jax.random.truncated_normal`` within two standard deviations.",
+    lambda key, shape, dtype: jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype),
+)
 
 
 @op("RandomUniform")
 def _uniform(key: Array, minval: Array, maxval: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
     if jnp.issubdtype(dtype, np.integer):
-        return jax.random.randint(key, _dims(shape), minval, maxval, dtype)
-    return jax.random.uniform(key, _dims(shape), dtype, minval, maxval)
+        return jax.random.randint(key, as_sizes(shape), minval, maxval, dtype)
+    return jax.random.uniform(key, as_sizes(shape), dtype, minval, maxval)
 
 
 @OPS.add()
@@ -89,8 +81,8 @@ def random_uniform(
     """
     if maxval is None and as_dtype(dtype).is_integer:
         raise ValueError("random_uniform of integers needs maxval")
-    name = name or "random_uniform"
-    return _uniform(_key(seed, name, name), minval, 1 if maxval is None else maxval, shape, dtype, name)
+    high = 1 if maxval is None else maxval
+    return _uniform(_key(seed, name, "random_uniform"), minval, high, shape, dtype, name or "random_uniform")
 
 
 @op("RandomShuffle")
@@ -123,7 +115,7 @@ def multinomial(
 @op("random_gamma")
 def _gamma(key: Array, alpha: Array, beta: Array, shape: Static, dtype: Type, name: str | None = None) -> Array:
     alpha, beta = jnp.asarray(alpha, dtype), jnp.asarray(beta, dtype)
-    full = _dims(shape) + jnp.broadcast_shapes(alpha.shape, beta.shape)
+    full = as_sizes(shape) + jnp.broadcast_shapes(alpha.shape, beta.shape)
     return jax.random.gamma(key, alpha, full, dtype) / beta
 
 
@@ -153,10 +145,4 @@ def random_crop(value: rt.TensorLike, size: ShapeLike, seed: int | None = None, 
     return _crop(_key(seed, name, "random_crop"), value, size, name)
 
 
-def _dims(shape: Static) -> tuple[int, ...]:
-    return (shape,) if isinstance(shape, int) else tuple(shape)
-
-
-OPS |= {
-    "set_random_seed": rt.set_random_seed,
-}
+OPS["set_random_seed"] = rt.set_random_seed

@@ -40,8 +40,8 @@ class _State:
 
 def _one(queue: FIFOQueue | RandomShuffleQueue | PaddingFIFOQueue) -> rt.Tensor:
     """The next name from a queue."""
-    found = queue.dequeue()
-    if isinstance(found, tuple) or not found.dtype.hasobject:
+    found: rt.Tensor | list[rt.Tensor] = queue.dequeue()
+    if isinstance(found, list) or not found.dtype.hasobject:
         raise TypeError(f"{queue.name!r} must hold the names of files, one string each")
     return found
 

@@ -56,6 +56,7 @@ def _masked(data: bytes) -> bytes:
     return _CRC.pack((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
+@OPS.add()
 class TFRecordCompressionType:
     """How a file of records is compressed."""
 
@@ -230,6 +231,3 @@ def tf_record_iterator(
     """
     kind = compression(cast("TFRecordOptions | str | None", options))
     return (record for _, record in records(os.fspath(path), kind))
-
-
-OPS |= {"TFRecordCompressionType": TFRecordCompressionType}

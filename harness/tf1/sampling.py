@@ -10,7 +10,7 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.framework import stop_gradient
-from harness.tf1.join_ops import OPS as _JOIN
+from harness.tf1.join_ops import concat
 from harness.tf1.lift import Array, Names, Static, is_tensor, op
 from harness.tf1.nn_ops import embedding_lookup
 
@@ -149,7 +149,7 @@ def _sampled_logits(
     )
     sampled, *expected = (stop_gradient(t) for t in found)
     kind = sampled.dtype
-    every = _JOIN["concat"]([_flat(labels, kind), sampled], 0)
+    every = concat([_flat(labels, kind), sampled], 0)
     rows = embedding_lookup(weights, every, partition_strategy)
     offsets = embedding_lookup(biases, every, partition_strategy)
     logits, wanted = _logits(inputs, labels, rows, offsets, sampled, *expected, remove_accidental_hits)

@@ -1,10 +1,11 @@
-"""``tf.train.Saver`` and ``tf.summary.FileWriter``: the harness's, by all of TensorFlow's arguments in their order."""
+"""Savers and readers of checkpoints, and ``tf.summary.FileWriter``: the harness's, by TensorFlow's arguments."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from harness.checkpoints import reader as _reader
 from harness.checkpoints import saver as _saver
 from harness.tensorboard import writer as _writer
 
@@ -108,6 +109,30 @@ class Saver(_saver.Saver):
                 "the directory: save into a directory of its own"
             )
         return super().save(sess, save_path, global_step, **options)
+
+
+class CheckpointReader(_reader.CheckpointReader):
+    """``harness.load_checkpoint``, with shapes as lists.
+
+    Args:
+        ckpt_dir_or_file: a checkpoint, or a directory of checkpoints, of which the newest is taken.
+
+    Raises:
+        ValueError: there is no checkpoint.
+        DataLossError: it is damaged.
+    """
+
+    def __init__(self, ckpt_dir_or_file: str) -> None:
+        super().__init__(_reader.path_of(ckpt_dir_or_file))
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:  # type: ignore[override]
+        """Name -> shape."""
+        return {name: list(shape) for name, shape in super().get_variable_to_shape_map().items()}
+
+
+def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, list[int]]]:
+    """(name, shape) of every variable of a checkpoint, sorted; argument and errors as in ``CheckpointReader``."""
+    return sorted(CheckpointReader(ckpt_dir_or_file).get_variable_to_shape_map().items())
 
 
 class FileWriter(_writer.FileWriter):

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from harness.tf1.variables import Variable
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
 
-AUTO_REUSE = "AUTO_REUSE"
+AUTO_REUSE = OPS["AUTO_REUSE"] = "AUTO_REUSE"
 """Value of ``reuse``: take the variable if it is there, else make it."""
 REGULARIZATION_LOSSES = "regularization_losses"
 
@@ -31,7 +31,7 @@ Regularizer = Callable[[Any], Any]
 
 
 @OPS.add()
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class VariableScope:
     """What ``get_variable`` takes from the scope it is called in.
 
@@ -55,15 +55,15 @@ class VariableScope:
 
     def reuse_variables(self) -> None:
         """From here on in this scope variables are found, not made."""
-        object.__setattr__(self, "reuse", True)  # the one thing that scripts change on an open scope
+        self.reuse = True
 
     def set_initializer(self, initializer: Any) -> None:
         """Changes the default initializer."""
-        object.__setattr__(self, "initializer", initializer)
+        self.initializer = initializer
 
     def set_regularizer(self, regularizer: Regularizer | None) -> None:
         """Changes the default regularizer."""
-        object.__setattr__(self, "regularizer", regularizer)
+        self.regularizer = regularizer
 
     def get_variable(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """``tf.get_variable`` in this scope."""
@@ -84,26 +84,24 @@ def _in_scope(key: str, name: str) -> list[Any]:
     return [v for v in found if not name or v.name.startswith(f"{name}/")]
 
 
-@dataclass
-class _Store:
-    """The variables of one graph that ``get_variable`` made."""
-
-    variables: dict[str, Any] = field(default_factory=dict)
+_made: weakref.WeakKeyDictionary[rt.Graph, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""The variables of each graph that ``get_variable`` made, by name."""
 
 
-_stores: weakref.WeakKeyDictionary[rt.Graph, _Store] = weakref.WeakKeyDictionary()
-_threads = threading.local()
+class _OfThread(threading.local):
+    """What each thread has opened.
+
+    Attributes:
+        scopes: the variable scopes that are open, each with its graph.
+        opened: by graph, how often each variable scope was opened, by its full name.
+    """
+
+    def __init__(self) -> None:
+        self.scopes: list[tuple[rt.Graph, VariableScope]] = []
+        self.opened: weakref.WeakKeyDictionary[rt.Graph, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
-def _store() -> _Store:
-    return _stores.setdefault(rt.get_default_graph(), _Store())
-
-
-def _stack() -> list[tuple[rt.Graph, VariableScope]]:
-    stack: list[tuple[rt.Graph, VariableScope]] | None = getattr(_threads, "scopes", None)
-    if stack is None:
-        stack = _threads.scopes = []
-    return stack
+_threads = _OfThread()
 
 
 def _opened() -> dict[str, int]:
@@ -112,10 +110,7 @@ def _opened() -> dict[str, int]:
     Default names are numbered by it. Leaving a scope forgets those below it, so that a model built a second time, in
     the same scope opened again, finds its layers under the names that they had.
     """
-    by_graph: weakref.WeakKeyDictionary[rt.Graph, dict[str, int]] | None = getattr(_threads, "opened", None)
-    if by_graph is None:
-        by_graph = _threads.opened = weakref.WeakKeyDictionary()
-    return by_graph.setdefault(rt.get_default_graph(), {})
+    return _threads.opened.setdefault(rt.get_default_graph(), {})
 
 
 _tops: weakref.WeakKeyDictionary[rt.Graph, VariableScope] = weakref.WeakKeyDictionary()
@@ -125,7 +120,7 @@ _tops: weakref.WeakKeyDictionary[rt.Graph, VariableScope] = weakref.WeakKeyDicti
 def get_variable_scope() -> VariableScope:
     """The open variable scope; at the top one without a name."""
     graph = rt.get_default_graph()
-    for of, scope in reversed(_stack()):
+    for of, scope in reversed(_threads.scopes):
         if of is graph:
             return scope
     return _tops.setdefault(graph, VariableScope())
@@ -134,11 +129,11 @@ def get_variable_scope() -> VariableScope:
 @contextlib.contextmanager
 def _current(scope: VariableScope) -> Iterator[None]:
     entry = (rt.get_default_graph(), scope)
-    _stack().append(entry)
+    _threads.scopes.append(entry)
     try:
         yield
     finally:
-        _stack().remove(entry)
+        _threads.scopes.remove(entry)
 
 
 @OPS.add()
@@ -325,10 +320,10 @@ def _get(
     collections: Sequence[str] | None = None,
     **unused: Any,
 ) -> Any:
-    store = _store()
+    variables = _made.setdefault(rt.get_default_graph(), {})
     wanted = as_dtype(scope.dtype if dtype is None else dtype).dtype
     sizes = None if shape is None else static_number([shape] if isinstance(shape, int) else shape, f"{full}: the shape")
-    found = store.variables.get(full)
+    found = variables.get(full)
     if found is not None:
         if not scope.reuse:
             raise ValueError(
@@ -341,7 +336,7 @@ def _get(
             "reuse=None in variable_scope?"
         )
     made = _make(full, sizes, wanted, scope.initializer if initializer is None else initializer, trainable, collections)
-    store.variables[full] = made
+    variables[full] = made
     chosen = scope.regularizer if regularizer is None else regularizer
     if chosen is not None:
         with rt.name_scope(f"{full}/Regularizer/"):
@@ -395,9 +390,3 @@ def _make(
 def _no_partitioner(partitioner: object) -> None:
     if partitioner is not None:
         raise ValueError("partitioners are not in harness.tf1: make one variable for each part, on a device of its own")
-
-
-OPS |= {
-    "AUTO_REUSE": AUTO_REUSE,
-}
-"""TensorFlow's name -> what this module gives for it."""

@@ -43,7 +43,7 @@ def _strided_op(input_: Array, begin: Static, end: Static, strides: Static = Non
     return jnp.asarray(input_)[tuple(builtins.slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))]
 
 
-@op("Slice")
+@op("strided_slice")
 def _computed(input_: Array, starts: Arrays, axes: Static, sizes: Static, name: str | None = None) -> Array:
     """Of each of ``axes``, counted without new ones, so many from ``starts`` on; -1 counts from the last axis."""
     picked = jnp.asarray(input_)
@@ -100,7 +100,7 @@ def slice(  # noqa: A001
         [-1 if a in moved else s for a, s in enumerate(sizes)],
     ]
     cut = input_ if len(moved) == len(firsts) else _slice_op(input_, *numbers)
-    return _computed(cut, [firsts[a] for a in moved], moved, [sizes[a] for a in moved], name)
+    return _computed(cut, [firsts[a] for a in moved], moved, [sizes[a] for a in moved], name or "Slice")
 
 
 def _is_rest(size: rt.TensorLike) -> bool:

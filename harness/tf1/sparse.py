@@ -15,6 +15,7 @@ from harness.tf1.python_ops import host_op
 from harness.tf1.shapes import TensorShape
 from harness.tf1.value_ops import convert_to_tensor
 from runtime.lowlevel import Array as HostArray
+from runtime.lowlevel import DType
 
 OPS = Names()
 """TensorFlow's name -> what it is here."""
@@ -88,6 +89,14 @@ def _fetched(_: object, parts: Sequence[Any]) -> Any:
 jax.tree_util.register_pytree_node(
     SparseTensor, lambda sparse: ((sparse.indices, sparse.values, sparse.dense_shape), None), _fetched
 )
+
+
+def matrix_of_rows(rows: Sequence[HostArray], dtype: DType) -> list[HostArray]:
+    """The indices, values and dense shape of a sparse matrix with these rows."""
+    places = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
+    values = np.concatenate([np.empty(0, dtype), *rows])
+    longest = max((len(row) for row in rows), default=0)
+    return [np.array(places, np.int64).reshape(-1, 2), values, np.array([len(rows), longest], np.int64)]
 
 
 def to_dense(indices: HostArray, values: HostArray, shape: HostArray, default: object) -> HostArray:

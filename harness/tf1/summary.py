@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from tensorboardX.proto import event_pb2, summary_pb2
 
 import runtime as rt
 from harness.tensorboard import summary as _summary
-from harness.tensorboard.summary import audio as audio
-from harness.tensorboard.summary import histogram as histogram
-from harness.tensorboard.summary import image as image
-from harness.tensorboard.summary import merge as merge
-from harness.tensorboard.summary import merge_all as merge_all
-from harness.tensorboard.summary import scalar as scalar
-from harness.tensorboard.summary import text as text
-from harness.tensorboard.writer import FileWriterCache as FileWriterCache
-from harness.tf1.messages import Event as Event
-from harness.tf1.messages import SessionLog as SessionLog
-from harness.tf1.messages import Summary as Summary
-from harness.tf1.messages import SummaryDescription as SummaryDescription
-from harness.tf1.messages import TaggedRunMetadata as TaggedRunMetadata
-from harness.tf1.missing import absent as _absent
-from harness.tf1.saver import FileWriter as FileWriter
+from harness.tensorboard.writer import FileWriterCache
+from harness.tf1.lift import Names
+from harness.tf1.missing import namespace
+from harness.tf1.saver import FileWriter
 
-SummaryWriter = FileWriter
+OPS = Names()
+"""The names before 1.0, which stand in ``tf`` itself."""
+
+NAMES: dict[str, Any] = {
+    **{n: getattr(_summary, n) for n in ("audio", "histogram", "image", "merge", "merge_all", "scalar", "text")},
+    "Event": event_pb2.Event,
+    "FileWriter": FileWriter,
+    "FileWriterCache": FileWriterCache,
+    "SessionLog": event_pb2.SessionLog,
+    "Summary": summary_pb2.Summary,
+    "SummaryDescription": summary_pb2.SummaryDescription,
+    "TaggedRunMetadata": event_pb2.TaggedRunMetadata,
+}
+"""TensorFlow's name in ``tf.summary`` -> what it is here."""
 
 
 def _tag(tags: object) -> str:
@@ -35,6 +39,7 @@ def _tag(tags: object) -> str:
     return tags
 
 
+@OPS.add()
 def scalar_summary(
     tags: str | Sequence[str], values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
 ) -> rt.Tensor:
@@ -42,6 +47,7 @@ def scalar_summary(
     return _summary.scalar(_tag(tags), values, collections)
 
 
+@OPS.add()
 def histogram_summary(
     tag: str | Sequence[str], values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
 ) -> rt.Tensor:
@@ -49,6 +55,7 @@ def histogram_summary(
     return _summary.histogram(_tag(tag), values, collections)
 
 
+@OPS.add()
 def image_summary(
     tag: str | Sequence[str],
     tensor: rt.TensorLike,
@@ -60,6 +67,7 @@ def image_summary(
     return _summary.image(_tag(tag), tensor, max_images, collections)
 
 
+@OPS.add()
 def audio_summary(
     tag: str | Sequence[str],
     tensor: rt.TensorLike,
@@ -72,6 +80,7 @@ def audio_summary(
     return _summary.audio(_tag(tag), tensor, sample_rate, max_outputs, collections)
 
 
+@OPS.add()
 def merge_summary(
     inputs: Sequence[rt.TensorLike], collections: Sequence[str] | None = None, name: str | None = None
 ) -> rt.Tensor:
@@ -79,21 +88,10 @@ def merge_summary(
     return _summary.merge(inputs, collections, name)
 
 
+@OPS.add()
 def merge_all_summaries(key: str = "summaries") -> rt.Tensor | None:
     """``tf.summary.merge_all``."""
     return _summary.merge_all(key)
 
 
-OLD: dict[str, Callable[..., rt.Tensor | None]] = {
-    "audio_summary": audio_summary,
-    "histogram_summary": histogram_summary,
-    "image_summary": image_summary,
-    "merge_all_summaries": merge_all_summaries,
-    "merge_summary": merge_summary,
-    "scalar_summary": scalar_summary,
-}
-"""The names before 1.0, which stood in ``tf`` itself."""
-
-
-def __getattr__(name: str) -> Any:
-    raise AttributeError(name) if name.startswith("__") else _absent("tf.summary", name)
+__getattr__, __dir__ = namespace("tf.summary", NAMES)

@@ -11,11 +11,14 @@ from jax.typing import DTypeLike
 import runtime as rt
 from harness.tf1.array_ops import as_tensor, zeros
 from harness.tf1.dtypes import as_dtype
-from harness.tf1.join_ops import OPS as _JOIN
-from harness.tf1.lift import Array, Static, constant, is_tensor, op
+from harness.tf1.join_ops import gather
+from harness.tf1.lift import Array, Names, Static, constant, is_tensor, op
 from harness.tf1.nests import Unwritten
 from harness.tf1.shapes import ShapeLike, TensorShape
 from harness.tf1.static import static
+
+OPS = Names()
+"""TensorFlow's name -> the class."""
 
 
 @op("TensorArrayWrite")
@@ -53,6 +56,7 @@ class _Rows(Unwritten):
         return rt.as_tensor(_rows_like(value, self.size))
 
 
+@OPS.add()
 class TensorArray:
     """A number of rows of one shape. Each change gives a new one.
 
@@ -146,8 +150,7 @@ class TensorArray:
 
     def read(self, index: rt.TensorLike, name: str | None = None) -> rt.Tensor:
         """The row ``index``."""
-        row: rt.Tensor = _JOIN["gather"](self._rows(), index, name=name)
-        return row
+        return gather(self._rows(), index, name=name)
 
     def gather(self, indices: rt.TensorLike, name: str | None = None) -> rt.Tensor:
         """The rows ``indices``."""

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import runtime as rt
 from harness import exit_codes
 from harness.tf1.config import apply as _apply
-from harness.tf1.decays import DECAYS
-from harness.tf1.inputs import OPS as INPUTS
+from harness.tf1.decays import OPS as _DECAYS
+from harness.tf1.inputs import OPS as _INPUTS
 from harness.tf1.missing import absent
-from harness.tf1.optimizers import OPTIMIZERS
+from harness.tf1.optimizers import OPS as _OPTIMIZERS
 from harness.training.global_step import global_step
 
 
@@ -55,19 +55,6 @@ class Server(rt.Server):
         return Server({"local": ["localhost:0"]}, "local", 0, config=config, start=start)
 
 
-def replica_device_setter(
-    ps_tasks: int = 0,
-    ps_device: str | None = "/job:ps",
-    worker_device: str | None = "/job:worker",
-    merge_devices: bool = True,
-    cluster: Any = None,
-    ps_ops: Any = None,
-    ps_strategy: Any = None,
-) -> Any:
-    """``rt.replica_device_setter``."""
-    return rt.replica_device_setter(ps_tasks, ps_device, worker_device, merge_devices, cluster, ps_ops, ps_strategy)
-
-
 def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool = True) -> str:
     """Writes a graph as TensorFlow's ``GraphDef`` message; gives the path of the file.
 
@@ -89,82 +76,42 @@ def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool =
     return path
 
 
+_HARNESS = """
+    CheckpointSaverHook CheckpointSaverListener ChiefSessionCreator Coordinator FeedFnHook FinalOpsHook
+    GlobalStepWaiterHook LoggingTensorHook LooperThread MonitoredSession MonitoredTrainingSession
+    NanLossDuringTrainingError NanTensorHook ProfilerHook QueueRunner Scaffold SecondOrStepTimer SessionCreator
+    SessionManager SessionRunArgs SessionRunContext SessionRunHook SessionRunValues SingularMonitoredSession
+    StepCounterHook StopAtStepHook SummarySaverHook Supervisor WorkerSessionCreator add_queue_runner checkpoint_exists
+    checkpoints_iterator create_global_step get_checkpoint_state get_global_step get_or_create_global_step
+    init_from_checkpoint latest_checkpoint load_variable start_queue_runners
+    """
+_EXAMPLES = "BytesList Example Feature FeatureList FeatureLists Features FloatList Int64List SequenceExample"
+
 LAZY: dict[str, str] = {
-    **{
-        name: f"harness.{name}"
-        for name in (
-            "CheckpointSaverHook",
-            "CheckpointSaverListener",
-            "ChiefSessionCreator",
-            "Coordinator",
-            "FeedFnHook",
-            "FinalOpsHook",
-            "GlobalStepWaiterHook",
-            "LoggingTensorHook",
-            "LooperThread",
-            "MonitoredSession",
-            "MonitoredTrainingSession",
-            "NanLossDuringTrainingError",
-            "NanTensorHook",
-            "ProfilerHook",
-            "QueueRunner",
-            "Scaffold",
-            "SecondOrStepTimer",
-            "SessionCreator",
-            "SessionManager",
-            "SessionRunArgs",
-            "SessionRunContext",
-            "SessionRunHook",
-            "SessionRunValues",
-            "SingularMonitoredSession",
-            "StepCounterHook",
-            "StopAtStepHook",
-            "SummarySaverHook",
-            "Supervisor",
-            "WorkerSessionCreator",
-            "add_queue_runner",
-            "checkpoint_exists",
-            "checkpoints_iterator",
-            "create_global_step",
-            "get_checkpoint_state",
-            "get_global_step",
-            "get_or_create_global_step",
-            "init_from_checkpoint",
-            "latest_checkpoint",
-            "list_variables",
-            "load_checkpoint",
-            "load_variable",
-            "start_queue_runners",
-        )
-    },
-    **{
-        name: f"harness.tf1.example_pb2.{name}"
-        for name in (
-            "BytesList", "Example", "Feature", "FeatureList", "FeatureLists", "Features", "FloatList", "Int64List",
-            "SequenceExample",
-        )
-    },
+    **{name: f"harness.{name}" for name in _HARNESS.split()},
+    **{name: f"harness.tf1.example_pb2.{name}" for name in _EXAMPLES.split()},
     "ClusterSpec": "runtime.ClusterSpec",
-    "NewCheckpointReader": "harness.load_checkpoint",
+    "NewCheckpointReader": "harness.tf1.saver.CheckpointReader",
     "Saver": "harness.tf1.saver.Saver",
     "SaverDef": "harness.tf1.saver.SaverDef",
     "SummaryWriter": "harness.tf1.saver.FileWriter",
     "SummaryWriterCache": "harness.FileWriterCache",
+    "list_variables": "harness.tf1.saver.list_variables",
+    "load_checkpoint": "harness.tf1.saver.CheckpointReader",
     "match_filenames_once": "harness.tf1.readers.match_filenames_once",
-}  # fmt: skip
+}
 """TensorFlow's name -> where it is found when it is first used: a worker does not import what it does not use."""
 
 NAMES: dict[str, Any] = {
-    **DECAYS,
-    **INPUTS,
-    **OPTIMIZERS,
+    **_DECAYS,
+    **_INPUTS,
+    **_OPTIMIZERS,
     "ClusterDef": rt.lowlevel.ClusterDef,
     "JobDef": rt.lowlevel.JobDef,
     "Server": Server,
     "ServerDef": rt.lowlevel.ServerDef,
-    "SyncReplicasOptimizerV2": OPTIMIZERS["SyncReplicasOptimizer"],
     "global_step": global_step,
-    "replica_device_setter": replica_device_setter,
+    "replica_device_setter": rt.replica_device_setter,
     "write_graph": write_graph,
 }
 """TensorFlow's name -> what this module gives for it at once."""

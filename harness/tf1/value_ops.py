@@ -17,7 +17,7 @@ OPS = Names()
 @OPS.add()
 def identity(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """The same value on the current device."""
-    return rt.identity(input if is_tensor(input) else constant(input), name)
+    return rt.identity(constant(input), name)
 
 
 @OPS.add()
@@ -51,13 +51,11 @@ def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | No
 @OPS.add()
 def placeholder_with_default(input: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """A tensor that may be fed, and is ``input`` when it is not."""
-    tensor = rt.identity(input if is_tensor(input) else constant(input), name or "PlaceholderWithDefault")
+    tensor = rt.identity(constant(input), name or "PlaceholderWithDefault")
     sizes = TensorShape(static_number(shape, "the shape"))
     sizes.assert_is_compatible_with(tensor.shape)
     tensor.shape = None if sizes.dims is None else tuple(sizes.as_list())
     return tensor
 
 
-OPS |= {
-    "constant": constant,
-}
+OPS["constant"] = constant

@@ -176,14 +176,6 @@ def initialize_variables(var_list: Sequence[Any], name: str = "init") -> rt.Oper
 
 
 @OPS.add()
-def report_uninitialized_variables(
-    var_list: Sequence[Any] | None = None, name: str = "report_uninitialized_variables"
-) -> rt.Tensor:
-    """The names of the variables without a value, as a vector of strings."""
-    return rt.report_uninitialized_variables(var_list, name)
-
-
-@OPS.add()
 def moving_average_variables() -> list[Any]:
     """The variables that have a moving average."""
     return rt.get_default_graph().get_collection("moving_average_variables")
@@ -210,10 +202,10 @@ OPS |= {
     "is_variable_initialized": rt.is_variable_initialized,
     "local_variables": rt.local_variables,
     "local_variables_initializer": rt.local_variables_initializer,
+    "report_uninitialized_variables": rt.report_uninitialized_variables,
     "scatter_add": _scatter("add"),
     "scatter_mul": _scatter("mul"),
     "scatter_sub": _scatter("sub"),
     "scatter_update": _scatter("update"),
     "trainable_variables": rt.trainable_variables,
 }
-"""TensorFlow's name -> what this module gives for it."""

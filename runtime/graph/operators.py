@@ -126,32 +126,32 @@ class Operators(Generic[Result]):
         return _reflected("xor", operator.xor, self, other)
 
     def __lt__(self, other: TensorLike) -> Result:
-        return _binary("lt", operator.lt, self, other)
+        return _binary("Less", operator.lt, self, other)
 
     def __le__(self, other: TensorLike) -> Result:
-        return _binary("le", operator.le, self, other)
+        return _binary("LessEqual", operator.le, self, other)
 
     def __gt__(self, other: TensorLike) -> Result:
-        return _binary("gt", operator.gt, self, other)
+        return _binary("Greater", operator.gt, self, other)
 
     def __ge__(self, other: TensorLike) -> Result:
-        return _binary("ge", operator.ge, self, other)
+        return _binary("GreaterEqual", operator.ge, self, other)
 
     def __neg__(self) -> Result:
-        return _unary("neg", operator.neg, self)
+        return _unary("Neg", operator.neg, self)
 
     def __pos__(self) -> Result:
         return _unary("pos", operator.pos, self)
 
     def __abs__(self) -> Result:
-        return _unary("abs", abs, self)
+        return _unary("Abs", abs, self)
 
     def __invert__(self) -> Result:
-        return _unary("invert", operator.invert, self)
+        return _unary("LogicalNot", operator.invert, self)
 
     def __getitem__(self, item: object) -> Result:
         _check_bounds(self, item)
-        picked: Result = _apply("getitem", _item, self, item)
+        picked: Result = _apply("strided_slice", _item, self, item)
         return picked
 
 

@@ -138,8 +138,8 @@ def test_the_report_counts_names_by_file_and_in_all(tmp_path: pathlib.Path) -> N
         "make weights with tf.get_variable, or call a Flax or Equinox module with rt.call",
         f"{tmp_path}/whole.py: 1 of 1 names of TensorFlow's are here",
         "all: 1 of 2 files that use TensorFlow are complete; 2 of 4 names of TensorFlow's are here",
-        "all: tensorflow.estimator is missing in 1 files",
-        "all: tensorflow.keras is missing in 1 files",
+        "all: tensorflow.estimator is missing in 1 file",
+        "all: tensorflow.keras is missing in 1 file",
         "all: 1 files cannot be read",
     ]
     one = run(str(tmp_path / "whole.py"))

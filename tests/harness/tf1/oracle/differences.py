@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import pathlib
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.harness.tf1.oracle.case import COMPUTES, REFUSES
@@ -29,12 +29,14 @@ class Difference:
         here: what harness.tf1 gives, and why.
         cases: name of a case, or a pattern for several -> what is expected here: ``COMPUTES`` (TensorFlow refuses it),
             ``REFUSES`` (with an error), or the values of the first result.
+        programs: names of programs that show it; ``test_behaviours`` says what they give here.
     """
 
     what: str
     there: str
     here: str
-    cases: dict[str, Any]
+    cases: dict[str, Any] = field(default_factory=dict)
+    programs: tuple[str, ...] = ()
 
 
 _SECOND_LOST = [1.0, 2.0, NAN, NAN]
@@ -149,6 +151,7 @@ DIFFERENCES = (
             "gather/slope": [1.0, 2.0, 1.0, 2.0, 5.0, 6.0],
             "nn.embedding_lookup/slope": [1.0, 2.0, 1.0, 2.0, 5.0, 6.0],
         },
+        ("norm_of_a_row_that_is_looked_up_twice",),
     ),
     Difference(
         "Computing with strings: `tf.equal`, `tf.reshape`, `tf.fill`",
@@ -237,6 +240,12 @@ DIFFERENCES = (
         "taken by 2.21, or another error",
         "refused, as in 1.0",
         {"nn.softmax_cross_entropy_with_logits/axis 0": REFUSES, "nn.conv2d/too few strides": REFUSES},
+    ),
+    Difference(
+        "`tf.train.ExponentialMovingAverage.apply` after `reuse_variables()`",
+        "`ValueError`: there is no average to reuse",
+        "makes the average, as everywhere else",
+        programs=("average_of_a_variable_after_reuse_variables",),
     ),
 )
 

@@ -172,6 +172,20 @@ def other_spellings(tf: Any) -> Any:
         return [list(tf.io.tf_record_iterator(path)), tf.io.FixedLenFeature([1], tf.int64).shape]
 
 
+@case
+def what_a_checkpoint_holds(tf: Any) -> Any:
+    tf.Variable(np.ones((2, 3), np.float32), name="w")
+    tf.Variable(7, name="n")
+    with tempfile.TemporaryDirectory() as folder, tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        path = tf.train.Saver().save(sess, os.path.join(folder, "model"))
+        reader = tf.train.NewCheckpointReader(path)
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        told = [f"{name} {tf.as_dtype(dtypes[name]).name} {shapes[name]}" for name in sorted(shapes)]
+        told += [str(reader.has_tensor("w")), str(reader.has_tensor("v")), str(tf.train.list_variables(folder))]
+        return [*told, reader.get_tensor("w"), tf.train.load_checkpoint(folder).get_tensor("n")]
+
+
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 

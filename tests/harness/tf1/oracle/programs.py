@@ -652,6 +652,41 @@ def norm_of_a_row_that_is_looked_up_twice(tf: Any) -> Any:
 
 
 @case
+def gradients_by_nothing_and_of_nothing(tf: Any) -> Any:
+    x, whole = tf.constant(1.0), tf.constant(1)
+    return [
+        str(tf.gradients(x * x, [])),
+        str(tf.gradients(whole, [])),
+        str(tf.gradients([], [x])),
+        str(tf.gradients([], [])),
+    ]
+
+
+@case
+def several_components_of_a_queue_are_a_list(tf: Any) -> Any:
+    queue = tf.FIFOQueue(3, [tf.float32, tf.int32], [[], [2]])
+    alone = tf.RandomShuffleQueue(3, 0, [tf.float32], [[]])
+    given = [queue.dequeue(), queue.dequeue_many(2), queue.dequeue_up_to(2)]
+    shapes = [str(part.get_shape()) for parts in given for part in parts]
+    return [type(parts).__name__ for parts in given] + shapes + [alone.dequeue().op.name.rpartition("/")[0]]
+
+
+@case
+def average_of_a_variable_after_reuse_variables(tf: Any) -> Any:
+    with tf.variable_scope("tower") as scope:
+        w = tf.get_variable("w", initializer=tf.constant([4.0, 8.0]))
+        scope.reuse_variables()
+        average = tf.train.ExponentialMovingAverage(0.5)
+        update = average.apply([w])
+    changed = tf.assign(w, [0.0, 0.0])
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(changed)
+        sess.run(update)
+        return sess.run(average.average(w))
+
+
+@case
 def losses_of_a_program(tf: Any) -> Any:
     x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
     tf.losses.compute_weighted_loss(x, [[1.0], [0.5]])
