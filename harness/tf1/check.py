@@ -249,7 +249,7 @@ def report(programs: Sequence[Program]) -> Iterator[str]:
     yield f"all: {complete} of {len(with_names)} files that use TensorFlow are complete; " + _of(
         lacking, {name for program in with_names for name in program.names}
     )
-    yield from (f"all: {name} is missing in {count} file{"s" * (count > 1)}" for name, count in lacking.most_common())
+    yield from (f"all: {name} is missing in {count} file{'s' * (count > 1)}" for name, count in lacking.most_common())
     if unread := sum(bool(program.unread) for program in programs):
         yield f"all: {unread} files cannot be read"
 
