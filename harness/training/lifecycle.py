@@ -26,7 +26,7 @@ import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod, failed
 from harness.launch.tasks import attempt, launcher_ends_ps
 from harness.training.managed_session import ManagedSession
-from harness.training.preemption import shielded
+from harness.training.preemption import interrupt_between_locks, shielded
 from harness.training.run_end import note_end
 from harness.training.session_manager import LOST_CONTACT, TrainingOver
 from runtime.lowlevel import RunRecords, RunRecordView
@@ -119,6 +119,7 @@ class Lifecycle:
                 who is lost while it does something else.
             give_up_secs: how long ``ready`` waits at most, for the log.
         """
+        interrupt_between_locks()
         self.grace_period.renew()
         self._elastic = bool(graph.get_collection(ELASTIC))
         self._records, self._global_step, self.late = records, global_step, False

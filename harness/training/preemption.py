@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import queue
@@ -17,6 +18,19 @@ from absl import logging
 from harness import exit_codes
 
 _AGAIN_SECS = 0.01
+_MOST_TIMES_AGAIN = 100
+"""A signal takes effect after a second at the latest, also within a lock that somebody else keeps for ever."""
+
+_LOCKING = frozenset(
+    (module, function)
+    for module, functions in {
+        "logging": ("acquire", "handle", "release", "_acquireLock", "_releaseLock"),
+        "threading": ("__enter__", "__exit__", "acquire", "release"),
+        "importlib._bootstrap": ("__init__", "__enter__", "__exit__", "acquire", "release", "_get_module_lock", "cb"),
+    }.items()
+    for function in functions
+)
+"""Functions of Python's library that lock and unlock in Python: an exception in them may leave the lock locked."""
 
 _Event = float | signal.Signals | None
 """When the grace period ends, a signal to send again, or that the block has ended."""
@@ -42,6 +56,7 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    interrupt_between_locks()
     leave = _Leave(grace_secs)
     discarded, sys.unraisablehook = sys.unraisablehook, leave.discarded
     before = signal.signal(signal.SIGTERM, leave)
@@ -52,6 +67,55 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
         sys.unraisablehook = discarded
         leave.end()
+
+
+def interrupt_between_locks() -> None:
+    """Ctrl-C raises KeyboardInterrupt in this process as before, but not while the main thread locks or unlocks.
+
+    Python runs a handler between any two bytecodes, so the exception may come when ``logging`` has taken the lock of
+    its handler and has not yet entered the block that gives it back (before Python 3.13). Every other thread that logs
+    then waits for ever, and so does a last save. Such a signal is sent once more, a hundredth of a second later.
+
+    What a program has set as its own handler stays, and so does a Ctrl-C that is ignored.
+    """
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):
+        signal.signal(signal.SIGINT, _Interrupt())
+
+
+class _Interrupt:
+    """The handler of Ctrl-C."""
+
+    def __init__(self) -> None:
+        self._locks = _Locks()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._locks.within(frame):
+            _thread.start_new_thread(_send_again, (number,))  # one of threading takes locks, which may be those
+        else:
+            signal.default_int_handler(number, frame)
+
+
+class _Locks:
+    """Tells whether a signal has to wait for a lock, and that not too often."""
+
+    def __init__(self) -> None:
+        self._times = 0
+
+    def within(self, frame: FrameType | None) -> bool:
+        """Whether the main thread, in ``frame``, takes a lock or gives one back, and the signal can still wait."""
+        locking = frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in _LOCKING
+        self._times = self._times + 1 if locking and self._times < _MOST_TIMES_AGAIN else 0
+        return self._times > 0
+
+
+def _send_again(number: int) -> None:
+    time.sleep(_AGAIN_SECS)  # until the main thread has gone on
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, number)
 
 
 class _Leave:
@@ -67,6 +131,7 @@ class _Leave:
         self._raised = False
         self._noticed = False
         self._ignored = sys.unraisablehook
+        self._locks = _Locks()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._attend, name="preemption", daemon=True)
         self._thread.start()
@@ -81,7 +146,7 @@ class _Leave:
         self.notice()
         if self._raised:  # with a second signal the way out is being taken
             return
-        if _within(_Leave.discarded.__code__, frame):
+        if _within(_Leave.discarded.__code__, frame) or self._locks.within(frame):
             self._events.put(signal.SIGTERM)
             return
         self._raised = True
@@ -103,8 +168,6 @@ class _Leave:
         self._thread.join()
 
     def _attend(self) -> None:
-        main = threading.main_thread().ident
-        assert main is not None
         until: float | None = None
         while True:
             try:
@@ -115,8 +178,7 @@ class _Leave:
                 if event is None:
                     return
                 if isinstance(event, signal.Signals):
-                    time.sleep(_AGAIN_SECS)  # the callback that it came into may go on for a moment
-                    signal.pthread_kill(main, event)
+                    _send_again(event)  # the callback that it came into may go on for a moment
                 else:
                     until = event
                     logging.warning("SIGTERM: ending within %g s", self._grace_secs)
