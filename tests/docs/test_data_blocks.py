@@ -1,0 +1,57 @@
+"""What the pages show as YAML and JSON is what the programs that it is for would read, or write."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runtime.observe.audit import AuditLog
+from tests.docs.blocks import PAGES, Block, blocks
+
+DATA = {
+    language: [block for page in PAGES for block in blocks(page) if block.language == language]
+    for language in ("json", "yaml")
+}
+
+
+def shown(text: str) -> Block:
+    (block,) = (block for found in DATA.values() for block in found if text in block.code)
+    return block
+
+
+CERTIFICATE, POD, LINE = shown("kind: Certificate"), shown("volumeMounts"), shown('"action"')
+
+
+def test_all_blocks_are_looked_at() -> None:
+    assert {str(block) for found in DATA.values() for block in found} == {str(b) for b in (CERTIFICATE, POD, LINE)}
+
+
+def test_the_certificate_serves_and_asks_and_has_a_name_for_each_host() -> None:
+    asked = yaml.safe_load(CERTIFICATE.code)["spec"]
+    assert {"server auth", "client auth"} <= set(asked["usages"])
+    assert all("." in name for name in asked["dnsNames"])
+    mounted = yaml.safe_load(POD.code)["volumes"][0]["secret"]["secretName"]
+    assert mounted == asked["secretName"]
+
+
+def test_the_pods_part_is_one_that_kubernetes_knows() -> None:
+    kubernetes = pytest.importorskip("kubernetes", reason="needs PyPI's kubernetes")
+    api = kubernetes.client.ApiClient()
+    part = yaml.safe_load(POD.code)
+    container = {"name": "task", "image": "mnist", "volumeMounts": part["volumeMounts"], "env": part["env"]}
+    pod = {"spec": {"containers": [container], "volumes": part["volumes"]}}
+    assert api.sanitize_for_serialization(api.deserialize(json.dumps(pod), "V1Pod", "application/json")) == pod
+    assert {mount["name"] for mount in part["volumeMounts"]} == {volume["name"] for volume in part["volumes"]}
+    (variable,) = part["env"]
+    assert variable["value"] == part["volumeMounts"][0]["mountPath"]
+
+
+def test_a_line_of_the_audit_log_has_the_fields_that_are_written(tmp_path: Path) -> None:
+    line = ast.literal_eval(LINE.code)
+    log = AuditLog(line["task"], tmp_path / "audit")
+    log.write(line["action"], peer=line["peer"], outcome=line["outcome"], who=line["who"], what=line["what"])
+    log.close()
+    written = json.loads((tmp_path / "audit").read_text())
+    assert {**written, "time": line["time"]} == line and list(written) == list(line)
