@@ -242,6 +242,7 @@ def _packed_index(item: pathlib.Path, packed: bytes) -> None:
 BOMBS = (_packed_chunk, _packed_chunk_in_a_plain_store, _hole_for_a_chunk, _packed_index)
 
 
+@pytest.mark.chaos
 def test_what_unpacks_to_more_than_it_says(saved: pathlib.Path, tmp_path: pathlib.Path, packed_zeros: bytes) -> None:
     hostile = [foreign(saved, tmp_path / f"{n}" / "1") for n in range(len(BOMBS))]
     for path, bomb in zip(hostile, BOMBS, strict=True):
@@ -323,6 +324,7 @@ def test_an_event_file_whose_rest_is_one_great_hole(tmp_path: pathlib.Path) -> N
     assert outcome(EVENTS, tmp_path).startswith("0\n")
 
 
+@pytest.mark.chaos
 def test_an_event_file_with_millions_of_tags(tmp_path: pathlib.Path) -> None:
     with (tmp_path / "events.out.tfevents.1.host").open("wb") as file:
         for number in range((1 << 16) + 2):
