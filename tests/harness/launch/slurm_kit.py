@@ -83,9 +83,11 @@ class Slurm:
         return Job(self, self.run("sbatch", *options, script, *flags, env=given), directory)
 
     def end_jobs(self) -> None:
-        """Ends all jobs, and waits until nothing of them is left on the hosts."""
+        """Ends all jobs, waits until nothing of them is left on the hosts, and has every host take jobs again."""
         self.run("scancel", "--user=root")
         until(lambda: not self.run("squeue", "--noheader") and not self.processes("slurmstepd"), "all jobs are gone")
+        for host in ("n1", "n2"):
+            self.run("scontrol", "update", f"NodeName={host}", "State=RESUME", check=False)  # one that does is an error
 
     def processes(self, text: str) -> list[psutil.Process]:
         """The processes on the hosts whose command line contains a text."""

@@ -70,7 +70,7 @@ def test_a_run_over_both_hosts_outlives_its_tasks_a_drained_host_and_its_time(sl
 
     _end_of_time(slurm, job.number, job.fields()["StartTime"])
     job.expect("worker/0 .*SIGTERM: ending within")
-    saved = int(job.expect(r"worker/0 .*saved .*/(\d+)$")[1])
+    saved = int(job.expect(r"worker/0 .*interrupted: step (\d+) is saved")[1])  # others may have been under way
     job.expect(f"requeueing job {job.number}")
     job.wait("PENDING")
     assert job.fields()["Restarts"] == "1"
