@@ -136,12 +136,14 @@ class SaveJob:
         """Takes references to the variables as of one instant; raises as ``Saver.save``."""
         slices = names.slices_of(self._sess, self._saved, stream=self._stream)
         step, key = _step_of(self._sess, self._saved, global_step)
-        self._states = in_thread(self._ask_states, "checkpoint-states")
-        self._snapshot = self._coordinator.snapshot(slices, key)
+        self._snapshot = self._coordinator.snapshot(slices, key, when_paused=self._begin_states)
         if step is None:
             step = _next_step(self._series) if self._snapshot.number is None else self._snapshot.number
         self.handle = SaveHandle(step, self._snapshot.paused_secs)
         return self.handle
+
+    def _begin_states(self) -> None:
+        self._states = in_thread(self._ask_states, "checkpoint-states")
 
     def _ask_states(self) -> dict[str, dict[str, Any]]:
         """The states of all tasks: while the snapshot is taken, so that one that does not answer holds nobody up."""

@@ -78,12 +78,15 @@ class CheckpointCoordinator:
         self._stream = carrier.stream
         self._leaderships = leaderships
 
-    def snapshot(self, slices: Sequence[VariableSlice], number_of: str = "") -> Snapshot:
+    def snapshot(
+        self, slices: Sequence[VariableSlice], number_of: str = "", *, when_paused: Callable[[], object] = lambda: None
+    ) -> Snapshot:
         """Takes references to variables of all tasks as of one instant, at which no step has half its writes done.
 
         Args:
             slices: what to save.
             number_of: key of the slice whose value is wanted as an int.
+            when_paused: called while updates wait for that instant, so it must not wait itself; at each try anew.
 
         Raises:
             FailedPreconditionError: a variable is not initialised; names it.
@@ -96,7 +99,7 @@ class CheckpointCoordinator:
         for tried in range(SNAPSHOT_TRIES):
             try:
                 with _snapshotting:
-                    return self._snapshot(slices, held, number_of, under)
+                    return self._snapshot(slices, held, number_of, under, when_paused)
             except SnapshotError as error:
                 if tried == SNAPSHOT_TRIES - 1:
                     raise
@@ -110,12 +113,14 @@ class CheckpointCoordinator:
         held: Mapping[str, Sequence[VariableSlice]],
         number_of: str,
         under: Leaderships,
+        when_paused: Callable[[], object],
     ) -> Snapshot:
         job = secrets.randbits(63) | 1
         tasks = list(held)
         started = time.monotonic()
         try:
             self._pause(job, tasks, under)
+            when_paused()
             takes = {t: Order.Take(job=job, slices=_messages(s), report=number_of) for t, s in held.items()}
             replies = [r.take for r in self._ask({t: Order(take=take) for t, take in takes.items()}, under)]
         except BaseException:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import threading
 from typing import Any
 
 import ml_dtypes
@@ -10,7 +11,9 @@ import pytest
 
 import harness
 import runtime as rt
+from harness.checkpoints.manifest import read_manifest
 from harness.checkpoints.states import decode, encode
+from runtime.checkpoint.coordinator import CheckpointCoordinator
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -60,6 +63,36 @@ def test_objects_are_refused() -> None:
     for array in (np.array([object()]), np.zeros(1, [("a", object)])):
         with pytest.raises(rt.InvalidArgumentError, match="array of objects"):
             encode(array)
+
+
+def test_a_state_is_that_of_the_instant_of_the_variables(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not of when the save began: an order to a task may be slow, and the instant is tried for several times."""
+    place, asked = [0], threading.Event()
+
+    def get() -> int:
+        asked.set()
+        return place[0]
+
+    begun = CheckpointCoordinator._pause
+
+    def slow(coordinator: CheckpointCoordinator, *order: Any) -> None:
+        asked.wait(1)
+        place[0] = 7
+        begun(coordinator, *order)
+
+    with rt.local_cluster(ps=1, workers=1) as cluster, rt.Graph().as_default():
+        with cluster.device():
+            rt.Variable(0.0, name="v")
+            saver = harness.Saver()
+        with rt.Session(cluster.target) as session:
+            session.run(rt.global_variables_initializer())
+            harness.checkpointable("place", get, lambda value: None, task=session.task)
+            monkeypatch.setattr(CheckpointCoordinator, "_pause", slow)
+            manifest = read_manifest(saver.save(session, str(tmp_path / "model.ckpt"), global_step=1))
+            harness.forget_checkpointable("place", task=session.task)
+    assert manifest is not None and manifest.states[session.task] == {"place": 7}
 
 
 @pytest.mark.parametrize("goodbye", [False, True])

@@ -55,6 +55,7 @@ class Recorder(SessionRunHook):
         self.story.append(f"{self.name} end")
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("monitored", [True, False], ids=["MonitoredTrainingSession", "Supervisor"])
 def test_a_chief_saves_when_a_task_with_variables_is_told_to_go(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, monitored: bool

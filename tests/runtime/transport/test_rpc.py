@@ -212,10 +212,10 @@ class PingCounter(threading.Thread):
     def run(self) -> None:
         client, _ = self._listener.accept()
         self._listener.close()
-        with client, socket.create_connection(("127.0.0.1", self._server)) as server:
+        address = ("127.0.0.1", self._server)
+        with client, client.makefile("rb") as stream, socket.create_connection(address) as server:
             back = threading.Thread(target=self._answers, args=(server, client), daemon=True)
             back.start()
-            stream = client.makefile("rb")
             server.sendall(stream.read(24))  # the preface of HTTP/2
             seen = 0
             while head := stream.read(9):
@@ -223,7 +223,8 @@ class PingCounter(threading.Thread):
                 seen += head[3] == self.PING and not head[4] & self.ANSWER
                 if seen >= self._wanted:
                     self.enough.set()
-            server.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # the server may have hung up first
+                server.shutdown(socket.SHUT_WR)
             back.join(60)
 
     @staticmethod
