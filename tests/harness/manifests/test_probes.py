@@ -65,7 +65,7 @@ def test_failures_in_a_row_kill() -> None:
     assert not found.kills([False, False, True, False, False])
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_a_ps_that_restores_for_long_is_not_killed_and_a_frozen_one_is(tmp_path: Path) -> None:
     liveness, readiness = probe("jobset", "livenessProbe"), probe("jobset", "readinessProbe")
     with started(tmp_path) as cluster, ThreadPoolExecutor(liveness.failure_threshold) as kubelet:

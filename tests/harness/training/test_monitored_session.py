@@ -55,8 +55,13 @@ class Recorder(SessionRunHook):
         self.story.append(f"{self.name} end")
 
 
-@pytest.mark.chaos
-@pytest.mark.parametrize("monitored", [True, False], ids=["MonitoredTrainingSession", "Supervisor"])
+@pytest.mark.parametrize(
+    "monitored",
+    [
+        pytest.param(True, marks=pytest.mark.nightly, id="MonitoredTrainingSession"),
+        pytest.param(False, marks=pytest.mark.chaos, id="Supervisor"),
+    ],
+)
 def test_a_chief_saves_when_a_task_with_variables_is_told_to_go(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, monitored: bool
 ) -> None:
