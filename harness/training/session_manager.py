@@ -20,7 +20,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod
 from harness.launch.tasks import attempt
-from harness.training import policy, readiness
+from harness.training import log_directory, policy, readiness
 from harness.training.global_step import get_global_step
 from harness.training.policy import Action, Role
 from runtime.lowlevel import RunRecords
@@ -305,6 +305,8 @@ class SessionManager:
                         self._wait(request, report)
                         backoff = FIRST_BACKOFF_SECS
                         continue
+                    if log_directory.hold(request.logdir, report.addresses.values()):
+                        continue  # with what the other job has left
                     if request.records is not None:
                         session.authority.lead_with(request.records.claim())
                     live = self._live_step(session, report)
@@ -322,6 +324,8 @@ class SessionManager:
         except BaseException:  # nobody gets this session, so nobody will close it
             if session is not None:
                 session.close()
+            if request.role is Role.CHIEF:
+                log_directory.release(request.logdir)
             raise
 
     def _open(self, request: _Request) -> rt.Session:

@@ -404,6 +404,7 @@ class Supervisor:
             give_up_secs=max_wait_secs,
         )
         session.on_exit = self._leave_block
+        session.log_directory = self._logdir if self._is_chief else None
         self._services = []
         try:
             if writer is not None and not self._graph_written:
