@@ -255,6 +255,7 @@ def _runner(
 
 def run() -> None:
     """The command ``bellwether-launch``; ends the program with the exit code."""
+    exit_codes.open_streams()
     app.run(main, flags_parser=_parse)
 
 

@@ -143,9 +143,15 @@ class Exited:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The launcher itself received a signal that asks it to stop."""
+    """The launcher itself received a signal that asks it to stop.
+
+    Attributes:
+        signum: its number.
+        starting: the tasks that do not serve yet, or never will.
+    """
 
     signum: int
+    starting: frozenset[LaunchTask] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -209,8 +215,8 @@ def react(
     match event:
         case Exited(task, returncode):
             state = _on_exit(state, task, returncode, now, options, out)
-        case Interrupted(signum):
-            state = _on_signal(state, signum, now, options, out)
+        case Interrupted(signum, starting):
+            state = _on_signal(state, signum, starting, now, options, out)
         case Tick():
             state = _on_tick(state, now, out)
     return _advance(state, now, options, out), tuple(out)
@@ -246,11 +252,16 @@ def _on_exit(
     if state.failure is None:
         code = exit_code_of(returncode) or exit_codes.FAILED.plain
         state = replace(state, failure=Failure(task, code, fatal, why))
-    return _stop_first(state, signal.SIGTERM, now, options, out) if fatal else state
+    return _stop_first(state, frozenset(state.tasks), now, options, out) if fatal else state
 
 
 def _on_signal(
-    state: LaunchState, signum: int, now: float, options: LaunchOptions, out: list[Instruction]
+    state: LaunchState,
+    signum: int,
+    starting: frozenset[LaunchTask],
+    now: float,
+    options: LaunchOptions,
+    out: list[Instruction],
 ) -> LaunchState:
     name = signal.Signals(signum).name
     if state.signal_code is not None:
@@ -262,11 +273,13 @@ def _on_signal(
     out.append(LogLine(f"{name}: stopping {who}, within {options.grace_secs:g} s{' each' * (who == both)}"))
     # A ps is told to leave: it has no work that could be interrupted.
     interrupts = signum == signal.SIGINT and _first(state) != (PS,) and not options.joins
-    passed_on = signal.SIGINT if interrupts else signal.SIGTERM
+    # While JAX is imported, Python loses most KeyboardInterrupts: they are raised within a callback of the garbage
+    # collector, which discards them. SIGTERM ends such a task at once, and without a traceback.
+    terminated = starting if interrupts else frozenset(state.tasks)
     if state.stage is RunStage.RUNNING:
-        return _stop_first(state, passed_on, now, options, out)
+        return _stop_first(state, terminated, now, options, out)
     if state.stage is RunStage.STOPPING_WORKERS:
-        out += [Send(task, passed_on) for task in _running(state, *_first(state))]
+        out += _stops(state, terminated)
     return state
 
 
@@ -303,10 +316,16 @@ def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[I
 
 
 def _stop_first(
-    state: LaunchState, signum: int, now: float, options: LaunchOptions, out: list[Instruction]
+    state: LaunchState, terminated: frozenset[LaunchTask], now: float, options: LaunchOptions, out: list[Instruction]
 ) -> LaunchState:
-    out += [Send(task, signum) for task in _running(state, *_first(state))]
+    """Stops who is stopped first: these by SIGTERM, all others by SIGINT."""
+    out += _stops(state, terminated)
     return replace(_drop_waiting(state), stage=RunStage.STOPPING_WORKERS, deadline=now + options.grace_secs)
+
+
+def _stops(state: LaunchState, terminated: frozenset[LaunchTask]) -> list[Instruction]:
+    tasks = _running(state, *_first(state))
+    return [Send(task, signal.SIGTERM if task in terminated else signal.SIGINT) for task in tasks]
 
 
 def _kill(state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Instruction]) -> LaunchState:

@@ -7,6 +7,7 @@ import socket
 
 LOWEST = 10_000
 _TRIES = 500
+_LOOK_SECS = 1.0
 
 
 def hold_ports(count: int, lowest: int = LOWEST) -> list[socket.socket]:
@@ -37,6 +38,16 @@ def free_ports(count: int) -> list[int]:
     """
     with contextlib.ExitStack() as held:
         return [held.enter_context(holder).getsockname()[1] for holder in hold_ports(count)]
+
+
+def listens(address: str) -> bool:
+    """Whether somebody listens at an address (``host:port``)."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_SECS).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _hold_one(lowest: int, highest: int) -> socket.socket:

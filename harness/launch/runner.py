@@ -17,6 +17,7 @@ from types import FrameType
 from harness.launch import guard, policy
 from harness.launch.output import LineBuffer, Printer
 from harness.launch.policy import Event, Instruction, LaunchTask
+from harness.launch.ports import listens
 from harness.launch.tasks import PER_TASK_VARIABLE, Topology, arguments, environment, start_guarded, watching
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -151,8 +152,14 @@ class Runner:
         """The requests to stop that arrived since the last time."""
         with contextlib.suppress(BlockingIOError):
             signums = wake.recv(_READ_BYTES)
-            return [policy.Interrupted(signum) for signum in signums if signum in STOP_SIGNALS]
+            stops = [signum for signum in signums if signum in STOP_SIGNALS]
+            starting = self._starting() if stops else frozenset()
+            return [policy.Interrupted(signum, starting) for signum in stops]
         return []
+
+    def _starting(self) -> frozenset[LaunchTask]:
+        """The tasks at whose port nobody listens, or that have none."""
+        return frozenset(task for task in self._processes if not listens(self._topology.address(task)))
 
     def _ended(self) -> Iterator[Event]:
         """The tasks that ended since the last time, with all their output shown."""

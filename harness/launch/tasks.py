@@ -53,6 +53,11 @@ class Topology:
         )
         return [LaunchTask(job, index) for job, size in sizes for index in range(size)]
 
+    def address(self, task: LaunchTask) -> str:
+        """Where a task listens; empty where that is not known, and for evaluators."""
+        hosts = {PS: self.ps_hosts, CHIEF_JOB: self.chief_hosts, WORKER: self.worker_hosts}.get(task.job, ())
+        return hosts[task.index] if task.index < len(hosts) else ""
+
 
 def takes_flags(command: Sequence[str]) -> bool:
     """Whether a task is told by flags who it is; else by its environment alone.

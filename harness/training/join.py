@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from harness.training.preemption import preemptible
 _CHIEFS = ("chief", "master")
 _HOSTS = {"chief_hosts": "chief", "ps_hosts": "ps", "worker_hosts": "worker"}
 """Flags with the addresses of a job's tasks."""
+_ALIKE = 0.85
+"""From which likeness on (difflib) a flag is taken for one of these that was not typed as it is."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +216,14 @@ def _flags(argv: Sequence[str]) -> dict[str, str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
         parser.add_argument(f"--{name}", f"-{name}")
-    parsed, _ = parser.parse_known_args(list(argv))
-    return {name: value for name, value in vars(parsed).items() if value} | found
+    parsed, rest = parser.parse_known_args(list(argv))
+    found = {name: value for name, value in vars(parsed).items() if value} | found
+    for argument in rest:
+        given = argument.lstrip("-").partition("=")[0]
+        meant = difflib.get_close_matches(given, [name for name in names if name not in found], 1, _ALIKE)
+        if argument.startswith("-") and meant and given not in flags.FLAGS:
+            raise rt.InvalidArgumentError(f"--{given} is no flag of a task; did you mean --{meant[0]}?")
+    return found
 
 
 def _from_flags(told: Mapping[str, str]) -> TaskIdentity:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import gc
 import os
 import queue
 import signal
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 
 from absl import logging
 
@@ -72,6 +73,8 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
 def interrupt_between_locks() -> None:
     """Ctrl-C raises KeyboardInterrupt in this process as before, but not while the main thread locks or unlocks.
 
+    Nor within a callback of the garbage collector, JAX's for one: Python discards what is raised there.
+
     Python runs a handler between any two bytecodes, so the exception may come when ``logging`` has taken the lock of
     its handler and has not yet entered the block that gives it back (before Python 3.13). Every other thread that logs
     then waits for ever, and so does a last save. Such a signal is sent once more, a hundredth of a second later.
@@ -99,16 +102,22 @@ class _Interrupt:
 
 
 class _Locks:
-    """Tells whether a signal has to wait for a lock, and that not too often."""
+    """Tells whether a signal has to wait for a lock or for the garbage collector, and that not too often."""
 
     def __init__(self) -> None:
         self._times = 0
 
     def within(self, frame: FrameType | None) -> bool:
-        """Whether the main thread, in ``frame``, takes a lock or gives one back, and the signal can still wait."""
+        """Whether the main thread, in ``frame``, must not be interrupted, and the signal can still wait."""
         locking = frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in _LOCKING
-        self._times = self._times + 1 if locking and self._times < _MOST_TIMES_AGAIN else 0
+        waits = (locking or _collects(frame)) and self._times < _MOST_TIMES_AGAIN
+        self._times = self._times + 1 if waits else 0
         return self._times > 0
+
+
+def _collects(frame: FrameType | None) -> bool:
+    """Whether a callback of the garbage collector runs in a frame."""
+    return any(_within(callback.__code__, frame) for callback in gc.callbacks if isinstance(callback, FunctionType))
 
 
 def _send_again(number: int) -> None:

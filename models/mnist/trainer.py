@@ -107,14 +107,15 @@ def follow(config: Config) -> None:
         return {"accuracy": float(accuracy), "cost": float(cost)}
 
     try:
-        harness.Evaluator(
-            evaluate,
-            config.logdir,
-            master=f"grpc://{config.ps_hosts[0]}" if config.ps_hosts else "",
-            best_by=config.best_by,
-            best_mode="max" if config.best_by == "accuracy" else "min",
-            patience=config.patience,
-        ).run()
+        with harness.preemptible(config.preempt_grace_secs):
+            harness.Evaluator(
+                evaluate,
+                config.logdir,
+                master=f"grpc://{config.ps_hosts[0]}" if config.ps_hosts else "",
+                best_by=config.best_by,
+                best_mode="max" if config.best_by == "accuracy" else "min",
+                patience=config.patience,
+            ).run()
     except rt.OpError as error:
         logging.debug("where it happened:", exc_info=True)
         exit_codes.leave(exit_codes.of_error(error), f"evaluator {config.task_index}: {error}")

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -218,20 +219,28 @@ def test_other_workers_go_on_without_one_that_failed_for_good_but_the_code_tells
     assert messages[-1] == "launch   | worker/1 exited with code 9 and failed for good; going on without it"
 
 
+SERVES = """
+import socket
+hosts = flags[f"{job}_hosts"].split(",")
+listener = socket.create_server(("127.0.0.1", int(hosts[index].partition(":")[2])))
+"""
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_passed_on_and_waited_for(launch: Starter, signum: signal.Signals) -> None:
     run = launch(
         "--ps=1",
         "--workers=2",
-        script="""
-        def leave(signum, frame):
-            print("got", signal.Signals(signum).name)
-            sys.exit(0)
-        signal.signal(signal.SIGINT, leave)
-        signal.signal(signal.SIGTERM, leave)
-        print("ready")
-        forever.wait()
-        """,
+        script=SERVES
+        + """
+def leave(signum, frame):
+    print("got", signal.Signals(signum).name)
+    sys.exit(0)
+signal.signal(signal.SIGINT, leave)
+signal.signal(signal.SIGTERM, leave)
+print("ready")
+forever.wait()
+""",
     )
     seen: list[str] = []
     while sum("ready" in line for line in seen) < 3:
@@ -242,6 +251,27 @@ def test_a_signal_is_passed_on_and_waited_for(launch: Starter, signum: signal.Si
     assert sorted(lines[:2]) == [f"worker/{index} | got {signum.name}" for index in range(2)]
     assert lines[2:] == ["ps/0     | got SIGTERM"]
     assert messages == [f"launch   | {signum.name}: stopping the workers, then the ps tasks, within 40 s each"]
+
+
+def test_a_ctrl_c_that_python_loses_while_a_task_starts_ends_it_all_the_same(launch: Starter) -> None:
+    """While JAX is imported most KeyboardInterrupts are discarded, and such a task trained on until it was killed."""
+    run = launch(
+        "--ps=1",
+        "--workers=2",
+        "--evaluators=1",
+        "--grace_secs=1000",
+        script="""
+        signal.signal(signal.SIGINT, lambda signum, frame: None)
+        print("ready")
+        forever.wait()
+        """,
+    )
+    seen: list[str] = []
+    while sum("ready" in line for line in seen) < 4:
+        seen += run.read_until("ready")
+    run.popen.send_signal(signal.SIGINT)
+    code, lines, _ = run.finish()
+    assert (code, lines) == (128 + signal.SIGINT, [])
 
 
 # Ignores every polite request, and so do a child in its group and a grandchild in a session of its own.
@@ -320,6 +350,19 @@ def test_a_reader_that_leaves_stops_the_cluster(launch: Starter) -> None:
     assert run.popen.stderr is not None
     assert any(text in run.popen.stderr.readline() for text in WATCHING)
     assert run.popen.stderr.readline() == "launch   | nobody reads the output any more\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_nowhere(tmp_path: pathlib.Path, closed: str) -> None:
+    seen = tmp_path / "seen"
+    task = f"print('said', flush=True); import pathlib, sys; pathlib.Path({str(seen)!r}).write_text('whole')"
+    launcher = [sys.executable, "-m", "harness.launch", "--ps=0", "--workers=1"]
+    command = shlex.join([*launcher, "--", sys.executable, "-c", task])
+    ended = subprocess.run(["bash", "-c", f"{command} {closed}"], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert seen.read_text() == "whole"
+    assert ("said" in ended.stdout) == (closed == "2>&-")
+    assert "Error" not in ended.stderr
 
 
 def test_prefixes_long_partial_and_binary_lines(launch: Starter) -> None:

@@ -308,6 +308,15 @@ def test_a_stop_reaches_evaluators_with_the_workers() -> None:
     assert machine.after(1, Interrupted(signal.SIGINT)) == [Send(CHIEF, signal.SIGINT), Send(EVALUATOR, signal.SIGINT)]
 
 
+def test_who_is_still_starting_is_sent_sigterm_for_ctrl_c() -> None:
+    stops = [Send(CHIEF, signal.SIGINT), Send(WORKER1, signal.SIGTERM)]
+    machine = Machine(PS0, CHIEF, WORKER1)
+    assert machine.after(1, Interrupted(signal.SIGINT, frozenset({PS0, WORKER1}))) == stops
+    machine = Machine(PS0, CHIEF, WORKER1)
+    machine.after(1, Interrupted(signal.SIGTERM, frozenset({WORKER1})))
+    assert machine.last[-2:] == (Send(CHIEF, signal.SIGTERM), Send(WORKER1, signal.SIGTERM))
+
+
 def test_a_job_chief_leads_and_worker_0_does_not() -> None:
     machine = Machine(PS0, CHIEF_TASK, CHIEF)
     for _ in range(OPTIONS.max_restarts):

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM come out of what the main thread does, and leave no lock behind that others wait for."""
 
+import gc
 import logging
 import os
 import signal
@@ -101,6 +102,26 @@ def test_who_waits_for_a_lock_for_ever_is_interrupted_all_the_same(ctrl_c_as_pyt
         over.set()
         keeper.join(60)
         killer.join(60)
+
+
+def test_ctrl_c_within_a_callback_of_the_garbage_collector_is_not_lost(ctrl_c_as_python_has_it: None) -> None:
+    """Python prints what is raised there, "Exception ignored in: ...", and goes on; JAX has such a callback."""
+    interrupt_between_locks()
+    sent = False
+
+    def interrupted(phase: str, info: dict[str, int]) -> None:
+        nonlocal sent
+        if not sent:
+            sent = True
+            signal.raise_signal(signal.SIGINT)
+
+    gc.callbacks.append(interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            gc.collect()
+            threading.Event().wait(60)
+    finally:
+        gc.callbacks.remove(interrupted)
 
 
 def test_a_handler_of_the_program_s_own_stays(ctrl_c_as_python_has_it: None) -> None:

@@ -103,6 +103,12 @@ def test_a_task_without_a_credential_is_named(
     ("argv", "variables", "text"),
     [
         (["--ps_hosts=a:1"], {}, "--ps_hosts given without --job_name"),
+        (
+            ["--ps_host=a:1", "--worker_hosts=a:2", "--job_name=worker"],  # who trained alone, without a word
+            {},
+            "--ps_host is no flag of a task; did you mean --ps_hosts",
+        ),
+        (["--taskindex", "1"], {}, "--taskindex is no flag of a task; did you mean --task_index"),
         (["--job_name=ps"], {}, "--job_name given without --ps_hosts and --worker_hosts"),
         (["--worker_hosts=a:1", "--job_name=worker", "--task_index=one"], {}, "--task_index=one: give the number"),
         ([], {"TF_CONFIG": json.dumps({"cluster": TF_CONFIG["cluster"]})}, 'TF_CONFIG has no "task"'),
